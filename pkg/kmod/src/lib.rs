@@ -1,0 +1,24 @@
+//! Loads kernel modules from a flat directory, in a fixed order.
+//!
+//! The build resolves dependencies and unpacks the modules, so that loading needs neither `modprobe`
+//! nor `modules.dep`. A module directory holds uncompressed `.ko` files and a text file [`ORDER`]: one
+//! file name a line, each module after everything that it depends on. A part of the modules is a
+//! directory of its own; parts may overlap, since a module that is there already is no fault.
+//!
+//! ```no_run
+//! let report = kmod::load("/usr/lib/modules")?;
+//! for absent in &report.without_hardware {
+//!     println!("no hardware for {absent}");
+//! }
+//! # Ok::<(), kmod::LoadError>(())
+//! ```
+//!
+//! Needs `CAP_SYS_MODULE` and Linux 3.8 (`finit_module`).
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod load;
+mod order;
+
+pub use load::{LoadError, Report, load};
+pub use order::{FileName, ORDER, OrderError, Problem, parse};

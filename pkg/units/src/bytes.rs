@@ -1,0 +1,192 @@
+//! [`Bytes`].
+
+use std::fmt;
+use std::iter::Sum;
+
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes: the size of something, a limit, what is free.
+///
+/// Its text is for people and exact: `1 GiB`, `1.5 GiB`, and where two decimals do not tell
+/// everything, the number itself behind it: `7.56 GiB (8123456512 B)`. Serialized it is the plain
+/// number. [`FromStr`](std::str::FromStr) reads what people type on command lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(u64);
+
+/// Binary units, the largest first.
+pub(crate) const UNITS: [(&str, u64); 6] =
+    [("EiB", 1 << 60), ("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+    /// 2^10 bytes.
+    pub const KIB: Self = Self(1 << 10);
+    /// 2^20 bytes.
+    pub const MIB: Self = Self(1 << 20);
+    /// 2^30 bytes.
+    pub const GIB: Self = Self(1 << 30);
+    /// 2^40 bytes.
+    pub const TIB: Self = Self(1 << 40);
+
+    /// So many bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The sum; `None` if it does not fit.
+    pub const fn checked_add(self, other: Self) -> Option<Self> {
+        match self.0.checked_add(other.0) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+
+    /// What is left of `self`; `None` if `other` is more.
+    pub const fn checked_sub(self, other: Self) -> Option<Self> {
+        match self.0.checked_sub(other.0) {
+            Some(rest) => Some(Self(rest)),
+            None => None,
+        }
+    }
+
+    /// So many times this; `None` if it does not fit.
+    pub const fn checked_mul(self, times: u64) -> Option<Self> {
+        match self.0.checked_mul(times) {
+            Some(product) => Some(Self(product)),
+            None => None,
+        }
+    }
+
+    /// The sum, at most `u64::MAX`.
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// What is left of `self`, at least nothing.
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// How many granules of `GRANULE` bytes hold this. Never too few, never overflows.
+    pub const fn div_ceil<const GRANULE: u64>(self) -> u64 {
+        const { assert!(GRANULE > 0, "a granule has a size") };
+        self.0.div_ceil(GRANULE)
+    }
+
+    /// The next multiple of `GRANULE`; `None` if it does not fit.
+    pub const fn round_up<const GRANULE: u64>(self) -> Option<Self> {
+        match self.div_ceil::<GRANULE>().checked_mul(GRANULE) {
+            Some(rounded) => Some(Self(rounded)),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((name, unit)) = UNITS.iter().find(|(_, unit)| self.0 >= *unit) else {
+            return write!(f, "{} B", self.0);
+        };
+        // In u128: a rest below 2^60 times a hundred is more than 64 bits hold.
+        let scaled = u128::from(self.0 % unit) * 100;
+        let (whole, hundredths) = (self.0 / unit, scaled / u128::from(*unit));
+        match (hundredths / 10, hundredths % 10) {
+            (0, 0) => write!(f, "{whole}")?,
+            (tenths, 0) => write!(f, "{whole}.{tenths}")?,
+            _ => write!(f, "{whole}.{hundredths:02}")?,
+        }
+        write!(f, " {name}")?;
+        if scaled.is_multiple_of(u128::from(*unit)) { Ok(()) } else { write!(f, " ({} B)", self.0) }
+    }
+}
+
+impl Sum for Bytes {
+    /// Saturates: a sum of sizes that is too large for 64 bits is larger than any disk anyway.
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        sizes.fold(Self::ZERO, Self::saturating_add)
+    }
+}
+
+impl<'a> Sum<&'a Self> for Bytes {
+    fn sum<I: Iterator<Item = &'a Self>>(sizes: I) -> Self {
+        sizes.copied().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn round_sizes_are_shown_in_their_unit() {
+        assert_eq!(Bytes::ZERO.to_string(), "0 B");
+        assert_eq!(Bytes::new(1023).to_string(), "1023 B");
+        assert_eq!(Bytes::KIB.to_string(), "1 KiB");
+        assert_eq!(Bytes::GIB.to_string(), "1 GiB");
+        assert_eq!(Bytes::new(3 << 29).to_string(), "1.5 GiB");
+        assert_eq!(Bytes::new(5 << 28).to_string(), "1.25 GiB");
+        assert_eq!(Bytes::new(1 << 63).to_string(), "8 EiB");
+    }
+
+    #[test]
+    fn a_size_that_two_decimals_do_not_tell_shows_its_bytes_too() {
+        assert_eq!(Bytes::new(1025).to_string(), "1 KiB (1025 B)");
+        assert_eq!(Bytes::new(8_123_456_512).to_string(), "7.56 GiB (8123456512 B)");
+        assert_eq!(Bytes::new(u64::MAX).to_string(), "15.99 EiB (18446744073709551615 B)");
+    }
+
+    #[test]
+    fn a_sum_of_sizes_saturates() {
+        assert_eq!([Bytes::KIB, Bytes::MIB].iter().sum::<Bytes>(), Bytes::new(1024 + 1024 * 1024));
+        assert_eq!([Bytes::new(u64::MAX), Bytes::KIB].into_iter().sum::<Bytes>(), Bytes::new(u64::MAX));
+    }
+
+    #[test]
+    fn serialized_it_is_a_plain_number() {
+        let json: serde_json::Value = serde_json::to_value(Bytes::KIB).unwrap();
+        assert_eq!(json, serde_json::json!(1024));
+        assert_eq!(serde_json::from_value::<Bytes>(json).unwrap(), Bytes::KIB);
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_up_gives_the_smallest_multiple_that_is_enough(size: u64) {
+            match Bytes::new(size).round_up::<4096>() {
+                Some(rounded) => {
+                    prop_assert!(rounded.get() >= size && rounded.get() - size < 4096);
+                    prop_assert_eq!(rounded.get() % 4096, 0);
+                    prop_assert_eq!(rounded.div_ceil::<4096>(), Bytes::new(size).div_ceil::<4096>());
+                }
+                None => prop_assert!(size > u64::MAX - 4096),
+            }
+        }
+
+        #[test]
+        fn two_sizes_never_have_the_same_text(a: u64, b: u64, near in 0_u64..4096) {
+            prop_assert_eq!(a == b, Bytes::new(a).to_string() == Bytes::new(b).to_string());
+            let c = a.wrapping_add(near);
+            prop_assert_eq!(a == c, Bytes::new(a).to_string() == Bytes::new(c).to_string());
+        }
+
+        #[test]
+        fn what_was_taken_away_can_be_put_back(a: u64, b: u64) {
+            let (a, b) = (Bytes::new(a), Bytes::new(b));
+            match a.checked_sub(b) {
+                Some(rest) => {
+                    prop_assert_eq!(rest.checked_add(b), Some(a));
+                    prop_assert_eq!(a.saturating_sub(b), rest);
+                }
+                None => prop_assert_eq!(a.saturating_sub(b), Bytes::ZERO),
+            }
+        }
+    }
+}

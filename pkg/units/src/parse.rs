@@ -1,0 +1,130 @@
+//! Sizes and counts as people type them.
+
+use std::str::FromStr;
+
+use crate::bytes::UNITS;
+use crate::{Bytes, Inodes};
+
+/// A text that is no size or no count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// It does not begin with a digit.
+    #[error("{text:?} does not begin with a number; give a size like 512M, 8G or 4096")]
+    NoNumber {
+        /// What was given.
+        text: String,
+    },
+    /// What follows the number is no unit.
+    #[error("{unit:?} is not a unit; use K, M, G, T, P or E (powers of 1024), or none for a plain number")]
+    Unit {
+        /// What was given as the unit.
+        unit: String,
+    },
+    /// More than 64 bits hold.
+    #[error("{text:?} is too large; the largest is {}", u64::MAX)]
+    TooLarge {
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Reads `4096`, `512M`, `8G`, `1Gi`, `1 GiB`: a whole number, then nothing, `B`, or a letter of
+/// `KMGTPE` that `i` or `iB` may follow. Units are powers of 1024 in every spelling, as programs
+/// that run machines mean them: `8G` is 8 GiB.
+impl FromStr for Bytes {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let (number, unit) = number(text)?;
+        let factor = factor(unit).ok_or_else(|| ParseError::Unit { unit: unit.to_owned() })?;
+        number.checked_mul(factor).map(Self::new).ok_or_else(|| ParseError::TooLarge { text: text.to_owned() })
+    }
+}
+
+/// Reads a whole number without a unit.
+impl FromStr for Inodes {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        match number(text)? {
+            (number, "") => Ok(Self::new(number)),
+            (_, unit) => Err(ParseError::Unit { unit: unit.to_owned() }),
+        }
+    }
+}
+
+fn number(text: &str) -> Result<(u64, &str), ParseError> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(ParseError::NoNumber { text: text.to_owned() });
+    }
+    // Only digits are left, so that being too large is the one thing that can go wrong.
+    let number = number.parse().map_err(|_| ParseError::TooLarge { text: text.to_owned() })?;
+    Ok((number, unit.trim_start_matches(' ')))
+}
+
+fn factor(unit: &str) -> Option<u64> {
+    if matches!(unit, "" | "B") {
+        return Some(1);
+    }
+    let letter = unit.strip_suffix("iB").or_else(|| unit.strip_suffix('i')).unwrap_or(unit);
+    UNITS.iter().find(|(name, _)| letter.len() == 1 && name.starts_with(letter)).map(|(_, factor)| *factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_type_them() {
+        for (text, size) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("7B", 7),
+            ("512M", 512 << 20),
+            ("8G", 8 << 30),
+            ("1Gi", 1 << 30),
+            ("1GiB", 1 << 30),
+            ("3 TiB", 3 << 40),
+            ("15E", 15 << 60),
+        ] {
+            assert_eq!(text.parse::<Bytes>(), Ok(Bytes::new(size)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_the_reason() {
+        let refused = |text: &str| text.parse::<Bytes>().unwrap_err();
+        for text in ["", "G", "-1", "+1", " 1", "one"] {
+            assert_eq!(refused(text), ParseError::NoNumber { text: text.to_owned() });
+        }
+        for (text, unit) in [("1g", "g"), ("1GB", "GB"), ("1.5G", ".5G"), ("1iB", "iB"), ("1X", "X"), ("1GiBB", "GiBB")]
+        {
+            assert_eq!(refused(text), ParseError::Unit { unit: unit.to_owned() });
+        }
+        for text in ["16E", "18446744073709551616"] {
+            assert_eq!(refused(text), ParseError::TooLarge { text: text.to_owned() });
+        }
+    }
+
+    #[test]
+    fn a_count_of_inodes_has_no_unit() {
+        assert_eq!("512".parse(), Ok(Inodes::new(512)));
+        assert_eq!("512K".parse::<Inodes>(), Err(ParseError::Unit { unit: "K".to_owned() }));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_reading_panic(text: String) {
+            let _ = text.parse::<Bytes>();
+        }
+
+        #[test]
+        fn a_plain_number_is_that_many_bytes(size: u64) {
+            prop_assert_eq!(size.to_string().parse(), Ok(Bytes::new(size)));
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Being written.
+#![forbid(unsafe_code)]
+
+fn main() {}

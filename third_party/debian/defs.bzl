@@ -1,0 +1,102 @@
+"""Rules that take files out of pinned Debian packages."""
+
+_UNPACK = """\
+set -eu
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+for deb in {debs}; do dpkg-deb -x "$deb" "$work"; done
+"""
+
+def _unpack(debs):
+    return _UNPACK.format(debs = " ".join([deb.path for deb in debs]))
+
+def _run(ctx, outputs, lines, mnemonic, what):
+    ctx.actions.run_shell(
+        inputs = ctx.files.packages,
+        outputs = outputs,
+        command = _unpack(ctx.files.packages) + "\n".join(lines),
+        mnemonic = mnemonic,
+        progress_message = what,
+        use_default_shell_env = True,
+    )
+
+def _kernel_image_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name)
+    _run(ctx, [out], ["cp \"$work\"/boot/vmlinuz-* {}".format(out.path)], "KernelImage", "Unpacking the kernel")
+    return [DefaultInfo(files = depset([out]))]
+
+kernel_image = rule(
+    implementation = _kernel_image_impl,
+    doc = "The kernel's bootable file.",
+    attrs = {"packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "The kernel's package.")},
+)
+
+def _kernel_modules_impl(ctx):
+    out = ctx.actions.declare_directory(ctx.label.name)
+
+    # modprobe knows soft dependencies too (crc32c for xfs); it prints files in the order of loading.
+    # A module of the kernel itself is printed as `builtin` and needs no file.
+    _run(ctx, [out], [
+        "version=$(ls \"$work/lib/modules\")",
+        "depmod -b \"$work\" \"$version\"",
+        "for module in {}; do".format(" ".join(ctx.attr.modules)),
+        "  modprobe -d \"$work\" -S \"$version\" --show-depends \"$module\" >> \"$work/depends\" || {",
+        "    echo \"{}: kernel $version has no module $module\" >&2; exit 1; }}".format(ctx.label),
+        "done",
+        "awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/depends\" > \"$work/files\"",
+        ": > {}/order".format(out.path),
+        "while read -r file; do",
+        "  name=${file##*/}; name=${name%.xz}",
+        "  case $file in *.xz) xz -dc \"$file\" ;; *) cat \"$file\" ;; esac > {}/\"$name\"".format(out.path),
+        "  echo \"$name\" >> {}/order".format(out.path),
+        "done < \"$work/files\"",
+    ], "KernelModules", "Unpacking kernel modules for %{label}")
+    return [DefaultInfo(files = depset([out]))]
+
+kernel_modules = rule(
+    implementation = _kernel_modules_impl,
+    doc = "A directory of kernel modules with all that they depend on, unpacked, and the file `order` that lists them in the order of loading.",
+    attrs = {
+        "modules": attr.string_list(mandatory = True, doc = "Modules by name."),
+        "packages": attr.label_list(default = ["//third_party/debian:kernel"], allow_files = [".deb"], doc = "The kernel's package."),
+    },
+)
+
+def _debian_tree_impl(ctx):
+    out = ctx.actions.declare_directory(ctx.label.name)
+    _run(ctx, [out], [
+        # The paths of a merged /usr.
+        "for d in bin sbin lib lib64; do",
+        "  [ -d \"$work/$d\" ] || continue",
+        "  mkdir -p \"$work/usr/$d\" && cp -a \"$work/$d/.\" \"$work/usr/$d/\"",
+        "done",
+        "mkdir -p {}/bin {}/lib".format(out.path, out.path),
+        "for program in {}; do".format(" ".join(ctx.attr.programs)),
+        "  file=$(ls \"$work/usr/bin/$program\" \"$work/usr/sbin/$program\" 2>/dev/null | head -1)",
+        "  [ -n \"$file\" ] || { echo \"%s: no package has the program $program\" >&2; exit 1; }" % ctx.label,
+        "  cp -L \"$file\" {}/bin/".format(out.path),
+        "done",
+        # The loader's own closure over what the programs name, so that nothing else comes along.
+        "loader=$(readlink -f \"$work\"/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2)",
+        "libs=\"$work/usr/lib/x86_64-linux-gnu\"",
+        "cp -L \"$loader\" {}/lib/ld-linux-x86-64.so.2".format(out.path),
+        "for program in {}/bin/*; do".format(out.path),
+        "  \"$loader\" --inhibit-cache --library-path \"$libs\" --list \"$program\" > \"$work/list\"",
+        "  ! grep 'not found' \"$work/list\" || {{ echo \"{}: $program lacks a library: name its package\" >&2; exit 1; }}".format(ctx.label),
+        "  awk '$2 == \"=>\" { print $3 }' \"$work/list\" | while read -r lib; do",
+        "    case $lib in \"$work\"/*) cp -L \"$lib\" {}/lib/ ;; *) echo \"$lib is not of a pinned package\" >&2; exit 1 ;; esac".format(out.path),
+        "  done",
+        "done",
+        "chmod 0755 {}/bin/* {}/lib/*".format(out.path, out.path),
+    ], "DebianTree", "Unpacking Debian programs for %{label}")
+    return [DefaultInfo(files = depset([out]))]
+
+debian_tree = rule(
+    implementation = _debian_tree_impl,
+    doc = """Programs of Debian with the libraries that they load: a directory with `bin` and `lib`.
+
+The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a link lib64 -> usr/lib and gives LD_LIBRARY_PATH or the loader's default path /lib64.""",
+    attrs = {
+        "packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "Packages of the programs and libraries."),
+        "programs": attr.string_list(mandatory = True, doc = "Programs by name."),
+    },
+)

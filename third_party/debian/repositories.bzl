@@ -1,0 +1,60 @@
+"""The repository of pinned Debian packages."""
+
+_RENEW = "bazel run //third_party/debian:lock"
+
+def _mirror(ctx):
+    """The mirror that bazelw names, or the one of the machine's apt."""
+    named = ctx.getenv("GRANARY_DEBIAN_MIRROR")
+    if named:
+        return named.rstrip("/")
+    result = ctx.execute(["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)"])
+    for line in result.stdout.splitlines():
+        site, release, component = (line.split(" ") + ["", ""])[:3]
+        if component == "main" and release in ["bookworm", "trixie", "forky", "sid", "stable"]:
+            return site.rstrip("/")
+    fail("the machine's apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR to one")
+
+def _debian_packages_impl(ctx):
+    mirror = _mirror(ctx)
+    names = []
+    for lock in ctx.attr.locks:
+        for number, line in enumerate(ctx.read(lock).splitlines()):
+            if not line or line.startswith("#"):
+                continue
+            fields = line.split(" ")
+            if len(fields) != 5:
+                fail("{} line {}: wanted package, version, architecture, SHA-256 and file, found: {}".format(lock, number + 1, line))
+            name, version, _architecture, digest, path = fields
+            names.append(name)
+            file = name + ".deb"
+            url = mirror + "/" + path
+            ctx.report_progress("fetching {} {}".format(name, version))
+            if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
+                continue
+
+            # Once more without a digest, only to tell which of the two it is.
+            found = ctx.download(url = url, output = file, allow_fail = True)
+            ctx.delete(file)
+            if found.success:
+                fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
+                    found = found.sha256,
+                    lock = lock,
+                    name = name,
+                    renew = _RENEW,
+                    version = version,
+                    want = digest,
+                ))
+            fail("{}: the mirror no longer serves {} {} ({}), or cannot be reached. To pin what it serves now: {}".format(lock, name, version, path, _RENEW))
+    ctx.file("BUILD.bazel", "\n".join(
+        ["package(default_visibility = [\"//visibility:public\"])", ""] +
+        ["exports_files({})".format(repr([name + ".deb" for name in names])), ""] +
+        ["filegroup(name = {}, srcs = [{}])".format(repr(name), repr(name + ".deb")) for name in names],
+    ) + "\n")
+
+debian_packages = repository_rule(
+    implementation = _debian_packages_impl,
+    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file.",
+    attrs = {
+        "locks": attr.label_list(mandatory = True, allow_files = [".lock"], doc = "Lock files, as //third_party/debian:lock writes them."),
+    },
+)

@@ -1,0 +1,76 @@
+"""The rule that builds programs of a vendored Go module, offline and static."""
+
+# Fails before the compiler starts, with the command that renews the pin.
+_GUARD = """\
+found=$(sha256sum < vendor/{path} | cut -d' ' -f1)
+if [ "$found" != {want} ]; then
+    echo "vendor/{path}: the file that the overlay replaces has changed" >&2
+    echo "  wanted sha256 {want}" >&2
+    echo "  found  sha256 $found" >&2
+    echo "compare it with the overlay, then put the new digest into the overlay_digests of {label}" >&2
+    exit 1
+fi"""
+
+def _go_programs_impl(ctx):
+    outputs = {name: ctx.actions.declare_file(name) for name in ctx.attr.programs}
+    lines = [
+        "set -eu",
+        "root=$PWD",
+        "work=$(mktemp -d); trap 'rm -rf $work' EXIT; mkdir $work/go $work/src",
+        "tar -xf {} -C $work/go".format(ctx.file._sdk.path),
+        "tar -xf {} -C $work/src".format(ctx.file.src.path),
+        "export GOROOT=$work/go GOPATH=$work/path GOCACHE=$work/cache GOTOOLCHAIN=local GOPROXY=off HOME=$work",
+        "export GOFLAGS='-mod=vendor -trimpath -buildvcs=false' PATH=$GOROOT/bin:/usr/bin:/bin",
+        "cd $work/src",
+    ]
+    overlay = {}
+    for target, path in ctx.attr.overlay.items():
+        if path not in ctx.attr.overlay_digests:
+            fail("overlay of {}: its path has no digest in overlay_digests".format(path))
+        lines.append(_GUARD.format(path = path, want = ctx.attr.overlay_digests[path], label = ctx.label))
+        file = target[DefaultInfo].files.to_list()[0]
+
+        # The compiler's -trimpath knows no overlay: the path it sees is made the same in every sandbox.
+        lines.append("mkdir -p $work/overlay/$(dirname {path}) && cp $root/{file} $work/overlay/{path}".format(path = path, file = file.path))
+        overlay[path] = file
+    if overlay:
+        lines.append("{ printf '{\"Replace\":{'; printf '%s' \"" + ",".join(
+            ["\\\"$work/src/vendor/{p}\\\":\\\"$work/overlay/{p}\\\"".format(p = p) for p in overlay],
+        ) + "\"; printf '}}'; } > $work/overlay.json")
+    for name, package in ctx.attr.programs.items():
+        cgo = name in ctx.attr.cgo
+        lines.append("CGO_ENABLED={} go build {} {} -ldflags '-s -w -buildid= {}' -o $root/{} {}".format(
+            1 if cgo else 0,
+            "-tags 'seccomp netgo osusergo'" if cgo else "",
+            "-overlay $work/overlay.json" if overlay else "",
+            ("-linkmode external -extldflags -static " if cgo else "") + " ".join(["-X " + x for x in ctx.attr.stamps]),
+            outputs[name].path,
+            package,
+        ))
+    ctx.actions.run_shell(
+        inputs = [ctx.file.src, ctx.file._sdk] + overlay.values(),
+        outputs = outputs.values(),
+        command = "\n".join(lines),
+        mnemonic = "GoPrograms",
+        progress_message = "Building {} (minutes, once)".format(", ".join(outputs.keys())),
+        execution_requirements = {"cpu:2": ""},
+        use_default_shell_env = False,
+    )
+    return [
+        DefaultInfo(files = depset(outputs.values())),
+        OutputGroupInfo(**{name.replace("-", "_"): depset([f]) for name, f in outputs.items()}),
+    ]
+
+go_programs = rule(
+    implementation = _go_programs_impl,
+    doc = "Programs of one vendored Go module in one action, because they share most of their packages.",
+    attrs = {
+        "cgo": attr.string_list(doc = "Programs that need a C compiler; linked statically all the same."),
+        "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
+        "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
+        "programs": attr.string_dict(mandatory = True, doc = "Name -> Go package."),
+        "src": attr.label(mandatory = True, allow_single_file = [".tar"], doc = "The vendored module, an archive."),
+        "stamps": attr.string_list(doc = "Values for the linker's -X."),
+        "_sdk": attr.label(default = "@go_sdk//:sdk.tar", allow_single_file = True),
+    },
+)
