@@ -2,6 +2,7 @@
 
 _UNPACK = """\
 set -eu
+PATH=$PATH:/usr/sbin:/sbin
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 for deb in {debs}; do dpkg-deb -x "$deb" "$work"; done
 """

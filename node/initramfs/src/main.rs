@@ -1,4 +1,148 @@
-//! Being written.
+//! The first program of the node: loads the modules that reach the system image, finds the image by
+//! the UUID that the kernel's command line names (`granary.system=UUID`), mounts it read-only and
+//! hands over to its `/init`.
+//!
+//! When that fails it prints what was looked for and what is there, and powers the machine off, or
+//! restarts it if the command line says `granary.failure=reboot`.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod system;
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::unistd::{chdir, chroot, execv, sync};
+
+use crate::system::{BadUuid, Seen, Uuid};
+
+const MODULES: &str = "/modules";
+const ROOT: &str = "/system";
+/// How long a disk may take to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Debug, thiserror::Error)]
+enum BootError {
+    #[error("cannot mount {what} on {target}")]
+    Mount { what: String, target: &'static str, source: Errno },
+    #[error("cannot read {path}")]
+    Read { path: &'static str, source: io::Error },
+    #[error("cannot load the kernel modules")]
+    Modules(#[from] kmod::LoadError),
+    #[error("the kernel's command line names no system image: add granary.system=UUID")]
+    NoUuid,
+    #[error("the kernel's command line names a bad system image")]
+    BadUuid(#[from] BadUuid),
+    #[error("no disk holds the system image {wanted}; there {}", describe(.seen))]
+    NoSystem { wanted: Uuid, seen: Vec<Seen> },
+    #[error("cannot {step} the system image")]
+    HandOver { step: &'static str, source: Errno },
+}
+
+fn describe(seen: &[Seen]) -> String {
+    if seen.is_empty() {
+        return "is no disk at all".to_owned();
+    }
+    format!("are {}", seen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+}
+
+fn main() {
+    let Err(error) = boot();
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    println!("initramfs: error: {message}");
+    let restart =
+        fs::read_to_string("/proc/cmdline").is_ok_and(|line| argument(&line, "granary.failure") == Some("reboot"));
+    sync();
+    let Err(errno) = reboot(if restart { RebootMode::RB_AUTOBOOT } else { RebootMode::RB_POWER_OFF });
+    println!("initramfs: error: cannot power off: {errno}");
+}
+
+fn boot() -> Result<Infallible, BootError> {
+    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        attach(kind, target, kind, MsFlags::empty())?;
+    }
+    kmod::load(MODULES)?;
+    let line =
+        fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
+    let wanted: Uuid = argument(&line, "granary.system").ok_or(BootError::NoUuid)?.parse()?;
+    let device = find(wanted)?;
+    fs::create_dir_all(ROOT).map_err(|source| BootError::Read { path: ROOT, source })?;
+    mount(Some(&device), ROOT, Some("erofs"), MsFlags::MS_RDONLY | MsFlags::MS_NODEV, None::<&str>)
+        .map_err(|source| BootError::Mount { what: device.display().to_string(), target: ROOT, source })?;
+    hand_over()
+}
+
+fn attach(what: &str, target: &'static str, kind: &str, flags: MsFlags) -> Result<(), BootError> {
+    match mount(Some(what), target, Some(kind), flags, None::<&str>) {
+        // The kernel mounts devtmpfs itself if it was configured so.
+        Ok(()) | Err(Errno::EBUSY) => Ok(()),
+        Err(source) => Err(BootError::Mount { what: what.to_owned(), target, source }),
+    }
+}
+
+/// The value of `key=value` in a kernel command line; the last one counts.
+fn argument<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('=')).next_back()
+}
+
+/// Disks are probed beside this program, so that one may appear a little later.
+fn find(wanted: Uuid) -> Result<PathBuf, BootError> {
+    let start = Instant::now();
+    loop {
+        let seen = system::look().map_err(|source| BootError::Read { path: "/sys/class/block", source })?;
+        if let Some(found) = seen.iter().find(|s| matches!(s.uuid, Ok(Some(uuid)) if uuid == wanted)) {
+            return Ok(found.device.clone());
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(BootError::NoSystem { wanted, seen });
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Makes the mounted image the root and becomes its `/init`.
+fn hand_over() -> Result<Infallible, BootError> {
+    // The first root can be left but never unmounted: what it holds stays in memory.
+    for path in [MODULES, "/init"] {
+        let path = Path::new(path);
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        if let Err(error) = removed {
+            println!("initramfs: cannot free {}: {error}", path.display());
+        }
+    }
+    let step = |step| move |source| BootError::HandOver { step, source };
+    for below in ["dev", "proc", "sys"] {
+        let target = Path::new(ROOT).join(below);
+        mount(Some(&Path::new("/").join(below)), &target, None::<&str>, MsFlags::MS_MOVE, None::<&str>)
+            .map_err(step("move /dev, /proc and /sys into"))?;
+    }
+    chdir(ROOT).map_err(step("enter"))?;
+    mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>).map_err(step("make a root of"))?;
+    chroot(".").map_err(step("change root to"))?;
+    chdir("/").map_err(step("enter"))?;
+    let init = CString::from(c"/init");
+    execv(&init, &[&init]).map_err(step("start /init of"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_value_of_a_key_counts() {
+        let line = "quiet granary.system=a granary.systems=b granary.system=c\n";
+        assert_eq!(argument(line, "granary.system"), Some("c"));
+        assert_eq!(argument(line, "granary"), None);
+    }
+}

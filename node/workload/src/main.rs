@@ -1,4 +1,49 @@
-//! Being written.
+//! Makes one check of a volume and prints what it saw as one JSON object.
+//!
+//! Exit status 0: the check was made. 1: it could not be made. 2: wrong usage.
 #![forbid(unsafe_code)]
 
-fn main() {}
+use std::error::Error;
+use std::process::ExitCode;
+use workload::Request;
+
+fn main() -> ExitCode {
+    let request = match Request::parse(std::env::args().skip(1).collect()) {
+        Ok(request) => request,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&request) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let text = chain(error.as_ref());
+            eprintln!("{text}");
+            if request.report {
+                // The error is on standard error already: this copy is a service.
+                _ = std::fs::write(Request::REPORT_FILE, text);
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(request: &Request) -> Result<(), Box<dyn Error>> {
+    let finding = serde_json::to_string(&workload::make(&request.check)?)?;
+    println!("{finding}");
+    if request.report {
+        std::fs::write(Request::REPORT_FILE, finding)?;
+    }
+    Ok(())
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = format!("error: {error}");
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(&format!("\ncaused by: {cause}"));
+        next = cause.source();
+    }
+    text
+}

@@ -1,2 +1,40 @@
-//! Being written.
+//! An open directory, and what can be done safely below it.
+//!
+//! A path that is looked up twice can be two things. So a directory is opened once, and from then on everything is
+//! named by its descriptor and one checked [`Name`]. Every lookup goes through `openat2` with `RESOLVE_BENEATH`,
+//! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`: it never leaves the directory, never follows a symbolic link and never
+//! enters another mount, whatever the owner of the files below has prepared.
+//!
+//! What this crate promises to have done survives a power cut: [`Dir::write`] replaces a file as a whole and returns
+//! when it is on the disk. [`Dir::rename`] and [`Dir::create_dir`] are durable after [`Dir::sync`] of the directory.
+//!
+//! Out of scope: watching, ownership, extended attributes, and moving between file systems.
+//!
+//! Linux 5.6 (`openat2`).
+//!
+//! ```
+//! use dir::{Dir, Mode, Name};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! let root = Dir::open(scratch.path())?;
+//! let records = root.ensure_dir(&Name::try_from("records")?, Mode::from_bits_truncate(0o700))?.into_inner();
+//! let name = Name::try_from("pvc-1")?;
+//! records.write(&name, b"first", Mode::from_bits_truncate(0o600))?;
+//! assert_eq!(records.read(&name)?.as_deref(), Some(&b"first"[..]));
+//! assert!(Name::try_from("../escape").is_err());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod dir;
+mod error;
+mod name;
+mod remove;
+
+pub use dir::{Dir, Ensured, MAX_READ};
+pub use error::{Error, Operation};
+pub use name::{Name, NameError};
+pub use nix::{fcntl::OFlag, sys::stat::Mode};

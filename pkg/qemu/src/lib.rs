@@ -1,2 +1,56 @@
-//! Being written.
-#![forbid(unsafe_code)]
+//! A virtual machine as a type: QEMU found, configured, started, watched and ended.
+//!
+//! ```no_run
+//! use qemu::{Accelerator, Boot, Config, Disk, Program, Sink, Vm};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let program = Program::find()?;
+//! let mut config = Config::new(Boot::Kernel {
+//!     kernel: "vmlinuz".into(),
+//!     initrd: Some("initramfs.cpio".into()),
+//!     command_line: "console=ttyS0 panic=-1".into(),
+//! });
+//! config.disks.push(Disk::new("data".parse()?, "data.img"));
+//! config.console = Sink::File("console.log".into());
+//! let vm = Vm::start(&program, Accelerator::probe(&program), &config)?;
+//! vm.powerdown()?;
+//! println!("{}", vm.shut_down(Duration::from_secs(20)));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The machine is always `q35` with virtio devices and nothing that the configuration does not name,
+//! except a virtio random number generator. A VM never outlives the [`Vm`] that stands for it, nor the
+//! process that started it. QMP, ports and a streamed console are socket pairs, so nothing is left
+//! behind in the file system and no path can be too long.
+//!
+//! All calls block. Needs QEMU 8 and x86-64 Linux.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod accelerator;
+mod arguments;
+mod config;
+mod console;
+mod disk;
+mod network;
+mod probe;
+mod process;
+mod program;
+mod qmp;
+#[expect(unsafe_code, reason = "what a child does between fork and exec")]
+mod sys;
+mod vm;
+
+pub use accelerator::Accelerator;
+pub use arguments::ConfigError;
+pub use config::{Boot, Config, NameError, Port, PortName, Sink};
+pub use console::tail as console_tail;
+pub use disk::{Access, Cache, Disk, IoError, Operation, Serial, SerialError, Times, Wrap};
+pub use network::{Forward, Network, free_port};
+pub use probe::KvmError;
+pub use process::Exit;
+pub use program::{FindError, Program, Version, VersionError};
+pub use qmp::QmpError;
+pub use vm::{BlockStats, StartError, Vm};

@@ -1,0 +1,21 @@
+//! Why a check could not be made.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A step that has to work failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} {}", path.display())]
+pub struct CheckError {
+    step: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl CheckError {
+    /// For `map_err`: names the step and the object.
+    pub(crate) fn of<E: Into<io::Error>>(step: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+        move |error| Self { step, path: path.to_path_buf(), source: error.into() }
+    }
+}

@@ -1,0 +1,86 @@
+//! Writing until it is refused.
+
+use crate::CheckError;
+use crate::finding::{Fill, FillInodes};
+use crate::space;
+use nix::errno::Errno;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The largest write. Smaller ones follow when the rest is smaller than that.
+const CHUNK: usize = 1 << 20;
+/// The smallest write: a block of the file system, the unit that it charges.
+const BLOCK: usize = 4096;
+
+/// Fills the directory with one file.
+pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
+    let before = space::of(directory)?;
+    let path = directory.join("fill");
+    let mut file = File::create(&path).map_err(CheckError::of("create", &path))?;
+    let (written, refusal) = until_refused(&mut file);
+    let full = space::of(directory)?;
+    if !keep {
+        drop(file);
+        fs::remove_file(&path).map_err(CheckError::of("remove", &path))?;
+    }
+    Ok(Fill { before, written, errno: name(&refusal), full })
+}
+
+/// Writes to the last block: returns the bytes that an `fsync` took, and the error of the write that
+/// was refused.
+fn until_refused(file: &mut File) -> (u64, io::Error) {
+    // Not zeros: a file system may store those as a hole.
+    let content = [0xa5; CHUNK];
+    let (mut chunk, mut written, mut durable) = (CHUNK, 0, 0);
+    loop {
+        match file.write(&content[..chunk]) {
+            Ok(count) => written += count as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // XFS counts reserved blocks until they are written back: only after that the rest is known.
+            Err(error) => match file.sync_data() {
+                Ok(()) => {
+                    durable = written;
+                    if chunk == BLOCK {
+                        return (durable, error);
+                    }
+                    chunk = (chunk / 4).max(BLOCK);
+                }
+                Err(lost) => return (durable, lost),
+            },
+        }
+    }
+}
+
+/// Fills the directory with empty files, and removes them.
+pub(crate) fn inodes(directory: &Path) -> Result<FillInodes, CheckError> {
+    let before = space::of(directory)?;
+    let files = directory.join("fill-inodes");
+    fs::create_dir(&files).map_err(CheckError::of("create", &files))?;
+    let mut created = 1;
+    let refusal = loop {
+        match File::create_new(files.join(created.to_string())) {
+            Ok(_) => created += 1,
+            Err(error) => break error,
+        }
+    };
+    let full = space::of(directory)?;
+    fs::remove_dir_all(&files).map_err(CheckError::of("remove", &files))?;
+    Ok(FillInodes { before, created, errno: name(&refusal), full })
+}
+
+/// Like `ENOSPC`.
+pub(crate) fn name(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.kind().to_string(), |raw| format!("{:?}", Errno::from_raw(raw)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_named_as_the_manual_pages_name_it() {
+        assert_eq!(name(&io::Error::from_raw_os_error(28)), "ENOSPC");
+        assert_eq!(name(&io::Error::from(io::ErrorKind::WriteZero)), "write zero");
+    }
+}

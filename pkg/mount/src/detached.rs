@@ -1,0 +1,58 @@
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+
+use crate::error::{AttachError, CloneError, SetError};
+use crate::{Attributes, sys};
+
+/// A mount that is attached nowhere: nobody can reach it by a path. Dropped, it is gone.
+#[derive(Debug)]
+pub struct Detached(OwnedFd);
+
+impl Detached {
+    /// A bind mount of what `source` stands on, without the mounts below it. It has the flags of the mount it came
+    /// from. `source` may be opened with `O_PATH`.
+    ///
+    /// # Errors
+    /// [`CloneError::NotPermitted`] without `CAP_SYS_ADMIN`, [`CloneError::NotOurs`] for a mount of another namespace.
+    ///
+    /// `open_tree(OPEN_TREE_CLONE)`, Linux 5.2.
+    pub fn clone_of(source: impl AsFd) -> Result<Self, CloneError> {
+        sys::open_tree_clone(source.as_fd()).map(Self).map_err(|errno| match errno {
+            Errno::EPERM => CloneError::NotPermitted,
+            Errno::EINVAL => CloneError::NotOurs,
+            other => CloneError::Kernel(other),
+        })
+    }
+
+    /// Gives the mount exactly these attributes and takes it out of the peer group of the mount it came from: what is
+    /// mounted there later does not appear here.
+    ///
+    /// # Errors
+    /// [`SetError::Locked`] if a flag that would be cleared came from a more privileged user namespace.
+    ///
+    /// `mount_setattr`, Linux 5.12.
+    pub fn set(&self, attributes: Attributes) -> Result<(), SetError> {
+        sys::mount_setattr(self.0.as_fd(), attributes).map_err(|errno| match errno {
+            Errno::ENOSYS => SetError::KernelTooOld,
+            Errno::EPERM => SetError::Locked,
+            other => SetError::Kernel(other),
+        })
+    }
+
+    /// Attaches the mount on an open directory (or file, if it is a mount of a file). `target` may be opened with
+    /// `O_PATH`. The kernel puts it on top of what is mounted there: look first, see [`crate::at`].
+    ///
+    /// # Errors
+    /// [`AttachError::KindDiffers`] for a directory on a file or the reverse; the mount is gone then.
+    ///
+    /// `move_mount`, Linux 5.2.
+    pub fn attach(self, target: impl AsFd) -> Result<(), AttachError> {
+        sys::move_mount(self.0.as_fd(), target.as_fd()).map_err(|errno| match errno {
+            Errno::ENOTDIR => AttachError::KindDiffers,
+            Errno::ENOENT => AttachError::Gone,
+            Errno::ENOSPC => AttachError::TooMany,
+            other => AttachError::Kernel(other),
+        })
+    }
+}

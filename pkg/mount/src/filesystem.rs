@@ -1,0 +1,42 @@
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+
+use crate::error::FilesystemError;
+
+/// A file system to mount, mount(2)'s arguments under their names.
+#[derive(Clone, Copy, Debug)]
+pub struct Filesystem<'a> {
+    /// Type: `xfs`, `tmpfs`, `proc`.
+    pub kind: &'a str,
+    /// Device, or what `/proc/mounts` shows for file systems without one.
+    pub source: &'a Path,
+    /// An existing directory.
+    pub target: &'a Path,
+    /// Flags that every file system has.
+    pub flags: MsFlags,
+    /// The type's own options, separated by commas; empty for none.
+    pub data: &'a str,
+}
+
+/// Mounts a file system.
+///
+/// # Errors
+/// [`FilesystemError`], by cause.
+///
+/// mount(2).
+pub fn filesystem(what: Filesystem<'_>) -> Result<(), FilesystemError> {
+    let Filesystem { kind, source, target, flags, data } = what;
+    let data = (!data.is_empty()).then_some(data);
+    mount(Some(source), target, Some(kind), flags, data).map_err(|errno| {
+        let (kind, target) = (kind.to_owned(), target.to_owned());
+        match errno {
+            Errno::ENODEV => FilesystemError::UnknownKind { kind },
+            Errno::ENOENT => FilesystemError::Absent { kind, target },
+            Errno::EBUSY => FilesystemError::Busy { kind, target },
+            Errno::EINVAL => FilesystemError::Refused { kind, target },
+            errno => FilesystemError::Kernel { kind, target, errno },
+        }
+    })
+}

@@ -1,0 +1,123 @@
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::libc;
+use nix::sys::statvfs::fstatvfs;
+
+use crate::error::LookError;
+use crate::{Attributes, sys};
+
+/// Which inode of which file system: the same for every mount of it, other for everything else that exists now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    /// `st_dev`: major and minor number.
+    pub device: (u32, u32),
+    /// `st_ino`.
+    pub inode: u64,
+}
+
+/// What kind of file it is, as far as mounts care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A directory: directories can be mounted on it.
+    Directory,
+    /// A regular file, device node, socket or pipe: files can be mounted on it.
+    File,
+    /// A symbolic link: nothing can be mounted on it.
+    Link,
+}
+
+/// What an open descriptor stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which inode it is: of what is mounted, where something is mounted.
+    pub identity: Identity,
+    /// What kind of file.
+    pub kind: Kind,
+    /// The mount's number, unique as long as it is mounted.
+    pub mount: u64,
+    /// Attributes of the mount, if the place is a mount's root. Read-only is what holds: it is also said of a
+    /// writable mount of a file system that is read-only as a whole.
+    pub mounted: Option<Attributes>,
+    /// Nothing has a name for the inode any more: a removed directory that is still mounted or open.
+    pub removed: bool,
+}
+
+/// What `file` stands on: by descriptor, two system calls at most, however many mounts there are. To ask what is
+/// mounted at a path, open the path (`O_PATH` is enough); the kernel resolves it to what is mounted on top.
+///
+/// # Errors
+/// [`LookError::KernelTooOld`] below Linux 5.8; [`LookError::Statx`], [`LookError::Statfs`] otherwise.
+///
+/// statx(2) with `STATX_MNT_ID` and `STATX_ATTR_MOUNT_ROOT`, fstatfs(2).
+pub fn at(file: impl AsFd) -> Result<Place, LookError> {
+    look(file.as_fd())
+}
+
+/// Which inode `file` is: one system call.
+///
+/// # Errors
+/// [`LookError::Statx`].
+pub fn identity(file: impl AsFd) -> Result<Identity, LookError> {
+    Ok(identity_of(&sys::statx(file.as_fd()).map_err(LookError::Statx)?))
+}
+
+fn identity_of(found: &libc::statx) -> Identity {
+    Identity { device: (found.stx_dev_major, found.stx_dev_minor), inode: found.stx_ino }
+}
+
+fn look(file: BorrowedFd<'_>) -> Result<Place, LookError> {
+    const ROOT: u64 = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    let found = sys::statx(file).map_err(LookError::Statx)?;
+    if found.stx_mask & libc::STATX_MNT_ID == 0 || found.stx_attributes_mask & ROOT == 0 {
+        return Err(LookError::KernelTooOld);
+    }
+    let mounted = if found.stx_attributes & ROOT == 0 {
+        None
+    } else {
+        Some(Attributes::of(fstatvfs(file).map_err(LookError::Statfs)?.flags()))
+    };
+    let kind = match libc::mode_t::from(found.stx_mode) & libc::S_IFMT {
+        libc::S_IFDIR => Kind::Directory,
+        libc::S_IFLNK => Kind::Link,
+        _ => Kind::File,
+    };
+    Ok(Place { identity: identity_of(&found), kind, mount: found.stx_mnt_id, mounted, removed: found.stx_nlink == 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    #[test]
+    fn the_root_is_a_mount_and_a_new_directory_is_none() {
+        let root = File::open("/").expect("open /");
+        assert!(at(&root).expect("look at /").mounted.is_some());
+
+        let scratch = tempfile::tempdir().expect("a directory");
+        let made = at(File::open(scratch.path()).expect("open it")).expect("look at it");
+        assert_eq!((made.kind, made.mounted, made.removed), (Kind::Directory, None, false));
+    }
+
+    #[test]
+    fn a_file_a_link_and_a_removed_directory_are_told_apart() {
+        use nix::fcntl::{OFlag, open};
+        use nix::sys::stat::Mode;
+
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (file, link, gone) = (scratch.path().join("f"), scratch.path().join("l"), scratch.path().join("d"));
+        fs::write(&file, "").expect("a file");
+        std::os::unix::fs::symlink("f", &link).expect("a link");
+        fs::create_dir(&gone).expect("a directory");
+
+        let path = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let open = |name| open(name, path, Mode::empty()).expect("open it");
+        assert_eq!(at(open(&file)).map(|place| place.kind), Ok(Kind::File));
+        assert_eq!(at(open(&link)).map(|place| place.kind), Ok(Kind::Link));
+        let held = open(&gone);
+        fs::remove_dir(&gone).expect("remove it");
+        assert_eq!(at(&held).map(|place| place.removed), Ok(true));
+        assert_eq!(at(&held).map(|place| place.identity), identity(&held));
+    }
+}

@@ -1,0 +1,73 @@
+//! System calls that nix lacks. All take descriptors and an empty path.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::libc::{self, c_int, c_uint};
+
+use crate::Attributes;
+
+const EMPTY: &std::ffi::CStr = c"";
+const _: () = assert!(size_of::<libc::mount_attr>() == libc::MOUNT_ATTR_SIZE_VER0 as usize);
+const _: () = assert!(size_of::<libc::statx>() == 256);
+
+/// A detached copy of the mount that `source` stands on (`open_tree`, Linux 5.2).
+pub(crate) fn open_tree_clone(source: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as c_uint;
+    // SAFETY: `source` is open during the call; the kernel reads a NUL-terminated string of static lifetime and
+    // writes nothing to our memory.
+    let answer = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), EMPTY.as_ptr(), flags) };
+    let descriptor = RawFd::try_from(Errno::result(answer)?).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel just made this descriptor for us and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Exactly these attributes, and a peer group of its own (`mount_setattr`, Linux 5.12).
+pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, attributes: Attributes) -> Result<(), Errno> {
+    let (attr_set, attr_clr) = attributes.bits();
+    let change = libc::mount_attr { attr_set, attr_clr, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    // SAFETY: `mount` is open during the call. The kernel reads a static string and one `struct mount_attr` (size
+    // asserted above), keeps neither and writes nothing.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            EMPTY.as_ptr(),
+            libc::AT_EMPTY_PATH as c_uint,
+            &raw const change,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    Errno::result(answer).map(drop)
+}
+
+/// Attaches a detached mount on what `target` stands on (`move_mount`, Linux 5.2).
+pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH;
+    // SAFETY: both descriptors are open during the call; the kernel reads a static string twice and writes nothing.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            EMPTY.as_ptr(),
+            target.as_raw_fd(),
+            EMPTY.as_ptr(),
+            flags,
+        )
+    };
+    Errno::result(answer).map(drop)
+}
+
+/// Inode, type, mount and whether it is the mount's root (`statx`; `STATX_MNT_ID` and `STATX_ATTR_MOUNT_ROOT` are of
+/// Linux 5.8).
+pub(crate) fn statx(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
+    let flags: c_int = libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_AS_STAT;
+    let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_MNT_ID;
+    let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `file` is open during the call. The kernel reads a static string and writes one `struct statx` (size
+    // asserted above) through the pointer, which stays ours.
+    let answer = unsafe { libc::statx(file.as_raw_fd(), EMPTY.as_ptr(), flags, mask, found.as_mut_ptr()) };
+    Errno::result(answer)?;
+    // SAFETY: it was zeroed and the kernel filled it; every bit pattern of its integers is valid.
+    Ok(unsafe { found.assume_init() })
+}

@@ -1,0 +1,140 @@
+//! What a VM consists of.
+
+use std::fmt;
+use std::num::NonZeroU8;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use units::Bytes;
+
+use crate::disk::Disk;
+use crate::network::Network;
+
+/// What a VM consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The guest's memory.
+    pub memory: Bytes,
+    /// The guest's CPUs.
+    pub cpus: NonZeroU8,
+    /// What is started.
+    pub boot: Boot,
+    /// The guest sees them in this order, as vda, vdb and so on.
+    pub disks: Vec<Disk>,
+    /// No network device if absent.
+    pub network: Option<Network>,
+    /// virtio-serial ports.
+    pub ports: Vec<Port>,
+    /// The serial console, ttyS0.
+    pub console: Sink,
+    /// Values of further `-device` arguments.
+    pub devices: Vec<String>,
+}
+
+impl Config {
+    /// 1 GiB of memory, two CPUs, and nothing else.
+    pub fn new(boot: Boot) -> Self {
+        Self {
+            memory: Bytes::GIB,
+            cpus: const { NonZeroU8::new(2).unwrap() },
+            boot,
+            disks: Vec::new(),
+            network: None,
+            ports: Vec::new(),
+            console: Sink::Discard,
+            devices: Vec::new(),
+        }
+    }
+}
+
+/// What is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// A Linux kernel, without a look at the disks.
+    Kernel {
+        /// The compressed kernel.
+        kernel: PathBuf,
+        /// Its first root.
+        initrd: Option<PathBuf>,
+        /// Its command line.
+        command_line: String,
+    },
+    /// UEFI firmware, which boots from the first disk.
+    Firmware {
+        /// The firmware, such as OVMF_CODE_4M.fd.
+        code: PathBuf,
+        /// Its variables: a fresh copy for each VM, which the guest writes to.
+        variables: PathBuf,
+    },
+}
+
+/// A virtio-serial port: a byte stream between guest and host, faster than a serial line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The guest finds it by this name, in /sys/class/virtio-ports/*/name.
+    pub name: PortName,
+    /// Its other end.
+    pub sink: Sink,
+}
+
+/// Where the guest's output goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sink {
+    /// To a stream that the [`Vm`](crate::Vm) hands out once; works in both directions. The guest waits
+    /// for the reader.
+    Stream,
+    /// To a new file.
+    File(PathBuf),
+    /// Nowhere.
+    Discard,
+}
+
+/// Name of a virtio-serial port, `[a-z0-9.-]{1,64}`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortName(Box<str>);
+
+/// The text is no name of a port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no name of a virtio-serial port: 1 to 64 lower-case letters, digits, '.' and '-'")]
+pub struct NameError {
+    /// What was given.
+    pub text: String,
+}
+
+impl PortName {
+    /// The text itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for PortName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'.' || byte == b'-';
+        if text.is_empty() || text.len() > 64 || !text.bytes().all(known) {
+            return Err(NameError { text: text.to_owned() });
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_name_cannot_end_its_argument() {
+        assert_eq!("dev.granary.ktest".parse::<PortName>().unwrap().as_str(), "dev.granary.ktest");
+        for text in ["", "a,b", "a b", "A"] {
+            assert_eq!(text.parse::<PortName>(), Err(NameError { text: text.into() }));
+        }
+    }
+}

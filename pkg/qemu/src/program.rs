@@ -1,0 +1,177 @@
+//! The QEMU of this machine.
+
+use std::env;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+const NAME: &str = "qemu-system-x86_64";
+
+/// A version of QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// The first number.
+    pub major: u32,
+    /// The second.
+    pub minor: u32,
+    /// The third.
+    pub micro: u32,
+}
+
+impl Version {
+    /// 7.2 emulates `cmpxchg16b` wrongly: Linux 6.12 ends in a double fault after seconds.
+    pub const OLDEST: Self = Self { major: 8, minor: 0, micro: 0 };
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// No version stands in the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no version of QEMU in {text:?}")]
+pub struct VersionError {
+    /// What was read.
+    pub text: String,
+}
+
+impl FromStr for Version {
+    type Err = VersionError;
+
+    /// Reads what `--version` prints: `QEMU emulator version 8.2.1 (Debian …)`.
+    fn from_str(text: &str) -> Result<Self, VersionError> {
+        let wrong = || VersionError { text: text.lines().next().unwrap_or_default().to_owned() };
+        let (_, rest) = text.split_once("version ").ok_or_else(wrong)?;
+        let numbers = rest.split(|c: char| !(c.is_ascii_digit() || c == '.')).next().unwrap_or_default();
+        let mut numbers = numbers.split('.').map(str::parse::<u32>);
+        match (numbers.next(), numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor)), Some(Ok(micro))) => Ok(Self { major, minor, micro }),
+            (Some(Ok(major)), Some(Ok(minor)), None) => Ok(Self { major, minor, micro: 0 }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// A QEMU that is new enough.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    version: Version,
+}
+
+/// Why there is no QEMU to use.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// Nowhere in `PATH`.
+    #[error("there is no {NAME} in PATH; install QEMU {} or newer", Version::OLDEST)]
+    Missing,
+    /// It is there but does not start.
+    #[error("cannot run {path}")]
+    Run {
+        /// What was found.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// It starts but does not tell its version.
+    #[error("{path} --version is not understood")]
+    Version {
+        /// What was found.
+        path: PathBuf,
+        /// What it printed.
+        #[source]
+        source: VersionError,
+    },
+    /// See [`Version::OLDEST`].
+    #[error(
+        "{path} is version {version}: QEMU 7.2 crashes Linux 6.12 in emulation; install {} or newer, \
+         or run through ./bazelw, which brings one",
+        Version::OLDEST
+    )]
+    TooOld {
+        /// What was found.
+        path: PathBuf,
+        /// Its version.
+        version: Version,
+    },
+}
+
+impl Program {
+    /// Looks for `qemu-system-x86_64` in `PATH`, then in /usr/bin, and asks it for its version.
+    ///
+    /// # Errors
+    /// [`FindError`]: not there, not working or too old.
+    pub fn find() -> Result<Self, FindError> {
+        let search = env::var_os("PATH").unwrap_or_default();
+        let path = env::split_paths(&search)
+            .chain([PathBuf::from("/usr/bin")])
+            .map(|dir| dir.join(NAME))
+            .find(|path| path.is_file())
+            .ok_or(FindError::Missing)?;
+        let output = match Command::new(&path).arg("--version").output() {
+            Ok(output) => output,
+            Err(source) => return Err(FindError::Run { path, source }),
+        };
+        match String::from_utf8_lossy(&output.stdout).parse::<Version>() {
+            Ok(version) if version < Version::OLDEST => Err(FindError::TooOld { path, version }),
+            Ok(version) => Ok(Self { path, version }),
+            Err(source) => Err(FindError::Version { path, source }),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says it is.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_distribution_is_read() {
+        let text = "QEMU emulator version 11.1.2 (Debian 1:11.1.2+ds-3)\nCopyright (c) 2003-2026 Fabrice Bellard\n";
+        assert_eq!(text.parse(), Ok(Version { major: 11, minor: 1, micro: 2 }));
+    }
+
+    #[test]
+    fn a_text_without_a_version_is_refused_with_its_first_line() {
+        let error = "hello\nworld".parse::<Version>().unwrap_err();
+        assert_eq!(error, VersionError { text: "hello".into() });
+        assert!("QEMU emulator version eleven".parse::<Version>().is_err());
+    }
+
+    #[test]
+    fn seven_is_older_than_the_oldest() {
+        let seven: Version = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)".parse().unwrap();
+        assert!(seven < Version::OLDEST);
+        let eight: Version = "QEMU emulator version 8.0".parse().unwrap();
+        assert!(eight >= Version::OLDEST);
+    }
+
+    proptest! {
+        #[test]
+        fn a_printed_version_is_read_back(major: u32, minor: u32, micro: u32, rest in "( .*)?") {
+            let version = Version { major, minor, micro };
+            prop_assert_eq!(format!("QEMU emulator version {version}{rest}").parse(), Ok(version));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text: String) {
+            let _ = text.parse::<Version>();
+        }
+    }
+}

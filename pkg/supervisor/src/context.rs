@@ -1,0 +1,142 @@
+//! The two ends of a service: what it is given, and what its parent keeps.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::group::Group;
+use crate::node::{Node, OnFailure};
+use crate::service::Service;
+use crate::{BoxError, Settings, State, Status};
+
+/// What a service is given for one attempt. Kept beyond its attempt, it does nothing.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) node: Arc<Node>,
+    pub(crate) attempt: u32,
+    pub(crate) token: CancellationToken,
+}
+
+impl Context {
+    /// Says: I do my work now.
+    pub fn healthy(&self) {
+        self.node.healthy(self.attempt);
+    }
+
+    /// Says: when I return `Ok(())`, I ended for good. The service is healthy, is not started again,
+    /// and its children go on.
+    pub fn done(&self) {
+        self.node.will_be_done(self.attempt);
+        self.node.healthy(self.attempt);
+    }
+
+    /// Waits until this attempt has to end. Its children have stopped by then. Cancel-safe.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// Whether this attempt has to end.
+    pub fn is_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Cancelled when this attempt has to end.
+    pub fn token(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The names from the root to this service: `node.etcd`.
+    pub fn path(&self) -> &str {
+        self.node.path()
+    }
+
+    /// Starts a child, with the settings of this service. Does not wait.
+    ///
+    /// Names are for people: two children may have the same.
+    pub fn start<F, Fut, E>(&self, name: impl Into<String>, service: F) -> Handle
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        self.start_with(name, self.node.settings().clone(), service)
+    }
+
+    /// Starts a child with settings of its own. Does not wait.
+    pub fn start_with<F, Fut, E>(&self, name: impl Into<String>, settings: Settings, service: F) -> Handle
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        self.adopt(name.into(), settings, OnFailure::Restart, Service::new(service))
+    }
+
+    /// Starts services that fail together. Does not wait.
+    pub fn start_group(&self, name: impl Into<String>, group: Group) -> Handle {
+        self.adopt(name.into(), self.node.settings().clone(), OnFailure::Restart, group.into_service())
+    }
+
+    /// Starts a child whose failure is this service's failure.
+    pub(crate) fn start_member(&self, name: String, service: Service) -> Handle {
+        self.adopt(name, self.node.settings().clone(), OnFailure::FailParent, service)
+    }
+
+    fn adopt(&self, name: String, settings: Settings, on_failure: OnFailure, service: Service) -> Handle {
+        Handle { node: self.node.adopt(self.attempt, name, settings, on_failure, service) }
+    }
+}
+
+/// A service that was started. Dropping it changes nothing.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) node: Arc<Node>,
+}
+
+impl Handle {
+    /// Waits, through failures and restarts, until the service is healthy or done. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Ended`]: it was stopped, and will not be healthy any more.
+    pub async fn healthy(&self) -> Result<(), Ended> {
+        let state = self
+            .node
+            .wait(|state| match state {
+                State::Healthy | State::Done | State::Stopping | State::Stopped => true,
+                State::Starting | State::Failed => false,
+            })
+            .await;
+        match state {
+            State::Stopping | State::Stopped => Err(Ended { service: self.node.path().to_owned() }),
+            State::Starting | State::Healthy | State::Done | State::Failed => Ok(()),
+        }
+    }
+
+    /// Where the service is in its life.
+    pub fn state(&self) -> State {
+        self.node.state()
+    }
+
+    /// The service and everything below it.
+    pub fn status(&self) -> Status {
+        self.node.status()
+    }
+
+    /// Stops the service for good, its children before it, and waits until nothing of it runs.
+    pub async fn stop(&self) {
+        self.node.stop().await;
+    }
+}
+
+/// A service was stopped, so that nobody need wait for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("service {service} was stopped")]
+pub struct Ended {
+    /// Its path: `node.etcd`.
+    pub service: String,
+}

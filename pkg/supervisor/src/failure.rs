@@ -1,0 +1,47 @@
+//! Why an attempt ended.
+
+use std::any::Any;
+use std::error::Error;
+use std::fmt::Write;
+
+/// Any error of a service.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Why an attempt counts as failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Returned(BoxError),
+    #[error("panicked: {0}")]
+    Panicked(String),
+    #[error("ended without having said that it is done")]
+    Ended,
+    #[error("{member} failed, and with it its group")]
+    Member {
+        member: String,
+        #[source]
+        source: Box<Failure>,
+    },
+}
+
+impl Failure {
+    /// What a panic said.
+    pub(crate) fn from_panic(payload: &(dyn Any + Send)) -> Self {
+        let said = payload
+            .downcast_ref::<&str>()
+            .map(|said| (*said).to_owned())
+            .or_else(|| payload.downcast_ref::<String>().cloned());
+        Self::Panicked(said.unwrap_or_else(|| "no message".to_owned()))
+    }
+
+    /// The error and its causes in one line.
+    pub(crate) fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let _ = write!(text, ": {error}"); // a `String` takes everything
+            cause = error.source();
+        }
+        text
+    }
+}

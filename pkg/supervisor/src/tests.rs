@@ -1,0 +1,377 @@
+//! The tree as its users see it, with tokio's clock paused: time passes only while everything waits.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{Context, Ended, Group, Handle, Settings, State, Status, Supervisor};
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot work")]
+struct Broken(#[source] std::fmt::Error);
+
+const BROKEN: Broken = Broken(std::fmt::Error);
+const LONG: Duration = Duration::from_secs(100_000);
+
+/// What happened, in order.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn add(&self, entry: impl Into<String>) {
+        self.0.lock().unwrap().push(entry.into());
+    }
+
+    fn entries(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+async fn steady(cx: Context) -> Result<(), Infallible> {
+    cx.healthy();
+    cx.cancelled().await;
+    Ok(())
+}
+
+/// Works, and logs its start and its end.
+fn logged(log: &Log, name: &'static str) -> impl Fn(Context) -> crate::service::Attempt + Send + Sync + 'static {
+    let log = log.clone();
+    move |cx| {
+        let log = log.clone();
+        Box::pin(async move {
+            log.add(format!("{name} starts"));
+            cx.healthy();
+            cx.cancelled().await;
+            log.add(format!("{name} ends"));
+            Ok(())
+        })
+    }
+}
+
+/// A tree whose root does nothing but hold what `start` starts.
+fn tree<T: Send + 'static>(start: impl Fn(&Context) -> T + Send + Sync + 'static) -> Supervisor {
+    Supervisor::start("node", Settings::default(), move |cx| {
+        start(&cx);
+        steady(cx)
+    })
+}
+
+/// Waits until the tree looks like `wanted`, and returns how.
+async fn eventually(tree: &Supervisor, wanted: impl Fn(&Status) -> bool) -> Status {
+    let end = Instant::now() + LONG;
+    loop {
+        let status = tree.status();
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "never came: {status:#?}");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_service_runs_again_with_growing_waits() {
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&starts);
+    let tree = tree(move |cx| {
+        let seen = Arc::clone(&seen);
+        cx.start("flaky", move |cx| {
+            seen.lock().unwrap().push(Instant::now());
+            async move { if cx.attempt() < 6 { Err(BROKEN) } else { steady(cx).await.map_err(|never| match never {}) } }
+        })
+    });
+    let status = eventually(&tree, |status| status.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+    assert_eq!(status.children[0].attempts, 6);
+    assert_eq!(
+        status.children[0].last_error.as_deref(),
+        Some("cannot work: an error occurred when formatting an argument")
+    );
+    let starts = starts.lock().unwrap();
+    for (failures, pair) in (0_u32..).zip(starts.windows(2)) {
+        let wait = (pair[1] - pair[0]).as_secs_f64();
+        let least = f64::from(1 << failures);
+        assert!(wait >= least && wait <= 2.0 * least + 0.1, "waited {wait} s after {} failures", failures + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_hour_of_health_makes_the_next_wait_short_again() {
+    let tree = tree(|cx| {
+        cx.start("flaky", |cx| async move {
+            if cx.attempt() == 9 {
+                cx.healthy();
+                sleep(Duration::from_secs(3600)).await;
+            }
+            if cx.attempt() == 10 {
+                pending::<()>().await;
+            }
+            Err::<(), _>(BROKEN)
+        })
+    });
+    eventually(&tree, |status| status.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+    eventually(&tree, |status| status.children[0].state == State::Failed).await;
+    let failed = Instant::now();
+    eventually(&tree, |status| status.children[0].state == State::Starting).await;
+    assert!(failed.elapsed() <= Duration::from_secs(2), "waited {:?}", failed.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_a_failure_with_its_message() {
+    let tree = tree(|cx| {
+        cx.start("late", |cx| async move {
+            assert!(cx.attempt() > 1, "out of luck");
+            steady(cx).await
+        });
+        cx.start("early", |cx: Context| {
+            assert!(cx.attempt() > 1, "before the future");
+            steady(cx)
+        })
+    });
+    let status =
+        eventually(&tree, |s| s.children.len() == 2 && s.children.iter().all(|c| c.state == State::Healthy)).await;
+    assert_eq!(status.children[0].last_error.as_deref(), Some("panicked: out of luck"));
+    assert_eq!(status.children[1].last_error.as_deref(), Some("panicked: before the future"));
+    assert_eq!(status.attempts, 1, "the parent went on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_nobody_asked_for_is_a_failure_and_done_is_not() {
+    let tree = tree(|cx| {
+        cx.start("leaves", |_| async { Ok::<(), Infallible>(()) });
+        cx.start("done", |cx| async move {
+            cx.start("child", steady);
+            cx.done();
+            Ok::<(), Infallible>(())
+        })
+    });
+    let status = eventually(&tree, |s| s.children.first().is_some_and(|leaves| leaves.attempts == 3)).await;
+    assert_eq!(status.children[0].last_error.as_deref(), Some("ended without having said that it is done"));
+    assert_eq!(status.children[1].state, State::Done);
+    assert_eq!(status.children[1].attempts, 1);
+    assert_eq!(status.children[1].children[0].state, State::Healthy, "children of a done service go on");
+    tree.stop(LONG).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_started_stops_first_and_children_before_their_parent() {
+    let log = Log::default();
+    let kept = log.clone();
+    let tree = tree(move |cx| {
+        cx.start("a", logged(&kept, "a"));
+        let inner = kept.clone();
+        cx.start("b", move |cx| {
+            cx.start("b1", logged(&inner, "b1"));
+            cx.start("b2", logged(&inner, "b2"));
+            logged(&inner, "b")(cx)
+        });
+        cx.start("c", logged(&kept, "c"))
+    });
+    eventually(&tree, |s| s.children.len() == 3 && s.children[1].children.len() == 2).await;
+    eventually(&tree, |s| s.children.iter().all(|c| c.state == State::Healthy)).await;
+    let root = tree.handle();
+    tree.stop(LONG).await.unwrap();
+    let ends: Vec<String> = log.entries().into_iter().filter(|entry| entry.ends_with("ends")).collect();
+    assert_eq!(ends, ["c ends", "b2 ends", "b1 ends", "b ends", "a ends"]);
+    assert_eq!(root.state(), State::Stopped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_takes_the_children_along_and_the_next_attempt_has_new_ones() {
+    let log = Log::default();
+    let kept = log.clone();
+    let tree = tree(move |cx| {
+        let log = kept.clone();
+        cx.start("parent", move |cx| {
+            let child = cx.start("child", logged(&log, "child"));
+            async move {
+                child.healthy().await.unwrap();
+                cx.healthy();
+                if cx.attempt() == 1 {
+                    return Err(BROKEN);
+                }
+                cx.cancelled().await;
+                Ok(())
+            }
+        })
+    });
+    eventually(&tree, |s| s.children.first().is_some_and(|p| p.attempts == 2 && p.state == State::Healthy)).await;
+    assert_eq!(log.entries(), ["child starts", "child ends", "child starts"]);
+    assert_eq!(tree.status().children[0].children.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_members_of_a_group_fail_together_and_others_do_not_notice() {
+    let log = Log::default();
+    let kept = log.clone();
+    let tree = tree(move |cx| {
+        cx.start("outside", logged(&kept, "outside"));
+        let failing = Arc::new(AtomicU32::new(0));
+        let group = Group::new().with("first", logged(&kept, "first")).with("second", move |cx| {
+            let before = failing.fetch_add(1, Ordering::Relaxed);
+            async move {
+                cx.healthy();
+                if before == 0 {
+                    sleep(Duration::from_secs(5)).await;
+                    return Err(BROKEN);
+                }
+                cx.cancelled().await;
+                Ok(())
+            }
+        });
+        cx.start_group("pair", group)
+    });
+    let status =
+        eventually(&tree, |s| s.children.get(1).is_some_and(|pair| pair.attempts == 2 && pair.state == State::Healthy))
+            .await;
+    assert_eq!(log.entries(), ["outside starts", "first starts", "first ends", "first starts"]);
+    assert_eq!(status.children[0].attempts, 1);
+    assert_eq!(
+        status.children[1].last_error.as_deref(),
+        Some(
+            "node.pair.second failed, and with it its group: cannot work: an error occurred when formatting an argument"
+        )
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_stop_in_time_is_aborted() {
+    let tree = tree(|cx| {
+        cx.start("deaf", |cx| async move {
+            cx.healthy();
+            pending::<Result<(), Infallible>>().await
+        })
+    });
+    eventually(&tree, |s| s.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+    let asked = Instant::now();
+    tree.stop(LONG).await.unwrap();
+    assert_eq!(asked.elapsed().as_secs(), Settings::default().stop_deadline.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_takes_too_long_names_what_was_left() {
+    let tree = tree(|cx| {
+        cx.start("quick", steady);
+        cx.start("deaf", |cx| async move {
+            cx.healthy();
+            pending::<Result<(), Infallible>>().await
+        })
+    });
+    eventually(&tree, |s| s.children.len() == 2 && s.children[1].state == State::Healthy).await;
+    let overdue = tree.stop(Duration::from_secs(1)).await.unwrap_err();
+    assert_eq!(overdue.services, ["node.quick", "node.deaf", "node"]);
+    assert_eq!(overdue.to_string(), "not stopped in time: node.quick, node.deaf, node");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_ends_the_wait_for_a_restart_and_for_health() {
+    let (sender, mut handles) = tokio::sync::mpsc::channel::<Handle>(1);
+    let tree = tree(move |cx| {
+        let broken = cx.start("broken", |_| async { Err::<(), _>(BROKEN) });
+        sender.try_send(broken).unwrap();
+    });
+    let broken = handles.recv().await.unwrap();
+    eventually(&tree, |s| s.children[0].attempts == 9).await;
+    let (stopped, healthy) = tokio::join!(timeout(Duration::from_secs(1), broken.stop()), broken.healthy());
+    stopped.expect("a stop does not wait for the back-off");
+    assert_eq!(healthy, Err(Ended { service: "node.broken".into() }));
+    assert_eq!(tree.status().state, State::Healthy, "only the child was stopped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_context_of_an_earlier_attempt_starts_and_says_nothing() {
+    let kept: Arc<Mutex<Option<Context>>> = Arc::default();
+    let old = Arc::clone(&kept);
+    let tree = tree(move |cx| {
+        let old = Arc::clone(&old);
+        cx.start("parent", move |cx| {
+            let old = Arc::clone(&old);
+            async move {
+                if cx.attempt() == 1 {
+                    *old.lock().unwrap() = Some(cx);
+                    return Err(BROKEN);
+                }
+                pending().await
+            }
+        })
+    });
+    eventually(&tree, |s| s.children.first().is_some_and(|p| p.attempts == 2)).await;
+    let old = kept.lock().unwrap().take().unwrap();
+    old.healthy();
+    let child = old.start("ghost", |_| async { panic!("must not run") as Result<(), Infallible> });
+    assert_eq!(child.healthy().await, Err(Ended { service: "node.parent.ghost".into() }));
+    let status = tree.status();
+    assert_eq!(status.children[0].state, State::Starting);
+    assert!(status.children[0].children.is_empty());
+}
+
+/// Dropped when its task is.
+struct Alive(Arc<AtomicU32>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_tree_leaves_no_task_behind() {
+    let alive = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&alive);
+    let tree = tree(move |cx| {
+        let count = Arc::clone(&count);
+        cx.start("parent", move |cx| {
+            let count = Arc::clone(&count);
+            cx.start("child", move |cx| {
+                count.fetch_add(1, Ordering::Relaxed);
+                let alive = Alive(Arc::clone(&count));
+                async move {
+                    let _alive = alive;
+                    steady(cx).await
+                }
+            });
+            steady(cx)
+        })
+    });
+    eventually(&tree, |_| alive.load(Ordering::Relaxed) == 1).await;
+    let (root, end) = (tree.handle(), Instant::now() + LONG);
+    drop(tree);
+    while alive.load(Ordering::Relaxed) != 0 {
+        assert!(Instant::now() < end, "the child outlives the tree");
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(root.state(), State::Stopped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_observer_sees_every_change_in_order() {
+    let log = Log::default();
+    let seen = log.clone();
+    let observer = move |change: &crate::Change<'_>| {
+        if change.name == "flaky" {
+            seen.add(format!("{} {} {}", change.path, change.attempts, change.state));
+        }
+    };
+    let tree = Supervisor::observed("node", Settings::default(), observer, |cx| {
+        cx.start("flaky", |cx| async move {
+            if cx.attempt() == 1 { Err(BROKEN) } else { steady(cx).await.map_err(|never| match never {}) }
+        });
+        steady(cx)
+    });
+    eventually(&tree, |s| s.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+    tree.stop(LONG).await.unwrap();
+    assert_eq!(
+        log.entries(),
+        [
+            "node.flaky 1 starting",
+            "node.flaky 1 failed",
+            "node.flaky 2 starting",
+            "node.flaky 2 healthy",
+            "node.flaky 2 stopping",
+            "node.flaky 2 stopped"
+        ]
+    );
+}
