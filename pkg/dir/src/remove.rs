@@ -32,13 +32,23 @@ impl Dir {
             Err(error) if error.errno() == Errno::EISDIR => {}
             Err(error) => return Err(error),
         }
+        self.empty_dir(name)?;
+        self.remove_dir(name)
+    }
+
+    /// Removes everything below the directory `name` as [`Dir::remove_all`] does, but not the directory itself.
+    ///
+    /// # Errors
+    /// As [`Dir::remove_all`]; `ENOENT` if it is not there, `ENOTDIR` if it is no directory.
+    pub fn empty_dir(&self, name: &Name) -> Result<(), Error> {
+        let dir = self.open_dir(name)?;
         let mut deep = Deep::found_beside(self, name)?;
-        deep.empty(&self.open_dir(name)?, 1)?;
+        deep.empty(&dir, 1)?;
         while let Some(moved) = deep.waiting.pop_front() {
             deep.empty(&self.open_dir(&moved)?, 1)?;
             self.remove_dir(&moved)?;
         }
-        self.remove_dir(name)
+        Ok(())
     }
 }
 
@@ -181,6 +191,17 @@ mod tests {
         }
         dir.remove_all(&name("tree")).unwrap();
         assert!(dir.is_empty().unwrap());
+    }
+
+    #[test]
+    fn an_emptied_directory_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Dir::open(scratch.path()).unwrap();
+        chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 60);
+        dir.empty_dir(&name("tree")).unwrap();
+        assert_eq!(dir.names().unwrap(), vec![name("tree")]);
+        assert!(dir.open_dir(&name("tree")).unwrap().is_empty().unwrap());
+        assert!(dir.empty_dir(&name("missing")).unwrap_err().is_not_found());
     }
 
     #[test]

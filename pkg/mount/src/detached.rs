@@ -44,12 +44,12 @@ impl Detached {
     /// `O_PATH`. The kernel puts it on top of what is mounted there: look first, see [`crate::at`].
     ///
     /// # Errors
-    /// [`AttachError::KindDiffers`] for a directory on a file or the reverse; the mount is gone then.
+    /// [`AttachError::Refused`] for a directory on a file or the reverse; the mount is gone then.
     ///
     /// `move_mount`, Linux 5.2.
     pub fn attach(self, target: impl AsFd) -> Result<(), AttachError> {
         sys::move_mount(self.0.as_fd(), target.as_fd()).map_err(|errno| match errno {
-            Errno::ENOTDIR => AttachError::KindDiffers,
+            Errno::EINVAL => AttachError::Refused,
             Errno::ENOENT => AttachError::Gone,
             Errno::ENOSPC => AttachError::TooMany,
             other => AttachError::Kernel(other),

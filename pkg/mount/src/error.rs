@@ -33,9 +33,10 @@ pub enum SetError {
 /// Why a detached mount could not be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// A directory cannot be mounted on a file, nor a file on a directory (`ENOTDIR`).
-    #[error("the target is not of the same kind as what is mounted")]
-    KindDiffers,
+    /// A directory cannot be mounted on a file, nor a file on a directory, nor anything in another mount namespace
+    /// (`EINVAL`).
+    #[error("the target is not of the same kind as what is mounted, or in another mount namespace")]
+    Refused,
     /// The target was removed meanwhile (`ENOENT`).
     #[error("the target does not exist any more")]
     Gone,

@@ -88,7 +88,8 @@ pub(crate) struct Qmp {
 
 impl Qmp {
     pub(crate) fn open(stream: UnixStream) -> Result<Self, QmpError> {
-        let opened = stream.set_read_timeout(Some(ANSWER_LIMIT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_LIMIT)));
+        let opened =
+            stream.set_read_timeout(Some(ANSWER_LIMIT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_LIMIT)));
         opened.map_err(|source| QmpError::Broken { command: "qmp_capabilities".into(), source })?;
         let mut qmp = Self { stream: BufReader::new(stream), received: Vec::new(), last_id: 0 };
         qmp.execute("qmp_capabilities", &json!({}))?;

@@ -1,8 +1,8 @@
 //! What stands beside each volume and makes the disk self-describing.
 
 use std::fmt;
-use std::num::NonZeroU32;
 
+use fsquota::ProjectId;
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Inodes};
 
@@ -63,7 +63,7 @@ pub struct Record {
     /// How many files it may hold.
     pub inodes: Inodes,
     /// The project whose quota limits it.
-    pub project: NonZeroU32,
+    pub project: ProjectId,
     /// How far it got.
     pub state: State,
 }
@@ -97,7 +97,7 @@ struct Stored {
     mode: Mode,
     size_bytes: Bytes,
     inodes: Inodes,
-    project: NonZeroU32,
+    project: ProjectId,
     state: State,
 }
 
@@ -145,20 +145,17 @@ mod tests {
     use super::*;
 
     fn record() -> impl Strategy<Value = Record> {
-        let claim = ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim {
-            uid,
-            namespace,
-            name,
-        });
+        let claim =
+            ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
         let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
-        (claim, ".{0,9}", any::<u64>(), any::<u64>(), 1..=u32::MAX, state).prop_map(
+        (claim, ".{0,9}", any::<u64>(), any::<u64>(), 1..u32::MAX, state).prop_map(
             |(claim, class, size, inodes, project, state)| Record {
                 claim,
                 class,
                 mode: Mode::Filesystem,
                 size: Bytes::new(size),
                 inodes: Inodes::new(inodes),
-                project: NonZeroU32::new(project).unwrap_or(NonZeroU32::MIN),
+                project: ProjectId::new(project).unwrap_or(NonZeroU32::MIN),
                 state,
             },
         )

@@ -1,0 +1,157 @@
+//! What asks the node to end, and how it ends.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, sync};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+/// What the machine shall do afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Off.
+    PowerOff,
+    /// Start again.
+    Restart,
+}
+
+/// Waits until somebody asks for the end: SIGTERM or the power button for power-off, SIGINT
+/// (Ctrl-Alt-Del at the console) for a restart.
+///
+/// # Errors
+/// Signals cannot be watched.
+pub async fn requested() -> io::Result<End> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    // A machine without a button keeps the channel open for nothing.
+    let (pressed, mut button) = mpsc::channel(1);
+    match find_button(Path::new("/sys/class/input")) {
+        Some(device) => watch(device, pressed.clone())?,
+        None => tracing::warn!("this machine has no power button; end it with SIGTERM"),
+    }
+    Ok(tokio::select! {
+        _ = terminate.recv() => End::PowerOff,
+        _ = interrupt.recv() => End::Restart,
+        _ = button.recv() => End::PowerOff,
+    })
+}
+
+fn find_button(inputs: &Path) -> Option<PathBuf> {
+    fs::read_dir(inputs).ok()?.flatten().find_map(|entry| {
+        let name = entry.file_name();
+        let is_event = name.to_str().is_some_and(|name| name.starts_with("event"));
+        let its_name = fs::read_to_string(entry.path().join("device/name")).unwrap_or_default();
+        (is_event && its_name.trim_end() == "Power Button").then(|| Path::new("/dev/input").join(name))
+    })
+}
+
+/// The thread blocks in read(2) until the machine is off: it has no other end.
+fn watch(device: PathBuf, pressed: mpsc::Sender<()>) -> io::Result<()> {
+    let mut events = File::open(&device)?;
+    thread::Builder::new().name("power-button".into()).spawn(move || {
+        let mut event = [0; EVENT];
+        while events.read_exact(&mut event).is_ok() {
+            if is_press(&event) && pressed.blocking_send(()).is_err() {
+                return;
+            }
+        }
+        tracing::warn!(device = %device.display(), "the power button is gone");
+    })?;
+    Ok(())
+}
+
+/// Bytes of `struct input_event` on a 64-bit machine: time (16), type, code, value.
+const EVENT: usize = 24;
+
+/// `EV_KEY` (1), `KEY_POWER` (116), value 1; include/uapi/linux/input-event-codes.h.
+fn is_press(event: &[u8; EVENT]) -> bool {
+    event[16..] == [1, 0, 116, 0, 1, 0, 0, 0]
+}
+
+/// How long processes may take after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ends every process, unmounts what is below `data`, and turns the machine off. Does not return unless
+/// the kernel refuses.
+pub fn end(how: End, data: &Path) -> Errno {
+    // From PID 1, -1 means every other process. ESRCH: there is none.
+    for (stop, patience) in [(Signal::SIGTERM, PATIENCE), (Signal::SIGKILL, PATIENCE)] {
+        let _ = kill(Pid::from_raw(-1), stop);
+        if wait_for_the_last(patience) {
+            break;
+        }
+    }
+    for point in mounts_below(data) {
+        if let Err(errno) = umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
+            tracing::warn!(target = %point.display(), %errno, "cannot unmount at the end");
+        }
+    }
+    sync();
+    let mode = match how {
+        End::PowerOff => RebootMode::RB_POWER_OFF,
+        End::Restart => RebootMode::RB_AUTOBOOT,
+    };
+    let Err(errno) = reboot(mode);
+    errno
+}
+
+/// Reaps until no child is left; at the end of everything nobody else awaits one.
+fn wait_for_the_last(patience: Duration) -> bool {
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    let start = Instant::now();
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Err(Errno::ECHILD) => return true,
+            Ok(WaitStatus::StillAlive) if start.elapsed() > patience => return false,
+            Ok(WaitStatus::StillAlive) => thread::sleep(Duration::from_millis(20)),
+            _ => {}
+        }
+    }
+}
+
+/// Newest first, so that a mount goes before the one that it stands on.
+fn mounts_below(top: &Path) -> Vec<PathBuf> {
+    let mut points: Vec<_> = match mount::table() {
+        Ok(table) => table.into_iter().map(|entry| entry.point).filter(|point| point.starts_with(top)).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot list the mounts; the data disk replays its log at the next boot");
+            Vec::new()
+        }
+    };
+    points.reverse();
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_press_of_the_power_key_counts() {
+        let event = |kind: u16, code: u16, value: i32| {
+            let mut bytes = [7; EVENT];
+            bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+            bytes[18..20].copy_from_slice(&code.to_le_bytes());
+            bytes[20..].copy_from_slice(&value.to_le_bytes());
+            bytes
+        };
+        assert!(is_press(&event(1, 116, 1)));
+        assert!(!is_press(&event(1, 116, 0)));
+        assert!(!is_press(&event(1, 30, 1)));
+        assert!(!is_press(&event(0, 0, 0)));
+    }
+
+    #[test]
+    fn the_mount_below_goes_first() {
+        let below = mounts_below(Path::new("/"));
+        assert_eq!(below.last().map(PathBuf::as_path), Some(Path::new("/")));
+    }
+}

@@ -1,0 +1,230 @@
+//! [`Allocator`].
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Mutex, PoisonError};
+
+use nix::fcntl::{OFlag, openat};
+use nix::libc;
+use nix::sys::stat::Mode;
+
+use crate::directory::Directory;
+use crate::error::{AllocateError, FsError};
+use crate::filesystem::FileSystem;
+use crate::project::ProjectId;
+
+/// Name of the counter file.
+const FILE: &str = "next-project-id";
+
+/// How many IDs one durable write of the counter pays for. Those that are not used before a restart
+/// are lost; 2^32 are enough for that.
+const BATCH: u32 = 32;
+
+/// Hands out the project IDs of one file system, each once.
+///
+/// A counter in the file `next-project-id` only goes up. It is moved under a lock that holds between
+/// threads and processes (`flock`), and is durable before an ID below it is given away. Taking an ID
+/// is a step in memory; one in 32 writes the counter. The number of projects that exist plays no part.
+///
+/// IDs that others took (by hand, or before the counter file was lost) are passed over: an ID with a
+/// limit or any usage in the file system's own records is never given away.
+#[derive(Debug)]
+pub struct Allocator {
+    counter: File,
+    device: libc::dev_t,
+    reserved: Mutex<Range<u32>>,
+}
+
+impl Allocator {
+    /// Opens or makes the counter in a directory of the file system that the IDs are for. There must
+    /// be one such directory for a file system; keep other programs from writing to it.
+    ///
+    /// # Errors
+    /// [`AllocateError::Fs`]: not an XFS with project quotas; [`AllocateError::Counter`].
+    pub fn open(dir: impl AsFd) -> Result<Self, AllocateError> {
+        let dir = Directory::reopen(dir.as_fd())?;
+        FileSystem::of(&dir)?;
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file =
+            openat(&dir, FILE, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(|errno| failed("open")(errno.into()))?;
+        let counter = File::from(file);
+        // The name must not be lost after an ID was given away.
+        nix::unistd::fsync(&dir).map_err(FsError::system("fsync"))?;
+        let device = counter.metadata().map_err(failed("look at"))?.dev();
+        Ok(Self { counter, device, reserved: Mutex::new(0..0) })
+    }
+
+    /// An ID that nobody had before.
+    ///
+    /// # Errors
+    /// [`AllocateError::Exhausted`], [`AllocateError::Damaged`], or the disk's own.
+    pub fn next(&self) -> Result<ProjectId, AllocateError> {
+        // A range is whole after every step, whoever panicked.
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if reserved.is_empty() {
+            *reserved = self.reserve()?;
+        }
+        reserved.next().and_then(ProjectId::new).ok_or(AllocateError::Exhausted)
+    }
+
+    pub(crate) fn device(&self) -> libc::dev_t {
+        self.device
+    }
+
+    fn reserve(&self) -> Result<Range<u32>, AllocateError> {
+        let _lock = Locked::new(&self.counter)?;
+        let fs = FileSystem::of(&self.counter)?;
+        let mut text = [0; Counter::SIZE + 1];
+        let length = read_all(&self.counter, &mut text).map_err(failed("read"))?;
+        let Counter(next) = Counter::parse(&text[..length]).ok_or(AllocateError::Damaged { file: FILE })?;
+        let taken_from = |id| fs.next_quota(id).map(|found| found.map(|quota| quota.id));
+        let batch = free_batch(next, taken_from)?.ok_or(AllocateError::Exhausted)?;
+        // Fewer bytes than a sector, always at the same place: this write happens or it does not.
+        self.counter.write_all_at(&Counter(batch.end).text(), 0).map_err(failed("write"))?;
+        self.counter.sync_data().map_err(failed("sync"))?;
+        Ok(batch)
+    }
+}
+
+/// The first free IDs from `next` on that follow each other, at most [`BATCH`]; `None` if there are
+/// none. `taken_from` tells the first ID from a given one on that is in use.
+fn free_batch<E>(
+    next: u32,
+    mut taken_from: impl FnMut(ProjectId) -> Result<Option<ProjectId>, E>,
+) -> Result<Option<Range<u32>>, E> {
+    let mut first = next;
+    while let Some(candidate) = ProjectId::new(first) {
+        let taken = taken_from(candidate)?.map_or(u32::MAX, ProjectId::get);
+        if taken > first {
+            return Ok(Some(first..taken.min(first.saturating_add(BATCH))));
+        }
+        first += 1;
+    }
+    Ok(None)
+}
+
+/// What the counter file says: the first ID that was not given away yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counter(u32);
+
+impl Counter {
+    /// Ten digits and a line feed.
+    const SIZE: usize = 11;
+
+    /// An empty file is a new one.
+    fn parse(text: &[u8]) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self(1));
+        }
+        let digits = text.strip_suffix(b"\n").filter(|digits| digits.len() + 1 == Self::SIZE)?;
+        if !digits.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let next = str::from_utf8(digits).ok()?.parse().ok()?;
+        (next > 0).then_some(Self(next))
+    }
+
+    fn text(self) -> Vec<u8> {
+        format!("{:010}\n", self.0).into_bytes()
+    }
+}
+
+/// The lock of the counter file, until it is dropped.
+struct Locked<'file>(&'file File);
+
+impl<'file> Locked<'file> {
+    fn new(file: &'file File) -> Result<Self, AllocateError> {
+        loop {
+            match file.lock() {
+                Ok(()) => return Ok(Self(file)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed("lock")(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // The only way to fail is a descriptor that is not open.
+        let _ = self.0.unlock();
+    }
+}
+
+fn failed(step: &'static str) -> impl FnOnce(io::Error) -> AllocateError {
+    move |source| AllocateError::Counter { step, file: FILE, source }
+}
+
+fn read_all(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match file.read_at(&mut buffer[length..], length as u64) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(next: u32, taken: &BTreeSet<u32>) -> Option<Range<u32>> {
+        let taken_from =
+            |id: ProjectId| Ok::<_, Infallible>(taken.range(id.get()..).find_map(|id| ProjectId::new(*id)));
+        free_batch(next, taken_from).unwrap()
+    }
+
+    #[test]
+    fn the_last_id_is_given_away_and_then_there_is_none() {
+        let none = BTreeSet::new();
+        assert_eq!(batch(u32::MAX - 1, &none), Some(u32::MAX - 1..u32::MAX));
+        assert_eq!(batch(u32::MAX, &none), None);
+    }
+
+    #[test]
+    fn a_damaged_counter_is_not_taken_for_a_number() {
+        for text in
+            ["0000000000\n", "1\n", "0000000001", "000000000x\n", "9999999999\n", "+000000001\n", "0000000001\n\n"]
+        {
+            assert_eq!(Counter::parse(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(Counter::parse(b""), Some(Counter(1)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_batch_is_free_ascending_and_as_long_as_it_can_be(
+            next in 1_u32..300,
+            taken in prop::collection::btree_set(1_u32..300, 0..200),
+        ) {
+            let batch = batch(next, &taken).unwrap();
+            prop_assert!(batch.start >= next && !batch.is_empty() && batch.len() <= BATCH as usize);
+            prop_assert!(batch.clone().all(|id| !taken.contains(&id)));
+            prop_assert!((next..batch.start).all(|id| taken.contains(&id)));
+            prop_assert!(batch.len() == BATCH as usize || taken.contains(&batch.end));
+        }
+
+        #[test]
+        fn a_written_counter_is_read_back(next in 1_u32..) {
+            prop_assert_eq!(Counter::parse(&Counter(next).text()), Some(Counter(next)));
+            prop_assert_eq!(Counter(next).text().len(), Counter::SIZE);
+        }
+
+        #[test]
+        fn no_content_of_the_file_makes_reading_panic(text: Vec<u8>) {
+            let _ = Counter::parse(&text);
+        }
+    }
+}

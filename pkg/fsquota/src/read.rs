@@ -1,0 +1,97 @@
+//! What there is: projects, limits, usage.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::directory::Directory;
+use crate::error::{FsError, GetError};
+use crate::filesystem::FileSystem;
+use crate::limits::Quota;
+use crate::project::ProjectId;
+
+/// The project of a directory; `None` if it has none.
+///
+/// A directory below the one that a project was assigned to has the same project: it inherited it.
+///
+/// # Errors
+/// [`FsError`]; quotas may be off.
+///
+/// `FS_IOC_FSGETXATTR`, Linux 4.5.
+pub fn project(dir: impl AsFd) -> Result<Option<ProjectId>, FsError> {
+    Ok(Directory::reopen(dir.as_fd())?.mark()?.project)
+}
+
+/// Limits and usage of the project of a directory.
+///
+/// # Errors
+/// [`GetError::NotFound`]: the directory has no project.
+///
+/// `Q_XGETQUOTA`, Linux 5.14 with `quotactl_fd`.
+pub fn get(dir: impl AsFd) -> Result<Quota, GetError> {
+    let dir = Directory::reopen(dir.as_fd())?;
+    let fs = FileSystem::of(&dir)?;
+    let id = dir.mark()?.project.ok_or(GetError::NotFound)?;
+    Ok(fs.quota(id)?)
+}
+
+/// Limits and usage of a project of the file system that `fs` lies on. One that was never used has
+/// no limits and uses nothing.
+///
+/// # Errors
+/// [`FsError`].
+pub fn quota(fs: impl AsFd, id: ProjectId) -> Result<Quota, FsError> {
+    FileSystem::of(&fs)?.quota(id)
+}
+
+/// Every project of the file system that `fs` lies on that has a limit or uses anything, in one
+/// sweep over the quota records: no directory is walked.
+///
+/// # Errors
+/// [`FsError`], here and from each step.
+///
+/// `Q_XGETNEXTQUOTA`, Linux 5.14 with `quotactl_fd`.
+pub fn report<'fd, F: AsFd>(fs: &'fd F) -> Result<Report<'fd>, FsError> {
+    Ok(Report { fs: FileSystem::of(fs)?, next: ProjectId::new(1) })
+}
+
+/// The quotas of a file system, by ascending project ID. Ends after an error.
+#[derive(Debug)]
+pub struct Report<'fd> {
+    fs: FileSystem<'fd>,
+    next: Option<ProjectId>,
+}
+
+impl Iterator for Report<'_> {
+    type Item = Result<Quota, FsError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.fs.next_quota(self.next.take()?).transpose()?;
+        if let Ok(quota) = &found {
+            self.next = quota.id.get().checked_add(1).and_then(ProjectId::new);
+        }
+        Some(found)
+    }
+}
+
+impl std::iter::FusedIterator for Report<'_> {}
+
+/// Makes sure that the file system that `fs` lies on is an XFS that counts and enforces project
+/// quotas.
+///
+/// # Errors
+/// [`FsError`] says what is missing.
+///
+/// `Q_XGETQSTATV`, Linux 5.14 with `quotactl_fd`.
+pub fn require(fs: impl AsFd) -> Result<(), FsError> {
+    FileSystem::of(&fs).map(drop)
+}
+
+/// Makes all limits of the file system durable, and everything else on it too.
+///
+/// # Errors
+/// [`FsError::System`] with what the disk said.
+///
+/// `syncfs(2)`, Linux 2.6.39; it reports write errors since 5.8.
+pub fn sync(fs: impl AsFd) -> Result<(), FsError> {
+    let fs: BorrowedFd<'_> = fs.as_fd();
+    nix::unistd::syncfs(fs).map_err(FsError::system("syncfs"))
+}

@@ -1,0 +1,57 @@
+//! A directory loses its project; a project loses its limits.
+
+use std::os::fd::AsFd;
+
+use units::Inodes;
+
+use crate::directory::Directory;
+use crate::error::RemoveError;
+use crate::filesystem::FileSystem;
+use crate::limits::Usage;
+use crate::project::ProjectId;
+
+/// Takes the project off an empty directory: clears the limits, then the project. Returns the
+/// project it had; `None` if it had none, as after an earlier call.
+///
+/// Limits only go when the directory is the last inode of its project, so that no data is ever
+/// without them. Deleted files that a program still has open count too.
+///
+/// # Errors
+/// [`RemoveError::NotEmpty`], [`RemoveError::InUse`], [`RemoveError::Nested`]: nothing has changed.
+pub fn remove(dir: impl AsFd) -> Result<Option<ProjectId>, RemoveError> {
+    let dir = Directory::reopen(dir.as_fd())?;
+    let fs = FileSystem::of(&dir)?;
+    let Some(id) = dir.mark()?.project else { return Ok(None) };
+    if dir.outer_project()? == Some(id) {
+        return Err(RemoveError::Nested { outer: id });
+    }
+    if !dir.is_empty()? {
+        return Err(RemoveError::NotEmpty);
+    }
+    // The directory itself is one inode, and may have blocks for its attributes.
+    unused_but_for(fs, id, Inodes::new(1))?;
+    fs.clear_limits(id)?;
+    dir.set_project(None)?;
+    Ok(Some(id))
+}
+
+/// Clears the limits of a project that nothing carries any more, as when its directory was deleted.
+/// `fs` is anything open on the file system. Does nothing if there are none.
+///
+/// # Errors
+/// [`RemoveError::InUse`]: nothing has changed.
+pub fn clear(fs: impl AsFd, id: ProjectId) -> Result<(), RemoveError> {
+    let fs = FileSystem::of(&fs)?;
+    unused_but_for(fs, id, Inodes::ZERO)?;
+    Ok(fs.clear_limits(id)?)
+}
+
+fn unused_but_for(fs: FileSystem<'_>, id: ProjectId, expected: Inodes) -> Result<(), RemoveError> {
+    let excess = |used: Usage| used.inodes > expected;
+    if !excess(fs.quota(id)?.used) {
+        return Ok(());
+    }
+    fs.free_deleted(id)?;
+    let used = fs.quota(id)?.used;
+    if excess(used) { Err(RemoveError::InUse { id, used }) } else { Ok(()) }
+}

@@ -1,0 +1,226 @@
+//! The system calls that nix lacks: project and flags of an inode, and `quotactl_fd`.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::from_mut;
+
+use nix::errno::Errno;
+use nix::libc;
+
+/// `struct fsxattr`, include/uapi/linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FsXattr {
+    pub(crate) xflags: u32,
+    extsize: u32,
+    nextents: u32,
+    pub(crate) projid: u32,
+    cowextsize: u32,
+    pad: [u8; 8],
+}
+const _: () = assert!(size_of::<FsXattr>() == 28);
+
+/// `FS_XFLAG_PROJINHERIT`: what is made in this directory gets its project.
+pub(crate) const PROJINHERIT: u32 = 0x200;
+
+/// `struct fs_disk_quota`, include/uapi/linux/dqblk_xfs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DiskQuota {
+    version: i8,
+    flags: i8,
+    pub(crate) fieldmask: u16,
+    pub(crate) id: u32,
+    pub(crate) blk_hardlimit: u64,
+    pub(crate) blk_softlimit: u64,
+    pub(crate) ino_hardlimit: u64,
+    pub(crate) ino_softlimit: u64,
+    pub(crate) bcount: u64,
+    pub(crate) icount: u64,
+    itimer: i32,
+    btimer: i32,
+    iwarns: u16,
+    bwarns: u16,
+    itimer_hi: i8,
+    btimer_hi: i8,
+    rtbtimer_hi: i8,
+    padding2: i8,
+    rtb_hardlimit: u64,
+    rtb_softlimit: u64,
+    rtbcount: u64,
+    rtbtimer: i32,
+    rtbwarns: u16,
+    padding3: i16,
+    padding4: [i8; 8],
+}
+const _: () = assert!(size_of::<DiskQuota>() == 112);
+
+impl DiskQuota {
+    /// Of a project, with all numbers zero.
+    pub(crate) fn of(id: u32) -> Self {
+        Self { version: VERSION, flags: PROJECT_FLAG, id, ..Self::default() }
+    }
+}
+
+/// `FS_DQ_ISOFT | FS_DQ_IHARD`: the inode limits of a [`DiskQuota`] count.
+pub(crate) const INODE_LIMITS: u16 = 1 << 0 | 1 << 1;
+/// `FS_DQ_BSOFT | FS_DQ_BHARD`: the block limits of a [`DiskQuota`] count.
+pub(crate) const BLOCK_LIMITS: u16 = 1 << 2 | 1 << 3;
+
+/// `struct fs_qfilestatv`, include/uapi/linux/dqblk_xfs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct QuotaFile {
+    ino: u64,
+    nblks: u64,
+    nextents: u32,
+    pad: u32,
+}
+
+/// `struct fs_quota_statv`, include/uapi/linux/dqblk_xfs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct QuotaState {
+    version: i8,
+    pad1: u8,
+    flags: u16,
+    incoredqs: u32,
+    files: [QuotaFile; 3],
+    timelimits: [i32; 3],
+    warnlimits: [u16; 3],
+    pad3: u16,
+    pad4: u32,
+    pad2: [u64; 7],
+}
+const _: () = assert!(size_of::<QuotaState>() == 160);
+
+/// `FS_DQUOT_VERSION` and `FS_QSTATV_VERSION1`.
+const VERSION: i8 = 1;
+/// `FS_PROJ_QUOTA`.
+const PROJECT_FLAG: i8 = 1 << 1;
+/// `PRJQUOTA`, include/linux/quota.h.
+const PROJECT_TYPE: u32 = 2;
+/// `FS_QUOTA_PDQ_ACCT` and `FS_QUOTA_PDQ_ENFD`.
+const ACCOUNTED: u16 = 1 << 4;
+const ENFORCED: u16 = 1 << 5;
+
+const Q_XGETQUOTA: u32 = 0x5803;
+const Q_XSETQLIM: u32 = 0x5804;
+const Q_XGETQSTATV: u32 = 0x5808;
+const Q_XGETNEXTQUOTA: u32 = 0x5809;
+
+mod ioctl {
+    nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, super::FsXattr);
+    nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::FsXattr);
+    nix::ioctl_read!(xfs_ioc_free_eofblocks, b'X', 58, super::FreeBlocks);
+}
+
+/// `struct xfs_fs_eofblocks`, fs/xfs/libxfs/xfs_fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct FreeBlocks {
+    version: u32,
+    flags: u32,
+    uid: u32,
+    gid: u32,
+    prid: u32,
+    pad32: u32,
+    min_file_size: u64,
+    pad64: [u64; 12],
+}
+const _: () = assert!(size_of::<FreeBlocks>() == 128);
+
+/// `XFS_EOFBLOCKS_VERSION`.
+const FREE_BLOCKS_VERSION: u32 = 1;
+/// `XFS_EOF_FLAGS_SYNC | XFS_EOF_FLAGS_PRID`.
+const OF_PROJECT_NOW: u32 = 1 << 0 | 1 << 3;
+
+/// Project and flags of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
+pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
+    let mut found = FsXattr::default();
+    // SAFETY: `inode` is open during the call. The kernel writes one `struct fsxattr` (size asserted
+    // above) through the pointer and keeps nothing; every bit pattern of it is valid.
+    unsafe { ioctl::fs_ioc_fsgetxattr(inode.as_raw_fd(), &raw mut found) }?;
+    Ok(found)
+}
+
+/// Sets project and flags of an open inode (`FS_IOC_FSSETXATTR`, Linux 4.5) in one transaction.
+pub(crate) fn set_fsxattr(inode: BorrowedFd<'_>, wanted: &FsXattr) -> Result<(), Errno> {
+    // SAFETY: `inode` is open during the call. The kernel reads one `struct fsxattr` (size asserted
+    // above) from the reference and keeps nothing.
+    unsafe { ioctl::fs_ioc_fssetxattr(inode.as_raw_fd(), wanted) }?;
+    Ok(())
+}
+
+/// Frees what XFS has put off for a project: blocks behind the ends of its files, and then, for the
+/// whole file system, deleted inodes (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; inodes since 5.15).
+pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
+    let mut what =
+        FreeBlocks { version: FREE_BLOCKS_VERSION, flags: OF_PROJECT_NOW, prid: project, ..FreeBlocks::default() };
+    // SAFETY: `fs` is open during the call. The kernel reads one `struct xfs_fs_eofblocks` (size
+    // asserted above) through the pointer and keeps nothing.
+    unsafe { ioctl::xfs_ioc_free_eofblocks(fs.as_raw_fd(), &raw mut what) }?;
+    Ok(())
+}
+
+/// Limits and usage of a project; `ENOENT` if there is no record of it.
+pub(crate) fn quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno> {
+    let mut found = DiskQuota::default();
+    quotactl(fs, Q_XGETQUOTA, id, &mut found)?;
+    Ok(found)
+}
+
+/// The first project from `id` on that has a limit or uses anything; `ENOENT` if there is none.
+///
+/// `Q_XGETNEXTQUOTA`, Linux 4.6.
+pub(crate) fn next_quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno> {
+    let mut found = DiskQuota::default();
+    quotactl(fs, Q_XGETNEXTQUOTA, id, &mut found)?;
+    Ok(found)
+}
+
+/// Sets those limits of a project that `fieldmask` names.
+pub(crate) fn set_limits(fs: BorrowedFd<'_>, wanted: &DiskQuota) -> Result<(), Errno> {
+    let mut wanted = *wanted;
+    quotactl(fs, Q_XSETQLIM, wanted.id, &mut wanted)
+}
+
+/// What the file system does with project quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectQuota {
+    Off,
+    Counted,
+    Enforced,
+}
+
+/// Whether project quotas are on. `ENOSYS` if no quota is, or if the kernel lacks the call.
+pub(crate) fn project_quota(fs: BorrowedFd<'_>) -> Result<ProjectQuota, Errno> {
+    let mut found = QuotaState { version: VERSION, ..QuotaState::default() };
+    quotactl(fs, Q_XGETQSTATV, 0, &mut found)?;
+    Ok(match (found.flags & ACCOUNTED != 0, found.flags & ENFORCED != 0) {
+        (false, _) => ProjectQuota::Off,
+        (true, false) => ProjectQuota::Counted,
+        (true, true) => ProjectQuota::Enforced,
+    })
+}
+
+/// Whether the kernel has `quotactl_fd` at all (Linux 5.14).
+pub(crate) fn has_quotactl_fd() -> bool {
+    // SAFETY: no descriptor, no pointer: the call ends with `EBADF` where it exists.
+    let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, -1, 0, 0, 0) };
+    Errno::result(result) != Err(Errno::ENOSYS)
+}
+
+/// What `quotactl_fd` reads or writes for one of the commands above.
+trait Argument: Copy {}
+impl Argument for DiskQuota {}
+impl Argument for QuotaState {}
+
+/// `quotactl_fd(2)` for project quotas of the file system that `fs` lies on, Linux 5.14.
+fn quotactl<T: Argument>(fs: BorrowedFd<'_>, command: u32, id: u32, argument: &mut T) -> Result<(), Errno> {
+    let command = command << 8 | PROJECT_TYPE;
+    // SAFETY: `fs` is open during the call. The kernel reads or writes one structure of the command
+    // (the callers pair them; sizes asserted above) through the pointer and keeps nothing; every bit
+    // pattern of these structures is valid.
+    let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fs.as_raw_fd(), command, id, from_mut(argument)) };
+    Errno::result(result).map(drop)
+}

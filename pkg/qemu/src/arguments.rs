@@ -1,0 +1,382 @@
+//! From a configuration to QEMU's arguments. Pure.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::accelerator::Accelerator;
+use crate::config::{Boot, Config, PortName, Sink};
+use crate::disk::{Access, Cache, Disk, IoError, Operation, Serial, Times, Wrap};
+use crate::network::Network;
+
+/// Why a configuration describes no VM.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// QEMU takes the names of disks as JSON.
+    #[error("the file name {} is not UTF-8; QEMU cannot be told of it", .0.display())]
+    NotUtf8(PathBuf),
+    /// A serial number tells disks apart.
+    #[error("two disks have the serial number {0}")]
+    SameSerial(Serial),
+    /// A name tells ports apart.
+    #[error("two ports have the name {0}")]
+    SamePort(PortName),
+}
+
+/// Descriptors that QEMU inherits: its ends of the streams.
+pub(crate) struct Streams {
+    pub(crate) qmp: RawFd,
+    pub(crate) console: Option<RawFd>,
+    /// One for each port that is a stream, in the order of the ports.
+    pub(crate) ports: Vec<RawFd>,
+}
+
+pub(crate) fn arguments(
+    accelerator: Accelerator,
+    config: &Config,
+    streams: &Streams,
+) -> Result<Vec<OsString>, ConfigError> {
+    check(config)?;
+    let mut all = Arguments(Vec::new());
+    all.0.extend(accelerator.arguments().map(OsString::from));
+    all.0.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(OsString::from));
+    all.add("-m", format!("{}B", config.memory.get()));
+    all.add("-smp", config.cpus.to_string());
+    all.add("-chardev", format!("socket,id=qmp,fd={}", streams.qmp));
+    all.add("-mon", "chardev=qmp,mode=control");
+    all.add("-device", "virtio-rng-pci");
+    boot(&mut all, &config.boot)?;
+    for (index, disk) in config.disks.iter().enumerate() {
+        add_disk(&mut all, disk, index, &config.boot)?;
+    }
+    if let Some(network) = &config.network {
+        add_network(&mut all, network);
+    }
+    all.add("-chardev", chardev("console", &config.console, streams.console)?);
+    all.add("-serial", "chardev:console");
+    add_ports(&mut all, config, streams)?;
+    for device in &config.devices {
+        all.add("-device", device);
+    }
+    Ok(all.0)
+}
+
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn add(&mut self, option: &str, value: impl Into<OsString>) {
+        self.0.extend([option.into(), value.into()]);
+    }
+}
+
+fn check(config: &Config) -> Result<(), ConfigError> {
+    let mut serials = BTreeSet::new();
+    if let Some(disk) = config.disks.iter().find(|disk| !serials.insert(&disk.serial)) {
+        return Err(ConfigError::SameSerial(disk.serial.clone()));
+    }
+    let mut names = BTreeSet::new();
+    match config.ports.iter().find(|port| !names.insert(&port.name)) {
+        Some(port) => Err(ConfigError::SamePort(port.name.clone())),
+        None => Ok(()),
+    }
+}
+
+fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
+    match boot {
+        Boot::Kernel { kernel, initrd, command_line } => {
+            all.add("-machine", "q35");
+            all.add("-kernel", kernel);
+            if let Some(initrd) = initrd {
+                all.add("-initrd", initrd);
+            }
+            all.add("-append", command_line);
+        }
+        Boot::Firmware { code, variables } => {
+            all.add("-machine", "q35,pflash0=code,pflash1=variables");
+            let node = |name: &str, path: &Path, read_only: bool| -> Result<String, ConfigError> {
+                let file = json!({"driver": "file", "filename": utf8(path)?});
+                Ok(json!({"driver": "raw", "node-name": name, "read-only": read_only, "file": file}).to_string())
+            };
+            all.add("-blockdev", node("code", code, true)?);
+            all.add("-blockdev", node("variables", variables, false)?);
+        }
+    }
+    Ok(())
+}
+
+/// Name of a disk's node in QEMU's block layer.
+pub(crate) fn node_name(serial: &Serial) -> String {
+    format!("disk-{serial}")
+}
+
+fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Result<(), ConfigError> {
+    all.add("-blockdev", node(disk)?.to_string());
+    let name = node_name(&disk.serial);
+    let mut device = json!({"driver": "virtio-blk-pci", "drive": name, "serial": disk.serial.as_str()});
+    if index == 0 && matches!(boot, Boot::Firmware { .. }) {
+        device["bootindex"] = json!(1);
+    }
+    all.add("-device", device.to_string());
+    Ok(())
+}
+
+/// Nodes inside a node inherit its cache and access.
+fn node(disk: &Disk) -> Result<Value, ConfigError> {
+    let file = json!({"driver": "file", "filename": utf8(&disk.path)?});
+    let mut node = match &disk.wrap {
+        Wrap::None => json!({"driver": "raw", "file": file}),
+        Wrap::Errors(errors) => {
+            let rules: Vec<Value> = errors.iter().map(rule).collect();
+            json!({"driver": "raw", "file": {"driver": "blkdebug", "image": file, "inject-error": rules}})
+        }
+        Wrap::WriteLog(log) => {
+            let log = json!({"driver": "file", "filename": utf8(log)?});
+            json!({"driver": "blklogwrites", "file": file, "log": log})
+        }
+    };
+    node["node-name"] = json!(node_name(&disk.serial));
+    node["read-only"] = json!(disk.access == Access::ReadOnly);
+    node["discard"] = json!("unmap");
+    node["cache"] = json!({"direct": disk.cache == Cache::Direct, "no-flush": disk.cache == Cache::Unsafe});
+    Ok(node)
+}
+
+fn rule(error: &IoError) -> Value {
+    let operation = match error.operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+        Operation::Flush => "flush",
+        Operation::Discard => "discard",
+    };
+    let mut rule = json!({
+        "event": "none",
+        "iotype": operation,
+        "errno": error.errno as i32,
+        "once": error.times == Times::Once,
+    });
+    if let Some(sector) = error.sector {
+        rule["sector"] = json!(sector);
+    }
+    rule
+}
+
+fn add_network(all: &mut Arguments, network: &Network) {
+    let forward = |rule: &crate::Forward| json!({"str": format!("tcp:127.0.0.1:{}-:{}", rule.host, rule.guest)});
+    let forwards: Vec<Value> = network.forwards.iter().map(forward).collect();
+    all.add("-netdev", json!({"type": "user", "id": "network", "hostfwd": forwards}).to_string());
+    // Without a ROM: nothing boots from the network, and firmware starts faster.
+    all.add("-device", json!({"driver": "virtio-net-pci", "netdev": "network", "romfile": ""}).to_string());
+}
+
+fn add_ports(all: &mut Arguments, config: &Config, streams: &Streams) -> Result<(), ConfigError> {
+    if config.ports.is_empty() {
+        return Ok(());
+    }
+    all.add("-device", "virtio-serial-pci");
+    let mut descriptors = streams.ports.iter().copied();
+    for (index, port) in config.ports.iter().enumerate() {
+        let id = format!("port{index}");
+        let descriptor = if port.sink == Sink::Stream { descriptors.next() } else { None };
+        all.add("-chardev", chardev(&id, &port.sink, descriptor)?);
+        let device = json!({"driver": "virtserialport", "chardev": id, "name": port.name.as_str()});
+        all.add("-device", device.to_string());
+    }
+    Ok(())
+}
+
+fn chardev(id: &str, sink: &Sink, descriptor: Option<RawFd>) -> Result<String, ConfigError> {
+    Ok(match (sink, descriptor) {
+        (Sink::Stream, Some(descriptor)) => format!("socket,id={id},fd={descriptor}"),
+        // In this syntax a comma is doubled.
+        (Sink::File(path), _) => format!("file,id={id},path={}", utf8(path)?.replace(',', ",,")),
+        (Sink::Discard, _) | (Sink::Stream, None) => format!("null,id={id}"),
+    })
+}
+
+fn utf8(path: &Path) -> Result<&str, ConfigError> {
+    path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use nix::errno::Errno;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Port;
+    use crate::network::Forward;
+
+    const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new() };
+
+    fn direct() -> Config {
+        Config::new(Boot::Kernel {
+            kernel: "vmlinuz".into(),
+            initrd: Some("initramfs".into()),
+            command_line: "console=ttyS0 a=b,c".into(),
+        })
+    }
+
+    fn built(config: &Config) -> Vec<String> {
+        let all = arguments(Accelerator::Tcg, config, &STREAMS).unwrap();
+        all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
+    }
+
+    fn values<'a>(all: &'a [String], option: &str) -> Vec<&'a str> {
+        all.windows(2).filter(|pair| pair[0] == option).map(|pair| pair[1].as_str()).collect()
+    }
+
+    fn json_of(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_kernel_is_started_directly() {
+        let all = built(&direct());
+        assert_eq!(values(&all, "-machine"), ["q35"]);
+        assert_eq!(values(&all, "-accel"), ["tcg,thread=multi"]);
+        assert_eq!(values(&all, "-kernel"), ["vmlinuz"]);
+        assert_eq!(values(&all, "-initrd"), ["initramfs"]);
+        assert_eq!(values(&all, "-append"), ["console=ttyS0 a=b,c"]);
+        assert_eq!(values(&all, "-m"), ["1073741824B"]);
+        assert_eq!(values(&all, "-smp"), ["2"]);
+        assert_eq!(values(&all, "-chardev"), ["socket,id=qmp,fd=7", "null,id=console"]);
+        assert!(all.contains(&"-nodefaults".into()) && all.contains(&"-no-user-config".into()));
+        assert_eq!(values(&all, "-netdev"), [""; 0]);
+    }
+
+    #[test]
+    fn firmware_boots_the_first_disk() {
+        let mut config = direct();
+        config.boot = Boot::Firmware { code: "CODE.fd".into(), variables: "VARS.fd".into() };
+        config.disks = vec![Disk::new("system".parse().unwrap(), "a.img"), Disk::new("data".parse().unwrap(), "b.img")];
+        let all = built(&config);
+        assert_eq!(values(&all, "-machine"), ["q35,pflash0=code,pflash1=variables"]);
+        assert_eq!(values(&all, "-kernel"), [""; 0]);
+        let nodes = values(&all, "-blockdev");
+        assert_eq!(json_of(nodes[0])["read-only"], json!(true));
+        assert_eq!(json_of(nodes[1])["read-only"], json!(false));
+        let devices = values(&all, "-device");
+        assert_eq!(json_of(devices[1])["bootindex"], json!(1));
+        assert_eq!(json_of(devices[2])["bootindex"], Value::Null);
+    }
+
+    #[test]
+    fn a_disk_is_a_node_and_a_device() {
+        let mut disk = Disk::new("data".parse().unwrap(), "/tmp/a, b.img");
+        disk.access = Access::ReadOnly;
+        disk.cache = Cache::Unsafe;
+        let mut config = direct();
+        config.disks.push(disk);
+        let all = built(&config);
+        assert_eq!(
+            json_of(values(&all, "-blockdev")[0]),
+            json!({
+                "driver": "raw",
+                "node-name": "disk-data",
+                "read-only": true,
+                "discard": "unmap",
+                "cache": {"direct": false, "no-flush": true},
+                "file": {"driver": "file", "filename": "/tmp/a, b.img"},
+            })
+        );
+        assert_eq!(
+            json_of(values(&all, "-device")[1]),
+            json!({"driver": "virtio-blk-pci", "drive": "disk-data", "serial": "data"})
+        );
+    }
+
+    #[test]
+    fn faults_stand_between_the_disk_and_its_file() {
+        let mut disk = Disk::new("data".parse().unwrap(), "data.img");
+        let error = IoError { operation: Operation::Flush, errno: Errno::EIO, sector: Some(8), times: Times::Once };
+        disk.wrap = Wrap::Errors(vec![error]);
+        let built = node(&disk).unwrap();
+        assert_eq!(built["file"]["driver"], "blkdebug");
+        assert_eq!(built["file"]["image"]["filename"], "data.img");
+        assert_eq!(
+            built["file"]["inject-error"],
+            json!([{"event": "none", "iotype": "flush", "errno": 5, "once": true, "sector": 8}])
+        );
+        disk.wrap = Wrap::WriteLog("writes.log".into());
+        let built = node(&disk).unwrap();
+        assert_eq!(built["driver"], "blklogwrites");
+        assert_eq!(built["log"]["filename"], "writes.log");
+        assert_eq!(built["node-name"], "disk-data");
+    }
+
+    #[test]
+    fn ports_of_the_host_lead_into_the_guest() {
+        let mut config = direct();
+        config.network = Some(Network { forwards: vec![Forward { host: 40000, guest: 6443 }] });
+        let all = built(&config);
+        assert_eq!(
+            json_of(values(&all, "-netdev")[0]),
+            json!({"type": "user", "id": "network", "hostfwd": [{"str": "tcp:127.0.0.1:40000-:6443"}]})
+        );
+    }
+
+    #[test]
+    fn each_stream_gets_its_own_descriptor() {
+        let port = |name: &str, sink| Port { name: name.parse().unwrap(), sink };
+        let mut config = direct();
+        config.console = Sink::Stream;
+        config.ports = vec![
+            port("first", Sink::Stream),
+            port("second", Sink::File("/tmp/x,y".into())),
+            port("third", Sink::Stream),
+        ];
+        let streams = Streams { qmp: 7, console: Some(8), ports: vec![9, 10] };
+        let all = arguments(Accelerator::Kvm, &config, &streams).unwrap();
+        let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
+        assert_eq!(
+            values(&all, "-chardev"),
+            [
+                "socket,id=qmp,fd=7",
+                "socket,id=console,fd=8",
+                "socket,id=port0,fd=9",
+                "file,id=port1,path=/tmp/x,,y",
+                "socket,id=port2,fd=10",
+            ]
+        );
+    }
+
+    #[test]
+    fn disks_and_ports_that_cannot_be_told_apart_are_refused() {
+        let mut config = direct();
+        config.disks = vec![Disk::new("data".parse().unwrap(), "a"), Disk::new("data".parse().unwrap(), "b")];
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS);
+        assert_eq!(refused, Err(ConfigError::SameSerial("data".parse().unwrap())));
+        config.disks.clear();
+        config.ports = vec![Port { name: "a".parse().unwrap(), sink: Sink::Discard }; 2];
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS);
+        assert_eq!(refused, Err(ConfigError::SamePort("a".parse().unwrap())));
+    }
+
+    #[test]
+    fn a_file_name_that_json_cannot_hold_is_refused() {
+        let mut config = direct();
+        let path = Path::new(OsStr::from_bytes(b"\xff.img"));
+        config.disks.push(Disk::new("data".parse().unwrap(), path));
+        assert_eq!(arguments(Accelerator::Tcg, &config, &STREAMS), Err(ConfigError::NotUtf8(path.to_owned())));
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_name_reaches_another_option(path in "[^\0]{1,40}") {
+            let mut config = direct();
+            config.disks.push(Disk::new("data".parse().unwrap(), &path));
+            config.console = Sink::File(path.clone().into());
+            let all = built(&config);
+            let nodes = values(&all, "-blockdev");
+            prop_assert_eq!(&json_of(nodes[0])["file"]["filename"], &json!(path));
+            let console = values(&all, "-chardev")[1].strip_prefix("file,id=console,path=").unwrap().to_owned();
+            prop_assert_eq!(console.replace(",,", ""), path.replace(',', ""));
+        }
+    }
+}

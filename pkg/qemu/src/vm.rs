@@ -1,0 +1,290 @@
+//! A running VM.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use units::Bytes;
+
+use crate::accelerator::Accelerator;
+use crate::arguments::{ConfigError, Streams, arguments, node_name};
+use crate::config::{Config, PortName, Sink};
+use crate::disk::Serial;
+use crate::process::{Exit, Process};
+use crate::program::Program;
+use crate::qmp::{Qmp, QmpError};
+
+/// Once the control connection is closed, QEMU is about to end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// A running VM. Dropping it kills the guest and waits for its end.
+#[derive(Debug)]
+pub struct Vm {
+    process: Process,
+    qmp: Mutex<Qmp>,
+    streams: Mutex<HostStreams>,
+    serials: Vec<Serial>,
+}
+
+#[derive(Debug)]
+struct HostStreams {
+    console: Option<UnixStream>,
+    ports: BTreeMap<PortName, UnixStream>,
+}
+
+/// Why there is no VM.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration is wrong in itself.
+    #[error("the configuration describes no VM")]
+    Config(#[from] ConfigError),
+    /// No socket pairs, or no thread.
+    #[error("cannot prepare the connections to QEMU")]
+    Prepare(#[source] io::Error),
+    /// The program does not start.
+    #[error("cannot start QEMU")]
+    Spawn(#[source] io::Error),
+    /// QEMU gave up: a file is missing, in use or too short, or a port of the host is taken.
+    #[error("QEMU did not start the VM ({0})")]
+    Ended(Exit),
+    /// QEMU runs but cannot be controlled.
+    #[error("QEMU cannot be controlled")]
+    Control(#[source] QmpError),
+}
+
+/// Requests that a disk has completed since the VM started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockStats {
+    /// Number of reads.
+    pub reads: u64,
+    /// Number of writes.
+    pub writes: u64,
+    /// Number of flushes.
+    pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: Bytes,
+    /// Bytes written.
+    pub written_bytes: Bytes,
+}
+
+impl Vm {
+    /// Starts the VM. The guest runs when this returns.
+    ///
+    /// # Errors
+    /// [`StartError`]: nothing runs and nothing is left.
+    pub fn start(program: &Program, accelerator: Accelerator, config: &Config) -> Result<Self, StartError> {
+        let (host, guest) = Ends::make(config).map_err(StartError::Prepare)?;
+        let mut command = Command::new(program.path());
+        command.args(arguments(accelerator, config, &guest.numbers())?);
+        let process = Process::spawn(command, guest.descriptors()).map_err(StartError::Spawn)?;
+        let qmp = match Qmp::open(host.qmp) {
+            Ok(qmp) => qmp,
+            Err(QmpError::Closed) => {
+                return Err(match process.wait(LAST_WORDS) {
+                    Some(exit) => StartError::Ended(exit),
+                    None => StartError::Control(QmpError::Closed),
+                });
+            }
+            Err(error) => return Err(StartError::Control(error)),
+        };
+        let names = config.ports.iter().filter(|port| port.sink == Sink::Stream).map(|port| port.name.clone());
+        let streams = HostStreams { console: host.console, ports: names.zip(host.ports).collect() };
+        let serials = config.disks.iter().map(|disk| disk.serial.clone()).collect();
+        Ok(Self { process, qmp: Mutex::new(qmp), streams: Mutex::new(streams), serials })
+    }
+
+    /// The host's end of a port with [`Sink::Stream`], once.
+    pub fn take_port(&self, name: &str) -> Option<UnixStream> {
+        let mut streams = self.streams();
+        let name = streams.ports.keys().find(|port| port.as_str() == name)?.clone();
+        streams.ports.remove(&name)
+    }
+
+    /// The host's end of the console with [`Sink::Stream`], once.
+    pub fn take_console(&self) -> Option<UnixStream> {
+        self.streams().console.take()
+    }
+
+    /// Presses the power button. The guest decides what it does.
+    ///
+    /// # Errors
+    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    pub fn powerdown(&self) -> Result<(), QmpError> {
+        self.execute("system_powerdown", json!({})).map(drop)
+    }
+
+    /// Ends QEMU at once: the guest is cut off, what it has flushed or written is in the files.
+    ///
+    /// # Errors
+    /// [`QmpError`]. A VM that has ended is no error.
+    pub fn quit(&self) -> Result<(), QmpError> {
+        match self.execute("quit", json!({})) {
+            Ok(_) | Err(QmpError::Closed) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Kills QEMU: the guest is cut off, and requests that QEMU has not passed on are lost.
+    pub fn kill(&self) {
+        self.process.kill();
+    }
+
+    /// What each disk has done so far.
+    ///
+    /// # Errors
+    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    pub fn block_stats(&self) -> Result<BTreeMap<Serial, BlockStats>, QmpError> {
+        let command = "query-blockstats";
+        let answer = self.execute(command, json!({}))?;
+        stats(answer, &self.serials).map_err(|source| QmpError::Answer { command: command.into(), source })
+    }
+
+    /// Any command of QMP.
+    ///
+    /// # Errors
+    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.qmp.lock().unwrap_or_else(PoisonError::into_inner).execute(command, &arguments)
+    }
+
+    /// Waits for the end, `None` if the VM still runs when `limit` is over.
+    pub fn wait(&self, limit: Duration) -> Option<Exit> {
+        self.process.wait(limit)
+    }
+
+    /// How it ended, if it did.
+    pub fn exit(&self) -> Option<Exit> {
+        self.process.exit()
+    }
+
+    /// Presses the power button, waits up to `limit`, then kills what is left.
+    pub fn shut_down(&self, limit: Duration) -> Exit {
+        // If QEMU takes no command any more, the limit ends it too.
+        let pressed = self.powerdown();
+        let patience = if pressed.is_ok() { limit } else { LAST_WORDS.min(limit) };
+        self.process.wait(patience).unwrap_or_else(|| {
+            self.process.kill();
+            self.process.join()
+        })
+    }
+
+    /// QEMU's process ID, which is also its process group's.
+    pub fn pid(&self) -> u32 {
+        self.process.pid().as_raw().unsigned_abs()
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HostStreams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One side of all socket pairs.
+struct Ends {
+    qmp: UnixStream,
+    console: Option<UnixStream>,
+    ports: Vec<UnixStream>,
+}
+
+impl Ends {
+    fn make(config: &Config) -> io::Result<(Self, Self)> {
+        let (qmp, their_qmp) = UnixStream::pair()?;
+        let mut ours = Self { qmp, console: None, ports: Vec::new() };
+        let mut theirs = Self { qmp: their_qmp, console: None, ports: Vec::new() };
+        if config.console == Sink::Stream {
+            let (our, their) = UnixStream::pair()?;
+            (ours.console, theirs.console) = (Some(our), Some(their));
+        }
+        for _ in config.ports.iter().filter(|port| port.sink == Sink::Stream) {
+            let (our, their) = UnixStream::pair()?;
+            ours.ports.push(our);
+            theirs.ports.push(their);
+        }
+        Ok((ours, theirs))
+    }
+
+    fn numbers(&self) -> Streams {
+        Streams {
+            qmp: self.qmp.as_raw_fd(),
+            console: self.console.as_ref().map(AsRawFd::as_raw_fd),
+            ports: self.ports.iter().map(AsRawFd::as_raw_fd).collect(),
+        }
+    }
+
+    fn descriptors(self) -> Vec<OwnedFd> {
+        [self.qmp].into_iter().chain(self.console).chain(self.ports).map(OwnedFd::from).collect()
+    }
+}
+
+#[derive(Deserialize)]
+struct Node {
+    #[serde(rename = "node-name", default)]
+    name: String,
+    stats: Counters,
+}
+
+#[derive(Deserialize)]
+struct Counters {
+    rd_operations: u64,
+    wr_operations: u64,
+    flush_operations: u64,
+    rd_bytes: u64,
+    wr_bytes: u64,
+}
+
+fn stats(answer: Value, serials: &[Serial]) -> Result<BTreeMap<Serial, BlockStats>, serde_json::Error> {
+    let nodes: Vec<Node> = serde_json::from_value(answer)?;
+    Ok(serials
+        .iter()
+        .filter_map(|serial| {
+            let node = nodes.iter().find(|node| node.name == node_name(serial))?;
+            Some((serial.clone(), BlockStats::from(&node.stats)))
+        })
+        .collect())
+}
+
+impl From<&Counters> for BlockStats {
+    fn from(counters: &Counters) -> Self {
+        Self {
+            reads: counters.rd_operations,
+            writes: counters.wr_operations,
+            flushes: counters.flush_operations,
+            read_bytes: Bytes::new(counters.rd_bytes),
+            written_bytes: Bytes::new(counters.wr_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_disks_of_the_configuration_are_counted() {
+        let counters = |flushes: u64| {
+            json!({
+                "rd_operations": 1, "wr_operations": 2, "flush_operations": flushes,
+                "rd_bytes": 512, "wr_bytes": 4096, "idle_time_ns": 7,
+            })
+        };
+        let answer = json!([
+            {"device": "", "node-name": "disk-data", "stats": counters(3), "qdev": "/machine/peripheral-anon/device[3]"},
+            {"node-name": "code", "stats": counters(9)},
+        ]);
+        let data: Serial = "data".parse().unwrap();
+        let found = stats(answer, &[data.clone(), "system".parse().unwrap()]).unwrap();
+        let expected = BlockStats {
+            reads: 1,
+            writes: 2,
+            flushes: 3,
+            read_bytes: Bytes::new(512),
+            written_bytes: Bytes::new(4096),
+        };
+        assert_eq!(found, BTreeMap::from([(data, expected)]));
+    }
+}

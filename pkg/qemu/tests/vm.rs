@@ -1,0 +1,129 @@
+//! VMs that really run: Linux without a root, which panics after its start.
+
+use std::env;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use qemu::{Accelerator, Boot, Config, Disk, Program, Sink, StartError, Vm, console_tail};
+use serde_json::json;
+use tempfile::TempDir;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Where a test keeps its files, and the QEMU that it runs.
+struct Host {
+    dir: TempDir,
+    program: Program,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), program: Program::find().unwrap() }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn disk(&self, serial: &str) -> Disk {
+        let path = self.file(serial);
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        Disk::new(serial.parse().unwrap(), path)
+    }
+
+    fn start(&self, config: &Config) -> Result<Vm, StartError> {
+        Vm::start(&self.program, Accelerator::Tcg, config)
+    }
+}
+
+/// A kernel that waits for its root for ever.
+fn waiting() -> Config {
+    kernel("rootwait root=/dev/vdz")
+}
+
+fn kernel(more: &str) -> Config {
+    let kernel = env::var_os("VMLINUZ").expect("VMLINUZ names a kernel").into();
+    let command_line = format!("console=ttyS0 panic=-1 {more}");
+    Config::new(Boot::Kernel { kernel, initrd: None, command_line })
+}
+
+#[test]
+fn a_panic_of_the_guest_ends_the_vm_and_stands_on_the_console() {
+    let host = Host::new();
+    let mut config = kernel("root=/dev/vdz");
+    config.console = Sink::File(host.file("console, log"));
+    let vm = host.start(&config).unwrap();
+    let exit = vm.wait(LONG).unwrap();
+    assert!(exit.status.success(), "{exit}");
+    let console = console_tail(&host.file("console, log"), 60).unwrap();
+    assert!(console.iter().any(|line| line.contains("Kernel panic")), "{console:#?}");
+}
+
+#[test]
+fn a_streamed_console_carries_what_the_guest_says() {
+    use std::io::{BufRead, BufReader};
+
+    let host = Host::new();
+    let mut config = waiting();
+    config.console = Sink::Stream;
+    let vm = host.start(&config).unwrap();
+    let console = vm.take_console().unwrap();
+    assert!(vm.take_console().is_none());
+    console.set_read_timeout(Some(LONG)).unwrap();
+    let mut lines = BufReader::new(console).lines();
+    assert!(lines.any(|line| line.unwrap().contains("Linux version")));
+}
+
+#[test]
+fn the_disks_are_counted_and_quit_ends_the_vm() {
+    let host = Host::new();
+    let mut config = waiting();
+    config.disks = vec![host.disk("one"), host.disk("two")];
+    let vm = host.start(&config).unwrap();
+    let stats = vm.block_stats().unwrap();
+    let serials: Vec<_> = stats.keys().map(qemu::Serial::as_str).collect();
+    assert_eq!(serials, ["one", "two"]);
+    assert_eq!(vm.execute("query-status", json!({})).unwrap()["running"], json!(true));
+    vm.quit().unwrap();
+    assert!(vm.wait(LONG).unwrap().status.success());
+    vm.quit().unwrap();
+}
+
+#[test]
+fn a_guest_that_ignores_the_power_button_is_killed() {
+    let host = Host::new();
+    let vm = host.start(&waiting()).unwrap();
+    assert_eq!(vm.exit(), None);
+    let exit = vm.shut_down(Duration::from_millis(100));
+    assert_eq!(exit.status.signal(), Some(9));
+}
+
+#[test]
+fn a_vm_outlives_the_thread_that_started_it() {
+    let host = Host::new();
+    let config = waiting();
+    let vm = thread::scope(|scope| scope.spawn(|| host.start(&config)).join().unwrap()).unwrap();
+    assert_eq!(vm.execute("query-status", json!({})).unwrap()["running"], json!(true));
+}
+
+#[test]
+fn a_disk_that_is_not_there_is_told_in_qemus_words() {
+    let host = Host::new();
+    let mut config = waiting();
+    config.disks.push(Disk::new("data".parse().unwrap(), host.file("absent.img")));
+    let error = host.start(&config).unwrap_err();
+    assert!(matches!(&error, StartError::Ended(exit) if exit.stderr.contains("absent.img")), "{error:?}");
+}
+
+#[test]
+fn two_vms_cannot_write_to_one_file() {
+    let host = Host::new();
+    let mut config = waiting();
+    config.disks.push(host.disk("data"));
+    let _first = host.start(&config).unwrap();
+    let error = host.start(&config).unwrap_err();
+    assert!(matches!(&error, StartError::Ended(exit) if exit.stderr.contains("lock")), "{error:?}");
+}
