@@ -134,20 +134,25 @@ fn broken(command: &str, source: io::Error) -> QmpError {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Shutdown;
     use std::thread;
 
     use super::*;
 
-    /// Plays QEMU: says each text, before the first command and after each.
+    /// Plays QEMU: says the first text at once, each other one after a command, then hangs up.
     fn fake_qemu(says: &'static [&'static str]) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {
             let mut theirs = BufReader::new(theirs);
             let mut command = String::new();
-            for text in says {
+            for (index, text) in says.iter().enumerate() {
+                if index > 0 {
+                    theirs.read_line(&mut command).unwrap();
+                }
                 theirs.get_mut().write_all(text.as_bytes()).unwrap();
-                theirs.read_line(&mut command).unwrap();
             }
+            theirs.get_ref().shutdown(Shutdown::Write).unwrap();
+            theirs.read_line(&mut command).unwrap();
         });
         ours
     }
