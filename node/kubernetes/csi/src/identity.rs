@@ -1,0 +1,96 @@
+//! The Identity service, and what the plugin announces.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proto::csi::identity_server::Identity;
+use proto::csi::node_service_capability::rpc;
+use proto::csi::plugin_capability::{Service, VolumeExpansion, service, volume_expansion};
+use proto::csi::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeServiceCapability, PluginCapability, ProbeRequest,
+    ProbeResponse, Topology, node_service_capability, plugin_capability,
+};
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status};
+use tracing::warn;
+
+use crate::host::Host;
+use crate::metrics::{Method, Metrics};
+
+/// The label of nodes that volumes are bound to.
+pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
+
+/// What the node's side of the plugin can do.
+const NODE: [rpc::Type; 4] =
+    [rpc::Type::ExpandVolume, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
+
+pub(crate) struct IdentityService<H> {
+    pub(crate) version: String,
+    pub(crate) host: Arc<H>,
+    pub(crate) metrics: Metrics,
+}
+
+#[tonic::async_trait]
+impl<H: Host> Identity for IdentityService<H> {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<GetPluginInfoRequest>,
+    ) -> Result<Response<GetPluginInfoResponse>, Status> {
+        let info = GetPluginInfoResponse {
+            name: volume::DRIVER_NAME.to_owned(),
+            vendor_version: self.version.clone(),
+            manifest: HashMap::new(),
+        };
+        self.metrics.observe(Method::GetPluginInfo, async { Ok::<_, Status>(info) }).await
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
+        let topology = Service { r#type: service::Type::VolumeAccessibilityConstraints.into() };
+        let expansion = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
+        let types = [plugin_capability::Type::Service(topology), plugin_capability::Type::VolumeExpansion(expansion)];
+        let capabilities = types.map(|r#type| PluginCapability { r#type: Some(r#type) }).to_vec();
+        let answer = GetPluginCapabilitiesResponse { capabilities };
+        self.metrics.observe(Method::GetPluginCapabilities, async { Ok::<_, Status>(answer) }).await
+    }
+
+    async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        let host = Arc::clone(&self.host);
+        self.metrics
+            .observe(Method::Probe, async {
+                // A probe that panics is as unready as one that fails.
+                let ready = match spawn_blocking(move || host.ready()).await {
+                    Ok(Ok(())) => true,
+                    Ok(Err(reason)) => {
+                        warn!(error = &reason as &dyn std::error::Error, "volumes cannot be served");
+                        false
+                    }
+                    Err(reason) => {
+                        warn!(error = &reason as &dyn std::error::Error, "volumes cannot be served");
+                        false
+                    }
+                };
+                Ok::<_, Status>(ProbeResponse { ready: Some(ready) })
+            })
+            .await
+    }
+}
+
+pub(crate) fn node_info(node: &str) -> NodeGetInfoResponse {
+    let segments = HashMap::from([(TOPOLOGY_KEY.to_owned(), node.to_owned())]);
+    NodeGetInfoResponse {
+        node_id: node.to_owned(),
+        max_volumes_per_node: 0, // no limit but the disk's
+        accessible_topology: Some(Topology { segments }),
+    }
+}
+
+pub(crate) fn node_capabilities() -> NodeGetCapabilitiesResponse {
+    let capability = |kind: rpc::Type| NodeServiceCapability {
+        r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: kind.into() })),
+    };
+    NodeGetCapabilitiesResponse { capabilities: NODE.map(capability).to_vec() }
+}
