@@ -1,2 +1,55 @@
-//! Being written.
+//! The programs of a Kubernetes node as supervised services, and the keys they share.
+//!
+//! [`Credentials::ensure`] comes first. Then each module has a `service` for
+//! [`supervisor::Context::start`], in this order, each started when the one before is healthy where a line
+//! says so:
+//!
+//! | started | after |
+//! |---|---|
+//! | [`etcd`], [`containerd`] | |
+//! | [`apiserver`] | `etcd` |
+//! | [`containerd::images`] | `containerd` |
+//! | [`controller_manager`], [`scheduler`], [`proxy`] | `apiserver` |
+//! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
+//!
+//! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
+//! whatever they are told: containerd's shims have their sockets and runc's state there.
+//!
+//! ```no_run
+//! # async fn boot(cx: supervisor::Context, config: services::Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use std::sync::Arc;
+//! use services::{Credentials, apiserver, etcd};
+//!
+//! let credentials = Arc::new(Credentials::ensure(&config, time::OffsetDateTime::now_utc())?);
+//! cx.start("etcd", etcd::service(&config)).healthy().await?;
+//! cx.start("kube-apiserver", apiserver::service(&config, &credentials)).healthy().await?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod apiserver;
+mod certificate;
+mod cgroup;
+mod cni;
+mod config;
+pub mod containerd;
+pub mod controller_manager;
+pub mod etcd;
+mod klog;
+mod kubeconfig;
+pub mod kubelet;
+mod lines;
+mod network;
+mod pki;
+mod program;
+pub mod proxy;
+mod ready;
+pub mod scheduler;
+
+pub use config::{Config, Durability, Paths};
+pub use network::{Network, NetworkError};
+pub use pki::{ClientError, Credentials, Identity, PkiError};
+pub use program::{ProgramError, Running, Service, Tail};
+pub use ready::{NotReady, Refusal};

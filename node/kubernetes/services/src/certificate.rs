@@ -1,0 +1,321 @@
+//! Making and judging certificates. No files, no clock.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PublicKeyData, SanType,
+};
+use time::{Duration, OffsetDateTime};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::pem::{Pem, parse_x509_pem};
+
+const AUTHORITY_NAME: &str = "granary";
+const AUTHORITY_LIFE: Duration = Duration::days(10 * 365);
+const LEAF_LIFE: Duration = Duration::days(365);
+/// A certificate with less left is made again.
+const RENEWAL: Duration = Duration::days(30);
+/// Clocks of machines that start for the first time differ.
+const SKEW: Duration = Duration::days(1);
+
+/// A certificate that the node needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The file's name, without extension.
+    pub(crate) name: &'static str,
+    pub(crate) common_name: String,
+    /// The Kubernetes group of a client.
+    pub(crate) organization: Option<&'static str>,
+    pub(crate) purpose: Purpose,
+}
+
+/// What a certificate is good for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Client,
+    Server(BTreeSet<ServerName>),
+}
+
+/// A name by which clients may call a server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ServerName {
+    Dns(String),
+    Ip(IpAddr),
+}
+
+/// A certificate and its private key, both PEM. Has no `Clone` and no `Debug`.
+pub(crate) struct Pair {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+/// Why a certificate that is there is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Stale {
+    #[error("it was not there")]
+    Absent,
+    #[error("it could not be read")]
+    Unreadable,
+    #[error("it did not belong to its private key")]
+    OtherKey,
+    #[error("another authority had signed it")]
+    OtherAuthority,
+    #[error("it was made for something else")]
+    OtherSubject,
+    #[error("it was about to expire")]
+    Expiring,
+    #[error("it was not valid yet")]
+    NotYet,
+}
+
+/// The cluster's certificate authority.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: String,
+}
+
+impl Authority {
+    /// A new one.
+    pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
+        params.not_before = now - SKEW;
+        params.not_after = now + AUTHORITY_LIFE;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages =
+            vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key)?.pem();
+        let pair = Pair { certificate: certificate.clone(), key: key.serialize_pem() };
+        Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
+    }
+
+    /// The one that `pair` holds.
+    pub(crate) fn load(pair: &Pair, now: OffsetDateTime) -> Result<Self, Stale> {
+        let pem = pem_of(&pair.certificate)?;
+        let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
+        let key = key_of(pair, &certificate)?;
+        if !certificate.is_ca() {
+            return Err(Stale::OtherSubject);
+        }
+        certificate.verify_signature(None).map_err(|_| Stale::OtherAuthority)?;
+        check_validity(&certificate, now)?;
+        let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(|_| Stale::Unreadable)?;
+        Ok(Self { issuer, certificate: pair.certificate.clone() })
+    }
+
+    /// The authority's own certificate, PEM.
+    pub(crate) fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// A new certificate, with a new key.
+    pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        if let Some(organization) = wanted.organization {
+            params.distinguished_name.push(DnType::OrganizationName, organization);
+        }
+        params.distinguished_name.push(DnType::CommonName, wanted.common_name.as_str());
+        params.not_before = now - SKEW;
+        params.not_after = now + LEAF_LIFE;
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        match &wanted.purpose {
+            Purpose::Client => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Purpose::Server(names) => {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+                params.subject_alt_names = names
+                    .iter()
+                    .map(|name| match name {
+                        ServerName::Dns(name) => Ok(SanType::DnsName(name.as_str().try_into()?)),
+                        ServerName::Ip(address) => Ok(SanType::IpAddress(*address)),
+                    })
+                    .collect::<Result<_, rcgen::Error>>()?;
+            }
+        }
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Pair { certificate, key: key.serialize_pem() })
+    }
+
+    /// Whether `pair` is what [`Authority::issue`] would make, and lasts.
+    pub(crate) fn check(&self, wanted: &Wanted, pair: &Pair, now: OffsetDateTime) -> Result<(), Stale> {
+        let pem = pem_of(&pair.certificate)?;
+        let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
+        key_of(pair, &certificate)?;
+
+        let own = pem_of(&self.certificate)?;
+        let own = own.parse_x509().map_err(|_| Stale::Unreadable)?;
+        certificate.verify_signature(Some(own.public_key())).map_err(|_| Stale::OtherAuthority)?;
+
+        let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned).ok();
+        let common_names: Vec<_> = certificate.subject().iter_common_name().map(text).collect();
+        let organizations: Vec<_> = certificate.subject().iter_organization().map(text).collect();
+        let wanted_organizations: Vec<_> = wanted.organization.iter().map(|name| Some((*name).to_owned())).collect();
+        if common_names != [Some(wanted.common_name.clone())]
+            || organizations != wanted_organizations
+            || purpose_of(&certificate)? != wanted.purpose
+        {
+            return Err(Stale::OtherSubject);
+        }
+        check_validity(&certificate, now)
+    }
+}
+
+fn pem_of(text: &str) -> Result<Pem, Stale> {
+    parse_x509_pem(text.as_bytes()).map(|(_, pem)| pem).map_err(|_| Stale::Unreadable)
+}
+
+/// The private key, if it is the certificate's.
+fn key_of(pair: &Pair, certificate: &X509Certificate<'_>) -> Result<KeyPair, Stale> {
+    let key = KeyPair::from_pem(&pair.key).map_err(|_| Stale::Unreadable)?;
+    if key.subject_public_key_info() == certificate.public_key().raw { Ok(key) } else { Err(Stale::OtherKey) }
+}
+
+fn check_validity(certificate: &X509Certificate<'_>, now: OffsetDateTime) -> Result<(), Stale> {
+    let validity = certificate.validity();
+    if now < validity.not_before.to_datetime() {
+        Err(Stale::NotYet)
+    } else if now + RENEWAL > validity.not_after.to_datetime() {
+        Err(Stale::Expiring)
+    } else {
+        Ok(())
+    }
+}
+
+fn purpose_of(certificate: &X509Certificate<'_>) -> Result<Purpose, Stale> {
+    let usage = certificate.extended_key_usage().map_err(|_| Stale::Unreadable)?.ok_or(Stale::OtherSubject)?;
+    let mut names = BTreeSet::new();
+    if let Some(found) = certificate.subject_alternative_name().map_err(|_| Stale::Unreadable)? {
+        for name in &found.value.general_names {
+            names.insert(server_name(name).ok_or(Stale::OtherSubject)?);
+        }
+    }
+    match (usage.value.client_auth, usage.value.server_auth) {
+        (true, false) if names.is_empty() => Ok(Purpose::Client),
+        (false, true) => Ok(Purpose::Server(names)),
+        _ => Err(Stale::OtherSubject),
+    }
+}
+
+fn server_name(name: &GeneralName<'_>) -> Option<ServerName> {
+    match name {
+        GeneralName::DNSName(name) => Some(ServerName::Dns((*name).to_owned())),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            v4.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from)).ok().map(ServerName::Ip)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
+
+    fn client() -> Wanted {
+        Wanted {
+            name: "kubelet",
+            common_name: "system:node:granary".into(),
+            organization: Some("system:nodes"),
+            purpose: Purpose::Client,
+        }
+    }
+
+    fn server(address: [u8; 4]) -> Wanted {
+        let names = [ServerName::Dns("kubernetes.default.svc".into()), ServerName::Ip(Ipv4Addr::from(address).into())];
+        Wanted {
+            name: "apiserver",
+            common_name: "kube-apiserver".into(),
+            organization: None,
+            purpose: Purpose::Server(names.into()),
+        }
+    }
+
+    #[test]
+    fn what_is_issued_is_what_was_wanted() {
+        let (authority, _) = Authority::make(NOW).unwrap();
+        for wanted in [client(), server([10, 0, 2, 15])] {
+            let pair = authority.issue(&wanted, NOW).unwrap();
+            assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_certificate_for_another_address_or_group_is_stale() {
+        let (authority, _) = Authority::make(NOW).unwrap();
+        let pair = authority.issue(&server([10, 0, 2, 15]), NOW).unwrap();
+        assert_eq!(authority.check(&server([10, 0, 2, 16]), &pair, NOW), Err(Stale::OtherSubject));
+        let pair = authority.issue(&client(), NOW).unwrap();
+        let admin = Wanted { organization: Some("system:masters"), ..client() };
+        assert_eq!(authority.check(&admin, &pair, NOW), Err(Stale::OtherSubject));
+        let nobody = Wanted { organization: None, ..client() };
+        assert_eq!(authority.check(&nobody, &pair, NOW), Err(Stale::OtherSubject));
+    }
+
+    #[test]
+    fn a_leaf_is_renewed_thirty_days_before_its_end() {
+        let (authority, _) = Authority::make(NOW).unwrap();
+        let pair = authority.issue(&client(), NOW).unwrap();
+        let at = |days| authority.check(&client(), &pair, NOW + Duration::days(days));
+        assert_eq!(at(334), Ok(()));
+        assert_eq!(at(336), Err(Stale::Expiring));
+        assert_eq!(at(5000), Err(Stale::Expiring));
+        assert_eq!(at(0), Ok(()));
+        assert_eq!(at(-2), Err(Stale::NotYet));
+    }
+
+    #[test]
+    fn a_clock_that_is_a_few_hours_behind_still_accepts() {
+        let (authority, pair) = Authority::make(NOW).unwrap();
+        let leaf = authority.issue(&client(), NOW).unwrap();
+        assert_eq!(authority.check(&client(), &leaf, NOW - Duration::hours(20)), Ok(()));
+        assert!(Authority::load(&pair, NOW - Duration::hours(20)).is_ok());
+        assert_eq!(Authority::load(&pair, NOW - Duration::days(3)).err(), Some(Stale::NotYet));
+    }
+
+    #[test]
+    fn another_authority_of_the_same_name_is_found_out() {
+        let (authority, _) = Authority::make(NOW).unwrap();
+        let (other, _) = Authority::make(NOW).unwrap();
+        let pair = other.issue(&client(), NOW).unwrap();
+        assert_eq!(authority.check(&client(), &pair, NOW), Err(Stale::OtherAuthority));
+    }
+
+    #[test]
+    fn a_key_that_is_not_the_certificates_is_found_out() {
+        let (authority, pair) = Authority::make(NOW).unwrap();
+        let (one, two) = (authority.issue(&client(), NOW).unwrap(), authority.issue(&client(), NOW).unwrap());
+        let mixed = Pair { certificate: one.certificate, key: two.key };
+        assert_eq!(authority.check(&client(), &mixed, NOW), Err(Stale::OtherKey));
+        let mixed = Pair { certificate: pair.certificate, key: mixed.key };
+        assert_eq!(Authority::load(&mixed, NOW).err(), Some(Stale::OtherKey));
+    }
+
+    #[test]
+    fn a_loaded_authority_signs_what_the_made_one_accepts() {
+        let (made, pair) = Authority::make(NOW).unwrap();
+        let loaded = Authority::load(&pair, NOW).unwrap();
+        let leaf = loaded.issue(&client(), NOW).unwrap();
+        assert_eq!(made.check(&client(), &leaf, NOW), Ok(()));
+        assert_eq!(loaded.certificate(), made.certificate());
+    }
+
+    #[test]
+    fn rubbish_is_unreadable_and_a_leaf_is_no_authority() {
+        let (authority, pair) = Authority::make(NOW).unwrap();
+        let rubbish = Pair { certificate: "-----BEGIN".into(), key: pair.key };
+        assert_eq!(Authority::load(&rubbish, NOW).err(), Some(Stale::Unreadable));
+        let leaf = authority.issue(&client(), NOW).unwrap();
+        assert_eq!(Authority::load(&leaf, NOW).err(), Some(Stale::OtherSubject));
+    }
+}

@@ -1,0 +1,144 @@
+//! What the services are told about their node.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use crate::Network;
+
+/// A control plane node. Every combination of valid fields is valid.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node's name, also of its Node object: a DNS label.
+    pub node: String,
+    /// The address by which others reach the node.
+    pub address: Ipv4Addr,
+    /// Cluster addresses of Services.
+    pub services: Network,
+    /// Addresses of this node's pods.
+    pub pods: Network,
+    /// Addresses of all pods of the cluster.
+    pub cluster_pods: Network,
+    /// Whether etcd waits for the disk.
+    pub durability: Durability,
+    /// Where things are.
+    pub paths: Paths,
+}
+
+impl Config {
+    /// The Service `default/kubernetes`: the first address of its network.
+    pub(crate) fn api_service(&self) -> Option<Ipv4Addr> {
+        self.services.host(1)
+    }
+
+    /// Kept for the cluster's DNS service.
+    pub(crate) fn dns_service(&self) -> Option<Ipv4Addr> {
+        self.services.host(10)
+    }
+}
+
+/// Whether etcd's writes survive a power cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// They do.
+    #[default]
+    Durable,
+    /// They need not: a test wants speed.
+    UnsafeNoFsync,
+}
+
+/// Where programs, data and state are. [`Default`] is the node image's layout.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// Directory of the programs.
+    pub programs: PathBuf,
+    /// Directory of the CNI plugins.
+    pub cni_programs: PathBuf,
+    /// Directory of the OCI archives that belong to the image.
+    pub images: PathBuf,
+    /// Resolver configuration that pods inherit.
+    pub resolv_conf: PathBuf,
+    /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
+    pub cgroups: Option<PathBuf>,
+    /// Keys and certificates; on the data disk, as the next ones.
+    pub pki: PathBuf,
+    /// etcd's database.
+    pub etcd: PathBuf,
+    /// kubelet's root directory.
+    pub kubelet: PathBuf,
+    /// Certificates that kubelet asks for itself.
+    pub kubelet_pki: PathBuf,
+    /// containerd's images and snapshots.
+    pub containerd: PathBuf,
+    /// Logs of containers.
+    pub pod_logs: PathBuf,
+    /// What is gone after a reboot: sockets, state, generated configuration. Short: socket paths have 107 bytes.
+    pub ephemeral: PathBuf,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self {
+            programs: "/usr/bin".into(),
+            cni_programs: "/opt/cni/bin".into(),
+            images: "/images".into(),
+            resolv_conf: "/etc/resolv.conf".into(),
+            cgroups: Some("/sys/fs/cgroup".into()),
+            pki: "/data/pki".into(),
+            etcd: "/data/etcd".into(),
+            kubelet: "/data/kubelet".into(),
+            kubelet_pki: "/data/kubelet-pki".into(),
+            containerd: "/data/containerd".into(),
+            pod_logs: "/data/log/pods".into(),
+            ephemeral: "/ephemeral".into(),
+        }
+    }
+}
+
+impl Paths {
+    /// containerd's socket.
+    pub fn containerd_socket(&self) -> PathBuf {
+        self.ephemeral.join("containerd/containerd.sock")
+    }
+
+    /// The directory of the sockets of CSI plugins.
+    pub fn csi_plugins(&self) -> PathBuf {
+        self.kubelet.join("plugins")
+    }
+
+    /// The directory in which kubelet looks for registration sockets.
+    pub fn csi_registrations(&self) -> PathBuf {
+        self.kubelet.join("plugins_registry")
+    }
+
+    /// A file that is generated at every start of its program.
+    pub(crate) fn generated(&self, name: &str) -> PathBuf {
+        self.ephemeral.join("config").join(name)
+    }
+
+    /// Where programs put certificates that nobody asked for.
+    pub(crate) fn scratch_certificates(&self) -> PathBuf {
+        self.ephemeral.join("certs")
+    }
+
+    /// kubelet and the controller manager insist on a directory of FlexVolume drivers.
+    pub(crate) fn flex_volumes(&self) -> PathBuf {
+        self.ephemeral.join("flexvolume")
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.ephemeral.join("tmp")
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn example() -> Config {
+    Config {
+        node: "granary".into(),
+        address: Ipv4Addr::new(10, 0, 2, 15),
+        services: "10.96.0.0/16".parse().unwrap(),
+        pods: "10.244.0.0/24".parse().unwrap(),
+        cluster_pods: "10.244.0.0/16".parse().unwrap(),
+        durability: Durability::Durable,
+        paths: Paths::default(),
+    }
+}

@@ -1,0 +1,173 @@
+//! containerd, and the images that belong to the node image.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::task::spawn_blocking;
+use tracing::info;
+
+use crate::program::{Program, ProgramError, Service};
+use crate::{Config, Paths, cni, ready};
+
+/// Kubernetes' images are in this namespace of containerd.
+const NAMESPACE: &str = "k8s.io";
+
+/// Healthy when its socket accepts.
+pub fn service(config: &Config) -> Service {
+    let socket = config.paths.containerd_socket();
+    program(config).service(&config.paths, move || {
+        let socket = socket.clone();
+        async move { ready::socket(&socket).await }
+    })
+}
+
+/// Imports every archive of the image, each once however often this is restarted, and is done.
+/// containerd has to be healthy.
+pub fn images(config: &Config) -> Service {
+    let paths = Arc::new(config.paths.clone());
+    let imported = Arc::new(Mutex::new(BTreeSet::new()));
+    Box::new(move |cx| {
+        let (paths, imported) = (Arc::clone(&paths), Arc::clone(&imported));
+        Box::pin(async move {
+            for archive in archives(&paths.images).await? {
+                if imported.lock().unwrap_or_else(PoisonError::into_inner).contains(&archive) {
+                    continue;
+                }
+                import(&paths, &archive).complete(&paths, &cx).await?;
+                if cx.is_cancelled() {
+                    return Ok(());
+                }
+                info!(archive = %archive.display(), "image imported");
+                imported.lock().unwrap_or_else(PoisonError::into_inner).insert(archive);
+            }
+            cx.done();
+            Ok(())
+        })
+    })
+}
+
+async fn archives(directory: &Path) -> Result<BTreeSet<PathBuf>, ProgramError> {
+    let path = directory.to_owned();
+    let listed = spawn_blocking(move || -> io::Result<BTreeSet<PathBuf>> {
+        let mut found = BTreeSet::new();
+        for entry in std::fs::read_dir(path)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "tar") {
+                found.insert(path);
+            }
+        }
+        Ok(found)
+    });
+    let listed = listed.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    listed.map_err(|source| ProgramError::Images { path: directory.to_owned(), source })
+}
+
+fn import(paths: &Paths, archive: &Path) -> Program {
+    let arguments = [
+        "--address".to_owned(),
+        paths.containerd_socket().display().to_string(),
+        "--namespace".to_owned(),
+        NAMESPACE.to_owned(),
+        "images".to_owned(),
+        "import".to_owned(),
+        "--local".to_owned(),
+        archive.display().to_string(),
+    ];
+    Program { name: "ctr", arguments: arguments.into(), ..Program::default() }
+}
+
+fn program(config: &Config) -> Program {
+    let paths = &config.paths;
+    let file = paths.generated("containerd.toml");
+    let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];
+    let directories = vec![(paths.containerd.clone(), 0o711), (cni::directory(paths), 0o755)];
+    Program { name: "containerd", arguments, directories, files: vec![(file, toml(paths)), cni::conflist(config)] }
+}
+
+/// containerd 2.3, configuration version 3. What is not named is the default.
+fn toml(paths: &Paths) -> String {
+    let quoted = |path: &Path| format!("{:?}", path.display().to_string());
+    format!(
+        r#"version = 3
+root = {root}
+state = {state}
+# Snapshotters and differs that the node does not use; the others want to write to /opt or to a collector.
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.erofs", "io.containerd.differ.v1.erofs",
+  "io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
+  "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+]
+
+[grpc]
+  address = {socket}
+
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "granary.invalid/pause:1"
+
+[plugins.'io.containerd.cri.v1.runtime']
+  disable_apparmor = true
+  # Pods that are not root use block volumes.
+  device_ownership_from_security_context = true
+  [plugins.'io.containerd.cri.v1.runtime'.containerd]
+    default_runtime_name = "runc"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+        BinaryName = {runc}
+        SystemdCgroup = false
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = [{cni_programs}]
+    conf_dir = {cni}
+"#,
+        root = quoted(&paths.containerd),
+        state = quoted(&paths.ephemeral.join("containerd")),
+        socket = quoted(&paths.containerd_socket()),
+        runc = quoted(&paths.programs.join("runc")),
+        cni_programs = quoted(&paths.cni_programs),
+        cni = quoted(&cni::directory(paths)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+
+    #[test]
+    fn data_is_on_the_disk_and_state_is_not() {
+        let text = toml(&example().paths);
+        for line in [
+            "root = \"/data/containerd\"",
+            "state = \"/ephemeral/containerd\"",
+            "  address = \"/ephemeral/containerd/containerd.sock\"",
+            "        BinaryName = \"/usr/bin/runc\"",
+            "    bin_dirs = [\"/opt/cni/bin\"]",
+            "    conf_dir = \"/ephemeral/cni/net.d\"",
+            "  device_ownership_from_security_context = true",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_archives_are_imported_in_the_order_of_their_names() {
+        let scratch = tempfile::tempdir().unwrap();
+        for name in ["workload.tar", "pause.tar", "README"] {
+            std::fs::write(scratch.path().join(name), "").unwrap();
+        }
+        let found: Vec<PathBuf> = archives(scratch.path()).await.unwrap().into_iter().collect();
+        assert_eq!(found, [scratch.path().join("pause.tar"), scratch.path().join("workload.tar")]);
+    }
+
+    #[tokio::test]
+    async fn a_missing_directory_of_images_is_named() {
+        let error = archives(Path::new("/nowhere")).await.unwrap_err();
+        assert_eq!(error.to_string(), "cannot list the images in /nowhere");
+    }
+}

@@ -1,0 +1,65 @@
+//! kube-controller-manager: all controllers but the one that approves certificates.
+
+use std::sync::Arc;
+
+use crate::pki::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, ready};
+
+/// Made by one of its controllers in every cluster; without it no pod can be created.
+const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+/// Healthy when the cluster has its default service account, the first thing that everybody waits for.
+pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
+    let kept = Arc::clone(credentials);
+    program(config, credentials).service(&config.paths, move || {
+        let credentials = Arc::clone(&kept);
+        async move { ready::api(&credentials, SIGN_OF_LIFE).await }
+    })
+}
+
+fn program(config: &Config, credentials: &Credentials) -> Program {
+    let kubeconfig = credentials.kubeconfig(Identity::ControllerManager).display().to_string();
+    let arguments = [
+        ("kubeconfig", kubeconfig.clone()),
+        ("authentication-kubeconfig", kubeconfig.clone()),
+        ("authorization-kubeconfig", kubeconfig),
+        ("bind-address", "127.0.0.1".to_owned()),
+        // No port: serving would cost a second of key making, and nobody asks.
+        ("secure-port", "0".to_owned()),
+        ("leader-elect", "false".to_owned()),
+        // Its approval takes a certificate for any node name.
+        ("controllers", "*,-certificatesigningrequest-approving-controller".to_owned()),
+        ("flex-volume-plugin-dir", config.paths.flex_volumes().display().to_string()),
+        ("service-account-private-key-file", credentials.key("sa").display().to_string()),
+        ("root-ca-file", credentials.certificate("ca").display().to_string()),
+        ("cluster-signing-cert-file", credentials.certificate("ca").display().to_string()),
+        ("cluster-signing-key-file", credentials.key("ca").display().to_string()),
+        // Its own role is too small for its controllers.
+        ("use-service-account-credentials", "true".to_owned()),
+        ("cert-dir", config.paths.scratch_certificates().display().to_string()),
+    ];
+    Program {
+        name: "kube-controller-manager",
+        arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).into(),
+        directories: vec![(config.paths.scratch_certificates(), 0o700), (config.paths.flex_volumes(), 0o755)],
+        ..Program::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+
+    #[test]
+    fn every_controller_runs_but_the_approval_of_certificates() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = example();
+        config.paths.pki = scratch.path().join("pki");
+        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        let arguments = program(&config, &credentials).arguments;
+        let controllers: Vec<_> = arguments.iter().filter_map(|flag| flag.strip_prefix("--controllers=")).collect();
+        assert_eq!(controllers, ["*,-certificatesigningrequest-approving-controller"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! kubelet. The CSI plugin's sockets have to be there before it starts.
+
+use serde_json::json;
+
+use crate::pki::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, ready};
+
+/// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
+pub fn service(config: &Config, credentials: &Credentials) -> Service {
+    program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
+}
+
+fn program(config: &Config, credentials: &Credentials) -> Program {
+    let paths = &config.paths;
+    let file = paths.generated("kubelet.json");
+    let arguments = vec![
+        format!("--config={}", file.display()),
+        format!("--kubeconfig={}", credentials.kubeconfig(Identity::Kubelet).display()),
+        format!("--root-dir={}", paths.kubelet.display()),
+        format!("--cert-dir={}", paths.kubelet_pki.display()),
+        format!("--hostname-override={}", config.node),
+        format!("--node-ip={}", config.address),
+    ];
+    let directories = vec![
+        (paths.kubelet.clone(), 0o750),
+        (paths.csi_plugins(), 0o700),
+        (paths.csi_registrations(), 0o700),
+        (paths.kubelet_pki.clone(), 0o700),
+        (paths.pod_logs.clone(), 0o750),
+        (paths.flex_volumes(), 0o755),
+    ];
+    Program { name: "kubelet", arguments, directories, files: vec![(file, configuration(config, credentials))] }
+}
+
+fn configuration(config: &Config, credentials: &Credentials) -> String {
+    let paths = &config.paths;
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": config.address,
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": credentials.certificate("ca")},
+        },
+        "authorization": {"mode": "Webhook"},
+        // Without these kubelet makes two RSA keys at its first start.
+        "tlsCertFile": credentials.certificate("kubelet-server"),
+        "tlsPrivateKeyFile": credentials.key("kubelet-server"),
+        "cgroupDriver": "cgroupfs",
+        "containerRuntimeEndpoint": format!("unix://{}", paths.containerd_socket().display()),
+        "clusterDomain": "cluster.local",
+        "clusterDNS": config.dns_service().into_iter().collect::<Vec<_>>(),
+        "resolvConf": paths.resolv_conf,
+        "enforceNodeAllocatable": ["pods"],
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "5%", "imagefs.available": "5%"},
+        "failSwapOn": true,
+        "makeIPTablesUtilChains": false,
+        "podLogsDir": paths.pod_logs,
+        "protectKernelDefaults": true,
+        "rotateCertificates": true,
+        "seccompDefault": true,
+        "volumePluginDir": paths.flex_volumes(),
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::config::example;
+
+    fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
+        let scratch = tempfile::tempdir().unwrap();
+        config.paths.pki = scratch.path().join("pki");
+        let credentials = Credentials::ensure(config, time::OffsetDateTime::now_utc()).unwrap();
+        (scratch, credentials)
+    }
+
+    #[test]
+    fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        let text = configuration(&config, &credentials);
+        let read: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(read["address"], "10.0.2.15");
+        assert_eq!(read["clusterDNS"], json!(["10.96.0.10"]));
+        for file in ["tlsCertFile", "tlsPrivateKeyFile"] {
+            assert!(std::path::Path::new(read[file].as_str().unwrap()).exists(), "{file}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_without_an_identity() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        assert_eq!(read["authentication"]["anonymous"]["enabled"], false);
+        assert_eq!(read["authorization"]["mode"], "Webhook");
+    }
+
+    #[test]
+    fn directories_of_csi_sockets_are_closed_to_others() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        let directories = program(&config, &credentials).directories;
+        for path in ["/data/kubelet/plugins", "/data/kubelet/plugins_registry"] {
+            assert!(directories.contains(&(path.into(), 0o700)), "{path}");
+        }
+    }
+}

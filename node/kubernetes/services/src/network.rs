@@ -1,0 +1,101 @@
+//! IPv4 networks in CIDR notation.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+/// An IPv4 network with room for hosts: `10.96.0.0/16`. The address has no host bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Network {
+    address: Ipv4Addr,
+    prefix: u8,
+}
+
+/// A text that is no [`Network`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NetworkError {
+    /// Not an address, a slash and a number.
+    #[error("{0:?} is no network: write it like 10.96.0.0/16")]
+    Form(String),
+    /// No room for hosts, or no such prefix.
+    #[error("network {0:?} needs a prefix from 1 to 30")]
+    Prefix(String),
+    /// An address inside the network instead of its first one.
+    #[error("network {given:?} has host bits: write it as {meant}")]
+    HostBits {
+        /// What was written.
+        given: String,
+        /// The network that has this address.
+        meant: Network,
+    },
+}
+
+impl Network {
+    /// The address with the number `number`, if the network has it and it is not the broadcast address.
+    pub fn host(self, number: u32) -> Option<Ipv4Addr> {
+        let size = 1_u32 << (32 - self.prefix);
+        (number > 0 && number < size - 1).then(|| Ipv4Addr::from_bits(self.address.to_bits() + number))
+    }
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let form = || NetworkError::Form(text.to_owned());
+        let (address, prefix) = text.split_once('/').ok_or_else(form)?;
+        let address: Ipv4Addr = address.parse().map_err(|_| form())?;
+        let prefix: u8 = prefix.parse().map_err(|_| form())?;
+        if !(1..=30).contains(&prefix) {
+            return Err(NetworkError::Prefix(text.to_owned()));
+        }
+        let mask = u32::MAX << (32 - prefix);
+        let meant = Self { address: Ipv4Addr::from_bits(address.to_bits() & mask), prefix };
+        if meant.address != address {
+            return Err(NetworkError::HostBits { given: text.to_owned(), meant });
+        }
+        Ok(meant)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_network_reads_back_and_its_hosts_are_inside(bits: u32, prefix in 1_u8..=30, number: u32) {
+            let network = Network { address: Ipv4Addr::from_bits(bits & (u32::MAX << (32 - prefix))), prefix };
+            prop_assert_eq!(network.to_string().parse(), Ok(network));
+            if let Some(host) = network.host(number) {
+                prop_assert_eq!(host.to_bits() & (u32::MAX << (32 - prefix)), network.address.to_bits());
+                prop_assert_ne!(host, network.address);
+            }
+        }
+    }
+
+    #[test]
+    fn hosts_are_counted_from_the_network_address() {
+        let services: Network = "10.96.0.0/16".parse().unwrap();
+        assert_eq!(services.host(1), Some(Ipv4Addr::new(10, 96, 0, 1)));
+        assert_eq!(services.host(0), None);
+        assert_eq!(services.host(65_534), Some(Ipv4Addr::new(10, 96, 255, 254)));
+        assert_eq!(services.host(65_535), None);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_the_remedy() {
+        let error = |text: &str| text.parse::<Network>().unwrap_err().to_string();
+        assert_eq!(error("10.96.0.1/16"), "network \"10.96.0.1/16\" has host bits: write it as 10.96.0.0/16");
+        assert_eq!(error("10.96.0.0"), "\"10.96.0.0\" is no network: write it like 10.96.0.0/16");
+        assert_eq!(error("10.96.0.0/31"), "network \"10.96.0.0/31\" needs a prefix from 1 to 30");
+        assert_eq!(error("::/64"), "\"::/64\" is no network: write it like 10.96.0.0/16");
+    }
+}

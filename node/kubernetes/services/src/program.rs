@@ -1,0 +1,463 @@
+//! An external program as a service.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use supervisor::Context;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::timeout;
+use tracing::{debug, error, info, warn};
+
+use crate::Paths;
+use crate::cgroup::Cgroup;
+use crate::klog::{Level, Line};
+use crate::lines::Lines;
+use crate::ready::NotReady;
+
+/// Lines of output that an error shows.
+const TAIL: usize = 12;
+/// After SIGTERM. Less than the supervisor's own deadline, so that SIGKILL comes from here.
+const STOP_DEADLINE: Duration = Duration::from_secs(7);
+/// The output of an ended program, unless a child of it keeps the pipe.
+const DRAIN_DEADLINE: Duration = Duration::from_millis(500);
+
+/// A service, for [`Context::start`].
+pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
+
+/// One attempt of a [`Service`].
+pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>>;
+
+/// Why a program does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// A directory or a file that it needs.
+    #[error("{program} needs {path}, which cannot be made")]
+    Prepare {
+        /// The program.
+        program: &'static str,
+        /// What it needs.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It could not be started.
+    #[error("cannot start {path}")]
+    Start {
+        /// The program's file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended by itself.
+    #[error("{program} ended with {status}; it said last: {tail}")]
+    Ended {
+        /// The program.
+        program: &'static str,
+        /// How.
+        status: ExitStatus,
+        /// Its last lines.
+        tail: Tail,
+    },
+    /// It runs, but does not work.
+    #[error("{program} is not ready; it said last: {tail}")]
+    NotReady {
+        /// The program.
+        program: &'static str,
+        /// Its last lines.
+        tail: Tail,
+        /// What was seen.
+        #[source]
+        source: Box<NotReady>,
+    },
+    /// The archives of the image cannot be listed.
+    #[error("cannot list the images in {path}")]
+    Images {
+        /// Their directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The last lines of a program.
+#[derive(Clone, Debug, Default)]
+pub struct Tail(VecDeque<String>);
+
+impl Tail {
+    fn push(&mut self, line: &str) {
+        if self.0.len() == TAIL {
+            self.0.pop_front();
+        }
+        self.0.push_back(line.to_owned());
+    }
+}
+
+impl fmt::Display for Tail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nothing");
+        }
+        for (index, line) in self.0.iter().enumerate() {
+            write!(f, "{}{line}", if index == 0 { "" } else { " | " })?;
+        }
+        Ok(())
+    }
+}
+
+/// What to run, and what has to be there before.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Program {
+    /// Its file's name, the name of its cgroup, and `service` in the log.
+    pub(crate) name: &'static str,
+    pub(crate) arguments: Vec<String>,
+    /// Directories with their mode, if they have to be made.
+    pub(crate) directories: Vec<(PathBuf, u32)>,
+    /// Files that are written anew at each start.
+    pub(crate) files: Vec<(PathBuf, String)>,
+}
+
+impl Program {
+    /// The service: run it, healthy when `ready` says so.
+    pub(crate) fn service<R, F>(self, paths: &Paths, ready: R) -> Service
+    where
+        R: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<(), NotReady>> + Send,
+    {
+        let shared = Arc::new((self, paths.clone(), ready));
+        Box::new(move |cx| {
+            let shared = Arc::clone(&shared);
+            Box::pin(async move {
+                let (program, paths, ready) = &*shared;
+                program.run(paths, &cx, ready()).await
+            })
+        })
+    }
+
+    async fn run(
+        &self,
+        paths: &Paths,
+        cx: &Context,
+        ready: impl Future<Output = Result<(), NotReady>>,
+    ) -> Result<(), ProgramError> {
+        let mut process = self.start(paths).await?;
+        let mut ready = std::pin::pin!(ready);
+        let mut is_ready = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = cx.cancelled() => {
+                    process.stop().await;
+                    return Ok(());
+                }
+                status = process.child.wait() => return Err(process.ended(status).await),
+                checked = &mut ready, if !is_ready => match checked {
+                    Ok(()) => {
+                        is_ready = true;
+                        cx.healthy();
+                    }
+                    Err(source) => {
+                        process.stop().await;
+                        let source = Box::new(source);
+                        return Err(ProgramError::NotReady { program: self.name, tail: process.tail(), source });
+                    }
+                },
+            }
+        }
+    }
+
+    /// Runs it to its end, which has to be a success. A stop of the service stops it.
+    pub(crate) async fn complete(&self, paths: &Paths, cx: &Context) -> Result<(), ProgramError> {
+        let mut process = self.start(paths).await?;
+        tokio::select! {
+            biased;
+            () = cx.cancelled() => {
+                process.stop().await;
+                Ok(())
+            }
+            status = process.child.wait() => match status {
+                Ok(status) if status.success() => Ok(()),
+                status => Err(process.ended(status).await),
+            },
+        }
+    }
+
+    async fn start(&self, paths: &Paths) -> Result<Process, ProgramError> {
+        let (program, prepared) = (self.clone(), paths.clone());
+        // A panic of `prepare` is one of the service.
+        let cgroup = match spawn_blocking(move || program.prepare(&prepared)).await {
+            Ok(prepared) => prepared?,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => None, // the runtime ends, and this with it
+            },
+        };
+
+        let path = paths.programs.join(self.name);
+        let mut child =
+            self.command(&path, paths).spawn().map_err(|source| ProgramError::Start { path: path.clone(), source })?;
+        debug!(service = self.name, process = child.id(), "program started");
+        if let (Some(cgroup), Some(process)) = (cgroup, child.id()) {
+            cgroup.add(process);
+        }
+        let tail = Arc::default();
+        let mut output = JoinSet::new();
+        if let Some(stdout) = child.stdout.take() {
+            output.spawn(copy(self.name, stdout, Arc::clone(&tail)));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            output.spawn(copy(self.name, stderr, Arc::clone(&tail)));
+        }
+        Ok(Process { program: self.name, child, output, tail })
+    }
+
+    fn command(&self, path: &Path, paths: &Paths) -> Command {
+        let mut command = Command::new(path);
+        command
+            .args(&self.arguments)
+            .env_clear()
+            .env("PATH", format!("{}:{}", paths.programs.display(), paths.cni_programs.display()))
+            .env("HOME", &paths.ephemeral)
+            .env("TMPDIR", paths.temporary())
+            // Go's collector then takes little of the time of a boot; memory is there.
+            .env("GOGC", "400")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A terminal's signals are for us, who stop the programs in order.
+            .process_group(0)
+            .kill_on_drop(true);
+        command
+    }
+
+    fn prepare(&self, paths: &Paths) -> Result<Option<Cgroup>, ProgramError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| ProgramError::Prepare { program: self.name, path, source }
+        };
+        let make = |path: &Path, mode| DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed(path));
+        make(&paths.temporary(), 0o700)?;
+        for (path, mode) in &self.directories {
+            make(path, *mode)?;
+        }
+        for (path, content) in &self.files {
+            if let Some(parent) = path.parent() {
+                make(parent, 0o755)?;
+            }
+            fs::write(path, content).map_err(failed(path))?;
+        }
+        Ok(paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name)))
+    }
+}
+
+/// A program that runs.
+struct Process {
+    program: &'static str,
+    child: Child,
+    output: JoinSet<()>,
+    tail: Arc<Mutex<Tail>>,
+}
+
+impl Process {
+    /// SIGTERM, and SIGKILL after a deadline. Returns when it has ended.
+    async fn stop(&mut self) {
+        // Until it is waited for, the ID is the child's.
+        if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok())
+            && let Err(errno) = kill(Pid::from_raw(id), Signal::SIGTERM)
+        {
+            debug!(service = self.program, %errno, "no SIGTERM");
+        }
+        if timeout(STOP_DEADLINE, self.child.wait()).await.is_err() {
+            warn!(service = self.program, "program killed: it did not end in time");
+            if let Err(error) = self.child.kill().await {
+                warn!(service = self.program, %error, "no SIGKILL");
+            }
+        }
+        self.drain().await;
+    }
+
+    async fn ended(&mut self, status: io::Result<ExitStatus>) -> ProgramError {
+        self.drain().await;
+        match status {
+            Ok(status) => ProgramError::Ended { program: self.program, status, tail: self.tail() },
+            Err(source) => ProgramError::Start { path: self.program.into(), source },
+        }
+    }
+
+    /// Reads what it wrote before its end.
+    async fn drain(&mut self) {
+        let all = async { while self.output.join_next().await.is_some() {} };
+        if timeout(DRAIN_DEADLINE, all).await.is_err() {
+            self.output.abort_all();
+        }
+    }
+
+    fn tail(&self) -> Tail {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Copies a pipe to the log, line by line.
+async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
+    let (mut lines, mut buffer) = (Lines::default(), vec![0; 8 * 1024]);
+    let each = |line: &str| {
+        let line = Line::parse(line);
+        log(program, &line);
+        tail.lock().unwrap_or_else(PoisonError::into_inner).push(&line.text);
+    };
+    while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
+        lines.push(&buffer[..length], each);
+    }
+    lines.end(each);
+}
+
+fn log(service: &'static str, line: &Line<'_>) {
+    let (caller, text) = (line.caller.as_deref(), &*line.text);
+    match line.level {
+        Level::Debug => debug!(target: "program", service, caller, "{text}"),
+        Level::Info => info!(target: "program", service, caller, "{text}"),
+        Level::Warning => warn!(target: "program", service, caller, "{text}"),
+        Level::Error => error!(target: "program", service, caller, "{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use supervisor::{Backoff, Settings, State, Status, Supervisor};
+    use tempfile::TempDir;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A directory with one program: the shell, under another name, with a script as its argument.
+    struct Scratch {
+        directory: TempDir,
+        paths: Paths,
+        script: &'static str,
+    }
+
+    impl Scratch {
+        fn new(script: &'static str) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let root = directory.path();
+            let paths = Paths {
+                programs: root.join("bin"),
+                ephemeral: root.join("ephemeral"),
+                cgroups: None,
+                ..Paths::default()
+            };
+            fs::create_dir(&paths.programs).unwrap();
+            symlink("/bin/sh", paths.programs.join("program")).unwrap();
+            Self { directory, paths, script }
+        }
+
+        /// The script's `$1` is a file with a greeting. It has only the shell's own commands.
+        fn start<F>(&self, ready: impl Fn() -> F + Send + Sync + 'static) -> Supervisor
+        where
+            F: Future<Output = Result<(), NotReady>> + Send + 'static,
+        {
+            let greeting = self.paths.generated("greeting");
+            let program = Program {
+                name: "program",
+                arguments: ["-c", self.script, "program", &greeting.to_string_lossy()].map(str::to_owned).into(),
+                files: vec![(greeting, "hello\n".into())],
+                ..Program::default()
+            };
+            let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
+            let settings = Settings { backoff, ..Settings::default() };
+            Supervisor::start("program", settings, program.service(&self.paths, ready))
+        }
+    }
+
+    async fn eventually(tree: &Supervisor, wanted: impl Fn(&Status) -> bool) -> Status {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let status = tree.status();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < end, "never came: {status:#?}");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_dies_at_once_is_named_with_its_status_and_last_words() {
+        let scratch =
+            Scratch::new("read line <$1; echo \"$line\"; echo \"E0102 15:04:05.123456 7 a.go:1] no disk\" >&2; exit 3");
+        let tree = scratch.start(std::future::pending);
+        let status = eventually(&tree, |status| status.state == State::Failed).await;
+        let error = status.last_error.unwrap();
+        assert!(error.starts_with("program ended with exit status: 3; it said last: "), "{error}");
+        // Two pipes: their order is not known.
+        let (_, said) = error.split_once("last: ").unwrap();
+        assert!(said == "hello | no disk" || said == "no disk | hello", "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_is_named_with_its_path() {
+        let scratch = Scratch::new("");
+        fs::remove_file(scratch.paths.programs.join("program")).unwrap();
+        let tree = scratch.start(std::future::pending);
+        let error = eventually(&tree, |status| status.state == State::Failed).await.last_error.unwrap();
+        let path = scratch.directory.path().join("bin/program");
+        assert_eq!(error, format!("cannot start {}: No such file or directory (os error 2)", path.display()));
+    }
+
+    #[tokio::test]
+    async fn a_ready_program_is_healthy_and_a_stop_lets_it_finish() {
+        let scratch = Scratch::new("trap 'echo >stopped; exit 0' TERM; cd ${1%/*}; echo >started; while :; do :; done");
+        let started = scratch.paths.generated("started");
+        let tree = scratch.start(move || {
+            let started = started.clone();
+            async move {
+                while !started.exists() {
+                    sleep(Duration::from_millis(10)).await;
+                }
+                Ok(())
+            }
+        });
+        timeout(LIMIT, tree.handle().healthy()).await.unwrap().unwrap();
+        tree.stop(LIMIT).await.unwrap();
+        assert!(scratch.paths.generated("stopped").exists(), "it had SIGTERM");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_never_gets_ready_is_stopped_and_says_why() {
+        let scratch = Scratch::new("echo waiting; while :; do :; done");
+        let tree = scratch.start(|| async {
+            Err(NotReady { limit: LIMIT, last: crate::ready::Refusal::Answer("HTTP/1.0 503".into()) })
+        });
+        let error = eventually(&tree, |status| status.state == State::Failed).await.last_error.unwrap();
+        assert!(error.starts_with("program is not ready; it said last: "), "{error}");
+        assert!(error.ends_with("no readiness within 30 s: answer \"HTTP/1.0 503\""), "{error}");
+    }
+
+    #[test]
+    fn the_tail_keeps_the_last_lines() {
+        let mut tail = Tail::default();
+        assert_eq!(tail.to_string(), "nothing");
+        for line in 0..100 {
+            tail.push(&line.to_string());
+        }
+        assert_eq!(tail.to_string(), "88 | 89 | 90 | 91 | 92 | 93 | 94 | 95 | 96 | 97 | 98 | 99");
+    }
+}

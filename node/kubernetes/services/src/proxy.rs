@@ -1,0 +1,38 @@
+//! kube-proxy in nftables mode.
+
+use serde_json::json;
+
+use crate::pki::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, ready};
+
+/// Healthy when the rules of the present services are in the kernel.
+pub fn service(config: &Config, credentials: &Credentials) -> Service {
+    program(config, credentials).service(&config.paths, || ready::http(10256, "/healthz"))
+}
+
+fn program(config: &Config, credentials: &Credentials) -> Program {
+    let file = config.paths.generated("kube-proxy.json");
+    let arguments = vec![format!("--config={}", file.display()), format!("--hostname-override={}", config.node)];
+    Program {
+        name: "kube-proxy",
+        arguments,
+        files: vec![(file, configuration(config, credentials))],
+        ..Program::default()
+    }
+}
+
+fn configuration(config: &Config, credentials: &Credentials) -> String {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": config.cluster_pods.to_string(),
+        "clientConnection": {"kubeconfig": credentials.kubeconfig(Identity::Proxy)},
+        // The kernel's own limits of connection tracking are left as they are.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+    })
+    .to_string()
+}

@@ -1,0 +1,19 @@
+//! kube-scheduler.
+
+use crate::pki::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials};
+
+/// Healthy as soon as it runs: without a port it cannot be asked.
+pub fn service(config: &Config, credentials: &Credentials) -> Service {
+    program(credentials).service(&config.paths, || std::future::ready(Ok(())))
+}
+
+fn program(credentials: &Credentials) -> Program {
+    let arguments = vec![
+        format!("--kubeconfig={}", credentials.kubeconfig(Identity::Scheduler).display()),
+        "--secure-port=0".into(),
+        "--leader-elect=false".into(),
+    ];
+    Program { name: "kube-scheduler", arguments, ..Program::default() }
+}
