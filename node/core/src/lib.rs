@@ -8,7 +8,9 @@
 pub mod boot;
 pub mod config;
 pub mod host;
+pub mod log;
 pub mod network;
 pub mod orphans;
 pub mod power;
+pub mod storage;
 pub mod system;

@@ -1,0 +1,231 @@
+//! The boot, top to bottom.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use announce::{Announcement, StageState};
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use prometheus::Registry;
+use services::{Credentials, Identity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler};
+use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
+use time::OffsetDateTime;
+use tracing::info;
+
+use crate::config::{Config, ConfigError};
+use crate::host::{Host, Writer};
+use crate::network::{self, NetworkError};
+use crate::power::{self, End};
+use crate::storage::{Storage, StorageError};
+use crate::system::{self, SystemError};
+use crate::orphans;
+
+const BOOT_MODULES: &str = "/usr/lib/modules/boot";
+const NETWORK_MODULES: &str = "/usr/lib/modules/network";
+
+/// How long the services may take to stop.
+const STOP: Duration = Duration::from_secs(60);
+
+/// Why the node does not start. Nothing of it runs when this is returned.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// `/proc` is not there.
+    #[error("cannot read the kernel's command line")]
+    CommandLine(#[source] io::Error),
+    /// It says something that we cannot use.
+    #[error("cannot use the kernel's command line")]
+    Config(#[from] ConfigError),
+    /// A module that every node needs.
+    #[error("cannot load the kernel modules")]
+    Modules(#[from] kmod::LoadError),
+    /// The port to the machine.
+    #[error("cannot open the port to the machine that runs this node")]
+    Host(#[source] io::Error),
+    /// Mounts and settings.
+    #[error("cannot prepare the system")]
+    System(#[from] SystemError),
+    /// The data disk, or what is on it.
+    #[error("cannot use the data disk")]
+    Storage(#[from] StorageError),
+    /// No runtime for the services.
+    #[error("cannot start the runtime of the services")]
+    Runtime(#[source] io::Error),
+    /// The network.
+    #[error("cannot configure the network")]
+    Network(#[from] NetworkError),
+    /// Keys and certificates.
+    #[error("cannot prepare keys and certificates")]
+    Pki(#[from] services::PkiError),
+    /// Signals.
+    #[error("cannot wait for the end")]
+    Power(#[source] io::Error),
+}
+
+/// Boots the node and returns when somebody has asked for its end, with all services stopped.
+///
+/// # Errors
+/// [`BootError`]: the node cannot start. What runs as a service does not come here: it is started again.
+pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootError> {
+    let line = fs::read_to_string("/proc/cmdline").map_err(BootError::CommandLine)?;
+    let absent = kmod::load(BOOT_MODULES)?.without_hardware;
+    let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
+    *host = opened;
+    *writer = Some(its_writer);
+    host.stage("init", StageState::Ready);
+    info!(version = env!("CARGO_PKG_VERSION"), ?absent, "granary starts");
+
+    let config = Config::parse(&line)?;
+    system::prepare(&config.node)?;
+    host.stage("data-disk", StageState::Started);
+    let storage = Storage::open()?;
+    system::prepare_links(storage.ephemeral(), &config.node, config.dns)?;
+    host.stage("data-disk", StageState::Ready);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
+    let end = runtime.block_on(serve(&config, storage, host))?;
+    // A thread that waits for the kernel must not hold the end up.
+    runtime.shutdown_background();
+    Ok(end)
+}
+
+async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, BootError> {
+    network::configure(config.interface, config.gateway).await?;
+    host.stage("network", StageState::Ready);
+    let services = services::Config {
+        node: config.node.to_string(),
+        address: config.interface.address,
+        services: SERVICES.parse().map_err(|_| ConfigError::Missing { key: "services" })?,
+        pods: PODS.parse().map_err(|_| ConfigError::Missing { key: "pods" })?,
+        cluster_pods: CLUSTER_PODS.parse().map_err(|_| ConfigError::Missing { key: "pods" })?,
+        durability: services::Durability::Durable,
+        paths: storage.paths(),
+    };
+    let credentials = Credentials::ensure(&services, OffsetDateTime::now_utc())?;
+    let cluster = Arc::new(Cluster {
+        config: config.clone(),
+        credentials: Arc::new(credentials),
+        services,
+        storage,
+        registry: Registry::new(),
+        host: host.clone(),
+    });
+
+    let observer = { let host = host.clone(); move |change: &Change<'_>| tell(&host, change) };
+    let tree = Supervisor::observed("node", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
+    let end = power::requested().await.map_err(BootError::Power)?;
+    info!(?end, "the node is asked to end");
+    host.stage("shutdown", StageState::Started);
+    if let Err(overdue) = tree.stop(STOP).await {
+        tracing::warn!(error = %overdue, "services were left behind");
+    }
+    Ok(end)
+}
+
+/// Cluster addresses of Services, of this node's pods, of all pods.
+const SERVICES: &str = "10.96.0.0/16";
+const PODS: &str = "10.244.0.0/24";
+const CLUSTER_PODS: &str = "10.244.0.0/16";
+
+/// What a running node has.
+struct Cluster {
+    config: Config,
+    credentials: Arc<Credentials>,
+    services: services::Config,
+    storage: Storage,
+    registry: Registry,
+    host: Host,
+}
+
+impl Cluster {
+    /// The root of the services, in boot order.
+    async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
+        cx.start("orphans", orphans::run);
+        let modules = cx.start("network-modules", network_modules);
+        let etcd = cx.start("etcd", etcd::service(&self.services));
+        let containerd = cx.start("containerd", containerd::service(&self.services));
+        etcd.healthy().await?;
+        let apiserver = cx.start("kube-apiserver", apiserver::service(&self.services, &self.credentials));
+
+        // While the API server starts.
+        containerd.healthy().await?;
+        let images = cx.start("images", containerd::images(&self.services));
+        let plugin = Arc::new(csi::Plugin::new(self.storage.csi(&self.config.node), csi::Linux::new(self.storage.kubelet(), self.storage.store()), &self.registry)?);
+        let csi = cx.start("csi", move |cx| Arc::clone(&plugin).run(cx));
+
+        apiserver.healthy().await?;
+        self.announce_credentials();
+        cx.start("kube-controller-manager", controller_manager::service(&self.services, &self.credentials));
+        cx.start("kube-scheduler", scheduler::service(&self.services, &self.credentials));
+        modules.healthy().await?;
+        cx.start("kube-proxy", proxy::service(&self.services, &self.credentials));
+        images.healthy().await?;
+        csi.healthy().await?;
+        cx.start("kubelet", kubelet::service(&self.services, &self.credentials));
+
+        let admin = self.credentials.client(Identity::Admin).await?;
+        let client = admin.clone();
+        // cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()));
+        let _ = client;
+        let storage = self.credentials.client(Identity::Storage).await?;
+        let settings =
+            provisioner::Settings { client: storage, node: self.config.node.to_string(), store: self.storage.store() };
+        cx.start("provisioner", move |cx| provisioner::run(cx, settings.clone()));
+
+        let this = Arc::clone(&self);
+        cx.start("node-ready", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
+        cx.healthy();
+        cx.cancelled().await;
+        Ok(())
+    }
+
+    fn announce_credentials(&self) {
+        self.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig().to_owned() });
+    }
+
+    /// Tells once that the Node object is Ready.
+    async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
+        let nodes: Api<Node> = Api::all(client);
+        cx.healthy();
+        let ready = await_condition(nodes, self.config.node.as_str(), |node: Option<&Node>| node.is_some_and(is_ready));
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            found = ready => { found?; }
+        }
+        self.host.stage("node", StageState::Ready);
+        info!(node = %self.config.node, "node is Ready");
+        cx.done();
+        Ok(())
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+async fn network_modules(cx: Context) -> Result<(), BoxError> {
+    let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
+    system::prepare_bridge()?;
+    info!(loaded = report.loaded.len(), "network modules loaded");
+    cx.done();
+    Ok(())
+}
+
+/// The observer of the service tree: stages for the machine, lines for the log.
+fn tell(host: &Host, change: &Change<'_>) {
+    let stage = match change.state {
+        State::Starting => StageState::Started,
+        State::Healthy | State::Done => StageState::Ready,
+        State::Failed => StageState::Failed,
+        State::Stopping | State::Stopped => return,
+    };
+    match (change.state, change.error) {
+        (State::Failed, Some(error)) => tracing::warn!(service = change.name, attempt = change.attempts, error, "service failed; it is started again"),
+        (State::Healthy, _) => info!(service = change.name, "service is healthy"),
+        _ => {}
+    }
+    host.stage(change.name, stage);
+}
