@@ -52,9 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn module_directory(module: &str) -> Result<PathBuf, Box<dyn Error>> {
     let root = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../third_party/kubernetes");
     println!("cargo:rerun-if-changed={}", root.join("go.mod").display());
-    let out = Command::new("go").args(["mod", "download", "-json", module]).current_dir(&root).output().map_err(|e| {
-        format!("cannot start `go`: {e}; it fetches the pinned protocol files when Cargo builds without Bazel")
-    })?;
+    let out =
+        Command::new("go").args(["mod", "download", "-json", module]).current_dir(&root).output().map_err(|e| {
+            format!("cannot start `go`: {e}; it fetches the pinned protocol files when Cargo builds without Bazel")
+        })?;
     let text = String::from_utf8(out.stdout)?;
     text.lines()
         .find_map(|line| Some(PathBuf::from(line.trim().strip_prefix("\"Dir\": \"")?.strip_suffix("\",")?)))

@@ -164,6 +164,8 @@ fn last_of(mut stream: impl Read) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -209,6 +211,41 @@ mod tests {
         let pid = process.pid();
         drop(process);
         assert_eq!(kill(pid, None), Err(nix::errno::Errno::ESRCH));
+    }
+
+    /// The parent of the next test, which starts this program again.
+    #[test]
+    #[ignore = "ends only by a signal"]
+    fn parent() {
+        println!("\n{}", sh("exec sleep 1000").pid());
+        loop {
+            thread::park();
+        }
+    }
+
+    #[test]
+    fn a_process_dies_with_its_parent() {
+        let mut parent = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::parent", "--ignored", "--nocapture"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(parent.stdout.take().unwrap());
+        let pid: u32 = said.lines().find_map(|line| line.unwrap().parse().ok()).unwrap();
+        assert!(lives(pid));
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        let start = Instant::now();
+        while lives(pid) {
+            assert!(start.elapsed() < LONG, "process {pid} is still there");
+            thread::yield_now();
+        }
+    }
+
+    /// Someone else reaps it.
+    fn lives(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
     }
 
     #[test]

@@ -144,7 +144,8 @@ pub struct Opened {
 }
 
 const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
-const DIRECTORY: OFlag = HANDLE.union(OFlag::O_DIRECTORY);
+/// Without `O_NOFOLLOW`, so that `RESOLVE_NO_SYMLINKS` tells a link (`ELOOP`) from a file (`ENOTDIR`).
+const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 /// Of the target directory, until something is mounted on it.
 const TARGET_MODE: Mode = Mode::S_IRWXU.union(Mode::S_IRGRP).union(Mode::S_IXGRP);
 
@@ -248,8 +249,7 @@ impl Host for Linux {
     }
 }
 
-/// Opens beneath a directory, through mounts but never through a symbolic link. A link as last component is opened
-/// itself, unless a directory is wanted.
+/// Opens beneath a directory, through mounts but never through a symbolic link. As [`HANDLE`] a link is opened itself.
 fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
     let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     openat2(beneath, path, OpenHow::new().flags(flags).resolve(scope))

@@ -10,7 +10,8 @@ use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
 use proto::registration::registration_server::RegistrationServer;
 use supervisor::Context;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OnceCell, watch};
+use tokio::task::{JoinError, spawn_blocking};
 use tonic::service::Routes;
 use tracing::{info, warn};
 
@@ -63,7 +64,7 @@ pub enum RunError {
     Leftovers(#[from] LeftoversError),
     /// The thread that does it panicked.
     #[error("removing kubelet's leftovers ended early")]
-    Panicked(#[from] tokio::task::JoinError),
+    Panicked(#[from] JoinError),
     /// A part of it was stopped.
     #[error(transparent)]
     Ended(#[from] supervisor::Ended),
@@ -77,6 +78,7 @@ pub struct Plugin<H> {
     turns: Turns,
     metrics: Metrics,
     again: Notify,
+    swept: OnceCell<()>,
 }
 
 impl<H: Host> Plugin<H> {
@@ -86,23 +88,36 @@ impl<H: Host> Plugin<H> {
     /// A metric of these names exists already.
     pub fn new(settings: Settings, host: H, registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = Metrics::register(registry)?;
-        Ok(Self { settings, host: Arc::new(host), turns: Turns::default(), metrics, again: Notify::new() })
+        Ok(Self {
+            settings,
+            host: Arc::new(host),
+            turns: Turns::default(),
+            metrics,
+            again: Notify::new(),
+            swept: OnceCell::new(),
+        })
     }
 
-    /// The whole plugin as a supervised service: removes what a power cut left, then serves both sockets. Healthy when
-    /// kubelet can find it.
+    /// The whole plugin as a supervised service, to be started before kubelet: removes what a power cut left, then
+    /// serves both sockets. Healthy when kubelet can find it.
     ///
     /// # Errors
     /// [`RunError`].
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), RunError> {
-        let kubelet = self.settings.kubelet.clone();
-        tokio::task::spawn_blocking(move || remove_empty_volume_data(&kubelet)).await??;
+        // Before kubelet runs, and not again when this service restarts: what kubelet is writing is empty for a moment.
+        self.swept.get_or_try_init(|| self.sweep()).await?;
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;
         let plugin = Arc::clone(&self);
         cx.start("registration", move |cx| Arc::clone(&plugin).register(cx)).healthy().await?;
         cx.healthy();
         cx.cancelled().await;
+        Ok(())
+    }
+
+    async fn sweep(&self) -> Result<(), RunError> {
+        let kubelet = self.settings.kubelet.clone();
+        spawn_blocking(move || remove_empty_volume_data(&kubelet)).await??;
         Ok(())
     }
 

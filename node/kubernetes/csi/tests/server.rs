@@ -1,6 +1,7 @@
 //! The plugin on its real sockets, with a client like kubelet's. Only the disk is a fake.
 
 mod fake;
+mod kubelet;
 
 use std::fs;
 use std::io;
@@ -12,29 +13,26 @@ use std::time::Duration;
 
 use csi::{Plugin, Settings, Step, TOPOLOGY_KEY};
 use fake::FakeHost;
-use hyper_util::rt::TokioIo;
+use kubelet::{Kubelet, MANY, SINGLE, connect};
 use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
 use proto::csi::node_service_capability::{Type, rpc};
-use proto::csi::volume_capability::access_mode::Mode;
-use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use proto::csi::volume_capability::{AccessType, BlockVolume};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{
-    CapacityRange, GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeExpandVolumeRequest,
-    NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability,
+    GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
+    NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest,
 };
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
 use tempfile::TempDir;
-use tokio::net::UnixStream;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
-use tower::service_fn;
+use tonic::transport::Channel;
 use units::Bytes;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -44,7 +42,8 @@ struct Node {
     supervisor: Supervisor,
     plugin: Arc<Plugin<FakeHost>>,
     registry: Registry,
-    kubelet: TempDir,
+    kubelet: Kubelet,
+    _directory: TempDir,
 }
 
 impl Node {
@@ -53,8 +52,8 @@ impl Node {
     }
 
     async fn start_with(host: &FakeHost, change: impl FnOnce(&mut Settings)) -> Self {
-        let kubelet = tempfile::tempdir().expect("a directory");
-        let mut settings = Settings::new(kubelet.path(), "node-1", "1.2.3");
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut settings = Settings::new(directory.path(), "node-1", "1.2.3");
         settings.peer = Uid::current();
         change(&mut settings);
         let registry = Registry::new();
@@ -63,63 +62,13 @@ impl Node {
         let supervisor =
             Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
         supervisor.handle().healthy().await.expect("it starts");
-        Self { supervisor, plugin, registry, kubelet }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.kubelet.path().join("plugins/local.granary.dev.sock")
+        let kubelet = Kubelet { directory: directory.path().to_owned() };
+        Self { supervisor, plugin, registry, kubelet, _directory: directory }
     }
 
     fn registration_socket(&self) -> PathBuf {
-        self.kubelet.path().join("plugins_registry/local.granary.dev-reg.sock")
+        self.kubelet.directory.join("plugins_registry/local.granary.dev-reg.sock")
     }
-
-    async fn client(&self) -> NodeClient<Channel> {
-        NodeClient::new(connect(self.socket()).await.expect("connect"))
-    }
-
-    fn target(&self, name: &str) -> String {
-        self.kubelet.path().join(name).display().to_string()
-    }
-
-    fn publish(&self, volume: &str, target: &str, mode: Mode) -> NodePublishVolumeRequest {
-        NodePublishVolumeRequest {
-            volume_id: volume.to_owned(),
-            target_path: self.target(target),
-            volume_capability: Some(VolumeCapability {
-                access_mode: Some(AccessMode { mode: mode.into() }),
-                access_type: Some(AccessType::Mount(MountVolume::default())),
-            }),
-            ..NodePublishVolumeRequest::default()
-        }
-    }
-
-    fn unpublish(&self, volume: &str, target: &str) -> NodeUnpublishVolumeRequest {
-        NodeUnpublishVolumeRequest { volume_id: volume.to_owned(), target_path: self.target(target) }
-    }
-
-    fn stats(&self, volume: &str, target: &str) -> NodeGetVolumeStatsRequest {
-        let (volume_id, volume_path) = (volume.to_owned(), self.target(target));
-        NodeGetVolumeStatsRequest { volume_id, volume_path, ..NodeGetVolumeStatsRequest::default() }
-    }
-
-    fn expand(&self, volume: &str, target: &str, range: Option<(i64, i64)>) -> NodeExpandVolumeRequest {
-        NodeExpandVolumeRequest {
-            volume_id: volume.to_owned(),
-            volume_path: self.target(target),
-            capacity_range: range.map(|(required_bytes, limit_bytes)| CapacityRange { required_bytes, limit_bytes }),
-            ..NodeExpandVolumeRequest::default()
-        }
-    }
-}
-
-/// As kubelet does: the authority is `localhost`, whatever the socket.
-async fn connect(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
-    let connector = service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }
 
 async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
@@ -131,12 +80,10 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited {LIMIT:?} in vain until {what}"));
 }
 
-const MANY: Mode = Mode::SingleNodeMultiWriter;
-
 #[tokio::test]
 async fn the_plugin_tells_its_name_and_what_it_can_do() {
     let node = Node::start(&FakeHost::default()).await;
-    let mut identity = IdentityClient::new(connect(node.socket()).await.expect("connect"));
+    let mut identity = IdentityClient::new(connect(node.kubelet.socket()).await.expect("connect"));
     let info = identity.get_plugin_info(GetPluginInfoRequest {}).await.expect("info").into_inner();
     assert_eq!((info.name.as_str(), info.vendor_version.as_str()), ("local.granary.dev", "1.2.3"));
     let able = identity.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.expect("capabilities");
@@ -148,7 +95,7 @@ async fn the_plugin_tells_its_name_and_what_it_can_do() {
 #[tokio::test]
 async fn the_node_tells_its_name_place_and_capabilities() {
     let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     let info = client.node_get_info(NodeGetInfoRequest {}).await.expect("info").into_inner();
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("node-1", 0));
     assert_eq!(info.accessible_topology.expect("a topology").segments[TOPOLOGY_KEY], "node-1");
@@ -169,7 +116,7 @@ async fn the_node_tells_its_name_place_and_capabilities() {
 #[tokio::test]
 async fn staging_is_not_there() {
     let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     let stage = client.node_stage_volume(NodeStageVolumeRequest::default()).await;
     assert_eq!(stage.expect_err("refused").code(), Code::Unimplemented);
     let unstage = client.node_unstage_volume(NodeUnstageVolumeRequest::default()).await;
@@ -180,13 +127,13 @@ async fn staging_is_not_there() {
 async fn publishing_twice_works_once() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     for _ in 0..2 {
-        client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect("publish");
+        client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
         assert_eq!(host.steps(), [Step::MakeTarget, Step::Bind(Attributes::INERT)]);
     }
     for _ in 0..2 {
-        client.node_unpublish_volume(node.unpublish("pvc-1", "a")).await.expect("unpublish");
+        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
         assert_eq!(host.steps()[2..], [Step::Unmount, Step::RemoveTarget]);
     }
 }
@@ -194,30 +141,29 @@ async fn publishing_twice_works_once() {
 #[tokio::test]
 async fn the_table_of_second_publications_is_kept() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1", "pvc-2"])).await;
-    let mut client = node.client().await;
-    let single = Mode::SingleNodeSingleWriter;
-    client.node_publish_volume(node.publish("pvc-1", "a", single)).await.expect("publish");
-    client.node_publish_volume(node.publish("pvc-1", "a", single)).await.expect("publish again");
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish");
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish again");
 
-    let read_only = NodePublishVolumeRequest { readonly: true, ..node.publish("pvc-1", "a", single) };
+    let read_only = NodePublishVolumeRequest { readonly: true, ..node.kubelet.publish("pvc-1", "a", SINGLE) };
     let cases = [
         (read_only, Code::AlreadyExists),
-        (node.publish("pvc-2", "a", single), Code::AlreadyExists),
-        (node.publish("pvc-1", "b", single), Code::FailedPrecondition),
-        (node.publish("pvc-3", "b", single), Code::NotFound),
-        (node.publish("pvc-1", "../b", single), Code::InvalidArgument),
+        (node.kubelet.publish("pvc-2", "a", SINGLE), Code::AlreadyExists),
+        (node.kubelet.publish("pvc-1", "b", SINGLE), Code::FailedPrecondition),
+        (node.kubelet.publish("pvc-3", "b", SINGLE), Code::NotFound),
+        (node.kubelet.publish("pvc-1", "../b", SINGLE), Code::InvalidArgument),
     ];
     for (message, code) in cases {
         let refused = client.node_publish_volume(message.clone()).await.expect_err("refused");
         assert_eq!(refused.code(), code, "{message:?}: {}", refused.message());
     }
-    client.node_publish_volume(node.publish("pvc-1", "b", MANY)).await.expect("many pods may share");
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "b", MANY)).await.expect("many pods may share");
 }
 
 #[tokio::test]
 async fn empty_messages_and_block_volumes_are_invalid() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     let code = |status: tonic::Status| status.code();
     let publish = client.node_publish_volume(NodePublishVolumeRequest::default()).await;
     assert_eq!(publish.map_err(code).err(), Some(Code::InvalidArgument));
@@ -228,7 +174,7 @@ async fn empty_messages_and_block_volumes_are_invalid() {
     let expand = client.node_expand_volume(NodeExpandVolumeRequest::default()).await;
     assert_eq!(expand.map_err(code).err(), Some(Code::InvalidArgument));
 
-    let mut block = node.publish("pvc-1", "a", MANY);
+    let mut block = node.kubelet.publish("pvc-1", "a", MANY);
     block.volume_capability.as_mut().expect("it has one").access_type = Some(AccessType::Block(BlockVolume {}));
     let refused = client.node_publish_volume(block).await.expect_err("refused");
     assert_eq!(refused.code(), Code::InvalidArgument);
@@ -238,8 +184,8 @@ async fn empty_messages_and_block_volumes_are_invalid() {
 #[tokio::test]
 async fn an_unknown_volume_at_an_absent_target_is_unpublished_already() {
     let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.client().await;
-    client.node_unpublish_volume(node.unpublish("pvc-gone", "a")).await.expect("nothing to do");
+    let mut client = node.kubelet.client().await;
+    client.node_unpublish_volume(node.kubelet.unpublish("pvc-gone", "a")).await.expect("nothing to do");
     let outside = NodeUnpublishVolumeRequest { volume_id: "pvc-gone".into(), target_path: "/elsewhere/a".into() };
     assert_eq!(client.node_unpublish_volume(outside).await.expect_err("refused").code(), Code::InvalidArgument);
 }
@@ -248,10 +194,10 @@ async fn an_unknown_volume_at_an_absent_target_is_unpublished_already() {
 async fn statistics_are_the_quotas() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
-    let mut client = node.client().await;
-    client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect("publish");
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
 
-    let stats = client.node_get_volume_stats(node.stats("pvc-1", "a")).await.expect("stats").into_inner();
+    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
     let numbers: Vec<_> =
         stats.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
     let mib = 1 << 20;
@@ -259,33 +205,34 @@ async fn statistics_are_the_quotas() {
     assert!(!stats.volume_condition.expect("a condition").abnormal);
 
     host.set_quota("pvc-1", Some(Bytes::KIB), Bytes::MIB);
-    let stats = client.node_get_volume_stats(node.stats("pvc-1", "a")).await.expect("stats").into_inner();
+    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
     assert_eq!(stats.usage[0].available, 0, "never negative");
     assert!(stats.volume_condition.expect("a condition").abnormal);
 
     for (volume, path) in [("pvc-1", "b"), ("pvc-2", "a")] {
-        let refused = client.node_get_volume_stats(node.stats(volume, path)).await.expect_err("not there");
+        let refused = client.node_get_volume_stats(node.kubelet.stats(volume, path)).await.expect_err("not there");
         assert_eq!(refused.code(), Code::NotFound, "{volume} {path}");
     }
-    let relative = NodeGetVolumeStatsRequest { volume_path: "some/path".into(), ..node.stats("pvc-1", "a") };
+    let relative = NodeGetVolumeStatsRequest { volume_path: "some/path".into(), ..node.kubelet.stats("pvc-1", "a") };
     assert_eq!(client.node_get_volume_stats(relative).await.expect_err("not there").code(), Code::NotFound);
 }
 
 #[tokio::test]
 async fn expansion_tells_the_size_that_the_quota_has() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.client().await;
-    client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect("publish");
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     let gib = 1 << 30;
     for range in [None, Some((0, 0)), Some((1, 0)), Some((gib, gib)), Some((gib, 2 * gib))] {
-        let answer = client.node_expand_volume(node.expand("pvc-1", "a", range)).await.expect("expand");
+        let answer = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", range)).await.expect("expand");
         assert_eq!(answer.into_inner().capacity_bytes, gib, "{range:?}");
     }
     for range in [(gib + 1, 0), (-1, 0), (0, -1), (2, 1), (0, 1)] {
-        let refused = client.node_expand_volume(node.expand("pvc-1", "a", Some(range))).await.expect_err("impossible");
+        let refused =
+            client.node_expand_volume(node.kubelet.expand("pvc-1", "a", Some(range))).await.expect_err("impossible");
         assert_eq!(refused.code(), Code::OutOfRange, "{range:?}");
     }
-    let absent = client.node_expand_volume(node.expand("pvc-1", "b", None)).await.expect_err("not there");
+    let absent = client.node_expand_volume(node.kubelet.expand("pvc-1", "b", None)).await.expect_err("not there");
     assert_eq!(absent.code(), Code::NotFound);
 }
 
@@ -294,13 +241,13 @@ async fn a_slow_volume_holds_up_itself_alone() {
     let host = FakeHost::with_volumes(&["pvc-slow", "pvc-fast"]);
     let node = Node::start(&host).await;
     host.hold("pvc-slow");
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     let (mut one, mut two) = (client.clone(), client.clone());
-    let (first, second) = (node.publish("pvc-slow", "a", MANY), node.publish("pvc-slow", "b", MANY));
+    let (first, second) = (node.kubelet.publish("pvc-slow", "a", MANY), node.kubelet.publish("pvc-slow", "b", MANY));
     let slow = async { tokio::join!(one.node_publish_volume(first), two.node_publish_volume(second)) };
     let fast = async {
         eventually("the slow volume is being worked on", || host.works_on("pvc-slow")).await;
-        client.node_publish_volume(node.publish("pvc-fast", "c", MANY)).await.expect("publish");
+        client.node_publish_volume(node.kubelet.publish("pvc-fast", "c", MANY)).await.expect("publish");
         host.release("pvc-slow");
     };
     let ((first, second), ()) = tokio::join!(slow, fast);
@@ -313,16 +260,16 @@ async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
     host.hold("pvc-1");
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     {
         let mut impatient = client.clone();
-        let call = impatient.node_publish_volume(node.publish("pvc-1", "a", MANY));
+        let call = impatient.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY));
         tokio::select! {
             _ = call => panic!("the volume is held"),
             () = eventually("the volume is being worked on", || host.works_on("pvc-1")) => {}
         }
     }
-    let again = client.node_publish_volume(node.publish("pvc-1", "a", MANY));
+    let again = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY));
     let release = async { host.release("pvc-1") };
     tokio::join!(again, release).0.expect("publish");
     assert!(!host.overlapped());
@@ -333,11 +280,11 @@ async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
 async fn a_bug_is_an_internal_error_and_not_the_end() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
-    let mut client = node.client().await;
+    let mut client = node.kubelet.client().await;
     host.panic_once();
-    let refused = client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect_err("a bug");
+    let refused = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect_err("a bug");
     assert_eq!(refused.code(), Code::Internal);
-    client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect("it goes on");
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("it goes on");
 }
 
 #[tokio::test]
@@ -345,9 +292,9 @@ async fn stopping_finishes_running_calls_and_takes_the_sockets_away() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
     host.hold("pvc-1");
-    let mut client = node.client().await;
-    let (socket, registration) = (node.socket(), node.registration_socket());
-    let call = client.node_publish_volume(node.publish("pvc-1", "a", MANY));
+    let mut client = node.kubelet.client().await;
+    let (socket, registration) = (node.kubelet.socket(), node.registration_socket());
+    let call = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY));
     let stop = async {
         eventually("the volume is being worked on", || host.works_on("pvc-1")).await;
         let release = async {
@@ -364,7 +311,7 @@ async fn stopping_finishes_running_calls_and_takes_the_sockets_away() {
 #[tokio::test]
 async fn sockets_and_their_directories_are_roots_alone() {
     let node = Node::start(&FakeHost::default()).await;
-    for socket in [node.socket(), node.registration_socket()] {
+    for socket in [node.kubelet.socket(), node.registration_socket()] {
         let mode = |path: &Path| fs::symlink_metadata(path).expect("it exists").permissions().mode() & 0o7777;
         assert_eq!(mode(&socket), 0o600, "{}", socket.display());
         assert_eq!(mode(socket.parent().expect("a directory")), 0o700, "{}", socket.display());
@@ -375,7 +322,7 @@ async fn sockets_and_their_directories_are_roots_alone() {
 async fn another_user_is_turned_away() {
     let stranger = Uid::from_raw(Uid::current().as_raw() + 1);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.peer = stranger).await;
-    let refused = match connect(node.socket()).await {
+    let refused = match connect(node.kubelet.socket()).await {
         Ok(channel) => NodeClient::new(channel).node_get_info(NodeGetInfoRequest {}).await.is_err(),
         Err(_) => true,
     };
@@ -391,8 +338,8 @@ async fn a_socket_of_an_unclean_end_is_replaced() {
         drop(UnixListener::bind(directory.join("local.granary.dev.sock")).expect("a socket that nobody serves"));
     })
     .await;
-    node.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
-    assert!(fs::symlink_metadata(node.socket()).expect("it exists").file_type().is_socket());
+    node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
+    assert!(fs::symlink_metadata(node.kubelet.socket()).expect("it exists").file_type().is_socket());
 }
 
 async fn registration(node: &Node) -> RegistrationClient<Channel> {
@@ -406,7 +353,7 @@ async fn kubelet_registers_the_plugin_as_often_as_it_likes() {
         let mut client = registration(&node).await;
         let info = client.get_info(InfoRequest {}).await.expect("info").into_inner();
         assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "local.granary.dev"));
-        assert_eq!(info.endpoint, node.socket().display().to_string());
+        assert_eq!(info.endpoint, node.kubelet.socket().display().to_string());
         assert_eq!(info.supported_versions, ["1.0.0"]);
         let success = RegistrationStatus { plugin_registered: true, error: String::new() };
         client.notify_registration_status(success).await.expect("notify");
@@ -445,9 +392,9 @@ async fn a_registered_plugin_can_be_registered_again() {
 #[tokio::test]
 async fn calls_are_counted_by_method_and_code() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.client().await;
-    client.node_publish_volume(node.publish("pvc-1", "a", MANY)).await.expect("publish");
-    client.node_publish_volume(node.publish("pvc-2", "b", MANY)).await.expect_err("unknown");
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
+    client.node_publish_volume(node.kubelet.publish("pvc-2", "b", MANY)).await.expect_err("unknown");
     let families = node.registry.gather();
     let calls = families.iter().find(|family| family.name() == "granary_csi_calls_total").expect("counted");
     let mut codes: Vec<_> = calls

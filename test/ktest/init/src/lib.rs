@@ -1,0 +1,122 @@
+//! What the host and the guest of a kernel test say to each other: JSON, one message a line, through the
+//! virtio-serial port [`PORT`].
+//!
+//! The host gives [`Order`]s, the guest answers in [`Word`]s. A test's output takes this way and not the
+//! serial console's, which is slow and mixed with what the kernel says.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The port's name.
+pub const PORT: &str = "dev.granary.ktest";
+
+/// What the host tells the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Order {
+    /// Run the test program. The first order.
+    Run(Run),
+    /// Print the stacks of all tasks on the console.
+    Dump,
+    /// All was heard: power off.
+    PowerOff,
+}
+
+/// How the test program is run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Its environment, besides `PATH` and the like.
+    pub environment: BTreeMap<String, String>,
+    /// Serial numbers of its scratch disks.
+    pub disks: Vec<String>,
+    /// Programs that it starts.
+    pub tools: Vec<String>,
+}
+
+/// What the guest tells the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Word {
+    /// A piece of the test program's output.
+    Stdout(String),
+    /// A piece of its error output.
+    Stderr(String),
+    /// It has ended, and all processes with it.
+    Exit(Outcome),
+    /// It cannot be run: each cause of the failure, the outermost first.
+    Fault(Vec<String>),
+    /// The stacks are on the console.
+    Dumped,
+}
+
+/// How the test program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    /// With this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// The system's.
+pub fn send(mut port: impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    port.write_all(&line)
+}
+
+/// Receives a message. `pending` keeps the beginning of a line that has not come to its end: give the
+/// same buffer to each call.
+///
+/// # Errors
+/// `UnexpectedEof` at the end of the stream, `InvalidData` if the line is no message, and the system's.
+pub fn receive<T: DeserializeOwned>(port: &mut impl BufRead, pending: &mut Vec<u8>) -> io::Result<T> {
+    port.read_until(b'\n', pending)?;
+    if !pending.ends_with(b"\n") {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let message = serde_json::from_slice(pending);
+    pending.clear();
+    Ok(message?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_is_in_it() {
+        let mut line = Vec::new();
+        let word = Word::Stdout("one\ntwo \u{1f980}\r\n".into());
+        send(&mut line, &word).unwrap();
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(receive::<Word>(&mut line.as_slice(), &mut Vec::new()).unwrap(), word);
+    }
+
+    #[test]
+    fn half_a_message_waits_for_its_other_half() {
+        let mut pending = Vec::new();
+        let error = receive::<Order>(&mut &b"\"du"[..], &mut pending).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(receive::<Order>(&mut &b"mp\"\n"[..], &mut pending).unwrap(), Order::Dump);
+        assert_eq!(pending, b"");
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let error = receive::<Word>(&mut &b"hello\n"[..], &mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

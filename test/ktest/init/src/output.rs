@@ -1,0 +1,86 @@
+//! A program's output in pieces of whole characters.
+
+use std::io::{self, Read};
+use std::str;
+
+const PIECE: usize = 16 << 10;
+
+/// Gives each piece to `tell` as it comes, until the end. What is no UTF-8 becomes U+FFFD; a character
+/// is never cut.
+pub(crate) fn forward(mut stream: impl Read, mut tell: impl FnMut(String)) {
+    let mut buffer = Vec::new();
+    let mut piece = [0; PIECE];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => {
+                buffer.extend_from_slice(&piece[..count]);
+                let rest = buffer.split_off(whole(&buffer));
+                if !buffer.is_empty() {
+                    tell(String::from_utf8_lossy(&buffer).into_owned());
+                }
+                buffer = rest;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    if !buffer.is_empty() {
+        tell(String::from_utf8_lossy(&buffer).into_owned());
+    }
+}
+
+/// Bytes without the character that is cut at the end.
+fn whole(bytes: &[u8]) -> usize {
+    let start = bytes.len().saturating_sub(3);
+    (start..bytes.len())
+        .find(|at| match str::from_utf8(&bytes[*at..]) {
+            Ok(_) => false,
+            // Cut at its end, and nothing before that in this tail.
+            Err(error) => error.valid_up_to() == 0 && error.error_len().is_none(),
+        })
+        .unwrap_or(bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads as many bytes at once as a pipe happens to give.
+    struct Pieces<'a>(Vec<&'a [u8]>);
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            if self.0.is_empty() {
+                return Ok(0);
+            }
+            let piece = self.0.remove(0);
+            buffer[..piece.len()].copy_from_slice(piece);
+            Ok(piece.len())
+        }
+    }
+
+    fn told(pieces: Vec<&[u8]>) -> Vec<String> {
+        let mut told = Vec::new();
+        forward(Pieces(pieces), |text| told.push(text));
+        told
+    }
+
+    #[test]
+    fn a_character_is_not_cut_between_pieces() {
+        let crab = "\u{1f980}".as_bytes();
+        for cut in 1..crab.len() {
+            assert_eq!(told(vec![b"a", &crab[..cut], &crab[cut..]]).concat(), "a\u{1f980}");
+        }
+    }
+
+    #[test]
+    fn a_piece_is_told_at_once_even_within_a_line() {
+        assert_eq!(told(vec![b"test a ... ", b"ok\n"]), ["test a ... ", "ok\n"]);
+    }
+
+    #[test]
+    fn what_is_no_text_does_not_stop_the_rest() {
+        assert_eq!(told(vec![b"a\xff", b"\xffb", b"\xe2\x82"]).concat(), "a\u{fffd}\u{fffd}b\u{fffd}");
+    }
+}

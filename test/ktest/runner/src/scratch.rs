@@ -1,0 +1,168 @@
+//! A scratch disk: its size, and faults that the test wants.
+//!
+//! `1G`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `log` (each
+//! write and flush is recorded in a file, for a replay) or any number of failing kinds of requests
+//! (`read`, `write`, `flush`, `discard`), everywhere or at one sector, always or once. They fail with EIO.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::str::FromStr;
+
+use nix::errno::Errno;
+use qemu::{Disk, IoError, Operation, Serial, Times, Wrap};
+use serde::Deserialize;
+use units::{Bytes, ParseError};
+
+/// A scratch disk as `ktest` describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Scratch {
+    size: Bytes,
+    fault: Fault,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    Log,
+    Errors(Vec<Failing>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Failing {
+    operation: Operation,
+    sector: Option<u64>,
+    times: Times,
+}
+
+/// The text describes no disk.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ScratchError {
+    #[error("{0}")]
+    Size(#[from] ParseError),
+    #[error("{0:?} is no fault of a disk: write `log` or `fail=KIND[@SECTOR][:once]` (read, write, flush, discard)")]
+    Fault(String),
+    #[error("a disk has either a log or failing requests")]
+    Both,
+}
+
+impl TryFrom<String> for Scratch {
+    type Error = ScratchError;
+
+    fn try_from(text: String) -> Result<Self, ScratchError> {
+        text.parse()
+    }
+}
+
+impl FromStr for Scratch {
+    type Err = ScratchError;
+
+    fn from_str(text: &str) -> Result<Self, ScratchError> {
+        let mut words = text.split(',');
+        let size = words.next().unwrap_or_default().parse()?;
+        let fault = words.try_fold(Fault::None, |fault, word| match (fault, word) {
+            (Fault::None, "log") => Ok(Fault::Log),
+            (Fault::None, _) => Ok(Fault::Errors(vec![failing(word)?])),
+            (Fault::Errors(mut errors), word) if word != "log" => {
+                errors.push(failing(word)?);
+                Ok(Fault::Errors(errors))
+            }
+            (Fault::Log | Fault::Errors(_), _) => Err(ScratchError::Both),
+        })?;
+        Ok(Self { size, fault })
+    }
+}
+
+fn failing(text: &str) -> Result<Failing, ScratchError> {
+    parse_failing(text).ok_or_else(|| ScratchError::Fault(text.to_owned()))
+}
+
+fn parse_failing(text: &str) -> Option<Failing> {
+    let rest = text.strip_prefix("fail=")?;
+    let (rest, times) = match rest.strip_suffix(":once") {
+        Some(rest) => (rest, Times::Once),
+        None => (rest, Times::Always),
+    };
+    let (kind, sector) = match rest.split_once('@') {
+        Some((kind, sector)) => (kind, Some(sector.parse().ok()?)),
+        None => (rest, None),
+    };
+    let operation = match kind {
+        "read" => Operation::Read,
+        "write" => Operation::Write,
+        "flush" => Operation::Flush,
+        "discard" => Operation::Discard,
+        _ => return None,
+    };
+    Some(Failing { operation, sector, times })
+}
+
+impl Scratch {
+    /// Makes the disk's sparse file (and the empty log) in `dir`.
+    pub(crate) fn make(&self, dir: &Path, serial: Serial) -> io::Result<Disk> {
+        let path = dir.join(format!("{serial}.img"));
+        File::create_new(&path)?.set_len(self.size.get())?;
+        let mut disk = Disk::new(serial.clone(), path);
+        disk.wrap = match &self.fault {
+            Fault::None => Wrap::None,
+            Fault::Log => {
+                let log = dir.join(format!("{serial}.log"));
+                File::create_new(&log)?;
+                Wrap::WriteLog(log)
+            }
+            Fault::Errors(errors) => Wrap::Errors(errors.iter().map(Failing::error).collect()),
+        };
+        Ok(disk)
+    }
+}
+
+impl Failing {
+    fn error(&self) -> IoError {
+        IoError { operation: self.operation, errno: Errno::EIO, sector: self.sector, times: self.times }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Scratch, ScratchError> {
+        text.parse()
+    }
+
+    #[test]
+    fn a_size_alone_is_a_disk_without_faults() {
+        assert_eq!(parsed("8G"), Ok(Scratch { size: Bytes::new(8 << 30), fault: Fault::None }));
+    }
+
+    #[test]
+    fn faults_are_read() {
+        let write = Failing { operation: Operation::Write, sector: Some(2048), times: Times::Always };
+        let flush = Failing { operation: Operation::Flush, sector: None, times: Times::Once };
+        let fault = Fault::Errors(vec![write, flush]);
+        assert_eq!(parsed("1G,fail=write@2048,fail=flush:once"), Ok(Scratch { size: Bytes::GIB, fault }));
+        assert_eq!(parsed("1G,log"), Ok(Scratch { size: Bytes::GIB, fault: Fault::Log }));
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_its_word() {
+        assert!(matches!(parsed("big"), Err(ScratchError::Size(_))));
+        for word in ["fail", "fail=", "fail=sync", "fail=write@x", "slow", ""] {
+            assert_eq!(parsed(&format!("1G,{word}")), Err(ScratchError::Fault(word.into())));
+        }
+        for text in ["1G,log,log", "1G,log,fail=flush", "1G,fail=flush,log"] {
+            assert_eq!(parsed(text), Err(ScratchError::Both), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_file_is_sparse() {
+        use std::os::unix::fs::MetadataExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let disk = parsed("8G").unwrap().make(dir.path(), "scratch-0".parse().unwrap()).unwrap();
+        let metadata = disk.path.metadata().unwrap();
+        assert_eq!((metadata.len(), metadata.blocks()), (8 << 30, 0));
+    }
+}

@@ -1,0 +1,117 @@
+//! File systems that are mounted as long as a value lives.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::disk::Disk;
+
+/// A fresh XFS on a scratch disk, mounted on a fresh directory.
+///
+/// Declare it before what is opened on it: it cannot be unmounted while something is open.
+#[derive(Debug)]
+pub struct XfsDisk {
+    // Before the disk: unmounted first.
+    mount: Mount,
+    disk: Disk,
+}
+
+impl XfsDisk {
+    /// With accounting and enforcement of project quotas (`prjquota`). Waits for a free disk.
+    ///
+    /// # Panics
+    /// Without a scratch disk of 300 MiB or more, `mkfs.xfs` among the tools and XFS among the modules.
+    pub fn with_project_quota() -> Self {
+        Self::new("prjquota")
+    }
+
+    /// Without quotas. Waits for a free disk.
+    ///
+    /// # Panics
+    /// As [`Self::with_project_quota`].
+    pub fn without_quota() -> Self {
+        Self::new("noquota")
+    }
+
+    fn new(options: &str) -> Self {
+        let disk = Disk::take();
+        format(disk.path());
+        let mount = Mount::new("xfs", disk.path(), options);
+        Self { mount, disk }
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount.target
+    }
+
+    /// The device that it is on.
+    pub fn device(&self) -> &Path {
+        self.disk.path()
+    }
+}
+
+/// A fresh tmpfs, mounted on a fresh directory: a file system without quotas on projects.
+#[derive(Debug)]
+pub struct Tmpfs {
+    mount: Mount,
+}
+
+impl Tmpfs {
+    /// Mounts it.
+    ///
+    /// # Panics
+    /// If the system refuses.
+    pub fn mount() -> Self {
+        Self { mount: Mount::new("tmpfs", Path::new("tmpfs"), "mode=0755") }
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount.target
+    }
+}
+
+fn format(device: &Path) {
+    // Not discarded (-K): a scratch disk is a sparse file.
+    let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device).output();
+    let output = made.unwrap_or_else(|error| panic!("cannot run mkfs.xfs, is it in the ktest's `tools`? {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "mkfs.xfs {} ended with {}: {said}", device.display(), output.status);
+}
+
+#[derive(Debug)]
+struct Mount {
+    target: PathBuf,
+}
+
+impl Mount {
+    fn new(kind: &str, source: &Path, options: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let target = std::env::temp_dir().join(format!("{kind}-{}-{number}", std::process::id()));
+        fs::create_dir(&target).unwrap_or_else(|error| panic!("cannot make {}: {error}", target.display()));
+        mount(Some(source), &target, Some(kind), MsFlags::empty(), Some(options)).unwrap_or_else(|error| {
+            panic!("cannot mount {} as {kind} ({options}), is the module loaded? {error}", source.display())
+        });
+        Self { target }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let unmounted = umount2(&self.target, MntFlags::empty());
+        if let Err(error) = unmounted {
+            // Out of the way of the tests that follow; those on the same disk fail in mkfs.
+            let _ = umount2(&self.target, MntFlags::MNT_DETACH);
+            if !thread::panicking() {
+                panic!("cannot unmount {}, is something still open on it? {error}", self.target.display());
+            }
+        }
+        let _ = fs::remove_dir(&self.target);
+    }
+}
