@@ -18,10 +18,10 @@ use tracing::info;
 use crate::config::{Config, ConfigError};
 use crate::host::{Host, Writer};
 use crate::network::{self, NetworkError};
+use crate::orphans;
 use crate::power::{self, End};
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
-use crate::orphans;
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
@@ -56,9 +56,15 @@ pub enum BootError {
     /// The network.
     #[error("cannot configure the network")]
     Network(#[from] NetworkError),
+    /// The networks of pods and Services.
+    #[error("cannot use the networks of pods and services")]
+    Networks(#[from] services::NetworkError),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] services::PkiError),
+    /// The thread that prepares them.
+    #[error("preparing keys and certificates ended early")]
+    Panicked(#[from] tokio::task::JoinError),
     /// Signals.
     #[error("cannot wait for the end")]
     Power(#[source] io::Error),
@@ -97,13 +103,15 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
     let services = services::Config {
         node: config.node.to_string(),
         address: config.interface.address,
-        services: SERVICES.parse().map_err(|_| ConfigError::Missing { key: "services" })?,
-        pods: PODS.parse().map_err(|_| ConfigError::Missing { key: "pods" })?,
-        cluster_pods: CLUSTER_PODS.parse().map_err(|_| ConfigError::Missing { key: "pods" })?,
+        services: SERVICES.parse()?,
+        pods: PODS.parse()?,
+        cluster_pods: CLUSTER_PODS.parse()?,
         durability: services::Durability::Durable,
         paths: storage.paths(),
     };
-    let credentials = Credentials::ensure(&services, OffsetDateTime::now_utc())?;
+    let wanted = services.clone();
+    let credentials =
+        tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;
     let cluster = Arc::new(Cluster {
         config: config.clone(),
         credentials: Arc::new(credentials),
@@ -113,7 +121,10 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
         host: host.clone(),
     });
 
-    let observer = { let host = host.clone(); move |change: &Change<'_>| tell(&host, change) };
+    let observer = {
+        let host = host.clone();
+        move |change: &Change<'_>| tell(&host, change)
+    };
     let tree = Supervisor::observed("node", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
     let end = power::requested().await.map_err(BootError::Power)?;
     info!(?end, "the node is asked to end");
@@ -152,7 +163,11 @@ impl Cluster {
         // While the API server starts.
         containerd.healthy().await?;
         let images = cx.start("images", containerd::images(&self.services));
-        let plugin = Arc::new(csi::Plugin::new(self.storage.csi(&self.config.node), csi::Linux::new(self.storage.kubelet(), self.storage.store()), &self.registry)?);
+        let plugin = Arc::new(csi::Plugin::new(
+            self.storage.csi(&self.config.node),
+            csi::Linux::new(self.storage.kubelet(), self.storage.volumes()),
+            &self.registry,
+        )?);
         let csi = cx.start("csi", move |cx| Arc::clone(&plugin).run(cx));
 
         apiserver.healthy().await?;
@@ -167,11 +182,13 @@ impl Cluster {
 
         let admin = self.credentials.client(Identity::Admin).await?;
         let client = admin.clone();
-        // cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()));
-        let _ = client;
+        cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()));
         let storage = self.credentials.client(Identity::Storage).await?;
-        let settings =
-            provisioner::Settings { client: storage, node: self.config.node.to_string(), store: self.storage.store() };
+        let settings = provisioner::Settings {
+            client: storage,
+            node: self.config.node.to_string(),
+            store: self.storage.volumes(),
+        };
         cx.start("provisioner", move |cx| provisioner::run(cx, settings.clone()));
 
         let this = Arc::clone(&self);
@@ -214,7 +231,7 @@ async fn network_modules(cx: Context) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The observer of the service tree: stages for the machine, lines for the log.
+/// The observer of the service tree. The tree itself writes the log.
 fn tell(host: &Host, change: &Change<'_>) {
     let stage = match change.state {
         State::Starting => StageState::Started,
@@ -222,10 +239,5 @@ fn tell(host: &Host, change: &Change<'_>) {
         State::Failed => StageState::Failed,
         State::Stopping | State::Stopped => return,
     };
-    match (change.state, change.error) {
-        (State::Failed, Some(error)) => tracing::warn!(service = change.name, attempt = change.attempts, error, "service failed; it is started again"),
-        (State::Healthy, _) => info!(service = change.name, "service is healthy"),
-        _ => {}
-    }
     host.stage(change.name, stage);
 }

@@ -27,7 +27,8 @@ impl FromStr for NodeName {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let fine = (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
+        let fine =
+            (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
         if fine { Ok(Self(text.to_owned())) } else { Err(ValueError::Name) }
     }
 }
@@ -167,7 +168,8 @@ mod tests {
 
     #[test]
     fn a_full_command_line_is_read() {
-        let line = "console=ttyS0 granary.system=x granary.node=n-1 granary.address=10.0.2.15/24 granary.gateway=10.0.2.2\n";
+        let line =
+            "console=ttyS0 granary.system=x granary.node=n-1 granary.address=10.0.2.15/24 granary.gateway=10.0.2.2\n";
         let config = Config::parse(line).unwrap();
         assert_eq!(config.node.as_str(), "n-1");
         assert_eq!(config.interface, Interface { address: Ipv4Addr::new(10, 0, 2, 15), prefix: 24 });
@@ -190,7 +192,10 @@ mod tests {
             ("granary.address=10.0.2.15/24 granary.gateway=router", GATEWAY),
             ("granary.address=10.0.2.15/24 granary.node=Node_1", NODE),
         ] {
-            assert!(matches!(Config::parse(line), Err(ConfigError::Value { key: found, .. }) if found == key), "{line}");
+            assert!(
+                matches!(Config::parse(line), Err(ConfigError::Value { key: found, .. }) if found == key),
+                "{line}"
+            );
         }
     }
 

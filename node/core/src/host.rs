@@ -85,6 +85,7 @@ fn find(ports: &Path) -> io::Result<Option<PathBuf>> {
 
 /// Milliseconds since the kernel started.
 pub fn uptime_ms() -> u64 {
-    clock_gettime(ClockId::CLOCK_BOOTTIME)
-        .map_or(0, |t| u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_nsec()).unwrap_or(0) / 1_000_000)
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
+        u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_nsec()).unwrap_or(0) / 1_000_000
+    })
 }

@@ -22,7 +22,7 @@ impl FormatTime for Uptime {
 
 /// Starts it. A second call changes nothing.
 ///
-/// Libraries speak from `warn` on, we from `info` on.
+/// Libraries and the node's programs speak from `warn` on, we from `info` on: a serial console is slow.
 pub fn start() {
     let filter = Targets::new()
         .with_default(Level::INFO)
@@ -30,6 +30,7 @@ pub fn start() {
         .with_target("kube_runtime", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
         .with_target("h2", LevelFilter::WARN)
+        .with_target("program", LevelFilter::WARN)
         .with_target("tower", LevelFilter::WARN)
         .with_target("rustls", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_timer(Uptime).with_target(false);

@@ -1,9 +1,9 @@
-//! The node's disk, and what our storage services need of it.
+//! The node's disk, and what the services need to know of it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dir::Dir;
+use localstorage::{Data, DataDisk, Ephemeral, Mounted, Root, Tree as _, mount_ephemeral};
 use volume::Store;
 
 use crate::config::NodeName;
@@ -11,24 +11,27 @@ use crate::config::NodeName;
 /// Why the storage of the node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// temporary
-    #[error("temporary: {0}")]
-    Temporary(String),
-    /// The volumes directory.
-    #[error("cannot open the volumes directory")]
-    Volumes(#[from] dir::Error),
-    /// What is in it.
+    /// There is no disk for the data, or none that is ours or empty. Nothing was written.
+    #[error("the node has no data disk that it can use")]
+    Find(#[from] localstorage::FindError),
+    /// The disk cannot be formatted or mounted.
+    #[error("cannot mount")]
+    Mount(#[from] localstorage::MountError),
+    /// A directory of it is gone.
+    #[error("cannot open a directory of the data disk")]
+    Open(#[from] localstorage::OpenError),
+    /// What is in the volumes directory.
     #[error("cannot use the volumes directory")]
-    Store(#[from] volume::StartError),
+    Volumes(#[from] volume::StartError),
 }
 
-/// The mounted data disk and `/ephemeral`.
+/// The mounted data disk and `/ephemeral`, with the volumes on the first.
 #[derive(Debug)]
 pub struct Storage {
-    store: Arc<Store>,
+    data: Mounted<Data>,
+    ephemeral: Mounted<Ephemeral>,
+    volumes: Arc<Store>,
 }
-
-fn tmp<E: std::fmt::Debug>(e: E) -> StorageError { StorageError::Temporary(format!("{e:?}")) }
 
 impl Storage {
     /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`.
@@ -36,48 +39,40 @@ impl Storage {
     /// # Errors
     /// [`StorageError`]: nothing was written to a disk that is not ours.
     pub fn open() -> Result<Self, StorageError> {
-        use nix::mount::MsFlags;
-        let mut device = PathBuf::new();
-        for e in std::fs::read_dir("/sys/block").map_err(tmp)? {
-            let e = e.map_err(tmp)?;
-            if std::fs::read_to_string(e.path().join("serial")).is_ok_and(|s| s.trim_end() == "data") {
-                device = Path::new("/dev").join(e.file_name());
-            }
-        }
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let mnt = || nix::mount::mount(Some(&device), "/data", Some("xfs"), flags, Some("prjquota"));
-        if mnt().is_err() {
-            let out = std::process::Command::new("/usr/bin/mkfs.xfs").args(["-q", "-K", "-L", "granary-data"]).arg(&device).output().map_err(tmp)?;
-            if !out.status.success() { return Err(tmp(out)); }
-            mnt().map_err(tmp)?;
-        }
-        nix::mount::mount(Some("tmpfs"), "/ephemeral", Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755,size=50%")).map_err(tmp)?;
-        for d in ["pki", "etcd", "kubelet", "kubelet-pki", "containerd", "volumes", "log/pods"] {
-            std::fs::create_dir_all(Path::new("/data").join(d)).map_err(tmp)?;
-        }
-        let volumes = Dir::open(Path::new("/data/volumes"))?;
-        let store = Arc::new(Store::open(&volumes, volume::Settings::default())?);
-        Ok(Self { store })
+        let root = Root::at(PathBuf::from("/"));
+        let ephemeral = mount_ephemeral(root.ephemeral)?;
+        let data = DataDisk::find()?.mount(root.data)?;
+        let volumes = Store::open(&data.open(|data| &data.volumes)?, volume::Settings::default())?;
+        Ok(Self { data, ephemeral, volumes: Arc::new(volumes) })
     }
 
     /// The file system that is gone after a reboot.
     pub fn ephemeral(&self) -> &Path {
-        Path::new("/ephemeral")
+        self.ephemeral.path()
     }
 
     /// Where programs find their directories.
     pub fn paths(&self) -> services::Paths {
-        services::Paths::default()
+        services::Paths {
+            pki: self.data.pki.path().to_owned(),
+            etcd: self.data.etcd.path().to_owned(),
+            kubelet: self.kubelet(),
+            kubelet_pki: self.data.kubelet_pki.path().to_owned(),
+            containerd: self.data.containerd.path().to_owned(),
+            pod_logs: self.data.log.pods.path().to_owned(),
+            ephemeral: self.ephemeral().to_owned(),
+            ..services::Paths::default()
+        }
     }
 
     /// kubelet's root directory.
     pub fn kubelet(&self) -> PathBuf {
-        self.paths().kubelet
+        self.data.kubelet.path().to_owned()
     }
 
     /// The node's volumes.
-    pub fn store(&self) -> Arc<Store> {
-        Arc::clone(&self.store)
+    pub fn volumes(&self) -> Arc<Store> {
+        Arc::clone(&self.volumes)
     }
 
     /// What the CSI plugin has to know.

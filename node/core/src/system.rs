@@ -118,11 +118,9 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName, dns: Option<std::net::Ip
         make(&ephemeral.join(below))?;
     }
     let resolv = dns.map_or_else(String::new, |address| format!("nameserver {address}\n"));
-    for (name, text) in [
-        ("hosts", format!("127.0.0.1 localhost {node}\n")),
-        ("resolv.conf", resolv),
-        ("machine-id", machine_id(node)),
-    ] {
+    for (name, text) in
+        [("hosts", format!("127.0.0.1 localhost {node}\n")), ("resolv.conf", resolv), ("machine-id", machine_id(node))]
+    {
         let path = ephemeral.join("etc").join(name);
         fs::write(&path, text).map_err(|source| SystemError::Directory { path, source })?;
     }

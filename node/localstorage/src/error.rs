@@ -1,0 +1,186 @@
+//! What can go wrong with the node's disks and directories.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use nix::errno::Errno;
+use units::Bytes;
+
+use crate::content::{LABEL, Signature};
+use crate::plan::MINIMUM;
+
+/// No disk can be taken for the data, and none was touched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Nothing to choose from.
+    #[error("no disk for the data{}; give the machine an empty one, of {MINIMUM} or more", but(foreign))]
+    None {
+        /// Disks that hold something else.
+        foreign: Vec<String>,
+    },
+    /// More than one to choose from.
+    #[error("disks {} could all be for the data; give one of them the serial number \"data\", or leave only one", disks.join(", "))]
+    Several {
+        /// Which.
+        disks: Vec<String>,
+    },
+    /// The one that there is holds something that we did not make.
+    #[error(
+        "disk {disk} holds {what}, and not our file system (an XFS with the label {LABEL:?}); \
+         wipe it to let the node format it, or give the machine another disk"
+    )]
+    Foreign {
+        /// Which disk.
+        disk: String,
+        /// What is on it.
+        what: Signature,
+    },
+    /// The one that there is has no room.
+    #[error("disk {disk} is too small: it has {size}, the data needs {MINIMUM} or more")]
+    TooSmall {
+        /// Which disk.
+        disk: String,
+        /// Its size.
+        size: Bytes,
+    },
+}
+
+fn but(foreign: &[String]) -> String {
+    if foreign.is_empty() { String::new() } else { format!(" (there is other data on {})", foreign.join(", ")) }
+}
+
+/// [`DataDisk::find`](crate::DataDisk::find) failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// The disks are known, and none is fit.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A disk could not be looked at.
+    #[error("cannot {step} {}", path.display())]
+    Look {
+        /// What was tried.
+        step: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel's description of a disk is not as expected.
+    #[error("{} does not hold a number", path.display())]
+    Malformed {
+        /// Which description.
+        path: PathBuf,
+    },
+}
+
+/// A tree could not be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// `mkfs.xfs` could not be started.
+    #[error("cannot run {} to format {}", program.display(), device.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// What it was to format.
+        device: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// `mkfs.xfs` gave up.
+    #[error("cannot format {}: {} ended with {status}: {said}", device.display(), program.display())]
+    Format {
+        /// The program.
+        program: PathBuf,
+        /// What it was to format.
+        device: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote.
+        said: String,
+    },
+    /// The kernel refused the file system.
+    #[error(transparent)]
+    Mount(#[from] mount::FilesystemError),
+    /// What is mounted cannot be looked at.
+    #[error("cannot look at the mount of {}", path.display())]
+    Look {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: mount::LookError,
+    },
+    /// Another file system is mounted at the place, or with other flags.
+    #[error("{} is not mounted with nosuid, nodev and noexec, writable", path.display())]
+    Flags {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Something else is mounted there.
+    #[error("something else is mounted on {} already", path.display())]
+    Occupied {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Project quotas are not on.
+    #[error("{} has no project quotas", path.display())]
+    Quota {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: fsquota::FsError,
+    },
+    /// An enlarged disk could not be used as a whole.
+    #[error("cannot grow the file system on {}", path.display())]
+    Grow {
+        /// Where it is mounted.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// A directory could not be opened, made or made durable.
+    #[error("cannot {step} {}", path.display())]
+    Directory {
+        /// What was tried.
+        step: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: dir::Error,
+    },
+    /// The mode of the root of a tree could not be set.
+    #[error("cannot set the mode of {}", path.display())]
+    Mode {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// The tree itself is wrong: a name that is no path component.
+    #[error("{} is no name for a directory", path.display())]
+    Name {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: dir::NameError,
+    },
+}
+
+/// A directory of a mounted tree could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {}", path.display())]
+pub struct OpenError {
+    /// Which.
+    pub path: PathBuf,
+    /// Why not.
+    #[source]
+    pub source: dir::Error,
+}

@@ -1,0 +1,107 @@
+//! [`Mounted`].
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use dir::{Dir, Mode, Name};
+use mount::Attributes;
+use nix::sys::stat::fchmod;
+
+use crate::error::{MountError, OpenError};
+use crate::tree::{Entry, Tree};
+
+/// Only root: pods get to what is theirs by mounts of their own.
+const MODE: Mode = Mode::S_IRWXU;
+
+/// A tree that exists: its file system is mounted with the right flags, and all directories are in
+/// it. Stays so as long as nobody unmounts it.
+#[derive(Debug)]
+pub struct Mounted<T> {
+    tree: T,
+    root: Dir,
+}
+
+impl<T: Tree> Mounted<T> {
+    /// Looks at what is mounted at the tree's root, and makes the directories that are missing.
+    /// Durable when it returns.
+    pub(crate) fn complete(tree: T) -> Result<Self, MountError> {
+        let root = open(tree.path())?;
+        inert(&root, tree.path())?;
+        fchmod(&root, MODE).map_err(|source| MountError::Mode { path: tree.path().to_owned(), source })?;
+        let mut entries = Vec::new();
+        tree.visit(&mut |entry| entries.push(entry));
+        for entry in entries.into_iter().filter(|entry| entry.directory) {
+            make(&root, tree.path(), entry)?;
+        }
+        root.syncfs().map_err(|source| MountError::Directory { step: "sync", path: tree.path().to_owned(), source })?;
+        Ok(Self { tree, root })
+    }
+
+    /// Opens a directory of the tree.
+    ///
+    /// # Errors
+    /// [`OpenError`]: it was removed, or something was mounted on it.
+    pub fn open<D: Tree>(&self, which: impl FnOnce(&T) -> &D) -> Result<Dir, OpenError> {
+        let path = which(&self.tree).path();
+        let opened = match below(self.tree.path(), path) {
+            Some(below) => self.root.open_beneath(below),
+            None => self.root.try_clone(),
+        };
+        opened.map_err(|source| OpenError { path: path.to_owned(), source })
+    }
+
+    /// The root of the tree.
+    pub fn root(&self) -> &Dir {
+        &self.root
+    }
+}
+
+impl<T> Deref for Mounted<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.tree
+    }
+}
+
+impl<T> AsFd for Mounted<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+}
+
+/// The path from the root of a tree, if it is not the root itself.
+fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
+    path.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty())
+}
+
+pub(crate) fn open(path: &Path) -> Result<Dir, MountError> {
+    Dir::open(path).map_err(|source| MountError::Directory { step: "open", path: path.to_owned(), source })
+}
+
+/// What is mounted at an open directory, with its flags; `None` if nothing is.
+pub(crate) fn mounted(dir: &Dir, path: &Path) -> Result<Option<Attributes>, MountError> {
+    let place = mount::at(dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
+    Ok(place.mounted)
+}
+
+fn inert(root: &Dir, path: &Path) -> Result<(), MountError> {
+    if mounted(root, path)? == Some(Attributes::INERT) {
+        Ok(())
+    } else {
+        Err(MountError::Flags { path: path.to_owned() })
+    }
+}
+
+fn make(root: &Dir, tree: &Path, entry: Entry<'_>) -> Result<(), MountError> {
+    let path = || PathBuf::from(entry.path);
+    let failed = |source| MountError::Directory { step: "make", path: path(), source };
+    let name = Name::try_from(entry.name).map_err(|source| MountError::Name { path: path(), source })?;
+    match entry.path.parent().and_then(|parent| below(tree, parent)) {
+        Some(parent) => root.open_beneath(parent).map_err(failed)?.ensure_dir(&name, MODE),
+        None => root.ensure_dir(&name, MODE),
+    }
+    .map_err(failed)?;
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! Which disk holds the data.
+
+use units::Bytes;
+
+use crate::content::Content;
+use crate::disk::{Role, Seen};
+use crate::error::Refusal;
+
+/// The smallest disk that is formatted. XFS itself needs 300 MiB.
+pub const MINIMUM: Bytes = Bytes::new(512 << 20);
+
+/// What to do with which disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision<'seen> {
+    /// It has our file system: mount it.
+    Use(&'seen Seen),
+    /// It is empty, or an earlier run began to format it: make our file system on it.
+    Format(&'seen Seen),
+}
+
+impl<'seen> Decision<'seen> {
+    /// The disk that it is about.
+    pub fn disk(self) -> &'seen Seen {
+        match self {
+            Self::Use(disk) | Self::Format(disk) => disk,
+        }
+    }
+}
+
+/// Decides from all disks that there are. A disk that is designated by its serial number is taken or
+/// refused, whatever the others are. Else it is the one that has our file system; else the one that
+/// is empty. The system disk and disks that cannot be written never count.
+///
+/// # Errors
+/// [`Refusal`]: none, or more than one, or something foreign on the only one.
+pub fn plan(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
+    let usable = |role| seen.iter().filter(move |disk| disk.role == role && !disk.read_only).collect::<Vec<_>>();
+    let designated = usable(Role::Data);
+    if !designated.is_empty() {
+        let disk = the_only(&designated).ok_or_else(|| several(&designated))?;
+        return decide(disk);
+    }
+    let others = usable(Role::Unnamed);
+    let with = |wanted: fn(&Content) -> bool| others.iter().copied().filter(move |disk| wanted(&disk.content));
+    let ours: Vec<&Seen> = with(|content| matches!(content, Content::Ours(_))).collect();
+    let free: Vec<&Seen> = with(|content| matches!(content, Content::Empty | Content::Unfinished)).collect();
+    match (ours.as_slice(), free.as_slice(), others.as_slice()) {
+        ([disk], ..) | ([], [disk], _) => decide(disk),
+        ([_, ..], ..) => Err(several(&ours)),
+        ([], [_, ..], _) => Err(several(&free)),
+        ([], [], [foreign]) => decide(foreign),
+        ([], [], foreign) => Err(Refusal::None { foreign: names(foreign) }),
+    }
+}
+
+fn decide(disk: &Seen) -> Result<Decision<'_>, Refusal> {
+    match &disk.content {
+        Content::Ours(_) => Ok(Decision::Use(disk)),
+        Content::Foreign(what) => Err(Refusal::Foreign { disk: disk.name.clone(), what: what.clone() }),
+        Content::Empty | Content::Unfinished if disk.size < MINIMUM => {
+            Err(Refusal::TooSmall { disk: disk.name.clone(), size: disk.size })
+        }
+        Content::Empty | Content::Unfinished => Ok(Decision::Format(disk)),
+    }
+}
+
+fn the_only<'seen>(disks: &[&'seen Seen]) -> Option<&'seen Seen> {
+    match disks {
+        [disk] => Some(disk),
+        _ => None,
+    }
+}
+
+fn several(disks: &[&Seen]) -> Refusal {
+    Refusal::Several { disks: names(disks) }
+}
+
+fn names(disks: &[&Seen]) -> Vec<String> {
+    disks.iter().map(|disk| disk.name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::content::{Geometry, Signature};
+
+    const OURS: Content = Content::Ours(Geometry { block: Bytes::new(4096), blocks: 1 << 18, inode_percent: 25 });
+    const FOREIGN: Content = Content::Foreign(Signature::Known("swap space"));
+
+    fn disk(name: &str, role: Role, content: Content) -> Seen {
+        Seen {
+            name: name.to_owned(),
+            device: format!("/dev/{name}").into(),
+            role,
+            read_only: false,
+            size: Bytes::GIB,
+            content,
+        }
+    }
+
+    fn unnamed(contents: &[Content]) -> Vec<Seen> {
+        let named = contents.iter().zip(["vda", "vdb", "vdc", "vdd"]);
+        named.map(|(content, name)| disk(name, Role::Unnamed, content.clone())).collect()
+    }
+
+    #[test]
+    fn the_one_empty_disk_is_formatted() {
+        let seen = unnamed(&[FOREIGN, Content::Empty]);
+        assert_eq!(plan(&seen), Ok(Decision::Format(&seen[1])));
+    }
+
+    #[test]
+    fn a_disk_of_ours_is_found_among_empty_ones() {
+        let seen = unnamed(&[Content::Empty, OURS, Content::Empty]);
+        assert_eq!(plan(&seen), Ok(Decision::Use(&seen[1])));
+    }
+
+    #[test]
+    fn several_candidates_are_named_and_none_is_taken() {
+        let both = || vec!["vda".to_owned(), "vdb".to_owned()];
+        assert_eq!(plan(&unnamed(&[Content::Empty, Content::Empty])), Err(Refusal::Several { disks: both() }));
+        assert_eq!(plan(&unnamed(&[OURS, OURS, Content::Empty])), Err(Refusal::Several { disks: both() }));
+    }
+
+    #[test]
+    fn a_designated_disk_is_taken_or_refused_whatever_the_others_are() {
+        let mut seen = unnamed(&[OURS, Content::Empty]);
+        seen.push(disk("vdz", Role::Data, Content::Empty));
+        assert_eq!(plan(&seen), Ok(Decision::Format(&seen[2])));
+        seen[2].content = FOREIGN;
+        let what = Signature::Known("swap space");
+        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vdz".into(), what }));
+    }
+
+    #[test]
+    fn a_foreign_disk_alone_is_named_with_what_is_on_it() {
+        let what = Signature::Known("swap space");
+        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(Refusal::Foreign { disk: "vda".into(), what }));
+    }
+
+    #[test]
+    fn without_a_candidate_there_is_no_disk() {
+        assert_eq!(plan(&[]), Err(Refusal::None { foreign: vec![] }));
+        assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(Refusal::None { foreign: vec![] }));
+    }
+
+    #[test]
+    fn a_disk_that_is_too_small_is_not_formatted() {
+        let mut seen = unnamed(&[Content::Empty]);
+        seen[0].size = Bytes::MIB;
+        assert_eq!(plan(&seen), Err(Refusal::TooSmall { disk: "vda".into(), size: Bytes::MIB }));
+    }
+
+    fn any_disk() -> impl Strategy<Value = (Role, bool, Content)> {
+        let role = prop_oneof![4 => Just(Role::Unnamed), 1 => Just(Role::Data), 1 => Just(Role::System)];
+        let content = prop_oneof![Just(Content::Empty), Just(Content::Unfinished), Just(OURS), Just(FOREIGN)];
+        (role, prop::bool::weighted(0.2), content)
+    }
+
+    fn any_machine() -> impl Strategy<Value = Vec<Seen>> {
+        prop::collection::vec(any_disk(), 0..6).prop_map(|disks| {
+            let numbered = disks.into_iter().enumerate();
+            numbered
+                .map(|(number, (role, read_only, content))| Seen {
+                    read_only,
+                    ..disk(&format!("vd{number}"), role, content)
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_holds_data_is_ever_formatted(seen in any_machine()) {
+            if let Ok(Decision::Format(disk)) = plan(&seen) {
+                prop_assert!(matches!(disk.content, Content::Empty | Content::Unfinished));
+            }
+        }
+
+        #[test]
+        fn the_system_disk_and_what_cannot_be_written_are_never_taken(seen in any_machine()) {
+            if let Ok(decision) = plan(&seen) {
+                prop_assert!(decision.disk().role != Role::System && !decision.disk().read_only);
+            }
+        }
+
+        #[test]
+        fn the_disk_that_was_formatted_is_the_one_that_is_used_next(mut seen in any_machine()) {
+            let Ok(first) = plan(&seen).map(|decision| decision.disk().name.clone()) else { return Ok(()) };
+            for disk in &mut seen {
+                if disk.name == first {
+                    disk.content = OURS;
+                }
+            }
+            let next = plan(&seen);
+            prop_assert!(matches!(next, Ok(Decision::Use(disk)) if disk.name == first));
+        }
+
+        #[test]
+        fn the_order_of_the_disks_does_not_matter(seen in any_machine()) {
+            let backwards: Vec<Seen> = seen.iter().rev().cloned().collect();
+            let name = |decided: Result<Decision<'_>, Refusal>| decided.map(|decision| decision.disk().name.clone()).ok();
+            prop_assert_eq!(name(plan(&seen)), name(plan(&backwards)));
+        }
+    }
+}
