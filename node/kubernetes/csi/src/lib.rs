@@ -8,13 +8,14 @@
 //! Filesystem volumes only: a block volume is refused as such. Nothing is staged, and nothing is remembered: what is
 //! published is what is mounted.
 //!
-//! Clients have to send a host name as `:authority`, as kubelet does (`localhost`). Some gRPC libraries send the
-//! socket's path, which HTTP/2 does not allow: their calls fail with a protocol error.
+//! Clients may send any `:authority`, also a socket's path, as kubelet does when it registers a plugin: `authority`
+//! makes it `localhost` before the server sees it.
 //!
 //! Linux 5.12, for mounts that never exist without their flags.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod authority;
 mod host;
 mod identity;
 mod leftovers;

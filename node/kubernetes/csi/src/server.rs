@@ -16,6 +16,8 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tracing::warn;
 
+use crate::authority::LocalAuthority;
+
 /// Of the directories that hold sockets.
 const PRIVATE: Mode = Mode::S_IRWXU;
 const SOCKET_MODE: u32 = 0o600;
@@ -129,13 +131,15 @@ impl Socket {
     }
 }
 
-/// Connections of `peer` alone. Never ends and never fails: the server would end with it.
-fn incoming(listener: UnixListener, peer: Uid) -> impl Stream<Item = Result<UnixStream, Infallible>> {
+/// Connections of `peer` alone, whatever authority it names. Never ends and never fails: the server would end with it.
+fn incoming(listener: UnixListener, peer: Uid) -> impl Stream<Item = Result<LocalAuthority<UnixStream>, Infallible>> {
     futures::stream::unfold(listener, move |listener| async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => match stream.peer_cred() {
-                    Ok(found) if found.uid() == peer.as_raw() => return Some((Ok(stream), listener)),
+                    Ok(found) if found.uid() == peer.as_raw() => {
+                        return Some((Ok(LocalAuthority::new(stream)), listener));
+                    }
                     Ok(found) => warn!(uid = found.uid(), pid = found.pid(), "connection of another user refused"),
                     Err(reason) => {
                         warn!(error = &reason as &dyn std::error::Error, "connection of an unknown user refused");

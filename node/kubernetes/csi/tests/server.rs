@@ -2,6 +2,7 @@
 
 mod fake;
 mod kubelet;
+mod wire;
 
 use std::fs;
 use std::io;
@@ -357,6 +358,24 @@ async fn kubelet_registers_the_plugin_as_often_as_it_likes() {
         assert_eq!(info.supported_versions, ["1.0.0"]);
         let success = RegistrationStatus { plugin_registered: true, error: String::new() };
         client.notify_registration_status(success).await.expect("notify");
+    }
+}
+
+/// kubelet's registration client names none, and grpc-go takes the path that it dials: `h2` reset its streams, and the
+/// plugin was never registered.
+#[tokio::test]
+async fn a_client_may_take_the_sockets_path_for_the_authority() {
+    let node = Node::start(&FakeHost::default()).await;
+    let calls = [
+        (node.registration_socket(), "/pluginregistration.Registration/GetInfo"),
+        (node.kubelet.socket(), "/csi.v1.Identity/Probe"),
+    ];
+    for (socket, method) in calls {
+        let answers = tokio::time::timeout(LIMIT, wire::call(&socket, &[method, method])).await.expect("answers");
+        assert_eq!(answers.len(), 2);
+        for fields in answers {
+            assert!(fields.contains(&(b"grpc-status".to_vec(), b"0".to_vec())), "{method}: {fields:?}");
+        }
     }
 }
 
