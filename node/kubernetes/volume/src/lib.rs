@@ -30,7 +30,7 @@ pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
 pub use plan::{Refusal, Request};
 pub use record::{Claim, Mode, Record, RecordError, State};
-pub use store::{ActError, Error, LookError, OpenError, Settings, Store};
+pub use store::{ActError, Error, ListError, LookError, OpenError, Settings, StartError, Store};
 
 /// The name of the CSI driver and provisioner, everywhere.
 pub const DRIVER_NAME: &str = "local.granary.dev";

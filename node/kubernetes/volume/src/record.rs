@@ -155,7 +155,7 @@ mod tests {
                 mode: Mode::Filesystem,
                 size: Bytes::new(size),
                 inodes: Inodes::new(inodes),
-                project: ProjectId::new(project).unwrap_or(NonZeroU32::MIN),
+                project: ProjectId::new(project).expect("in range"),
                 state,
             },
         )

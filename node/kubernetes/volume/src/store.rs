@@ -183,6 +183,23 @@ pub enum StartError {
 #[error("cannot list the volumes")]
 pub struct ListError(#[from] dir::Error);
 
+impl ActError {
+    /// Whether the disk has no room.
+    fn is_full(&self) -> bool {
+        use fsquota::{AllocateError, FsError, SetError};
+
+        match self {
+            Self::Dir(error) => is_full(error.errno()),
+            Self::Allocate(AllocateError::Counter { source, .. }) => {
+                source.raw_os_error().is_some_and(|errno| is_full(Errno::from_raw(errno)))
+            }
+            Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
+            | Self::Limit(SetError::Fs(FsError::System { source, .. })) => is_full(*source),
+            Self::Allocate(_) | Self::Limit(_) | Self::Clear(_) | Self::NoRecord => false,
+        }
+    }
+}
+
 impl Store {
     /// Opens the volumes directory, makes what is missing in it, and sets all recorded limits again: those that were
     /// changed last may have been lost in a power cut.
@@ -282,13 +299,14 @@ impl Store {
         let published = steps.contains(&Step::Publish);
         match self.act(id, &steps, Some(want), seen.record) {
             Ok(Some(record)) if published => {
+                self.ledger().note(id.clone(), record.promised());
                 let (limit, project) = (record.size, record.project);
                 info!(volume = %id, claim = %record.claim, %limit, %project, "volume provisioned");
                 Ok(Ensured::Created(record))
             }
             Ok(Some(record)) => Ok(Ensured::Unchanged(record)),
             Ok(None) => Err(Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }),
-            Err(Error::Act { source: ActError::Dir(source), .. }) if is_full(&source) => {
+            Err(Error::Act { source, .. }) if source.is_full() => {
                 self.undo_in_turn(id)?;
                 let free = self.space().map_err(looking(id))?.free();
                 Err(Error::Full { id: id.clone(), wanted: want.promised(), free })
@@ -520,8 +538,8 @@ fn limits(record: &Record) -> Limits {
     Limits { bytes: Some(record.size), inodes: Some(record.inodes) }
 }
 
-fn is_full(error: &dir::Error) -> bool {
-    matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT)
+const fn is_full(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
 }
 
 fn refused(id: &VolumeId) -> impl FnOnce(Refusal) -> Error {

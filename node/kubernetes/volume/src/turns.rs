@@ -69,7 +69,10 @@ mod tests {
         let _turn = turns.take(&one);
         let (sender, done) = mpsc::channel();
         thread::scope(|scope| {
-            scope.spawn(|| sender.send(drop(turns.take(&two))));
+            scope.spawn(|| {
+                drop(turns.take(&two));
+                sender.send(())
+            });
             done.recv().unwrap();
         });
     }

@@ -1,0 +1,122 @@
+//! How long an object waits after a failure.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const FIRST: Duration = Duration::from_secs(1);
+/// The longest wait.
+pub(crate) const MOST: Duration = Duration::from_mins(5);
+
+/// The wait after failure number `attempt` (1 is the first): twice the one before, 5 minutes at most, and a random part
+/// of up to a half off, so that what failed together does not come back together.
+pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
+    let whole = FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX)).min(MOST);
+    let share = u32::try_from(random % 501).unwrap_or_default();
+    (whole - whole / 1000 * share).max(FIRST)
+}
+
+/// A random number; how good it is does not matter.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// The failures of objects since their last success.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts(Mutex<HashMap<String, Failures>>);
+
+#[derive(Debug)]
+struct Failures {
+    count: u32,
+    not_before: Instant,
+}
+
+/// What one more failure means.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retry {
+    pub(crate) attempt: u32,
+    pub(crate) after: Duration,
+}
+
+impl Attempts {
+    /// Counts a failure of the object.
+    pub(crate) fn failed(&self, uid: &str) -> Retry {
+        let now = Instant::now();
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Objects that are gone do not succeed any more: what was not tried for long is forgotten.
+        failures.retain(|_, failed| failed.not_before + 2 * MOST > now);
+        let failed = failures.entry(uid.to_owned()).or_insert(Failures { count: 0, not_before: now });
+        failed.count = failed.count.saturating_add(1);
+        let after = delay(failed.count, random());
+        failed.not_before = now + after;
+        Retry { attempt: failed.count, after }
+    }
+
+    /// The object is well.
+    pub(crate) fn succeeded(&self, uid: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
+    /// How long the object still has to wait, whatever else wakes it.
+    pub(crate) fn wait(&self, uid: &str) -> Option<Duration> {
+        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = failures.get(uid)?.not_before.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Whether the last try of the object failed.
+    pub(crate) fn is_failing(&self, uid: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_wait_lies_between_1_second_and_5_minutes_and_the_longest_only_grows(attempt in 0u32.., random: u64) {
+            let wait = delay(attempt, random);
+            prop_assert!((FIRST..=MOST).contains(&wait), "{wait:?}");
+            prop_assert!(delay(attempt, 0) <= delay(attempt.saturating_add(1), 0));
+            prop_assert!(wait >= delay(attempt, 0) / 2);
+        }
+    }
+
+    #[test]
+    fn waits_double() {
+        let waits: Vec<_> = (1..=10).map(|attempt| delay(attempt, 0).as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_waits_until_its_time_and_a_success_forgets_its_failures() {
+        let attempts = Attempts::default();
+        assert_eq!(attempts.wait("a"), None);
+        let first = attempts.failed("a");
+        assert_eq!(first.attempt, 1);
+        assert_eq!(attempts.wait("a"), Some(first.after));
+        assert_eq!(attempts.wait("b"), None);
+        tokio::time::advance(first.after).await;
+        assert_eq!(attempts.wait("a"), None);
+        assert_eq!(attempts.failed("a").attempt, 2);
+        attempts.succeeded("a");
+        assert_eq!(attempts.failed("a").attempt, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_is_forgotten() {
+        let attempts = Attempts::default();
+        attempts.failed("gone");
+        tokio::time::advance(3 * MOST).await;
+        attempts.failed("other");
+        assert!(!attempts.is_failing("gone"));
+        assert!(attempts.is_failing("other"));
+    }
+}
