@@ -15,13 +15,13 @@ use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tracing::info;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{self, Config, ConfigError};
 use crate::host::{Host, Writer};
 use crate::network::{self, NetworkError};
-use crate::orphans;
 use crate::power::{self, End};
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
+use crate::{log, orphans};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
@@ -76,6 +76,8 @@ pub enum BootError {
 /// [`BootError`]: the node cannot start. What runs as a service does not come here: it is started again.
 pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootError> {
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::CommandLine)?;
+    // A level that is none is an error of the configuration, which is told when the host can hear it.
+    log::start(config::level(&line).unwrap_or(tracing::Level::INFO));
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
     let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
     *host = opened;

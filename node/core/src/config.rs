@@ -5,6 +5,8 @@ use std::net::{AddrParseError, Ipv4Addr};
 use std::num::ParseIntError;
 use std::str::FromStr;
 
+use tracing::Level;
+
 /// The name of a node, a DNS label (RFC 1123): lower-case letters, digits and `-`, at most 63.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName(String);
@@ -71,6 +73,9 @@ pub enum ValueError {
     /// Over 32.
     #[error("a prefix has at most 32 bits")]
     LongPrefix,
+    /// No level of the log.
+    #[error("a level is wanted: error, warn, info, debug or trace")]
+    Level,
 }
 
 /// Why the node does not start with this command line.
@@ -105,8 +110,9 @@ const NODE: &str = "granary.node";
 const ADDRESS: &str = "granary.address";
 const GATEWAY: &str = "granary.gateway";
 const DNS: &str = "granary.dns";
+const LOG: &str = "granary.log";
 /// `granary.system` and `granary.failure` are for the initramfs.
-const KEYS: [&str; 6] = [NODE, ADDRESS, GATEWAY, DNS, "granary.system", "granary.failure"];
+const KEYS: [&str; 7] = [NODE, ADDRESS, GATEWAY, DNS, LOG, "granary.system", "granary.failure"];
 
 /// The node's configuration, checked as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +125,8 @@ pub struct Config {
     pub gateway: Option<Ipv4Addr>,
     /// The name server, if there is one.
     pub dns: Option<Ipv4Addr>,
+    /// From which level on the node's programs are heard on the console, `error` if none is given.
+    pub log: Level,
 }
 
 impl Config {
@@ -141,8 +149,18 @@ impl Config {
             interface: value(line, ADDRESS)?.ok_or(ConfigError::Missing { key: ADDRESS })?,
             gateway: address(line, GATEWAY)?,
             dns: address(line, DNS)?,
+            log: level(line)?,
         })
     }
+}
+
+/// [`Config::log`] alone: the log starts before the rest is looked at.
+///
+/// # Errors
+/// [`ConfigError::Value`].
+pub fn level(line: &str) -> Result<Level, ConfigError> {
+    let bad = |text: &str| ConfigError::Value { key: LOG, value: text.to_owned(), source: ValueError::Level };
+    word(line, LOG).map_or(Ok(Level::ERROR), |text| text.parse().map_err(|_| bad(text)))
 }
 
 fn word<'a>(line: &'a str, key: &str) -> Option<&'a str> {
@@ -175,6 +193,7 @@ mod tests {
         assert_eq!(config.interface, Interface { address: Ipv4Addr::new(10, 0, 2, 15), prefix: 24 });
         assert_eq!(config.gateway, Some(Ipv4Addr::new(10, 0, 2, 2)));
         assert_eq!(config.dns, None);
+        assert_eq!(config.log, Level::ERROR);
     }
 
     #[test]
@@ -191,6 +210,7 @@ mod tests {
             ("granary.address=10.0.2.15/33", ADDRESS),
             ("granary.address=10.0.2.15/24 granary.gateway=router", GATEWAY),
             ("granary.address=10.0.2.15/24 granary.node=Node_1", NODE),
+            ("granary.address=10.0.2.15/24 granary.log=loud", LOG),
         ] {
             assert!(
                 matches!(Config::parse(line), Err(ConfigError::Value { key: found, .. }) if found == key),

@@ -22,15 +22,16 @@ impl FormatTime for Uptime {
 
 /// Starts it. A second call changes nothing.
 ///
-/// Libraries and the node's programs speak from `warn` on, we from `info` on: a serial console is slow.
-pub fn start() {
+/// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `programs`
+/// on: a serial console is slow, and they have much to say.
+pub fn start(programs: Level) {
     let filter = Targets::new()
         .with_default(Level::INFO)
         .with_target("kube", LevelFilter::WARN)
         .with_target("kube_runtime", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
         .with_target("h2", LevelFilter::WARN)
-        .with_target("program", LevelFilter::WARN)
+        .with_target("program", programs)
         .with_target("tower", LevelFilter::WARN)
         .with_target("rustls", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_timer(Uptime).with_target(false);

@@ -11,8 +11,6 @@ use node_core::host::Host;
 use node_core::power::{self, End};
 
 fn main() -> ExitCode {
-    node_core::log::start();
-    // Waits for its own thread only: the port is there once its module is, see boot.
     let mut host = Host::default();
     let mut writer = None;
     let end = match boot::run(&mut host, &mut writer) {

@@ -1,9 +1,13 @@
 //! The node's disk, and what the services need to know of it.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use localstorage::{Data, DataDisk, Ephemeral, Mounted, Root, Tree as _, mount_ephemeral};
+use nix::errno::Errno;
+use nix::sys::statvfs::fstatvfs;
+use units::Bytes;
 use volume::Store;
 
 use crate::config::NodeName;
@@ -20,6 +24,9 @@ pub enum StorageError {
     /// A directory of it is gone.
     #[error("cannot open a directory of the data disk")]
     Open(#[from] localstorage::OpenError),
+    /// Its size cannot be read.
+    #[error("cannot read the size of the data disk")]
+    Size(#[source] Errno),
     /// What is in the volumes directory.
     #[error("cannot use the volumes directory")]
     Volumes(#[from] volume::StartError),
@@ -42,7 +49,8 @@ impl Storage {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
         let data = DataDisk::find()?.mount(root.data)?;
-        let volumes = Store::open(&data.open(|data| &data.volumes)?, volume::Settings::default())?;
+        let settings = volume::Settings { reserve: reserve(size(&data)?) };
+        let volumes = Store::open(&data.open(|data| &data.volumes)?, settings)?;
         Ok(Self { data, ephemeral, volumes: Arc::new(volumes) })
     }
 
@@ -78,5 +86,28 @@ impl Storage {
     /// What the CSI plugin has to know.
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
+    }
+}
+
+fn size(disk: impl AsFd) -> Result<Bytes, StorageError> {
+    let found = fstatvfs(disk).map_err(StorageError::Size)?;
+    Ok(Bytes::new(found.blocks().saturating_mul(found.fragment_size())))
+}
+
+/// What is kept of a disk for what else lives on it: images, logs and emptyDirs of pods, etcd. A quarter,
+/// at most 16 GiB.
+fn reserve(disk: Bytes) -> Bytes {
+    const MOST: Bytes = Bytes::new(16 << 30);
+    Bytes::new(disk.get() / 4).min(MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_is_reserved_but_not_of_a_large_disk() {
+        assert_eq!(reserve(Bytes::new(8 << 30)), Bytes::new(2 << 30));
+        assert_eq!(reserve(Bytes::new(1 << 40)), Bytes::new(16 << 30));
     }
 }

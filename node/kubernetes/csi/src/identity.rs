@@ -18,9 +18,6 @@ use tracing::warn;
 use crate::host::Host;
 use crate::metrics::{Method, Metrics};
 
-/// The label of nodes that volumes are bound to.
-pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
-
 /// What the node's side of the plugin can do.
 const NODE: [rpc::Type; 4] =
     [rpc::Type::ExpandVolume, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
@@ -80,7 +77,7 @@ impl<H: Host> Identity for IdentityService<H> {
 }
 
 pub(crate) fn node_info(node: &str) -> NodeGetInfoResponse {
-    let segments = HashMap::from([(TOPOLOGY_KEY.to_owned(), node.to_owned())]);
+    let segments = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), node.to_owned())]);
     NodeGetInfoResponse {
         node_id: node.to_owned(),
         max_volumes_per_node: 0, // no limit but the disk's

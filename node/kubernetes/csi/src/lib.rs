@@ -30,7 +30,6 @@ mod status;
 mod turns;
 
 pub use host::{ActError, Host, Linux, LookError, QuotaError, ReadyError};
-pub use identity::TOPOLOGY_KEY;
 pub use leftovers::{LeftoversError, remove_empty_volume_data};
 pub use plan::{Elsewhere, Refusal, Seen, Step, Target, Volume};
 pub use plugin::{Plugin, RunError, Settings};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi::{Plugin, Settings, Step, TOPOLOGY_KEY};
+use csi::{Plugin, Settings, Step};
 use fake::FakeHost;
 use kubelet::{Kubelet, MANY, SINGLE, connect};
 use mount::Attributes;
@@ -99,7 +99,7 @@ async fn the_node_tells_its_name_place_and_capabilities() {
     let mut client = node.kubelet.client().await;
     let info = client.node_get_info(NodeGetInfoRequest {}).await.expect("info").into_inner();
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("node-1", 0));
-    assert_eq!(info.accessible_topology.expect("a topology").segments[TOPOLOGY_KEY], "node-1");
+    assert_eq!(info.accessible_topology.expect("a topology").segments[volume::TOPOLOGY_KEY], "node-1");
     let able = client.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.expect("capabilities").into_inner();
     let mut able: Vec<_> = able
         .capabilities

@@ -24,6 +24,3 @@ pub use controller::{ApiCause, ApiError, RunError, Settings, run};
 
 /// On the PVs whose data is deleted with them: they stay until it is out of use.
 pub const FINALIZER: &str = "local.granary.dev/volume";
-
-/// The label that names a node, in PVs and in CSI topologies.
-pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";

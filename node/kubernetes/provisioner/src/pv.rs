@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use volume::{DRIVER_NAME, Mode, Record, VolumeId};
 
 use crate::claim::{Ask, ReclaimPolicy};
-use crate::{FINALIZER, TOPOLOGY_KEY, quantity};
+use crate::{FINALIZER, quantity};
 
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
@@ -88,7 +88,7 @@ fn on_node(node: &str) -> VolumeNodeAffinity {
         required: Some(NodeSelector {
             node_selector_terms: vec![NodeSelectorTerm {
                 match_expressions: Some(vec![NodeSelectorRequirement {
-                    key: TOPOLOGY_KEY.to_owned(),
+                    key: volume::TOPOLOGY_KEY.to_owned(),
                     operator: "In".to_owned(),
                     values: Some(vec![node.to_owned()]),
                 }]),
@@ -107,7 +107,8 @@ fn names_node(affinity: &VolumeNodeAffinity, node: &str) -> bool {
 fn hostnames(affinity: &VolumeNodeAffinity) -> impl Iterator<Item = &str> {
     let terms = affinity.required.iter().flat_map(|required| &required.node_selector_terms);
     let expressions = terms.flat_map(|term| term.match_expressions.iter().flatten());
-    let of_hosts = expressions.filter(|expression| expression.key == TOPOLOGY_KEY && expression.operator == "In");
+    let of_hosts =
+        expressions.filter(|expression| expression.key == volume::TOPOLOGY_KEY && expression.operator == "In");
     of_hosts.flat_map(|expression| expression.values.iter().flatten()).map(String::as_str)
 }
 

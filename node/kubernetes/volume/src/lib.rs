@@ -34,3 +34,6 @@ pub use store::{ActError, Error, ListError, LookError, OpenError, Settings, Star
 
 /// The name of the CSI driver and provisioner, everywhere.
 pub const DRIVER_NAME: &str = "local.granary.dev";
+
+/// The label that names a node, in PVs and in CSI topologies.
+pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
