@@ -21,6 +21,8 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let (written, refusal) = until_refused(&mut file);
     let full = space::of(directory)?;
     if !keep {
+        // XFS gives the space of a removed file back in the background, that of a truncated one at once.
+        file.set_len(0).map_err(CheckError::of("truncate", &path))?;
         drop(file);
         fs::remove_file(&path).map_err(CheckError::of("remove", &path))?;
     }

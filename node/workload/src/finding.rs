@@ -25,6 +25,8 @@ pub enum Finding {
     Execute(Executed),
     /// Of `demo`.
     Demo(Demo),
+    /// Of `volumes`.
+    Volumes(Volumes),
     /// Of `sleep`, at its end.
     Sleep,
 }
@@ -117,4 +119,36 @@ pub struct Demo {
     pub fill: Fill,
     /// The file system afterwards.
     pub after: Space,
+}
+
+/// The node's side of its volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volumes {
+    /// What lies below the directory, two levels deep.
+    pub entries: Vec<Entry>,
+    /// Every project that has a limit or uses anything.
+    pub projects: Vec<Project>,
+}
+
+/// A file or directory of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// Its path, relative to the directory that was listed.
+    pub path: String,
+    /// The project of a directory.
+    pub project: Option<u32>,
+}
+
+/// A project of the node's data disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Project {
+    /// Its number.
+    pub id: u32,
+    /// Its limit in bytes.
+    pub bytes: Option<u64>,
+    /// Its limit in inodes.
+    pub inodes: Option<u64>,
 }

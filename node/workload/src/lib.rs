@@ -22,9 +22,10 @@ mod fill;
 mod finding;
 mod request;
 mod space;
+mod volumes;
 
 pub use error::CheckError;
-pub use finding::{Demo, Executed, Fill, FillInodes, Finding, Inspect, Space, Text};
+pub use finding::{Demo, Entry, Executed, Fill, FillInodes, Finding, Inspect, Project, Space, Text, Volumes};
 pub use request::{Check, Request, UsageError};
 
 /// Makes one check.
@@ -41,6 +42,7 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Checksum { path } => file::checksum(path).map(|sha256| Finding::Checksum { sha256 }),
         Check::Execute { path } => file::execute(path).map(Finding::Execute),
         Check::Demo { path, text } => demo::run(path, text).map(Finding::Demo),
+        Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Sleep => space::wait_for_the_end().map(|()| Finding::Sleep),
     }
 }

@@ -66,6 +66,12 @@ pub enum Check {
         /// Content of the small file.
         text: String,
     },
+    /// `volumes PATH`: names and projects of what lies below a directory of the node, two levels deep, and
+    /// every project of its file system. Needs a privileged container.
+    Volumes {
+        /// A directory.
+        path: PathBuf,
+    },
     /// `sleep`: holds the container until SIGTERM.
     Sleep,
 }
@@ -74,7 +80,7 @@ pub enum Check {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no such check: {given:?}; give one of: inspect PATH, fill PATH [--keep], fill-inodes PATH, write PATH TEXT, \
-     read PATH, checksum PATH, execute PATH, demo PATH TEXT, sleep; and --report for a copy in the pod's status"
+     read PATH, checksum PATH, execute PATH, demo PATH TEXT, volumes PATH, sleep; and --report for a copy in the pod's status"
 )]
 pub struct UsageError {
     given: Vec<String>,
@@ -105,6 +111,7 @@ impl Request {
             ["checksum", path] => Check::Checksum { path: path.into() },
             ["execute", path] => Check::Execute { path: path.into() },
             ["demo", path, text] => Check::Demo { path: path.into(), text: (*text).to_owned() },
+            ["volumes", path] => Check::Volumes { path: path.into() },
             ["sleep"] => Check::Sleep,
             _ => return Err(UsageError { given }),
         };
@@ -125,6 +132,7 @@ impl Request {
             Check::Checksum { path: of } => vec!["checksum".to_owned(), path(of)],
             Check::Execute { path: of } => vec!["execute".to_owned(), path(of)],
             Check::Demo { path: of, text } => vec!["demo".to_owned(), path(of), text.clone()],
+            Check::Volumes { path: of } => vec!["volumes".to_owned(), path(of)],
             Check::Sleep => vec!["sleep".to_owned()],
         };
         if self.report {
@@ -154,7 +162,8 @@ mod tests {
             path.clone().prop_map(|path| Check::Read { path }),
             path.clone().prop_map(|path| Check::Checksum { path }),
             path.clone().prop_map(|path| Check::Execute { path }),
-            (path, text).prop_map(|(path, text)| Check::Demo { path, text }),
+            (path.clone(), text).prop_map(|(path, text)| Check::Demo { path, text }),
+            path.prop_map(|path| Check::Volumes { path }),
             Just(Check::Sleep),
         ]
     }

@@ -128,6 +128,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    use nix::fcntl::OFlag;
     use nix::sys::stat::Mode;
 
     use super::*;
@@ -140,7 +141,7 @@ mod tests {
         let mut dir = top.try_clone().unwrap();
         for _ in 0..levels {
             dir = dir.create_dir(&name("d"), Mode::S_IRWXU).unwrap();
-            dir.write(&name("f"), b"x", Mode::S_IRWXU).unwrap();
+            dir.open_file(&name("f"), OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRWXU).unwrap();
         }
     }
 

@@ -1,4 +1,0 @@
-//! Being written.
-#![forbid(unsafe_code)]
-
-fn main() {}

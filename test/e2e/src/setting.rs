@@ -1,0 +1,64 @@
+//! What a test gets from its target: the image's files, and a place for what it makes.
+
+use launch::{Image, Options};
+use std::env;
+use std::io;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The target does not give what a test needs.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingError {
+    /// A variable is missing.
+    #[error("{0} is not set; run the test by its Bazel target")]
+    Missing(&'static str),
+    /// No directory.
+    #[error("cannot make a temporary directory")]
+    Directory(#[source] io::Error),
+}
+
+/// What a test gets from its target.
+#[derive(Debug)]
+pub struct Setting {
+    image: Image,
+    directory: TempDir,
+}
+
+impl Setting {
+    /// Reads `GRANARY_KERNEL`, `GRANARY_INITRAMFS`, `GRANARY_SYSTEM` and `GRANARY_CMDLINE`, the paths of
+    /// the image's files.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn from_target() -> Result<Self, SettingError> {
+        let image = Image {
+            kernel: path("GRANARY_KERNEL")?,
+            initramfs: path("GRANARY_INITRAMFS")?,
+            system: path("GRANARY_SYSTEM")?,
+            command_line: path("GRANARY_CMDLINE")?,
+        };
+        // Bazel removes it after the test, even one that was killed.
+        let place = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
+        let directory = TempDir::with_prefix_in("e2e-", place).map_err(SettingError::Directory)?;
+        Ok(Self { image, directory })
+    }
+
+    /// To boot the image with a temporary data disk. The console's log is kept where Bazel keeps a test's
+    /// outputs.
+    pub fn options(&self) -> Options {
+        let mut options = Options::new(self.image.clone(), self.directory.path());
+        if let Some(outputs) = env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
+            options.logs = outputs.into();
+        }
+        options
+    }
+
+    /// A path for a file that is gone after the test.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+fn path(variable: &'static str) -> Result<PathBuf, SettingError> {
+    env::var_os(variable).map(PathBuf::from).ok_or(SettingError::Missing(variable))
+}

@@ -1,0 +1,179 @@
+//! Cases that share one boot.
+
+use crate::case::{self, Case};
+use crate::failure::chain;
+use crate::report::{self, Outcome};
+use crate::{Failure, Setting};
+use kube::Client;
+use launch::{Node, SHUTDOWN_LIMIT};
+use std::any::Any;
+use std::env;
+use std::path::Path;
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tokio::task::{JoinError, JoinSet};
+
+/// Lines of the console that are shown when something failed.
+const CONSOLE_LINES: usize = 120;
+
+type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>>;
+
+/// Cases that share one boot of the node.
+pub struct Suite {
+    name: &'static str,
+    cases: Vec<(&'static str, Body)>,
+}
+
+impl Suite {
+    /// A suite without cases.
+    pub fn new(name: &'static str) -> Self {
+        Self { name, cases: Vec::new() }
+    }
+
+    /// Adds a case. Its name is the behaviour that it shows.
+    #[must_use]
+    pub fn case<F, T>(mut self, name: &'static str, body: F) -> Self
+    where
+        F: FnOnce(Case) -> T + 'static,
+        T: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.cases.push((name, Box::new(move |case| Box::pin(body(case)))));
+        self
+    }
+
+    /// Boots the node and runs the cases whose names contain one of the arguments, all if there are none;
+    /// then shuts the node down. Prints a line for each, and writes JUnit XML to `XML_OUTPUT_FILE`.
+    pub fn run(self) -> ExitCode {
+        let wanted: Vec<String> = env::args().skip(1).chain(env::var("TESTBRIDGE_TEST_ONLY")).collect();
+        let cases = self.cases.into_iter().filter(|(name, _)| matches(name, &wanted)).collect();
+        let runtime = match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("error: cannot start tasks\ncaused by: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let outcomes = runtime.block_on(run(cases));
+        let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+        let verdict = if failed == 0 { "ok" } else { "FAILED" };
+        println!("\ntest result: {verdict}. {} passed; {failed} failed", outcomes.len() - failed);
+        let written = env::var_os("XML_OUTPUT_FILE").map(|path| report::write(Path::new(&path), self.name, &outcomes));
+        if let Some(Err(error)) = &written {
+            eprintln!("error: {}", chain(error));
+        }
+        if failed == 0 && !matches!(written, Some(Err(_))) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+fn matches(name: &str, wanted: &[String]) -> bool {
+    wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()))
+}
+
+/// Boot, cases, end: each is a line, so that a failure of any is counted.
+async fn run(cases: Vec<(&'static str, Body)>) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    let start = Instant::now();
+    // The setting's directory stays until the end.
+    let (mut node, _setting) = match boot().await {
+        Ok(booted) => booted,
+        Err(message) => return vec![outcome("the_node_boots", start, Some(message))],
+    };
+    outcomes.push(outcome("the_node_boots", start, None));
+    let client = node.client();
+    let mut namespaces = Vec::new();
+    for (number, (name, body)) in cases.into_iter().enumerate() {
+        let namespace = format!("case-{number}");
+        let start = Instant::now();
+        let result = tokio::select! {
+            result = attempt(&client, &namespace, body) => result,
+            reason = node.ended() => Err(format!("the node ended: {reason}")),
+        };
+        let ended = node.has_ended();
+        outcomes.push(outcome(name, start, result.err()));
+        if ended {
+            return outcomes;
+        }
+        if let Err(error) = case::end(&client, &namespace).await {
+            eprintln!("warning: {}", chain(&error));
+        }
+        namespaces.push(namespace);
+    }
+    let start = Instant::now();
+    let cleaned = case::all_gone(&client, &namespaces).await;
+    outcomes.push(outcome("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error))));
+    if outcomes.iter().any(|outcome| outcome.failure.is_some()) {
+        show_console(node.console());
+    }
+    let start = Instant::now();
+    let down = node.shut_down(SHUTDOWN_LIMIT).await;
+    outcomes.push(outcome("the_node_powers_off_in_order", start, down.err().map(|error| chain(&error))));
+    outcomes
+}
+
+async fn boot() -> Result<(Node, Setting), String> {
+    let setting = Setting::from_target().map_err(|error| chain(&error))?;
+    let node = Node::boot(&setting.options(), |event| println!("{event}")).await.map_err(|error| chain(&error))?;
+    Ok((node, setting))
+}
+
+/// Runs one case. What it asserts is a panic: it ends the case's task, not the suite.
+async fn attempt(client: &Client, namespace: &str, body: Body) -> Result<(), String> {
+    let case = Case::begin(client.clone(), namespace.to_owned()).await.map_err(|error| chain(&error))?;
+    let mut task = JoinSet::new();
+    task.spawn(body(case));
+    match task.join_next().await {
+        Some(Ok(result)) => result.map_err(|error| chain(&error)),
+        Some(Err(error)) => Err(panic_message(error)),
+        None => Err("the case was not started".to_owned()),
+    }
+}
+
+fn panic_message(error: JoinError) -> String {
+    let Ok(payload) = error.try_into_panic() else { return "the case was cancelled".to_owned() };
+    let text = |payload: &(dyn Any + Send)| {
+        payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
+    };
+    text(payload.as_ref()).unwrap_or_else(|| "the case panicked".to_owned())
+}
+
+fn outcome(name: &str, start: Instant, failure: Option<String>) -> Outcome {
+    let time = start.elapsed();
+    let verdict = if failure.is_some() { "FAILED" } else { "ok" };
+    println!("test {name} ... {verdict} ({})", seconds(time));
+    if let Some(text) = &failure {
+        println!("{text}\n");
+    }
+    Outcome { name: name.to_owned(), failure, time }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn show_console(path: &Path) {
+    match qemu::console_tail(path, CONSOLE_LINES) {
+        Ok(lines) => println!("\nend of the node's console:\n{}", lines.join("\n")),
+        Err(error) => println!("\nthe node's console cannot be read: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_chosen_by_a_part_of_its_name() {
+        assert!(matches("a_volume_ends_at_its_limit", &[]));
+        assert!(matches("a_volume_ends_at_its_limit", &["other".to_owned(), "limit".to_owned()]));
+        assert!(!matches("a_volume_ends_at_its_limit", &["other".to_owned()]));
+    }
+
+    #[tokio::test]
+    async fn what_a_case_asserts_is_its_message() {
+        let mut task = JoinSet::new();
+        task.spawn(async { assert_eq!(1, 2, "one is {}", 2) });
+        let message = panic_message(task.join_next().await.unwrap().unwrap_err());
+        assert!(message.contains("one is 2"), "{message}");
+    }
+}

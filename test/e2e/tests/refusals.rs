@@ -1,0 +1,41 @@
+//! What the node refuses at its boot.
+
+use e2e::Setting;
+use launch::{BootError, Data, Node};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Magic number of ext4 in its superblock, which begins at 1024: ext4 documentation, "Super Block".
+const EXT4_MAGIC: ([u8; 2], u64) = ([0x53, 0xef], 1024 + 0x38);
+const DISK_SIZE: u64 = 2 << 30;
+
+#[tokio::test]
+async fn a_data_disk_with_a_foreign_file_system_is_refused_and_not_touched() {
+    let setting = Setting::from_target().unwrap();
+    let path = setting.file("foreign.img");
+    let disk = File::create_new(&path).unwrap();
+    disk.set_len(DISK_SIZE).unwrap();
+    disk.write_all_at(&EXT4_MAGIC.0, EXT4_MAGIC.1).unwrap();
+    disk.sync_all().unwrap();
+    let before = state(&path);
+
+    let mut options = setting.options();
+    options.data = Data::File(path.clone());
+    let Err(error) = Node::boot(&options, |event| println!("{event}")).await else {
+        panic!("the node took a disk that it did not make");
+    };
+    let BootError::Fatal { message } = error else { panic!("the node did not say why: {error}") };
+    assert!(message.contains("ext4"), "the message does not name what is there: {message}");
+    assert_eq!(state(&path), before);
+}
+
+/// The first MiB, the allocated blocks and the time of the last write: any write changes one of them.
+fn state(path: &Path) -> (Vec<u8>, u64, i64, i64) {
+    let file = File::open(path).unwrap();
+    let metadata = file.metadata().unwrap();
+    let mut head = Vec::new();
+    file.take(1 << 20).read_to_end(&mut head).unwrap();
+    (head, metadata.blocks(), metadata.mtime(), metadata.mtime_nsec())
+}
