@@ -39,8 +39,10 @@ def _kernel_modules_impl(ctx):
     _run(ctx, [out], [
         "version=$(ls \"$work/lib/modules\")",
         "depmod -b \"$work\" \"$version\"",
+        # No settings of the machine or of the build root.
+        "mkdir \"$work/none\"",
         "for module in {}; do".format(" ".join(ctx.attr.modules)),
-        "  modprobe -d \"$work\" -S \"$version\" --show-depends \"$module\" >> \"$work/depends\" || {",
+        "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" >> \"$work/depends\" || {",
         "    echo \"{}: kernel $version has no module $module\" >&2; exit 1; }}".format(ctx.label),
         "done",
         "awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/depends\" > \"$work/files\"",

@@ -5,19 +5,20 @@ _RENEW = "bazel run //third_party/debian:lock"
 def _mirror(ctx):
     """The mirror that bazelw names, or the one of the machine's apt."""
     named = ctx.getenv("GRANARY_DEBIAN_MIRROR")
-    if named:
-        return named.rstrip("/")
-    result = ctx.execute(["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)"])
-    for line in result.stdout.splitlines():
-        site, release, component = (line.split(" ") + ["", ""])[:3]
-        if component == "main" and release in ["bookworm", "trixie", "forky", "sid", "stable"]:
-            return site.rstrip("/")
-    fail("the machine's apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR to one")
+    if not named:
+        result = ctx.execute(["sh", str(ctx.path(ctx.attr._mirror))])
+        named = result.stdout.strip()
+    if not named:
+        fail("the machine's apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR to the URL of one")
+    return named.rstrip("/")
 
 def _debian_packages_impl(ctx):
     mirror = _mirror(ctx)
     names = []
+    groups = {}
     for lock in ctx.attr.locks:
+        group = lock.name.removesuffix(".lock")
+        groups[group] = []
         for number, line in enumerate(ctx.read(lock).splitlines()):
             if not line or line.startswith("#"):
                 continue
@@ -26,6 +27,7 @@ def _debian_packages_impl(ctx):
                 fail("{} line {}: wanted package, version, architecture, SHA-256 and file, found: {}".format(lock, number + 1, line))
             name, version, _architecture, digest, path = fields
             names.append(name)
+            groups[group].append(name)
             file = name + ".deb"
             url = mirror + "/" + path
             ctx.report_progress("fetching {} {}".format(name, version))
@@ -34,6 +36,8 @@ def _debian_packages_impl(ctx):
 
             # Once more without a digest, only to tell which of the two it is.
             found = ctx.download(url = url, output = file, allow_fail = True)
+            if found.success and found.sha256 == digest:
+                continue
             ctx.delete(file)
             if found.success:
                 fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
@@ -48,13 +52,15 @@ def _debian_packages_impl(ctx):
     ctx.file("BUILD.bazel", "\n".join(
         ["package(default_visibility = [\"//visibility:public\"])", ""] +
         ["exports_files({})".format(repr([name + ".deb" for name in names])), ""] +
-        ["filegroup(name = {}, srcs = [{}])".format(repr(name), repr(name + ".deb")) for name in names],
+        ["filegroup(name = {}, srcs = [{}])".format(repr(name), repr(name + ".deb")) for name in names] +
+        ["filegroup(name = {}, srcs = {})".format(repr(group), repr([name + ".deb" for name in groups[group]])) for group in groups],
     ) + "\n")
 
 debian_packages = repository_rule(
     implementation = _debian_packages_impl,
-    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file.",
+    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file, and @NAME//:LOCK all packages of LOCK.lock.",
     attrs = {
         "locks": attr.label_list(mandatory = True, allow_files = [".lock"], doc = "Lock files, as //third_party/debian:lock writes them."),
+        "_mirror": attr.label(default = "//third_party/debian:mirror.sh", allow_single_file = True),
     },
 )

@@ -1,6 +1,6 @@
 """The rule that builds programs of a vendored Go module, offline and static."""
 
-# Fails before the compiler starts, with the command that renews the pin.
+# Fails before the compiler starts.
 _GUARD = """\
 found=$(sha256sum < vendor/{path} | cut -d' ' -f1)
 if [ "$found" != {want} ]; then
@@ -30,7 +30,7 @@ def _go_programs_impl(ctx):
         lines.append(_GUARD.format(path = path, want = ctx.attr.overlay_digests[path], label = ctx.label))
         file = target[DefaultInfo].files.to_list()[0]
 
-        # The compiler's -trimpath knows no overlay: the path it sees is made the same in every sandbox.
+        # In a place of its own, so that an error names the vendored path.
         lines.append("mkdir -p $work/overlay/$(dirname {path}) && cp $root/{file} $work/overlay/{path}".format(path = path, file = file.path))
         overlay[path] = file
     if overlay:

@@ -17,7 +17,7 @@ def _go(ctx, directory, args):
         fail("no `go` in PATH: it is needed once, to fetch the pinned toolchain {} (any Go from 1.21 on)".format(ctx.attr.toolchain))
     env = {name: value for name in _ENV for value in [ctx.getenv(name)] if value}
     env.update({
-        "GOFLAGS": "-mod=mod",
+        "GOFLAGS": "-mod=readonly",
         "GOTOOLCHAIN": ctx.attr.toolchain,
         "HOME": str(ctx.path(".home")),
         # bazelw names a directory that lasts.
@@ -49,6 +49,8 @@ def _clean(ctx, directories):
 def _go_sdk_impl(ctx):
     ctx.report_progress("fetching " + ctx.attr.toolchain)
     root = ctx.path(_go(ctx, ".", ["env", "GOROOT"]))
+    if "golang.org/toolchain@" not in str(root):
+        fail("{} is this machine's own toolchain {}; the pinned one is wanted as a module: use another `go` to fetch it".format(root, ctx.attr.toolchain))
     _tar(ctx, "sdk.tar", root, ["--exclude=./test", "--exclude=./doc", "--exclude=./api", "--exclude=testdata", "--exclude=*_test.go"])
     _clean(ctx, [".home", ".modcache"])
 
@@ -65,6 +67,9 @@ def _go_vendor_impl(ctx):
         ctx.file("src/" + path, ctx.read(source))
     ctx.report_progress("vendoring the modules of {} (about a minute, once)".format(ctx.attr.go_mod))
     _go(ctx, "src", ["mod", "vendor"])
+    for pin in [ctx.attr.go_mod, ctx.attr.go_sum]:
+        if ctx.read("src/" + pin.name) != ctx.read(pin):
+            fail("{pin} does not name all that it needs: `go mod tidy` in its directory, and look at what changes".format(pin = pin))
     for name, file in ctx.attr.module_files.items():
         module_path, _, path = file.partition(":")
         where = _go(ctx, "src", ["list", "-m", "-f", "{{.Dir}}", module_path])

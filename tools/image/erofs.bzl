@@ -20,11 +20,11 @@ def _erofs_image_impl(ctx):
     for path, target in ctx.attr.links.items():
         lines.append("mkdir -p \"$root$(dirname {path})\" && ln -s {target} \"$root{path}\"".format(path = path, target = target))
 
-    # Times 0, root's files, a fixed UUID: the same content gives the same bytes. lz4hc: every page
+    # Times 0, root's files, no extended attributes, a fixed UUID: the same content gives the same bytes. lz4hc: every page
     # that is read is hashed by dm-verity, and a compressed image has fewer of them.
     lines += [
         "chmod -R u=rwX,go=rX \"$root\"",
-        "mkfs.erofs -T0 -U {uuid} -L {label} --all-root --quiet -zlz4hc -C65536 {out} \"$root\" > \"$root.log\" 2>&1 || {{ cat \"$root.log\" >&2; exit 1; }}".format(
+        "mkfs.erofs -x-1 -T0 -U {uuid} -L {label} --all-root --quiet -zlz4hc -C65536 {out} \"$root\" > \"$root.log\" 2>&1 || {{ cat \"$root.log\" >&2; exit 1; }}".format(
             label = ctx.attr.volume_name,
             out = out.path,
             uuid = ctx.attr.uuid,

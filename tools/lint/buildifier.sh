@@ -5,7 +5,7 @@ buildifier=$PWD/$2
 workspace=$(dirname "$(readlink -f "$3")")
 cd "$workspace"
 files=$(find . -path './bazel-*' -prune -o -path ./target -prune -o -path ./.git -prune -o \
-    \( -name BUILD.bazel -o -name '*.bzl' -o -name '*.MODULE.bazel' -o -name MODULE.bazel \) -type f -print)
+    \( -name BUILD.bazel -o -name '*.BUILD.bazel' -o -name '*.bzl' -o -name '*.MODULE.bazel' -o -name MODULE.bazel \) -type f -print)
 [ -n "$files" ] || { echo "buildifier: no file found below $workspace" >&2; exit 1; }
 if [ "$1" = fix ]; then
     # shellcheck disable=SC2086

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use announce::{Announcement, StageState};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
+use nix::errno::Errno;
+use nix::sys::reboot::set_cad_enabled;
 use prometheus::Registry;
 use services::{Credentials, Identity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler};
 use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
@@ -18,7 +21,7 @@ use tracing::info;
 use crate::config::{self, Config, ConfigError};
 use crate::host::{Host, Writer};
 use crate::network::{self, NetworkError};
-use crate::power::{self, End};
+use crate::power::{End, Requests};
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
 use crate::{log, orphans};
@@ -29,12 +32,15 @@ const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 /// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
 
-/// Why the node does not start. Nothing of it runs when this is returned.
+/// Why the node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// `/proc` is not there.
     #[error("cannot read the kernel's command line")]
     CommandLine(#[source] io::Error),
+    /// Not PID 1.
+    #[error("cannot take over Ctrl-Alt-Del; this program is for PID 1")]
+    CtrlAltDel(#[source] Errno),
     /// It says something that we cannot use.
     #[error("cannot use the kernel's command line")]
     Config(#[from] ConfigError),
@@ -65,6 +71,9 @@ pub enum BootError {
     /// The thread that prepares them.
     #[error("preparing keys and certificates ended early")]
     Panicked(#[from] tokio::task::JoinError),
+    /// Two metrics of one name.
+    #[error("cannot register metrics")]
+    Metrics(#[source] prometheus::Error),
     /// Signals.
     #[error("cannot wait for the end")]
     Power(#[source] io::Error),
@@ -73,8 +82,11 @@ pub enum BootError {
 /// Boots the node and returns when somebody has asked for its end, with all services stopped.
 ///
 /// # Errors
-/// [`BootError`]: the node cannot start. What runs as a service does not come here: it is started again.
+/// [`BootError`]: the node cannot start, and no service of it runs. What runs as a service does not come here: it
+/// is started again.
 pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootError> {
+    // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
+    set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::CommandLine)?;
     // A level that is none is an error of the configuration, which is told when the host can hear it.
     log::start(config::level(&line).unwrap_or(tracing::Level::INFO));
@@ -93,13 +105,14 @@ pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootErro
     host.stage("data-disk", StageState::Ready);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
-    let end = runtime.block_on(serve(&config, storage, host))?;
+    let end = runtime.block_on(serve(&config, storage, host));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
-    Ok(end)
+    end
 }
 
 async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, BootError> {
+    let mut requests = Requests::watch().map_err(BootError::Power)?;
     network::configure(config.interface, config.gateway).await?;
     host.stage("network", StageState::Ready);
     let services = services::Config {
@@ -114,12 +127,19 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
     let wanted = services.clone();
     let credentials =
         tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;
+    let plugin = csi::Plugin::new(
+        storage.csi(&config.node),
+        csi::Linux::new(storage.kubelet(), storage.volumes()),
+        &Registry::new(),
+    )
+    .map_err(BootError::Metrics)?;
     let cluster = Arc::new(Cluster {
         config: config.clone(),
         credentials: Arc::new(credentials),
         services,
         storage,
-        registry: Registry::new(),
+        plugin: Arc::new(plugin),
+        since: Timestamp::now(),
         host: host.clone(),
     });
 
@@ -127,8 +147,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
         let host = host.clone();
         move |change: &Change<'_>| tell(&host, change)
     };
-    let tree = Supervisor::observed("node", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
-    let end = power::requested().await.map_err(BootError::Power)?;
+    let tree = Supervisor::observed("granary", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
+    let end = requests.next().await;
     info!(?end, "the node is asked to end");
     host.stage("shutdown", StageState::Started);
     if let Err(overdue) = tree.stop(STOP).await {
@@ -148,7 +168,9 @@ struct Cluster {
     credentials: Arc<Credentials>,
     services: services::Config,
     storage: Storage,
-    registry: Registry,
+    plugin: Arc<csi::Plugin<csi::Linux>>,
+    /// When the services were started.
+    since: Timestamp,
     host: Host,
 }
 
@@ -165,11 +187,7 @@ impl Cluster {
         // While the API server starts.
         containerd.healthy().await?;
         let images = cx.start("images", containerd::images(&self.services));
-        let plugin = Arc::new(csi::Plugin::new(
-            self.storage.csi(&self.config.node),
-            csi::Linux::new(self.storage.kubelet(), self.storage.volumes()),
-            &self.registry,
-        )?);
+        let plugin = Arc::clone(&self.plugin);
         let csi = cx.start("csi", move |cx| Arc::clone(&plugin).run(cx));
 
         apiserver.healthy().await?;
@@ -184,7 +202,8 @@ impl Cluster {
 
         let admin = self.credentials.client(Identity::Admin).await?;
         let client = admin.clone();
-        cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()));
+        // What the provisioner's identity may do is one of the reconciler's objects.
+        cx.start("reconciler", move |cx| reconciler::run(cx, client.clone())).healthy().await?;
         let storage = self.credentials.client(Identity::Storage).await?;
         let settings = provisioner::Settings {
             client: storage,
@@ -194,7 +213,7 @@ impl Cluster {
         cx.start("provisioner", move |cx| provisioner::run(cx, settings.clone()));
 
         let this = Arc::clone(&self);
-        cx.start("node-ready", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
+        cx.start("node", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
         cx.healthy();
         cx.cancelled().await;
         Ok(())
@@ -204,25 +223,27 @@ impl Cluster {
         self.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig().to_owned() });
     }
 
-    /// Tells once that the Node object is Ready.
+    /// Healthy, once and for all, when the Node object is Ready.
     async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let nodes: Api<Node> = Api::all(client);
-        cx.healthy();
-        let ready = await_condition(nodes, self.config.node.as_str(), |node: Option<&Node>| node.is_some_and(is_ready));
+        let ready = await_condition(nodes, self.config.node.as_str(), |node: Option<&Node>| {
+            node.is_some_and(|node| is_ready(node, self.since))
+        });
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             found = ready => { found?; }
         }
-        self.host.stage("node", StageState::Ready);
         info!(node = %self.config.node, "node is Ready");
         cx.done();
         Ok(())
     }
 }
 
-fn is_ready(node: &Node) -> bool {
+/// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.
+fn is_ready(node: &Node, since: Timestamp) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let heartbeat = |condition: &NodeCondition| condition.last_heartbeat_time.as_ref().is_some_and(|at| at.0 >= since);
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True" && heartbeat(condition))
 }
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {
@@ -233,13 +254,18 @@ async fn network_modules(cx: Context) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The observer of the service tree. The tree itself writes the log.
+/// The observer of the service tree, which writes the log itself: the machine hears of the services that
+/// [`Cluster::run`] starts, not of their parts.
 fn tell(host: &Host, change: &Change<'_>) {
+    if change.path.split('.').count() != 2 {
+        return;
+    }
     let stage = match change.state {
         State::Starting => StageState::Started,
-        State::Healthy | State::Done => StageState::Ready,
+        State::Healthy => StageState::Ready,
         State::Failed => StageState::Failed,
-        State::Stopping | State::Stopped => return,
+        // A service that is done was healthy before.
+        State::Done | State::Stopping | State::Stopped => return,
     };
     host.stage(change.name, stage);
 }

@@ -3,23 +3,31 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread;
+use std::time::Duration;
 
 use announce::{Announcement, StageState};
 use nix::time::{ClockId, clock_gettime};
 
 /// Tells the machine what happens. Without a port it tells nobody.
 ///
-/// A machine that does not read stops only the thread that writes.
+/// A machine that does not read stops only the thread that writes; what does not fit into the queue any more
+/// is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
-    lines: Option<Sender<Announcement>>,
+    lines: Option<SyncSender<Announcement>>,
 }
+
+/// Lines that wait for the machine. A boot has fewer than a hundred.
+const QUEUE: usize = 1024;
 
 /// The thread that writes; it ends when the last [`Host`] is gone.
 #[derive(Debug)]
-pub struct Writer(Option<JoinHandle<()>>);
+pub struct Writer {
+    /// Disconnected when the thread has ended.
+    running: Option<Receiver<()>>,
+}
 
 impl Host {
     /// Opens the port. The kernel names ports in sysfs; `/dev/virtio-ports` would be udev's work.
@@ -28,12 +36,16 @@ impl Host {
     /// The port is there but cannot be opened.
     pub fn open() -> io::Result<(Self, Writer)> {
         let Some(path) = find(Path::new("/sys/class/virtio-ports"))? else {
-            return Ok((Self::default(), Writer(None)));
+            return Ok((Self::default(), Writer { running: None }));
         };
         let port = OpenOptions::new().write(true).open(path)?;
-        let (sender, receiver) = mpsc::channel();
-        let writer = thread::Builder::new().name("announce".into()).spawn(move || write(port, &receiver))?;
-        Ok((Self { lines: Some(sender) }, Writer(Some(writer))))
+        let (sender, receiver) = mpsc::sync_channel(QUEUE);
+        let (runs, running) = mpsc::sync_channel(0);
+        thread::Builder::new().name("announce".into()).spawn(move || {
+            let _runs = runs;
+            write(port, &receiver);
+        })?;
+        Ok((Self { lines: Some(sender) }, Writer { running: Some(running) }))
     }
 
     /// Tells how far a stage is, with the time since the kernel started.
@@ -45,16 +57,19 @@ impl Host {
     pub fn tell(&self, announcement: Announcement) {
         if let Some(lines) = &self.lines {
             // The writer ends early only when the port is gone, and with it the one who listens.
-            let _ = lines.send(announcement);
+            if let Err(TrySendError::Full(lost)) = lines.try_send(announcement) {
+                tracing::warn!(announcement = ?lost, "the machine that runs this node does not listen");
+            }
         }
     }
 }
 
 impl Writer {
-    /// Waits until all that was told is written. Every [`Host`] has to be dropped before.
-    pub fn finish(self) {
-        if let Some(thread) = self.0 {
-            let _ = thread.join();
+    /// Waits until all that was told is written, but not longer than `limit`: the machine may have stopped
+    /// reading. Every [`Host`] has to be dropped before.
+    pub fn finish(self, limit: Duration) {
+        if self.running.is_some_and(|running| running.recv_timeout(limit) == Err(RecvTimeoutError::Timeout)) {
+            tracing::warn!("the machine that runs this node did not hear everything");
         }
     }
 }

@@ -2,8 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use announce::Announcement;
 use node_core::boot;
@@ -13,23 +16,34 @@ use node_core::power::{self, End};
 fn main() -> ExitCode {
     let mut host = Host::default();
     let mut writer = None;
-    let end = match boot::run(&mut host, &mut writer) {
-        Ok(end) => end,
-        Err(error) => {
-            let message = chain(&error);
-            println!("error: {}", message.replace('\n', "\ncaused by: "));
-            host.tell(Announcement::Fatal { message });
-            End::PowerOff
-        }
+    // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
+    let end = match catch_unwind(AssertUnwindSafe(|| boot::run(&mut host, &mut writer))) {
+        Ok(Ok(end)) => end,
+        Ok(Err(error)) => fatal(&host, chain(&error)),
+        Err(_) => fatal(&host, "the node's program panicked; its message stands above".to_owned()),
     };
     drop(host);
     if let Some(writer) = writer {
-        writer.finish();
+        writer.finish(PATIENCE);
     }
-    // The kernel panics when PID 1 returns: power::end comes back only if it refuses to power off.
-    let errno = power::end(end, Path::new("/data"));
-    println!("error: cannot power off: {errno}");
+    // Comes back only if the kernel refuses to power off.
+    let errno = power::end(end, &[Path::new("/ephemeral"), Path::new("/data")]);
+    print(&format!("error: cannot power off: {errno}"));
     ExitCode::FAILURE
+}
+
+/// How long the machine may take to hear the last words.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn fatal(host: &Host, message: String) -> End {
+    print(&format!("error: {}", message.replace('\n', "\ncaused by: ")));
+    host.tell(Announcement::Fatal { message });
+    End::PowerOff
+}
+
+/// `println!` panics when the console is gone.
+fn print(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// The error and its causes, a line each.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use std::{fs, io};
 
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
 use supervisor::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,12 +38,22 @@ pub async fn run(cx: Context) -> Result<(), io::Error> {
         let now = Instant::now();
         for zombie in zombies {
             if now.duration_since(*seen.entry(zombie).or_insert(now)) >= GRACE {
-                // ECHILD: its parent was quicker after all.
-                let _ = waitpid(Pid::from_raw(zombie.pid), Some(WaitPidFlag::WNOHANG));
-                tracing::debug!(pid = zombie.pid, "orphan reaped");
+                match waitpid(Pid::from_raw(zombie.pid), Some(WaitPidFlag::WNOHANG)) {
+                    // The main thread of a program whose other threads still run looks like a zombie too.
+                    Ok(WaitStatus::StillAlive) => {
+                        seen.insert(zombie, now);
+                    }
+                    Ok(_) => tracing::debug!(pid = zombie.pid, "orphan reaped"),
+                    // ECHILD: its parent was quicker after all.
+                    Err(_) => {}
+                }
             }
         }
-        let next = seen.values().min().map_or(GRACE * 6, |first| (*first + GRACE).saturating_duration_since(now));
+        let next = seen
+            .values()
+            .min()
+            .map_or(GRACE * 6, |first| (*first + GRACE).saturating_duration_since(now))
+            .max(Duration::from_secs(1));
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             _ = ended.recv() => {}

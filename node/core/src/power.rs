@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::reboot::{RebootMode, reboot};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{self, kill};
 use nix::unistd::{Pid, sync};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// What the machine shall do afterwards.
@@ -23,34 +23,55 @@ pub enum End {
     Restart,
 }
 
-/// Waits until somebody asks for the end: SIGTERM or the power button for power-off, SIGINT
-/// (Ctrl-Alt-Del at the console) for a restart.
-///
-/// # Errors
-/// Signals cannot be watched.
-pub async fn requested() -> io::Result<End> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    // A machine without a button keeps the channel open for nothing.
-    let (pressed, mut button) = mpsc::channel(1);
-    match find_button(Path::new("/sys/class/input")) {
-        Some(device) => watch(device, pressed.clone())?,
-        None => tracing::warn!("this machine has no power button; end it with SIGTERM"),
-    }
-    Ok(tokio::select! {
-        _ = terminate.recv() => End::PowerOff,
-        _ = interrupt.recv() => End::Restart,
-        _ = button.recv() => End::PowerOff,
-    })
+/// Ways to ask for the end: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console)
+/// for a restart. Watched from the moment it is made.
+#[derive(Debug)]
+pub struct Requests {
+    terminate: Signal,
+    interrupt: Signal,
+    button: mpsc::Receiver<()>,
+    /// Keeps the channel open on a machine without a button.
+    _pressed: mpsc::Sender<()>,
 }
 
-fn find_button(inputs: &Path) -> Option<PathBuf> {
-    fs::read_dir(inputs).ok()?.flatten().find_map(|entry| {
+impl Requests {
+    /// Starts to watch.
+    ///
+    /// # Errors
+    /// Signals or a button cannot be watched.
+    pub fn watch() -> io::Result<Self> {
+        let (pressed, button) = mpsc::channel(1);
+        // Many machines have two of that name, and use one.
+        let buttons = buttons(Path::new("/sys/class/input"));
+        if buttons.is_empty() {
+            tracing::warn!("this machine has no power button; end it with SIGTERM");
+        }
+        for device in buttons {
+            watch(device, pressed.clone())?;
+        }
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, button, _pressed: pressed })
+    }
+
+    /// Waits for the first request. Cancel-safe.
+    pub async fn next(&mut self) -> End {
+        tokio::select! {
+            _ = self.terminate.recv() => End::PowerOff,
+            _ = self.interrupt.recv() => End::Restart,
+            _ = self.button.recv() => End::PowerOff,
+        }
+    }
+}
+
+fn buttons(inputs: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(inputs) else { return Vec::new() };
+    let button = |entry: fs::DirEntry| {
         let name = entry.file_name();
         let is_event = name.to_str().is_some_and(|name| name.starts_with("event"));
         let its_name = fs::read_to_string(entry.path().join("device/name")).unwrap_or_default();
         (is_event && its_name.trim_end() == "Power Button").then(|| Path::new("/dev/input").join(name))
-    })
+    };
+    entries.flatten().filter_map(button).collect()
 }
 
 /// The thread blocks in read(2) until the machine is off: it has no other end.
@@ -79,20 +100,21 @@ fn is_press(event: &[u8; EVENT]) -> bool {
 /// How long processes may take after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends every process, unmounts what is below `data`, and turns the machine off. Does not return unless
+/// How long a file system may stay busy after that: descriptors of threads that end close late.
+const BUSY: Duration = Duration::from_secs(2);
+
+/// Ends every process, unmounts what is below `tops`, and turns the machine off. Does not return unless
 /// the kernel refuses.
-pub fn end(how: End, data: &Path) -> Errno {
+pub fn end(how: End, tops: &[&Path]) -> Errno {
     // From PID 1, -1 means every other process. ESRCH: there is none.
-    for (stop, patience) in [(Signal::SIGTERM, PATIENCE), (Signal::SIGKILL, PATIENCE)] {
+    for (stop, patience) in [(signal::Signal::SIGTERM, PATIENCE), (signal::Signal::SIGKILL, PATIENCE)] {
         let _ = kill(Pid::from_raw(-1), stop);
         if wait_for_the_last(patience) {
             break;
         }
     }
-    for point in mounts_below(data) {
-        if let Err(errno) = umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
-            tracing::warn!(target = %point.display(), %errno, "cannot unmount at the end");
-        }
+    for point in mounts_below(tops) {
+        unmount(&point);
     }
     sync();
     let mode = match how {
@@ -117,10 +139,26 @@ fn wait_for_the_last(patience: Duration) -> bool {
     }
 }
 
-/// Newest first, so that a mount goes before the one that it stands on.
-fn mounts_below(top: &Path) -> Vec<PathBuf> {
+fn unmount(point: &Path) {
+    let start = Instant::now();
+    while let Err(errno) = umount2(point, MntFlags::UMOUNT_NOFOLLOW) {
+        if errno != Errno::EBUSY || start.elapsed() > BUSY {
+            tracing::warn!(target = %point.display(), %errno, "cannot unmount at the end");
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Newest first, so that a mount goes before the one that it stands on. A container's root is an overlay
+/// whose layers are on the data disk: it goes before that, wherever it is mounted.
+fn mounts_below(tops: &[&Path]) -> Vec<PathBuf> {
     let mut points: Vec<_> = match mount::table() {
-        Ok(table) => table.into_iter().map(|entry| entry.point).filter(|point| point.starts_with(top)).collect(),
+        Ok(table) => table
+            .into_iter()
+            .map(|entry| entry.point)
+            .filter(|point| tops.iter().any(|top| point.starts_with(top)))
+            .collect(),
         Err(error) => {
             tracing::warn!(%error, "cannot list the mounts; the data disk replays its log at the next boot");
             Vec::new()
@@ -151,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_mount_below_goes_first() {
-        let below = mounts_below(Path::new("/"));
+        let below = mounts_below(&[Path::new("/")]);
         assert_eq!(below.last().map(PathBuf::as_path), Some(Path::new("/")));
     }
 }

@@ -24,6 +24,15 @@ pub enum SystemError {
         #[source]
         source: io::Error,
     },
+    /// A file cannot be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// A file system cannot be mounted.
     #[error("cannot mount {target}")]
     Mount {
@@ -122,7 +131,7 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName, dns: Option<std::net::Ip
         [("hosts", format!("127.0.0.1 localhost {node}\n")), ("resolv.conf", resolv), ("machine-id", machine_id(node))]
     {
         let path = ephemeral.join("etc").join(name);
-        fs::write(&path, text).map_err(|source| SystemError::Directory { path, source })?;
+        fs::write(&path, text).map_err(|source| SystemError::Write { path, source })?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ mod system;
 
 use std::convert::Infallible;
 use std::ffi::CString;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use std::{fs, io};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{chdir, chroot, execv, sync};
 
 use crate::system::{BadUuid, Seen, Uuid};
@@ -60,24 +62,34 @@ fn main() {
         message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    println!("initramfs: error: {message}");
+    print(&format!("initramfs: error: {message}"));
     let restart =
         fs::read_to_string("/proc/cmdline").is_ok_and(|line| argument(&line, "granary.failure") == Some("reboot"));
     sync();
     let Err(errno) = reboot(if restart { RebootMode::RB_AUTOBOOT } else { RebootMode::RB_POWER_OFF });
-    println!("initramfs: error: cannot power off: {errno}");
+    print(&format!("initramfs: error: cannot power off: {errno}"));
+}
+
+/// `println!` panics when the console is gone, and a panic of this program is one of the kernel.
+fn print(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn boot() -> Result<Infallible, BootError> {
-    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
-        attach(kind, target, kind, MsFlags::empty())?;
+    if let Ok(now) = clock_gettime(ClockId::CLOCK_BOOTTIME) {
+        print(&format!("initramfs: started {}.{:03} s after the kernel", now.tv_sec(), now.tv_nsec() / 1_000_000));
+    }
+    let inert = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    for (kind, target, flags) in
+        [("devtmpfs", "/dev", MsFlags::MS_NOSUID), ("proc", "/proc", inert), ("sysfs", "/sys", inert)]
+    {
+        attach(kind, target, kind, flags)?;
     }
     kmod::load(MODULES)?;
     let line =
         fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
     let wanted: Uuid = argument(&line, "granary.system").ok_or(BootError::NoUuid)?.parse()?;
     let device = find(wanted)?;
-    fs::create_dir_all(ROOT).map_err(|source| BootError::Read { path: ROOT, source })?;
     mount(Some(&device), ROOT, Some("erofs"), MsFlags::MS_RDONLY | MsFlags::MS_NODEV, None::<&str>)
         .map_err(|source| BootError::Mount { what: device.display().to_string(), target: ROOT, source })?;
     hand_over()
@@ -118,7 +130,7 @@ fn hand_over() -> Result<Infallible, BootError> {
         let path = Path::new(path);
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         if let Err(error) = removed {
-            println!("initramfs: cannot free {}: {error}", path.display());
+            print(&format!("initramfs: cannot free {}: {error}", path.display()));
         }
     }
     let step = |step| move |source| BootError::HandOver { step, source };

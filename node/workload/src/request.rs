@@ -67,7 +67,7 @@ pub enum Check {
         text: String,
     },
     /// `volumes PATH`: names and projects of what lies below a directory of the node, two levels deep, and
-    /// every project of its file system. Needs a privileged container.
+    /// every project of its file system. Needs `CAP_SYS_ADMIN`.
     Volumes {
         /// A directory.
         path: PathBuf,

@@ -18,7 +18,7 @@ pub struct Pod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Volume {
     Claim(&'static str),
-    /// A directory of the node, for a container without walls.
+    /// A directory of the node, for a container that may ask for quotas.
     Node(&'static str),
 }
 
@@ -38,9 +38,13 @@ impl Pod {
 
     /// As the API takes it.
     pub(crate) fn object(&self) -> Result<core::Pod, serde_json::Error> {
-        let (volume, privileged) = match self.volume {
-            Volume::Claim(name) => (json!({"name": "volume", "persistentVolumeClaim": {"claimName": name}}), false),
-            Volume::Node(path) => (json!({"name": "volume", "hostPath": {"path": path, "type": "Directory"}}), true),
+        let (volume, security) = match self.volume {
+            Volume::Claim(name) => (json!({"name": "volume", "persistentVolumeClaim": {"claimName": name}}), json!({})),
+            Volume::Node(path) => (
+                json!({"name": "volume", "hostPath": {"path": path, "type": "Directory"}}),
+                // quotactl_fd needs the capability, and a filter of system calls may not know it.
+                json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}}),
+            ),
         };
         let request = Request { check: self.check.clone(), report: true };
         serde_json::from_value(json!({
@@ -52,7 +56,7 @@ impl Pod {
                     "image": "granary.invalid/workload:1",
                     "imagePullPolicy": "Never",
                     "args": request.arguments(),
-                    "securityContext": {"privileged": privileged},
+                    "securityContext": security,
                     "volumeMounts": [{"name": "volume", "mountPath": Self::PATH}],
                 }],
                 "volumes": [volume],
@@ -66,13 +70,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_pod_that_looks_at_the_node_is_privileged() {
+    fn only_a_pod_that_looks_at_the_node_has_a_capability() {
         let check = Check::Inspect { path: Pod::PATH.into() };
-        let privileged = |pod: Pod| {
+        let capabilities = |pod: Pod| {
             let spec = pod.object().unwrap().spec.unwrap();
-            spec.containers[0].security_context.as_ref().unwrap().privileged
+            spec.containers[0].security_context.as_ref().unwrap().capabilities.as_ref().and_then(|all| all.add.clone())
         };
-        assert_eq!(privileged(Pod::new("a", "data", check.clone())), Some(false));
-        assert_eq!(privileged(Pod::of_the_node("a", "/data/volumes", check)), Some(true));
+        assert_eq!(capabilities(Pod::new("a", "data", check.clone())), None);
+        let look = Pod::of_the_node("a", "/data/volumes", check);
+        assert_eq!(capabilities(look), Some(vec!["SYS_ADMIN".to_owned()]));
     }
 }

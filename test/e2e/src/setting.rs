@@ -43,14 +43,9 @@ impl Setting {
         Ok(Self { image, directory })
     }
 
-    /// To boot the image with a temporary data disk. The console's log is kept where Bazel keeps a test's
-    /// outputs.
+    /// To boot the image with a temporary data disk.
     pub fn options(&self) -> Options {
-        let mut options = Options::new(self.image.clone(), self.directory.path());
-        if let Some(outputs) = env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
-            options.logs = outputs.into();
-        }
-        options
+        Options::new(self.image.clone(), self.directory.path())
     }
 
     /// A path for a file that is gone after the test.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::task::{JoinError, JoinSet};
 
 /// Lines of the console that are shown when something failed.
-const CONSOLE_LINES: usize = 120;
+const CONSOLE_LINES: usize = 400;
 
 type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>>;
 
