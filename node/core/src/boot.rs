@@ -233,7 +233,7 @@ impl Cluster {
             () = cx.cancelled() => return Ok(()),
             found = ready => { found?; }
         }
-        info!(node = %self.config.node, "node is Ready");
+        info!(node = %self.config.node, memory = ?system::own_memory(), "node is Ready");
         cx.done();
         Ok(())
     }

@@ -153,17 +153,17 @@ fn unmount(point: &Path) {
 /// Newest first, so that a mount goes before the one that it stands on. A container's root is an overlay
 /// whose layers are on the data disk: it goes before that, wherever it is mounted.
 fn mounts_below(tops: &[&Path]) -> Vec<PathBuf> {
-    let mut points: Vec<_> = match mount::table() {
-        Ok(table) => table
-            .into_iter()
-            .map(|entry| entry.point)
-            .filter(|point| tops.iter().any(|top| point.starts_with(top)))
-            .collect(),
+    match mount::table() {
+        Ok(table) => newest_first(table.into_iter().map(|entry| entry.point), tops),
         Err(error) => {
             tracing::warn!(%error, "cannot list the mounts; the data disk replays its log at the next boot");
             Vec::new()
         }
-    };
+    }
+}
+
+fn newest_first(points: impl Iterator<Item = PathBuf>, tops: &[&Path]) -> Vec<PathBuf> {
+    let mut points: Vec<_> = points.filter(|point| tops.iter().any(|top| point.starts_with(top))).collect();
     points.reverse();
     points
 }
@@ -189,7 +189,11 @@ mod tests {
 
     #[test]
     fn the_mount_below_goes_first() {
-        let below = mounts_below(&[Path::new("/")]);
-        assert_eq!(below.last().map(PathBuf::as_path), Some(Path::new("/")));
+        let points = ["/", "/data", "/ephemeral", "/data/kubelet/pods/1", "/database"].map(PathBuf::from);
+        let tops = [Path::new("/ephemeral"), Path::new("/data")];
+        assert_eq!(
+            newest_first(points.into_iter(), &tops),
+            ["/data/kubelet/pods/1", "/ephemeral", "/data"].map(PathBuf::from)
+        );
     }
 }

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::sethostname;
+use units::Bytes;
 
 use crate::config::NodeName;
 
@@ -153,6 +154,18 @@ pub fn prepare_bridge() -> Result<(), SystemError> {
     sysctls(&BRIDGE_SYSCTLS)
 }
 
+/// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
+/// does not tell.
+pub fn own_memory() -> Option<Bytes> {
+    pss(&fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+}
+
+fn pss(rollup: &str) -> Option<Bytes> {
+    let kib: u64 =
+        rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
+    Bytes::KIB.checked_mul(kib)
+}
+
 fn make(path: &Path) -> Result<(), SystemError> {
     fs::create_dir_all(path).map_err(|source| SystemError::Directory { path: path.to_owned(), source })
 }
@@ -171,6 +184,13 @@ fn sysctl_path(key: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_is_read_from_the_kernels_summary() {
+        let text = "5566d4000-7ffc9a000 ---p 00000000 00:00 0    [rollup]\nRss:    4100 kB\nPss:    2048 kB\nPss_Dirty: 1 kB\n";
+        assert_eq!(pss(text), Some(Bytes::new(2 << 20)));
+        assert_eq!(pss("Pss: many kB"), None);
+    }
 
     #[test]
     fn a_setting_is_a_file_below_proc() {
