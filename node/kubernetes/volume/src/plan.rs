@@ -65,6 +65,14 @@ pub struct Seen {
     pub trash: Place,
 }
 
+impl Seen {
+    /// An announced volume without data anywhere: [`Step::RemoveData`] was the last step, or it was lost.
+    pub(crate) fn is_emptied(&self) -> bool {
+        let announced = self.record.as_ref().is_some_and(|record| record.state == State::Announced);
+        announced && !self.staging.is_present() && !self.live.is_present() && !self.trash.is_present()
+    }
+}
+
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

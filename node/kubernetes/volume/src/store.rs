@@ -1,6 +1,6 @@
 //! The volumes directory: looks, lets [`plan`] decide, acts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -261,12 +261,22 @@ impl Store {
         Ok(records)
     }
 
-    /// The volumes in the trash.
+    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while their
+    /// limits and record stayed, because a program held a deleted file open, or because the power failed.
+    ///
+    /// The latter are also volumes whose data was lost: who has a PV of one keeps it.
     ///
     /// # Errors
     /// [`ListError`].
     pub fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
-        Ok(volumes_in(&self.trash)?)
+        let mut retired: BTreeSet<_> = volumes_in(&self.trash)?.into_iter().collect();
+        for id in volumes_in(&self.records)? {
+            // What cannot be looked at is not called removed.
+            if self.look(&id).is_ok_and(|seen| seen.is_emptied()) {
+                retired.insert(id);
+            }
+        }
+        Ok(retired.into_iter().collect())
     }
 
     /// What the disk has and may still promise.

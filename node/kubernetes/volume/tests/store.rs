@@ -311,6 +311,29 @@ fn limits_stay_as_long_as_a_deleted_file_is_open() {
     assert_eq!(node.traces(&id), [""; 0]);
 }
 
+/// The node went down while limits could not be cleared: nothing in the trash named the volume any more.
+#[test]
+fn a_removal_that_stopped_after_the_data_is_found_again_and_finished() {
+    let node = Node::new();
+    let (id, other) = (id("pvc-1"), id("pvc-2"));
+    let record = node.made(&id, SIZE);
+    node.made(&other, SIZE);
+    let held = File::create(node.path("live", &id).join("held")).unwrap();
+    held.set_len(1 << 20).unwrap();
+    node.store.retire(&id).unwrap();
+    assert!(node.store.discard(&id).is_err());
+    assert_eq!(node.traces(&id), ["records"]);
+    drop(held);
+
+    let node = node.restarted();
+    assert_eq!(node.store.retired().unwrap(), std::slice::from_ref(&id));
+    node.store.discard(&id).unwrap();
+    assert!(node.traces(&id).is_empty());
+    assert_eq!(node.limits(record.project), Limits { bytes: None, inodes: None });
+    assert!(node.store.retired().unwrap().is_empty());
+    assert_eq!(node.traces(&other), ["records", "live"]);
+}
+
 #[test]
 fn a_directory_without_a_record_is_neither_adopted_nor_emptied() {
     let node = Node::new();
