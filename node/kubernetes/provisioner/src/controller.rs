@@ -4,6 +4,7 @@
 use std::future::{self, Future};
 use std::hash::Hash;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dir::Ensured;
 use futures::StreamExt as _;
@@ -33,6 +34,10 @@ const PARALLEL: u16 = 8;
 
 /// How often somebody else may be faster with a PV that is deleted, before it is tried again later.
 const CONFLICTS: usize = 3;
+
+/// A claim whose PV somebody deletes before it is bound does not change, and nothing else would wake its pass. Once
+/// it is bound, it is not ours any more.
+const UNTIL_BOUND: Duration = Duration::from_secs(30);
 
 /// What a provisioner needs.
 #[derive(Clone)]
@@ -256,7 +261,7 @@ async fn claim_pass(claim: Arc<PersistentVolumeClaim>, p: Arc<Provisioner>) -> R
     } else {
         p.attempts.succeeded(&ours.claim.uid);
     }
-    made.map(|()| Action::await_change())
+    made.map(|()| Action::requeue(UNTIL_BOUND))
 }
 
 impl Provisioner {
