@@ -34,14 +34,18 @@ def _debian_packages_impl(ctx):
             if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
                 continue
 
-            # Once more without a digest, only to tell which of the two it is.
-            found = ctx.download(url = url, output = file, allow_fail = True)
-            if found.success and found.sha256 == digest:
+            # Once more by apt, only to tell what is there: Bazel takes nothing from plain HTTP without a
+            # digest, and its message names neither package nor remedy.
+            again = "again.deb"
+            ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
+            found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
+            if found == digest:
+                ctx.execute(["mv", again, file])
                 continue
-            ctx.delete(file)
-            if found.success:
+            ctx.delete(again)
+            if found:
                 fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
-                    found = found.sha256,
+                    found = found,
                     lock = lock,
                     name = name,
                     renew = _RENEW,
