@@ -233,7 +233,8 @@ impl Cluster {
             () = cx.cancelled() => return Ok(()),
             found = ready => { found?; }
         }
-        info!(node = %self.config.node, memory = ?system::own_memory(), "node is Ready");
+        let memory = system::own_memory().map(|memory| memory.to_string());
+        info!(node = %self.config.node, memory, "node is Ready");
         cx.done();
         Ok(())
     }

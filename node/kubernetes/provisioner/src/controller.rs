@@ -3,7 +3,7 @@
 
 use std::future::{self, Future};
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dir::Ensured;
@@ -13,7 +13,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::runtime::controller::{self, Action, Controller};
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use supervisor::Context;
@@ -106,6 +106,8 @@ pub(crate) struct Provisioner {
     classes: Api<StorageClass>,
     events: Events,
     attempts: Attempts,
+    /// All PVs that the watch has seen.
+    seen: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }
 
 /// Provisions and deletes until it is cancelled. Healthy once both controllers have seen the cluster.
@@ -120,6 +122,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         classes: Api::all(client.clone()),
         pending: Pending::default(),
         attempts: Attempts::default(),
+        seen: Mutex::default(),
         node,
         client,
         store,
@@ -128,11 +131,13 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let (of_claims, of_volumes, of_sweep) = (part(&provisioner), part(&provisioner), part(&provisioner));
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(of_claims.client.clone());
-        control(cx, api, "claims", Arc::clone(&of_claims), claim_pass, claim_failed)
+        control(cx, api, "claims", Arc::clone(&of_claims), |_| {}, claim_pass, claim_failed)
     });
     let volumes = cx.start("volumes", move |cx| {
         let api = of_volumes.volumes.clone();
-        control(cx, api, "volumes", Arc::clone(&of_volumes), volume_pass, volume_failed)
+        let keeper = Arc::clone(&of_volumes);
+        let keep = move |seen| *keeper.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+        control(cx, api, "volumes", Arc::clone(&of_volumes), keep, volume_pass, volume_failed)
     });
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&of_sweep)));
     tokio::select! {
@@ -153,6 +158,7 @@ async fn control<K, E, Passing>(
     api: Api<K>,
     what: &'static str,
     provisioner: Arc<Provisioner>,
+    keep: impl FnOnce(reflector::Store<K>),
     pass: fn(Arc<K>, Arc<Provisioner>) -> Passing,
     failed: fn(Arc<K>, &E, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
@@ -166,6 +172,7 @@ where
         .with_config(controller::Config::default().concurrency(PARALLEL))
         .graceful_shutdown_on(cx.token().cancelled_owned());
     let seen = controller.store();
+    keep(seen.clone());
     let passes = controller.run(pass, failed, provisioner).for_each(|pass| {
         log(what, pass);
         future::ready(())
@@ -359,6 +366,8 @@ enum VolumeError {
     Store(volume::Error),
     #[error(transparent)]
     Api(#[from] ApiError),
+    #[error("PV {other} stands for the same volume {id}; delete one of the two PVs with policy Retain first")]
+    Shared { other: String, id: VolumeId },
     #[error("work on the disk panicked")]
     Panicked(#[from] JoinError),
 }
@@ -368,6 +377,7 @@ impl VolumeError {
         match self {
             Self::Store(_) => "Store",
             Self::Api(_) => "Api",
+            Self::Shared { .. } => "Shared",
             Self::Panicked(_) => "Panicked",
         }
     }
@@ -425,6 +435,10 @@ impl Provisioner {
         if pv.uid() != seen.uid() || delete::judge(&pv) != Verdict::Delete {
             return Ok(());
         }
+        // Somebody adopted the volume by a second PV: its data is in use.
+        if let Some(other) = self.other_of(&pv.name_any(), id) {
+            return Err(VolumeError::Shared { other, id: id.clone() });
+        }
         let retired = id.clone();
         self.on_disk(move |store| store.retire(&retired)).await?.map_err(VolumeError::Store)?;
         let leaving = if pv.metadata.deletion_timestamp.is_some() { Some(pv) } else { self.delete_pv(&pv).await? };
@@ -434,6 +448,13 @@ impl Provisioner {
         info!("PV deleted");
         self.pending.add(id.clone());
         Ok(())
+    }
+
+    /// Another PV of the same volume, of those that the watch has seen.
+    fn other_of(&self, name: &str, id: &VolumeId) -> Option<String> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = seen.as_ref()?.state();
+        pv::others(all.iter().map(AsRef::as_ref), name, id, &self.node).next()
     }
 
     /// The PV as it is while it waits for its finalizers; `None` if it is gone.

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
 use volume::{DRIVER_NAME, Mode, Record, VolumeId};
 
 use crate::claim::{Ask, ReclaimPolicy};
@@ -65,6 +66,16 @@ pub(crate) fn ours(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
         return None;
     }
     csi.volume_handle.parse().ok()
+}
+
+/// Names of the PVs that stand for the volume, without `name`.
+pub(crate) fn others<'pv>(
+    all: impl Iterator<Item = &'pv PersistentVolume>,
+    name: &str,
+    id: &VolumeId,
+    node: &str,
+) -> impl Iterator<Item = String> {
+    all.filter(move |pv| pv.name_any() != name && ours(pv, node).as_ref() == Some(id)).map(ResourceExt::name_any)
 }
 
 /// Whether the PV is of our driver, but lacks what says which volume of which node it is.
@@ -189,6 +200,17 @@ mod tests {
     fn only_volumes_that_are_deleted_with_their_pv_carry_the_finalizer() {
         assert_eq!(built(ReclaimPolicy::Retain).metadata.finalizers, None);
         assert_eq!(built(ReclaimPolicy::Delete).metadata.finalizers, Some(vec![FINALIZER.to_owned()]));
+    }
+
+    #[test]
+    fn a_second_pv_of_the_volume_is_found_by_its_handle() {
+        let first = built(ReclaimPolicy::Delete);
+        let second = changed(|pv| pv["metadata"]["name"] = json!("adopted"));
+        let strange = changed(|pv| pv["spec"]["csi"]["volumeHandle"] = json!("pvc-u2"));
+        let id = "pvc-u1".parse().unwrap();
+        let others = |all: &[PersistentVolume]| others(all.iter(), "pvc-u1", &id, NODE).collect::<Vec<_>>();
+        assert_eq!(others(&[first.clone(), strange.clone()]), [""; 0]);
+        assert_eq!(others(&[first, strange, second]), ["adopted"]);
     }
 
     #[test]
