@@ -11,7 +11,6 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::{self, await_condition};
 use kube::{Api, Client};
 use qemu::{Accelerator, Exit, Version, Vm};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -206,14 +205,7 @@ impl Node {
     pub async fn boot(options: &Options, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
         let console = options.logs.join("console.log");
         let mut last = None;
-        let mut stages = BTreeMap::new();
         let following = |event: Event| {
-            if let Event::Stage { name, state, .. } = &event {
-                // A service that is done is announced as ready once more.
-                if stages.insert(name.clone(), *state) == Some(*state) {
-                    return;
-                }
-            }
             on_event(&event);
             last = Some(event);
         };
