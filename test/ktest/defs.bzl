@@ -1,6 +1,8 @@
-"""ktest: a test program as the payload of a VM, on the node's own kernel."""
+"""Programs as the payload of a VM, on the node's own kernel: tests (ktest, kernel_test) and others (guest_program)."""
 
-load("//third_party/debian:defs.bzl", "kernel_modules")
+load("@crates//:defs.bzl", "aliases", "all_crate_deps")
+load("@rules_rust//rust:defs.bzl", "rust_test")
+load("//third_party/debian:defs.bzl", "debian_tree", "kernel_modules")
 load("//tools/image:initramfs.bzl", "initramfs")
 
 # What the guest's init needs itself: disks, and a source of random numbers.
@@ -9,10 +11,11 @@ _MODULES = [
     "virtio_rng",
 ]
 
-def _ktest_test_impl(ctx):
+def _guest(ctx, payload):
     config = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.write(config, json.encode({
         "name": "//{}:{}".format(ctx.label.package, ctx.label.name),
+        "payload": payload,
         "kernel": ctx.file.kernel.short_path,
         "initramfs": ctx.file.initramfs.short_path,
         "memory": ctx.attr.memory,
@@ -20,31 +23,67 @@ def _ktest_test_impl(ctx):
         "disks": ctx.attr.disks,
         "tools": ctx.attr.tools,
     }))
+
+    # The runner finds the description beside the name that it is started by.
     executable = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.symlink(output = executable, target_file = ctx.executable._runner, is_executable = True)
     runfiles = ctx.runfiles([config, ctx.file.kernel, ctx.file.initramfs])
-    return [
-        DefaultInfo(
-            executable = executable,
-            runfiles = runfiles.merge(ctx.attr._runner[DefaultInfo].default_runfiles),
-        ),
-        RunEnvironmentInfo(environment = {"KTEST_CONFIG": config.short_path}),
-    ]
+    return [DefaultInfo(
+        executable = executable,
+        runfiles = runfiles.merge(ctx.attr._runner[DefaultInfo].default_runfiles),
+    )]
 
-_ktest_test = rule(
-    implementation = _ktest_test_impl,
-    doc = "The runner with the description of a VM.",
+_ATTRS = {
+    "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
+    "disks": attr.string_list(doc = "Scratch disks, see `ktest`."),
+    "initramfs": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's init with the program."),
+    "kernel": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's kernel."),
+    "memory": attr.string(default = "512M", doc = "Memory of the guest."),
+    "tools": attr.string_list(doc = "Programs that must be there."),
+    "_runner": attr.label(default = "//test/ktest/runner", executable = True, cfg = "target"),
+}
+
+def _guest_test_impl(ctx):
+    return _guest(ctx, "test")
+
+_guest_test = rule(
+    implementation = _guest_test_impl,
+    doc = "The runner with the description of a VM, for a test program.",
     test = True,
-    attrs = {
-        "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
-        "disks": attr.string_list(doc = "Scratch disks, see `ktest`."),
-        "initramfs": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's init with the test program."),
-        "kernel": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's kernel."),
-        "memory": attr.string(default = "512M", doc = "Memory of the guest."),
-        "tools": attr.string_list(doc = "Programs that must be there."),
-        "_runner": attr.label(default = "//test/ktest/runner", executable = True, cfg = "target"),
-    },
+    attrs = _ATTRS,
 )
+
+def _guest_binary_impl(ctx):
+    return _guest(ctx, "program")
+
+_guest_binary = rule(
+    implementation = _guest_binary_impl,
+    doc = "The runner with the description of a VM, for a program that is no test.",
+    executable = True,
+    attrs = _ATTRS,
+)
+
+def _guest_root(name, program, modules, tools, tool_packages):
+    """The guest's root file system, NAME_initramfs, with its parts. A macro."""
+    common = {
+        "tags": ["manual"],
+        "testonly": True,
+        "visibility": ["//visibility:private"],
+    }
+    trees = {":%s_modules" % name: "modules"}
+    kernel_modules(name = name + "_modules", modules = _MODULES + modules, **common)
+    if tools:
+        trees[":%s_tools" % name] = "usr"
+        debian_tree(name = name + "_tools", packages = tool_packages, programs = tools, **common)
+    initramfs(
+        name = name + "_initramfs",
+        directories = ["dev", "proc", "run", "sys", "tmp"],
+        files = {program: "program"},
+        init = Label("//test/ktest/init"),
+        links = {"lib64": "usr/lib"} if tools else {},
+        trees = trees,
+        **common
+    )
 
 def ktest(
         name,
@@ -54,7 +93,7 @@ def ktest(
         cpus = 2,
         modules = ["xfs"],
         tools = [],
-        tool_tree = Label("//third_party/debian:test_programs"),
+        tool_packages = [Label("//third_party/debian:test_packages")],
         kernel = Label("//third_party/debian:vmlinuz"),
         size = "small",
         timeout = "moderate",
@@ -62,8 +101,9 @@ def ktest(
         **kwargs):
     """Runs a Rust test program as root in a VM of its own. A macro.
 
-    It groups the modules (NAME_modules), the initramfs (NAME_initramfs) and the test (NAME).
-    --test_arg and --test_filter reach the program as they would reach any rust_test.
+    It groups the modules (NAME_modules), the tools (NAME_tools), the initramfs (NAME_initramfs) and the test (NAME).
+    --test_arg and --test_filter reach the program as they would reach any rust_test. Most tests want
+    `kernel_test`, which makes the program too.
 
     Args:
         name: name of the test.
@@ -73,36 +113,16 @@ def ktest(
         memory: the guest's memory.
         cpus: the guest's CPUs.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
-        tools: programs that the test starts, from `tool_tree`.
-        tool_tree: a directory with `bin` and `lib`, the guest's /usr.
+        tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
+        tool_packages: Debian packages of the tools and of all libraries that they load.
         kernel: the guest's kernel; `modules` are of the one in //third_party/debian.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
         tags: as for every test. The guest has two CPUs, and so the test.
         **kwargs: other attributes of a test.
     """
-    kernel_modules(
-        name = name + "_modules",
-        testonly = True,
-        modules = _MODULES + modules,
-        tags = ["manual"],
-        visibility = ["//visibility:private"],
-    )
-    trees = {":%s_modules" % name: "modules"}
-    if tools:
-        trees[tool_tree] = "usr"
-    initramfs(
-        name = name + "_initramfs",
-        testonly = True,
-        directories = ["dev", "proc", "run", "sys", "tmp"],
-        files = {test: "test"},
-        init = Label("//test/ktest/init"),
-        links = {"lib64": "usr/lib"} if tools else {},
-        tags = ["manual"],
-        trees = trees,
-        visibility = ["//visibility:private"],
-    )
-    _ktest_test(
+    _guest_root(name, test, modules, tools, tool_packages)
+    _guest_test(
         name = name,
         size = size,
         cpus = cpus,
@@ -114,4 +134,84 @@ def ktest(
         timeout = timeout,
         tools = tools,
         **kwargs
+    )
+
+def kernel_test(name, srcs, crate_root = None, deps = [], crates = None, data = [], rustc_env = {}, **kwargs):
+    """A file of tests that run in a VM: a rust_test and its ktest. A macro.
+
+    The program (NAME_program) may use all crates that the package's Cargo.toml names, for tests or not, and
+    `ktest_support`.
+
+    Args:
+        name: name of the test.
+        srcs: the sources.
+        crate_root: the crate's root, if there are several.
+        deps: crates of this workspace.
+        crates: the package whose Cargo.toml names the crates from outside, if it is not this one.
+        data: files that the sources include.
+        rustc_env: as for every rust_test.
+        **kwargs: attributes of `ktest`: disks, modules, tools, memory and so on.
+    """
+    if not crate_root:
+        if len(srcs) != 1:
+            fail("{}: which of the sources is the crate_root?".format(name))
+        crate_root = srcs[0]
+    support = Label("//test/ktest/support")
+    rust_test(
+        name = name + "_program",
+        testonly = True,
+        srcs = srcs,
+        aliases = aliases(normal_dev = True, package_name = crates, proc_macro_dev = True),
+        compile_data = data,
+        crate_root = crate_root,
+        proc_macro_deps = all_crate_deps(package_name = crates, proc_macro = True, proc_macro_dev = True),
+        rustc_env = rustc_env,
+        # Not on the host.
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+        deps = all_crate_deps(normal = True, normal_dev = True, package_name = crates) + deps + [support],
+    )
+    ktest(name = name, test = ":%s_program" % name, **kwargs)
+
+def guest_program(
+        name,
+        program,
+        disks = [],
+        memory = "512M",
+        cpus = 2,
+        modules = ["xfs"],
+        tools = [],
+        tool_packages = [Label("//third_party/debian:test_packages")],
+        kernel = Label("//third_party/debian:vmlinuz"),
+        visibility = None):
+    """A program that runs as root in a VM of its own, and is started like any other. A macro.
+
+    Its arguments, output, error output (both as UTF-8 text) and status are those of the program in the guest. It has
+    no input. A signal n is status 128 + n; 125 says that the guest failed, and standard error why. As
+    `data` of another target it finds its files by itself.
+
+    Args:
+        name: name of the executable target.
+        program: a rust_binary, statically linked.
+        disks: as for `ktest`.
+        memory: as for `ktest`.
+        cpus: as for `ktest`.
+        modules: as for `ktest`.
+        tools: as for `ktest`.
+        tool_packages: as for `ktest`.
+        kernel: as for `ktest`.
+        visibility: as for every target.
+    """
+    _guest_root(name, program, modules, tools, tool_packages)
+    _guest_binary(
+        name = name,
+        testonly = True,
+        cpus = cpus,
+        disks = disks,
+        initramfs = ":%s_initramfs" % name,
+        kernel = kernel,
+        memory = memory,
+        tags = ["manual"],
+        tools = tools,
+        visibility = visibility,
     )

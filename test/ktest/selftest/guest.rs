@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
-use ktest_support::{Disk, Tmpfs, XfsDisk};
+use ktest_support::{Disk, Tmpfs, XfsDisk, boot};
 
 fn mounts() -> String {
     fs::read_to_string("/proc/self/mounts").unwrap()
@@ -32,6 +33,23 @@ fn the_system_is_mounted() {
     for target in ["/proc", "/sys", "/dev", "/sys/kernel/debug", "/tmp", "/run"] {
         assert!(found.contains(target), "{target} is not among {found:?}");
     }
+}
+
+#[test]
+fn the_loopback_device_is_up() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+}
+
+#[test]
+fn a_test_without_a_power_cut_sees_one_boot() {
+    assert_eq!(boot(), 1);
+}
+
+#[test]
+fn only_the_tools_that_were_asked_for_are_there() {
+    let tools: Vec<_> = fs::read_dir("/usr/bin").unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(tools, ["mkfs.xfs"]);
 }
 
 #[test]

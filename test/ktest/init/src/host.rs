@@ -4,18 +4,25 @@ use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ktest_init::{Order, PORT, Run, Word, receive, send};
+use ktest_init::{Answer, Order, PORT, Request, Run, Word, receive, send};
 
 use crate::wait;
 
 /// The host, as the guest knows it.
 pub(crate) struct Host {
     port: Mutex<File>,
-    orders: Mutex<Receiver<Order>>,
+    runs: Mutex<Receiver<Run>>,
+    answers: Mutex<Receiver<Answer>>,
+}
+
+/// Where orders go that are not carried out at once. The end of `runs` is the order to power off.
+struct Heard {
+    runs: Sender<Run>,
+    answers: Sender<Answer>,
 }
 
 impl Host {
@@ -26,9 +33,11 @@ impl Host {
         let port = File::options().read(true).write(true).open(path)?;
         let ear = port.try_clone()?;
         let mouth = port.try_clone()?;
-        let (heard, orders) = mpsc::channel();
-        thread::Builder::new().name("orders".into()).spawn(move || listen(ear, &mouth, &heard))?;
-        Ok(Self { port: Mutex::new(port), orders: Mutex::new(orders) })
+        let (heard_runs, runs) = mpsc::channel();
+        let (heard_answers, answers) = mpsc::channel();
+        let heard = Heard { runs: heard_runs, answers: heard_answers };
+        thread::Builder::new().name("orders".into()).spawn(move || listen(ear, &mouth, heard))?;
+        Ok(Self { port: Mutex::new(port), runs: Mutex::new(runs), answers: Mutex::new(answers) })
     }
 
     pub(crate) fn tell(&self, word: &Word) {
@@ -38,26 +47,26 @@ impl Host {
         }
     }
 
-    /// `None` if the host orders something else.
-    pub(crate) fn first_order(&self) -> Option<Run> {
-        match self.orders().recv() {
-            Ok(Order::Run(run)) => Some(run),
-            Ok(Order::Dump | Order::PowerOff) | Err(_) => None,
-        }
+    /// Passes a test's question on. One after the other: an answer does not say what it is to.
+    pub(crate) fn ask(&self, request: Request) -> Answer {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell(&Word::Ask(request));
+        answers.recv().unwrap_or_else(|_| Answer::Refused("the host is gone".into()))
     }
 
-    /// Data is still under way from the port to the host when a write returns.
-    pub(crate) fn wait_for_power_off(&self, limit: Duration) {
-        let orders = self.orders();
-        while let Ok(order) = orders.recv_timeout(limit) {
-            if order == Order::PowerOff {
-                break;
-            }
-        }
+    /// What to run first, `None` if the host wants nothing to be run.
+    pub(crate) fn first_run(&self) -> Option<Run> {
+        self.runs().recv().ok()
     }
 
-    fn orders(&self) -> std::sync::MutexGuard<'_, Receiver<Order>> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What to run next. `None` when all was heard: data is still under way from the port to the host when
+    /// a write returns. Also when `limit` is over: then there is no host that takes an interest.
+    pub(crate) fn next_run(&self, limit: Duration) -> Option<Run> {
+        self.runs().recv_timeout(limit).ok()
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Receiver<Run>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -71,7 +80,10 @@ fn find() -> Option<PathBuf> {
     device.exists().then_some(device)
 }
 
-fn listen(ear: File, mouth: &File, heard: &Sender<Order>) {
+fn listen(ear: File, mouth: &File, heard: Heard) {
+    let Heard { runs, answers } = heard;
+    // Absent from the order to power off on.
+    let mut runs = Some(runs);
     let mut ear = BufReader::new(ear);
     let mut pending = Vec::new();
     loop {
@@ -81,11 +93,10 @@ fn listen(ear: File, mouth: &File, heard: &Sender<Order>) {
                 dump();
                 let _ = send(mouth, &Word::Dumped);
             }
-            Ok(order) => {
-                if heard.send(order).is_err() {
-                    return;
-                }
-            }
+            // A failed send means that nobody waits for it any more.
+            Ok(Order::Run(run)) => drop(runs.as_ref().map(|runs| runs.send(run))),
+            Ok(Order::Answer(answer)) => drop(answers.send(answer)),
+            Ok(Order::PowerOff) => runs = None,
             // Reading gives nothing while the host has not opened its end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => thread::sleep(Duration::from_millis(5)),
             Err(error) => {

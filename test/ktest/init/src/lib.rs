@@ -3,14 +3,21 @@
 //!
 //! The host gives [`Order`]s, the guest answers in [`Word`]s. A test's output takes this way and not the
 //! serial console's, which is slow and mixed with what the kernel says.
+//!
+//! A test in the guest may ask the host for something ([`Request`]): it asks the guest's init at
+//! [`SOCKET`], which passes the question on.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+
+mod request;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+pub use request::{Answer, BlockStats, PowerCut, Request, SOCKET};
 
 /// The port's name.
 pub const PORT: &str = "dev.granary.ktest";
@@ -19,8 +26,10 @@ pub const PORT: &str = "dev.granary.ktest";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
-    /// Run the test program. The first order.
+    /// Run the test program. The first order; another one may follow when it has ended.
     Run(Run),
+    /// To [`Word::Ask`].
+    Answer(Answer),
     /// Print the stacks of all tasks on the console.
     Dump,
     /// All was heard: power off.
@@ -55,6 +64,8 @@ pub enum Word {
     Fault(Vec<String>),
     /// The stacks are on the console.
     Dumped,
+    /// A test asks for this. It waits for [`Order::Answer`]; until then nobody else asks.
+    Ask(Request),
 }
 
 /// How the test program ended.
@@ -112,6 +123,14 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(receive::<Order>(&mut &b"mp\"\n"[..], &mut pending).unwrap(), Order::Dump);
         assert_eq!(pending, b"");
+    }
+
+    #[test]
+    fn statistics_are_compared_by_what_was_done_in_between() {
+        let earlier = BlockStats { reads: 4, flushes: 1, read_bytes: 4096, ..BlockStats::default() };
+        let now = BlockStats { reads: 5, writes: 2, flushes: 1, read_bytes: 4608, written_bytes: 8192 };
+        let between = BlockStats { reads: 1, writes: 2, flushes: 0, read_bytes: 512, written_bytes: 8192 };
+        assert_eq!(now.since(earlier), between);
     }
 
     #[test]

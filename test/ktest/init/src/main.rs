@@ -3,17 +3,20 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod loopback;
 mod output;
 mod program;
+mod relay;
 mod system;
 mod wait;
 
 use std::error::Error;
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ktest_init::{Outcome, PORT, Run, Word};
+use ktest_init::{PORT, Run, SOCKET, Word};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::{getpid, sync};
 
@@ -22,8 +25,8 @@ use crate::host::Host;
 /// For what appears while the kernel finds its devices.
 const DEVICE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The host ends the VM by itself, but a test that was started by hand has no host.
-const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// The host orders the next thing at once, but a test that was started by hand has no host.
+const NEXT_ORDER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why the test program was not run to its end.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +37,10 @@ enum Fault {
     Modules(#[from] kmod::LoadError),
     #[error("cannot open the port {PORT} to the host")]
     Port(#[source] io::Error),
+    #[error("cannot bring up the loopback device")]
+    Loopback(#[source] io::Error),
+    #[error("cannot listen at {SOCKET} for what tests ask of the host")]
+    Relay(#[source] io::Error),
     #[error("cannot run the test program")]
     Program(#[from] program::RunError),
     #[error("the host gave no order to run a test")]
@@ -57,10 +64,9 @@ fn main() -> ExitCode {
         eprintln!("error: {}", causes.join("\ncaused by: "));
         if let Some(host) = &host {
             host.tell(&Word::Fault(causes));
+            // Until the host has heard it.
+            host.next_run(NEXT_ORDER_LIMIT);
         }
-    }
-    if let Some(host) = host {
-        host.wait_for_power_off(POWER_OFF_LIMIT);
     }
     sync();
     let refused = reboot(RebootMode::RB_POWER_OFF);
@@ -70,26 +76,34 @@ fn main() -> ExitCode {
 }
 
 /// Far enough to speak with the host.
-fn open() -> Result<Host, Fault> {
+fn open() -> Result<Arc<Host>, Fault> {
     system::mount_all()?;
-    Host::connect(DEVICE_LIMIT).map_err(Fault::Port)
+    Host::connect(DEVICE_LIMIT).map(Arc::new).map_err(Fault::Port)
 }
 
-fn work(host: &Host) -> Result<(), Fault> {
-    let run = host.first_order().ok_or(Fault::NoOrder)?;
-    let outcome = execute(host, &run)?;
-    host.tell(&Word::Exit(outcome));
+/// Runs the test program as often as the host wants.
+fn work(host: &Arc<Host>) -> Result<(), Fault> {
+    let first = host.first_run().ok_or(Fault::NoOrder)?;
+    prepare(&first)?;
+    relay::start(Arc::clone(host)).map_err(Fault::Relay)?;
+    let mut next = Some(first);
+    while let Some(run) = next {
+        let disks = system::disks(&run.disks, DEVICE_LIMIT)?;
+        let outcome = program::run(host, &run, &disks)?;
+        host.tell(&Word::Exit(outcome));
+        next = host.next_run(NEXT_ORDER_LIMIT);
+    }
     Ok(())
 }
 
-fn execute(host: &Host, run: &Run) -> Result<Outcome, Fault> {
+/// What the boot does not bring by itself.
+fn prepare(run: &Run) -> Result<(), Fault> {
+    loopback::bring_up().map_err(Fault::Loopback)?;
     let report = kmod::load("/modules")?;
     for module in &report.without_hardware {
         eprintln!("no hardware for the module {module}");
     }
-    let disks = system::disks(&run.disks, DEVICE_LIMIT)?;
-    system::check_tools(&run.tools)?;
-    Ok(program::run(host, run, &disks)?)
+    Ok(system::check_tools(&run.tools)?)
 }
 
 fn causes(fault: &Fault) -> Vec<String> {

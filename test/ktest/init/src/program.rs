@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::output::forward;
 use crate::system::PROGRAMS;
 
-const PROGRAM: &str = "/test";
+const PROGRAM: &str = "/program";
 
 /// Why the test program was not run to its end.
 #[derive(Debug, thiserror::Error)]

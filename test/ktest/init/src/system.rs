@@ -41,9 +41,7 @@ pub(crate) enum SetupError {
     },
     #[error("no disk has the serial number {serial}; there are {present:?}")]
     NoDisk { serial: String, present: Vec<String> },
-    #[error(
-        "there is no program {tool} in {PROGRAMS}: a ktest's `tools` are programs of its `tool_tree`, name it there"
-    )]
+    #[error("there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its initramfs does not have it")]
     NoTool { tool: String },
 }
 

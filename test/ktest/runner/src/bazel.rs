@@ -14,6 +14,8 @@ pub(crate) struct Bazel {
     pub(crate) xml: Option<PathBuf>,
     /// Deleted after the test.
     pub(crate) scratch: Option<PathBuf>,
+    /// Kept after the test (`test.outputs`).
+    pub(crate) outputs: Option<PathBuf>,
     filter: Option<String>,
     timeout: Option<Duration>,
 }
@@ -23,6 +25,7 @@ impl Bazel {
         Self {
             xml: env::var_os("XML_OUTPUT_FILE").map(PathBuf::from),
             scratch: env::var_os("TEST_TMPDIR").map(PathBuf::from),
+            outputs: env::var_os("TEST_UNDECLARED_OUTPUTS_DIR").map(PathBuf::from),
             filter: env::var("TESTBRIDGE_TEST_ONLY").ok().filter(|filter| !filter.is_empty()),
             timeout: env::var("TEST_TIMEOUT").ok().and_then(|text| text.parse().ok()).map(Duration::from_secs),
         }

@@ -1,10 +1,10 @@
-//! What the rule `ktest` says about the VM.
+//! What the rules `ktest` and `guest_program` say about the VM.
 
 use std::env;
 use std::fs;
 use std::io;
 use std::num::NonZeroU8;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use units::{Bytes, ParseError};
@@ -13,17 +13,29 @@ use crate::scratch::Scratch;
 
 const VARIABLE: &str = "KTEST_CONFIG";
 
-/// The VM of a test. Paths are those of the run files.
+/// The VM of a program.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
     pub(crate) name: String,
+    pub(crate) payload: Payload,
+    /// As the initramfs, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
     pub(crate) memory: Memory,
     pub(crate) cpus: NonZeroU8,
     pub(crate) disks: Vec<Scratch>,
     pub(crate) tools: Vec<String>,
+}
+
+/// What is run in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Payload {
+    /// Rust's test harness: its results are read.
+    Test,
+    /// Any program: its output and its status are passed on.
+    Program,
 }
 
 /// A size as people write it.
@@ -42,7 +54,7 @@ impl TryFrom<String> for Memory {
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("{VARIABLE} is not set: this program is started by the rule ktest")]
+    #[error("{VARIABLE} is not set and this program has no name: the rules ktest and guest_program start it")]
     Unset,
     #[error("cannot read {path}")]
     Read {
@@ -56,24 +68,50 @@ pub(crate) enum ConfigError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("the run file {file} is neither in the working directory nor where {program} is")]
+    NoFile { file: PathBuf, program: PathBuf },
 }
 
 impl Config {
-    pub(crate) fn read() -> Result<Self, ConfigError> {
-        let path = PathBuf::from(env::var_os(VARIABLE).ok_or(ConfigError::Unset)?);
+    /// The file that the environment names, else the one beside the program: the rules give each of their
+    /// targets the same program under a name of its own.
+    pub(crate) fn read(program: Option<PathBuf>) -> Result<Self, ConfigError> {
+        let named = env::var_os(VARIABLE).map(PathBuf::from);
+        let beside = program.as_deref().map(|program| with_suffix(program, ".json"));
+        let path = named.or(beside).ok_or(ConfigError::Unset)?;
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(source) => return Err(ConfigError::Read { path, source }),
         };
-        serde_json::from_slice(&text).map_err(|source| ConfigError::Parse { path, source })
+        let mut config: Self = serde_json::from_slice(&text).map_err(|source| ConfigError::Parse { path, source })?;
+        let program = program.unwrap_or_default();
+        for file in [&mut config.kernel, &mut config.initramfs] {
+            *file = locate(&program, file)?;
+        }
+        Ok(config)
     }
+}
+
+/// The run file: in a tree of the program's own, in that of a program whose data this one is, or in the
+/// working directory.
+fn locate(program: &Path, file: &Path) -> Result<PathBuf, ConfigError> {
+    let own = with_suffix(program, ".runfiles").join("_main");
+    let mut places = std::iter::once(own.as_path()).chain(program.ancestors()).chain([Path::new("")]);
+    let found = places.find_map(|place| Some(place.join(file)).filter(|path| path.exists()));
+    found.ok_or_else(|| ConfigError::NoFile { file: file.to_owned(), program: program.to_owned() })
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"name": "//a:b", "kernel": "k", "initramfs": "i", "memory": "512M", "cpus": 2,
+    const TEXT: &str = r#"{"name": "//a:b", "payload": "test", "kernel": "k", "initramfs": "i", "memory": "512M", "cpus": 2,
         "disks": ["1G"], "tools": ["mkfs.xfs"]}"#;
 
     #[test]
@@ -87,5 +125,25 @@ mod tests {
     fn a_wrong_size_is_refused_with_the_reason() {
         let error = serde_json::from_str::<Config>(&TEXT.replace("512M", "much")).unwrap_err();
         assert!(error.to_string().contains("\"much\" does not begin with a number"), "{error}");
+    }
+
+    #[test]
+    fn run_files_are_found_from_the_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let file = Path::new("third_party/vmlinuz");
+        // As data of another program, then with run files of its own.
+        let shared = make("bench.runfiles/_main/third_party/vmlinuz");
+        let program = make("bench.runfiles/_main/test/guest");
+        assert_eq!(locate(&program, file).unwrap(), shared);
+        let own = make("bench.runfiles/_main/test/guest.runfiles/_main/third_party/vmlinuz");
+        assert_eq!(locate(&program, file).unwrap(), own);
+        let error = locate(&program, Path::new("test/absent")).unwrap_err();
+        assert!(error.to_string().contains("test/absent"), "{error}");
     }
 }

@@ -1,31 +1,31 @@
-//! The VM of a test, from its start to its end.
+//! One boot of the machine, from its start to its end.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ktest_init::{Order, Outcome, PORT, Run, Word, receive, send};
-use qemu::{Accelerator, Boot, Disk, Exit, Port, PortName, Program, Serial, Sink, Vm};
-use tempfile::TempDir;
+use ktest_init::{Answer, Order, Outcome, PORT, PowerCut, Request, Run, Word, receive, send};
+use qemu::{Disk, Exit, Vm};
 
-use crate::bazel::Bazel;
-use crate::config::Config;
-
-/// `oops=panic`: a kernel that goes on after a fault proves nothing. `panic=-1`: then the VM ends.
-const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog audit=0 apparmor=0";
+use crate::disks;
 
 /// A guest that has told its result is powered off within this time, or killed.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a run ended.
+/// A program without a deadline is waited for in steps of this.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// How a run of the test program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The test program ended.
+    /// By itself.
     Exit(Outcome),
+    /// A test wants the power to be cut. The guest still runs.
+    PowerCut(PowerCut),
     /// The guest could not run it, for these reasons, the outermost first.
     Fault(Vec<String>),
     /// The kernel panicked.
@@ -34,15 +34,8 @@ pub(crate) enum End {
     Gone(Exit),
     /// The VM did not end, but the guest cannot be heard.
     Silent,
-    /// The test did not end in time; its stacks are on the console.
-    Hung(Duration),
-}
-
-/// What came out of the guest.
-#[derive(Debug)]
-pub(crate) struct Heard {
-    pub(crate) stdout: String,
-    pub(crate) end: End,
+    /// Not in time; its stacks are on the console.
+    Hung,
 }
 
 /// Why the guest could not be run.
@@ -58,86 +51,82 @@ pub(crate) enum GuestError {
     Start(#[from] qemu::StartError),
     #[error("QEMU gives no connection to the guest")]
     NoPort,
-    #[error("cannot speak to the guest")]
-    Speak(#[source] io::Error),
     #[error("cannot listen to the guest")]
     Listen(#[source] io::Error),
 }
 
+/// Who takes the output of the test program.
+pub(crate) trait Audience {
+    fn stdout(&mut self, text: &str);
+    fn stderr(&mut self, text: &str);
+}
+
+/// A running VM. Its power is cut when it is dropped.
 pub(crate) struct Guest {
-    // Before the directory: QEMU ends before its files go.
     vm: Vm,
+    disks: Vec<Disk>,
     console: PathBuf,
-    disks: Vec<Serial>,
     margin: Duration,
-    start: Instant,
-    _dir: TempDir,
+    port: UnixStream,
+    words: Receiver<Word>,
 }
 
 impl Guest {
-    pub(crate) fn start(
-        program: &Program,
-        accelerator: Accelerator,
-        config: &Config,
-        bazel: &Bazel,
-    ) -> Result<Self, GuestError> {
-        let dir = match &bazel.scratch {
-            Some(scratch) => TempDir::with_prefix_in("ktest", scratch),
-            None => TempDir::with_prefix("ktest"),
-        };
-        let dir = dir.map_err(GuestError::Directory)?;
-        let console = dir.path().join("console.log");
-        let disks = make_disks(config, dir.path()).map_err(GuestError::Disk)?;
-        let serials = disks.iter().map(|disk| disk.serial.clone()).collect();
-        let vm = Vm::start(program, accelerator, &machine(config, PORT.parse()?, disks, console.clone()))?;
-        Ok(Self { vm, console, disks: serials, margin: bazel.margin(), start: Instant::now(), _dir: dir })
+    pub(crate) fn new(vm: Vm, disks: Vec<Disk>, console: PathBuf, margin: Duration) -> Result<Self, GuestError> {
+        let port = vm.take_port(PORT).ok_or(GuestError::NoPort)?;
+        let words = port.try_clone().and_then(listen).map_err(GuestError::Listen)?;
+        Ok(Self { vm, disks, console, margin, port, words })
     }
 
-    /// Runs the test program to its end, but not beyond `deadline`; prints its output meanwhile.
-    pub(crate) fn run(&self, config: &Config, arguments: &[String], deadline: Instant) -> Result<Heard, GuestError> {
-        let port = self.vm.take_port(PORT).ok_or(GuestError::NoPort)?;
-        let words = listen(port.try_clone().map_err(GuestError::Listen)?).map_err(GuestError::Listen)?;
-        let run = Run {
-            arguments: arguments.to_owned(),
-            environment: BTreeMap::from([("RUST_BACKTRACE".into(), "1".into())]),
-            disks: self.disks.iter().map(ToString::to_string).collect(),
-            tools: config.tools.clone(),
-        };
-        send(&port, &Order::Run(run)).map_err(GuestError::Speak)?;
-        let mut stdout = String::new();
-        let end = loop {
-            match words.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Word::Stdout(text)) => {
-                    show(io::stdout(), &text);
-                    stdout.push_str(&text);
+    /// Runs the test program to its end, but not beyond the deadline.
+    pub(crate) fn run(&self, run: Run, deadline: Option<Instant>, audience: &mut impl Audience) -> End {
+        if send(&self.port, &Order::Run(run)).is_err() {
+            return self.gone();
+        }
+        loop {
+            let left = deadline.map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
+            match self.words.recv_timeout(left) {
+                Ok(Word::Stdout(text)) => audience.stdout(&text),
+                Ok(Word::Stderr(text)) => audience.stderr(&text),
+                Ok(Word::Exit(outcome)) => return End::Exit(outcome),
+                Ok(Word::Ask(Request::PowerCut(cut))) => return End::PowerCut(cut),
+                Ok(Word::Ask(request)) => {
+                    // If the guest is gone, that is noticed at once.
+                    let _ = send(&self.port, &Order::Answer(self.answer(&request)));
                 }
-                Ok(Word::Stderr(text)) => show(io::stderr(), &text),
-                Ok(Word::Exit(outcome)) => break self.end(&port, End::Exit(outcome)),
-                Ok(Word::Fault(causes)) => break self.end(&port, End::Fault(causes)),
+                Ok(Word::Fault(causes)) => {
+                    self.power_off();
+                    return End::Fault(causes);
+                }
                 Ok(Word::Dumped) => {}
+                Err(RecvTimeoutError::Timeout) if deadline.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    self.dump(&port, &words);
-                    break End::Hung(self.start.elapsed());
+                    self.dump(audience);
+                    return End::Hung;
                 }
-                Err(RecvTimeoutError::Disconnected) => break self.gone(),
+                Err(RecvTimeoutError::Disconnected) => return self.gone(),
             }
-        };
-        Ok(Heard { stdout, end })
-    }
-
-    /// The last lines of the console.
-    pub(crate) fn console(&self) -> io::Result<Vec<String>> {
-        qemu::console_tail(&self.console, usize::MAX)
+        }
     }
 
     /// Lets the guest power off: what it says by then is on the console.
-    fn end(&self, port: &UnixStream, end: End) -> End {
+    pub(crate) fn power_off(&self) {
         // If it is gone already, so much the better.
-        let _ = send(port, &Order::PowerOff);
+        let _ = send(&self.port, &Order::PowerOff);
         if self.vm.wait(POWER_OFF_LIMIT).is_none() {
             eprintln!("the guest did not power off");
         }
-        end
+    }
+
+    fn answer(&self, request: &Request) -> Answer {
+        let done = |result: Result<(), disks::AskError>| result.map(|()| Answer::Done);
+        let answer = match request {
+            Request::Stats(serial) => disks::stats(&self.vm, &self.disks, serial).map(Answer::Stats),
+            Request::Cut(serial) => done(disks::cut(&self.vm, &self.disks, serial)),
+            Request::Restore(serial) => done(disks::restore(&self.vm, &self.disks, serial)),
+            Request::PowerCut(_) => Ok(Answer::Refused("the power is cut already".into())),
+        };
+        answer.unwrap_or_else(|error| Answer::Refused(error.to_string()))
     }
 
     /// Nothing more can come from the guest.
@@ -145,7 +134,7 @@ impl Guest {
         match self.vm.wait(POWER_OFF_LIMIT) {
             None => End::Silent,
             Some(exit) => {
-                let console = self.console().unwrap_or_default();
+                let console = qemu::console_tail(&self.console, usize::MAX).unwrap_or_default();
                 let panicked = console.iter().any(|line| line.contains("Kernel panic - "));
                 if panicked { End::Panicked } else { End::Gone(exit) }
             }
@@ -153,41 +142,26 @@ impl Guest {
     }
 
     /// Lets the guest print its stacks, as long as there is time for it.
-    fn dump(&self, port: &UnixStream, words: &Receiver<Word>) {
-        if send(port, &Order::Dump).is_err() {
+    fn dump(&self, audience: &mut impl Audience) {
+        if send(&self.port, &Order::Dump).is_err() {
             return;
         }
         let deadline = Instant::now() + self.margin / 2;
-        while let Ok(word) = words.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        while let Ok(word) = self.words.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             match word {
                 Word::Dumped => return,
-                Word::Stdout(text) | Word::Stderr(text) => show(io::stderr(), &text),
-                Word::Exit(_) | Word::Fault(_) => {}
+                Word::Stdout(text) => audience.stdout(&text),
+                Word::Stderr(text) => audience.stderr(&text),
+                Word::Exit(_) | Word::Fault(_) | Word::Ask(_) => {}
             }
         }
     }
 }
 
-fn make_disks(config: &Config, dir: &Path) -> io::Result<Vec<Disk>> {
-    let make = |(index, scratch): (usize, &crate::scratch::Scratch)| {
-        let serial = format!("scratch-{index}").parse().map_err(io::Error::other)?;
-        scratch.make(dir, serial)
-    };
-    config.disks.iter().enumerate().map(make).collect()
-}
-
-fn machine(config: &Config, name: PortName, disks: Vec<Disk>, console: PathBuf) -> qemu::Config {
-    let mut machine = qemu::Config::new(Boot::Kernel {
-        kernel: config.kernel.clone(),
-        initrd: Some(config.initramfs.clone()),
-        command_line: COMMAND_LINE.into(),
-    });
-    machine.memory = config.memory.0;
-    machine.cpus = config.cpus;
-    machine.disks = disks;
-    machine.console = Sink::File(console);
-    machine.ports = vec![Port { name, sink: Sink::Stream }];
-    machine
+/// The order to run a program.
+pub(crate) fn order(arguments: Vec<String>, boot: u32, disks: Vec<String>, tools: &[String]) -> Run {
+    let environment = BTreeMap::from([("RUST_BACKTRACE".into(), "1".into()), ("KTEST_BOOT".into(), boot.to_string())]);
+    Run { arguments, environment, disks, tools: tools.to_owned() }
 }
 
 /// Words as they come; the channel ends when the guest's end of the port does.
@@ -216,6 +190,6 @@ fn listen(port: UnixStream) -> io::Result<Receiver<Word>> {
 }
 
 /// Output is for people; when nobody takes it, the verdict still counts.
-fn show(mut to: impl Write, text: &str) {
+pub(crate) fn show(mut to: impl Write, text: &str) {
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
 }

@@ -1,200 +1,206 @@
-//! Reading what Rust's test harness prints. Pure.
+//! Reading what Rust's test harness says as JSON, one event a line. Pure.
 //!
 //! ```text
-//! running 2 tests
-//! test limits::a_limit_holds ... ok
-//! test limits::a_limit_grows ... FAILED
-//!
-//! failures:
-//!
-//! ---- limits::a_limit_grows stdout ----
-//! thread 'limits::a_limit_grows' panicked at ...
-//!
-//! failures:
-//!     limits::a_limit_grows
-//!
-//! test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+//! { "type": "suite", "event": "started", "test_count": 2 }
+//! { "type": "test", "event": "started", "name": "limits::a_limit_holds" }
+//! { "type": "test", "name": "limits::a_limit_holds", "event": "ok", "exec_time": 0.012 }
+//! { "type": "test", "event": "started", "name": "limits::a_limit_grows" }
+//! { "type": "test", "name": "limits::a_limit_grows", "event": "failed", "exec_time": 0.3, "stdout": "thread ..." }
+//! { "type": "suite", "event": "failed", "passed": 1, "failed": 1, ... }
 //! ```
+//!
+//! The format is unstable. A stable harness speaks it too, if it finds `RUSTC_BOOTSTRAP` in its environment.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Environment and arguments that make the harness speak so.
+pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+pub(crate) const OPTIONS: [&str; 3] = ["-Zunstable-options", "--format=json", "--report-time"];
+
+/// The keys that each event begins with.
+const BEGINNINGS: [&str; 2] = ["{ \"type\": \"test\"", "{ \"type\": \"suite\""];
 
 /// A test and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) status: Status,
+    pub(crate) time: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    Passed,
+    /// With its output, if that was asked for.
+    Passed(String),
     /// With its output.
     Failed(String),
     /// With the reason, if one was given.
     Ignored(String),
 }
 
-/// The tests of a text, in the order in which they ended. Anything else in it is passed over: programs
-/// that a test starts may print in between.
-pub(crate) fn parse(text: &str) -> Vec<Test> {
-    let mut outputs = failures(text);
-    let mut tests = Vec::new();
-    for (name, word) in text.lines().filter_map(result) {
-        let status = match word {
-            "FAILED" => Status::Failed(outputs.remove(name).unwrap_or_default()),
-            _ => match word.strip_prefix("ignored") {
-                Some(reason) => Status::Ignored(reason.trim_start_matches(", ").to_owned()),
-                None => Status::Passed,
-            },
-        };
-        tests.push(Test { name: name.to_owned(), status });
-    }
-    tests
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// So many tests will run.
+    Suite(usize),
+    /// A test that `--list` found.
+    Found(String),
+    Started(String),
+    /// A test that runs for more than a minute.
+    Slow(String),
+    Ended(Test),
+    /// Something that does not concern a test.
+    Other,
 }
 
-/// Name and result of a test's line.
-fn result(line: &str) -> Option<(&str, &str)> {
-    let (name, word) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
-    let name = name.strip_suffix(" - should panic").unwrap_or(name);
-    // Behind the result there may be a time.
-    let word = word.trim_end();
-    let known = word == "ok" || word == "FAILED" || word.starts_with("ignored");
-    match word.split_once(" <") {
-        Some((word @ ("ok" | "FAILED"), _)) => Some((name, word)),
-        _ => known.then_some((name, word)),
-    }
+#[derive(Deserialize)]
+struct Line {
+    event: String,
+    name: Option<String>,
+    test_count: Option<usize>,
+    exec_time: Option<f64>,
+    #[serde(default)]
+    stdout: String,
+    #[serde(default)]
+    message: String,
 }
 
-/// Outputs of the tests that failed, by name.
-fn failures(text: &str) -> BTreeMap<&str, String> {
-    let mut outputs: BTreeMap<&str, String> = BTreeMap::new();
-    let mut current = None;
-    for line in text.lines() {
-        if let Some(name) = header(line) {
-            current = Some(name);
-            outputs.entry(name).or_default();
-        } else if line == "failures:" || line.starts_with("test result: ") {
-            current = None;
-        } else if let Some(output) = current.and_then(|name| outputs.get_mut(name)) {
-            output.push_str(line);
-            output.push('\n');
+/// What a line says, and the text before that: a program that a test started may have printed half a
+/// line. A line without an event is all text.
+pub(crate) fn parse(line: &str) -> (&str, Option<Event>) {
+    let begins = |(at, _): &(usize, &str)| BEGINNINGS.iter().any(|beginning| line[*at..].starts_with(beginning));
+    for (at, _) in line.match_indices('{').filter(begins) {
+        if let Some(event) = serde_json::from_str(&line[at..]).ok().and_then(event) {
+            return (&line[..at], Some(event));
         }
     }
-    outputs.into_iter().map(|(name, output)| (name, output.trim().to_owned())).collect()
+    (line, None)
 }
 
-fn header(line: &str) -> Option<&str> {
-    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+fn event(line: Line) -> Option<Event> {
+    let time = line.exec_time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_default();
+    let Some(name) = line.name else {
+        return Some(line.test_count.map_or(Event::Other, Event::Suite));
+    };
+    let ended = |status| Some(Event::Ended(Test { name: name.clone(), status, time }));
+    match line.event.as_str() {
+        "discovered" => Some(Event::Found(name)),
+        "started" => Some(Event::Started(name)),
+        "timeout" => Some(Event::Slow(name)),
+        "ok" => ended(Status::Passed(line.stdout)),
+        "failed" => ended(Status::Failed(joined(line.stdout, &line.message))),
+        "ignored" => ended(Status::Ignored(line.message)),
+        _ => None,
+    }
+}
+
+/// The harness's own remark stands behind the test's output.
+fn joined(mut output: String, remark: &str) -> String {
+    if !output.is_empty() && !output.ends_with('\n') && !remark.is_empty() {
+        output.push('\n');
+    }
+    output + remark
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fmt::Write;
-
+pub(crate) mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
-    fn test(name: &str, status: Status) -> Test {
-        Test { name: name.into(), status }
+    /// A test that took 12 ms.
+    pub(crate) fn test(name: &str, status: Status) -> Test {
+        Test { name: name.into(), status, time: Duration::from_millis(12) }
+    }
+
+    /// As the harness prints it, down to the blanks.
+    pub(crate) fn printed(test: &Test) -> String {
+        let (event, more) = match &test.status {
+            Status::Passed(output) => ("ok", json!({"stdout": output})),
+            Status::Failed(output) => ("failed", json!({"stdout": output})),
+            Status::Ignored(reason) => ("ignored", json!({"message": reason})),
+        };
+        let (name, time, more) = (json!(test.name), test.time.as_secs_f64(), more.to_string());
+        let more = more.trim_matches(['{', '}']);
+        format!("{{ \"type\": \"test\", \"name\": {name}, \"event\": \"{event}\", \"exec_time\": {time}, {more} }}")
+    }
+
+    fn only(line: &str) -> Event {
+        let (before, event) = parse(line);
+        assert_eq!(before, "");
+        event.unwrap()
     }
 
     #[test]
-    fn a_failure_comes_with_its_output() {
-        let text = "
-running 3 tests
-test a::holds ... ok
-test a::grows ... FAILED
-test a::waits ... ignored, needs time
-
-failures:
-
----- a::grows stdout ----
-thread 'a::grows' panicked at src/a.rs:3:5:
-left: 1
-right: 2
-
-
-failures:
-    a::grows
-
-test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s
-";
+    fn a_test_is_heard_of_when_it_starts_and_when_it_ends() {
+        assert_eq!(only("{ \"type\": \"suite\", \"event\": \"started\", \"test_count\": 5 }"), Event::Suite(5));
         assert_eq!(
-            parse(text),
-            [
-                test("a::holds", Status::Passed),
-                test(
-                    "a::grows",
-                    Status::Failed("thread 'a::grows' panicked at src/a.rs:3:5:\nleft: 1\nright: 2".into())
-                ),
-                test("a::waits", Status::Ignored("needs time".into())),
-            ]
+            only("{ \"type\": \"test\", \"event\": \"started\", \"name\": \"a::b\" }"),
+            Event::Started("a::b".into())
+        );
+        assert_eq!(
+            only("{ \"type\": \"test\", \"name\": \"a::b\", \"event\": \"ok\", \"exec_time\": 0.012 }"),
+            Event::Ended(test("a::b", Status::Passed(String::new())))
+        );
+        assert_eq!(only("{ \"type\": \"test\", \"event\": \"timeout\", \"name\": \"a\" }"), Event::Slow("a".into()));
+        assert_eq!(
+            only("{ \"type\": \"suite\", \"event\": \"ok\", \"passed\": 1, \"failed\": 0, \"exec_time\": 0.0007 }"),
+            Event::Other
         );
     }
 
     #[test]
-    fn two_failures_do_not_share_their_output() {
-        let text = "test a ... FAILED\ntest b ... FAILED\n\nfailures:\n\n---- a stdout ----\none\n\n---- b stdout ----\ntwo\n\n\nfailures:\n    a\n    b\n";
-        assert_eq!(parse(text), [test("a", Status::Failed("one".into())), test("b", Status::Failed("two".into()))]);
+    fn what_the_harness_remarks_follows_the_output() {
+        let line = "{ \"type\": \"test\", \"name\": \"a\", \"event\": \"failed\", \"exec_time\": 0.012, \"stdout\": \"hm\", \"message\": \"did not panic\" }";
+        assert_eq!(only(line), Event::Ended(test("a", Status::Failed("hm\ndid not panic".into()))));
     }
 
     #[test]
-    fn should_panic_and_times_are_not_part_of_the_name() {
-        let text = "test a - should panic ... ok\ntest b ... ok <0.003s>\ntest c ... ignored\n";
-        assert_eq!(
-            parse(text),
-            [test("a", Status::Passed), test("b", Status::Passed), test("c", Status::Ignored(String::new()))]
-        );
+    fn a_list_names_the_tests() {
+        let line = "{ \"type\": \"test\", \"event\": \"discovered\", \"name\": \"a\", \"ignore\": false, \"ignore_message\": \"\", \"source_path\": \"a.rs\", \"start_line\": 1 }";
+        assert_eq!(only(line), Event::Found("a".into()));
     }
 
     #[test]
-    fn what_is_no_result_is_passed_over() {
-        let text = "running 2 tests\ntest a has been running for over 60 seconds\ntest b ... meta-data=/dev/vda\nok\n";
-        assert_eq!(parse(text), []);
+    fn half_a_line_of_a_program_stands_before_the_event() {
+        let line = "meta-data={ { \"type\": \"test\", \"event\": \"started\", \"name\": \"a\" }";
+        assert_eq!(parse(line), ("meta-data={ ", Some(Event::Started("a".into()))));
     }
 
-    fn statuses() -> impl Strategy<Value = Status> {
-        prop_oneof![
-            Just(Status::Passed),
-            "(|[a-z][a-z ]{0,8}[a-z])".prop_map(Status::Ignored),
-            "[a-z:]{1,9}(\n[a-z]{1,9}){0,3}"
-                .prop_filter("a headline", |text| !text.contains("failures:"))
-                .prop_map(Status::Failed),
-        ]
-    }
-
-    /// Prints as libtest does.
-    fn printed(tests: &[Test]) -> String {
-        let mut text = format!("\nrunning {} tests\n", tests.len());
-        let mut failures = String::new();
-        for test in tests {
-            let word = match &test.status {
-                Status::Passed => "ok".to_owned(),
-                Status::Ignored(reason) if reason.is_empty() => "ignored".to_owned(),
-                Status::Ignored(reason) => format!("ignored, {reason}"),
-                Status::Failed(output) => {
-                    writeln!(failures, "---- {} stdout ----\n{output}\n", test.name).unwrap();
-                    "FAILED".to_owned()
-                }
-            };
-            writeln!(text, "test {} ... {word}", test.name).unwrap();
+    #[test]
+    fn what_is_no_event_is_text() {
+        for line in [
+            "",
+            "{}",
+            "{ \"type\": \"test\"",
+            "{ \"type\": \"test\", \"event\": \"dances\", \"name\": \"a\" }",
+            "test a ... ok",
+        ] {
+            assert_eq!(parse(line), (line, None));
         }
-        text + "\nfailures:\n\n" + &failures + "\nfailures:\n    some\n\ntest result: FAILED. 0 passed\n"
+    }
+
+    pub(crate) fn statuses() -> impl Strategy<Value = Status> {
+        prop_oneof![
+            ".{0,9}".prop_map(Status::Passed),
+            "(.|\n){0,20}".prop_map(Status::Failed),
+            ".{0,9}".prop_map(Status::Ignored)
+        ]
     }
 
     proptest! {
         #[test]
-        fn what_libtest_prints_is_read_back(
-            tests in prop::collection::btree_map("[a-z_]{1,9}(::[a-z_]{1,9})?", statuses(), 0..9)
-        ) {
-            let tests: Vec<Test> = tests.into_iter().map(|(name, status)| Test { name, status }).collect();
-            prop_assert_eq!(parse(&printed(&tests)), tests);
+        fn what_the_harness_prints_is_read_back(name in "[a-z_:]{1,20}", status in statuses(), before in "[a-z{\" ]{0,9}") {
+            let test = test(&name, status);
+            let line = before.clone() + &printed(&test);
+            prop_assert_eq!(parse(&line), (before.as_str(), Some(Event::Ended(test))));
         }
 
         #[test]
-        fn no_output_of_a_test_makes_reading_panic(text in "(test |---- | \\.\\.\\. |ok|FAILED|failures:|stdout ----|\n|.){0,40}") {
-            parse(&text);
+        fn no_output_of_a_test_makes_reading_panic(line in "(\\{ \"type\": \"test\", |\"event\": \"ok\"|\"name\": \"a\"|, |\\}|.){0,20}") {
+            parse(&line);
         }
     }
 }

@@ -1,14 +1,21 @@
-//! Runs a test program as the payload of a VM, and tells Bazel what came of it.
+//! Runs a program as the payload of a VM: a test program, of whose results it tells Bazel, or any other,
+//! whose output and status it passes on.
 //!
-//! The rule `ktest` gives the file named by `KTEST_CONFIG`; arguments go on to the test program.
+//! The rules `ktest` and `guest_program` say which, in a file; arguments go on to the program.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod bazel;
 mod config;
+mod disks;
 mod guest;
 mod libtest;
+mod machine;
+mod payload;
 mod report;
+mod results;
 mod scratch;
+mod suite;
 mod verdict;
 
 use std::env;
@@ -18,17 +25,22 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use crate::arguments::Arguments;
 use crate::bazel::Bazel;
-use crate::config::Config;
-use crate::guest::Guest;
+use crate::config::{Config, Payload};
+use crate::guest::End;
+use crate::machine::Machine;
 use crate::verdict::Verdict;
+
+/// A program was not run to its end: the status that `env` and `timeout` have for their own failures.
+const NOT_RUN: u8 = 125;
 
 /// Why no verdict could be given.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
-    #[error("cannot read the configuration of the test")]
+    #[error("cannot read the description of the VM")]
     Config(#[from] config::ConfigError),
-    #[error("there is no QEMU to run the test in")]
+    #[error("there is no QEMU to run it in")]
     Find(#[from] qemu::FindError),
     #[error("cannot run the guest")]
     Guest(#[from] guest::GuestError),
@@ -42,8 +54,7 @@ enum RunError {
 
 fn main() -> ExitCode {
     match run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error}");
             let mut cause = error.source();
@@ -51,42 +62,67 @@ fn main() -> ExitCode {
                 eprintln!("caused by: {error}");
                 cause = error.source();
             }
-            ExitCode::FAILURE
+            ExitCode::from(NOT_RUN)
         }
     }
 }
 
-/// Did the test pass?
-fn run() -> Result<bool, RunError> {
+fn run() -> Result<ExitCode, RunError> {
     let start = Instant::now();
-    let bazel = Bazel::from_environment();
-    let config = Config::read()?;
-    let arguments = bazel.arguments(env::args().skip(1));
+    let mut arguments = env::args_os();
+    let config = Config::read(arguments.next().map(PathBuf::from))?;
+    let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
     let program = qemu::Program::find()?;
     let accelerator = qemu::Accelerator::probe(&program);
-    println!("{}: QEMU {}, {accelerator}", config.name, program.version());
+    let bazel = Bazel::from_environment();
+    let mut machine = Machine::new(&program, accelerator, &config, &bazel)?;
+    match config.payload {
+        Payload::Test => {
+            println!("{}: QEMU {}, {accelerator}", config.name, program.version());
+            let arguments = Arguments::parse(bazel.arguments(arguments).into_iter());
+            test(&mut machine, &config, &bazel, &arguments, start)
+        }
+        Payload::Program => {
+            let end = payload::run(&mut machine, &config.tools, &arguments.collect::<Vec<_>>())?;
+            if let End::Exit(outcome) = end {
+                return Ok(ExitCode::from(payload::status(outcome)));
+            }
+            show_console(&machine);
+            eprintln!("{}: {}", config.name, verdict::fault(&end, start.elapsed()));
+            Ok(ExitCode::from(NOT_RUN))
+        }
+    }
+}
 
-    let guest = Guest::start(&program, accelerator, &config, &bazel)?;
-    let heard = guest.run(&config, &arguments, start + bazel.limit())?;
-    let results = libtest::parse(&heard.stdout);
-    let verdict = Verdict::new(&heard.end, &results, &arguments);
+fn test(
+    machine: &mut Machine<'_>,
+    config: &Config,
+    bazel: &Bazel,
+    arguments: &Arguments,
+    start: Instant,
+) -> Result<ExitCode, RunError> {
+    let (end, mut results) = suite::run(machine, &config.tools, arguments, start + bazel.limit())?;
+    let verdict = Verdict::new(&end, &results, arguments.may_match_nothing(), start.elapsed());
+    results.close(&verdict.to_string(), Instant::now());
     if let Some(path) = &bazel.xml {
         let written = File::create(path)
             .map_err(report::ReportError::Create)
-            .and_then(|file| report::write(file, &config.name, &results, &verdict, start.elapsed()));
+            .and_then(|file| report::write(file, &config.name, results.ended(), &verdict, start.elapsed()));
         written.map_err(|source| RunError::Report { path: path.clone(), source })?;
     }
-    if verdict != Verdict::Passed {
-        show_console(&guest);
-        eprintln!("{}: {verdict}", config.name);
+    println!("{}", results.summary(start.elapsed()));
+    if verdict == Verdict::Passed {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(verdict == Verdict::Passed)
+    show_console(machine);
+    eprintln!("{}: {verdict}", config.name);
+    Ok(ExitCode::FAILURE)
 }
 
 /// To standard error: what the kernel complained of may explain a failure.
-fn show_console(guest: &Guest) {
+fn show_console(machine: &Machine<'_>) {
     eprintln!("---- console of the guest ----");
-    match guest.console() {
+    match machine.console() {
         Ok(lines) => lines.iter().for_each(|line| eprintln!("{line}")),
         Err(error) => eprintln!("(cannot be read: {error})"),
     }

@@ -39,7 +39,7 @@ pub(crate) fn write(
 
 fn case(test: &Test) -> TestCase {
     let status = match &test.status {
-        Status::Passed => TestCaseStatus::success(),
+        Status::Passed(_) => TestCaseStatus::success(),
         Status::Failed(output) => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
             status.set_message(output.lines().next().unwrap_or_default()).set_description(output);
@@ -51,12 +51,15 @@ fn case(test: &Test) -> TestCase {
             status
         }
     };
-    TestCase::new(test.name.as_str(), status)
+    let mut case = TestCase::new(test.name.as_str(), status);
+    case.set_time(test.time);
+    case
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::libtest::tests::test;
 
     fn written(tests: &[Test], verdict: &Verdict) -> String {
         let mut xml = Vec::new();
@@ -67,9 +70,9 @@ mod tests {
     #[test]
     fn each_test_is_a_case() {
         let tests = [
-            Test { name: "a::holds".into(), status: Status::Passed },
-            Test { name: "a::grows".into(), status: Status::Failed("panicked at <x>\nleft: 1".into()) },
-            Test { name: "a::waits".into(), status: Status::Ignored(String::new()) },
+            test("a::holds", Status::Passed(String::new())),
+            test("a::grows", Status::Failed("panicked at <x>\nleft: 1".into())),
+            test("a::waits", Status::Ignored(String::new())),
         ];
         let xml = written(&tests, &Verdict::Failed(1));
         assert!(xml.contains("tests=\"3\" disabled=\"1\" errors=\"0\" failures=\"1\""), "{xml}");
@@ -77,11 +80,12 @@ mod tests {
             xml.contains("<failure message=\"panicked at &lt;x&gt;\">panicked at &lt;x&gt;\nleft: 1</failure>"),
             "{xml}"
         );
+        assert!(xml.contains("<testcase name=\"a::holds\" time=\"0.012\""), "{xml}");
     }
 
     #[test]
     fn a_fault_of_the_guest_is_an_error_of_its_own() {
-        let xml = written(&[], &Verdict::Guest("the guest's kernel panicked".into()));
+        let xml = written(&[], &Verdict::Guest("the guest's kernel panicked".into(), vec![]));
         assert!(xml.contains("errors=\"1\"") && xml.contains("kernel panicked"), "{xml}");
     }
 }

@@ -99,18 +99,14 @@ fn parse_failing(text: &str) -> Option<Failing> {
 }
 
 impl Scratch {
-    /// Makes the disk's sparse file (and the empty log) in `dir`.
-    pub(crate) fn make(&self, dir: &Path, serial: Serial) -> io::Result<Disk> {
+    /// Makes the disk's sparse file in `dir`. Its log, if it has one, will be in `logs`.
+    pub(crate) fn make(&self, dir: &Path, logs: &Path, serial: Serial) -> io::Result<Disk> {
         let path = dir.join(format!("{serial}.img"));
         File::create_new(&path)?.set_len(self.size.get())?;
         let mut disk = Disk::new(serial.clone(), path);
         disk.wrap = match &self.fault {
             Fault::None => Wrap::None,
-            Fault::Log => {
-                let log = dir.join(format!("{serial}.log"));
-                File::create_new(&log)?;
-                Wrap::WriteLog(log)
-            }
+            Fault::Log => Wrap::WriteLog(logs.join(format!("{serial}.log"))),
             Fault::Errors(errors) => Wrap::Errors(errors.iter().map(Failing::error).collect()),
         };
         Ok(disk)
@@ -161,7 +157,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
 
         let dir = tempfile::tempdir().unwrap();
-        let disk = parsed("8G").unwrap().make(dir.path(), "scratch-0".parse().unwrap()).unwrap();
+        let disk = parsed("8G").unwrap().make(dir.path(), dir.path(), "scratch-0".parse().unwrap()).unwrap();
         let metadata = disk.path.metadata().unwrap();
         assert_eq!((metadata.len(), metadata.blocks()), (8 << 30, 0));
     }

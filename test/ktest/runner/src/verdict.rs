@@ -1,11 +1,13 @@
 //! Did the test pass, and if not, why not? Pure.
 
 use std::fmt;
+use std::time::Duration;
 
 use ktest_init::Outcome;
 
 use crate::guest::End;
 use crate::libtest::{Status, Test};
+use crate::results::Results;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -16,27 +18,38 @@ pub(crate) enum Verdict {
     Empty,
     /// The test program ended otherwise than its tests say.
     Ended(Outcome),
-    /// The guest is at fault.
-    Guest(String),
+    /// The test program ended in the middle of these tests.
+    Left(Outcome, Vec<String>),
+    /// The guest is at fault; these tests ran.
+    Guest(String, Vec<String>),
 }
 
 impl Verdict {
-    pub(crate) fn new(end: &End, tests: &[Test], arguments: &[String]) -> Self {
-        let failed = tests.iter().filter(|test| matches!(test.status, Status::Failed(_))).count();
+    /// `time` is what it all took. `may_be_empty`: tests were chosen by name.
+    pub(crate) fn new(end: &End, results: &Results, may_be_empty: bool, time: Duration) -> Self {
+        let running = results.running();
         match end {
-            End::Exit(Outcome::Code(0)) if ran(tests) || chosen(arguments) => Self::Passed,
+            End::Exit(outcome) if !running.is_empty() => Self::Left(*outcome, running),
+            End::Exit(_) if results.failed() > 0 => Self::Failed(results.failed()),
+            End::Exit(Outcome::Code(0)) if ran(results.ended()) || may_be_empty => Self::Passed,
             End::Exit(Outcome::Code(0)) => Self::Empty,
-            End::Exit(_) if failed > 0 => Self::Failed(failed),
             End::Exit(outcome) => Self::Ended(*outcome),
-            End::Fault(causes) => Self::Guest(causes.join(": ")),
-            End::Panicked => Self::Guest("the guest's kernel panicked".into()),
-            End::Gone(exit) => Self::Guest(format!("the VM ended without a status of the test ({exit})")),
-            End::Silent => Self::Guest("the VM runs, but its connection to the host is closed".into()),
-            End::Hung(limit) => Self::Guest(format!(
-                "the test did not end within {} s; what the guest waits for is on its console",
-                limit.as_secs()
-            )),
+            guest => Self::Guest(fault(guest, time), running),
         }
+    }
+}
+
+/// What is wrong with a guest that ended so.
+pub(crate) fn fault(end: &End, time: Duration) -> String {
+    match end {
+        End::Fault(causes) => causes.join(": "),
+        End::Panicked => "the guest's kernel panicked".into(),
+        End::Gone(exit) => format!("the VM ended without a status of the program ({exit})"),
+        End::Silent => "the VM runs, but its connection to the host is closed".into(),
+        End::Hung => {
+            format!("the test did not end within {} s; what the guest waits for is on its console", time.as_secs())
+        }
+        End::Exit(_) | End::PowerCut(_) => "the guest is well".into(),
     }
 }
 
@@ -51,7 +64,14 @@ impl fmt::Display for Verdict {
                 write!(f, "the test program ended with status {code}, but no test failed")
             }
             Self::Ended(Outcome::Signal(signal)) => write!(f, "the test program was killed by signal {signal}"),
-            Self::Guest(why) => f.write_str(why),
+            Self::Left(Outcome::Code(code), tests) => {
+                write!(f, "the test program ended with status {code} in the middle of {}", tests.join(", "))
+            }
+            Self::Left(Outcome::Signal(signal), tests) => {
+                write!(f, "the test program was killed by signal {signal} in the middle of {}", tests.join(", "))
+            }
+            Self::Guest(why, tests) if tests.is_empty() => f.write_str(why),
+            Self::Guest(why, tests) => write!(f, "{why}; it ran {}", tests.join(", ")),
         }
     }
 }
@@ -60,48 +80,53 @@ fn ran(tests: &[Test]) -> bool {
     tests.iter().any(|test| !matches!(test.status, Status::Ignored(_)))
 }
 
-/// Were tests chosen by name, or only listed?
-fn chosen(arguments: &[String]) -> bool {
-    arguments.iter().any(|argument| !argument.starts_with('-') || argument == "--list")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::results::tests::results;
 
-    fn test(status: Status) -> Vec<Test> {
-        vec![Test { name: "a".into(), status }]
+    const PASSED: Status = Status::Passed(String::new());
+    const TIME: Duration = Duration::from_secs(9);
+
+    fn verdict(end: &End, ended: &[(&str, Status)], running: &[&str]) -> Verdict {
+        Verdict::new(end, &results(ended, running), false, TIME)
     }
 
     #[test]
     fn a_program_without_tests_fails() {
         let end = End::Exit(Outcome::Code(0));
-        assert_eq!(Verdict::new(&end, &[], &[]), Verdict::Empty);
-        assert_eq!(Verdict::new(&end, &[], &["--nocapture".into()]), Verdict::Empty);
-        assert_eq!(Verdict::new(&end, &test(Status::Ignored(String::new())), &[]), Verdict::Empty);
-        assert_eq!(Verdict::new(&end, &test(Status::Passed), &[]), Verdict::Passed);
+        assert_eq!(verdict(&end, &[], &[]), Verdict::Empty);
+        assert_eq!(verdict(&end, &[("a", Status::Ignored(String::new()))], &[]), Verdict::Empty);
+        assert_eq!(verdict(&end, &[("a", PASSED)], &[]), Verdict::Passed);
     }
 
     #[test]
     fn a_filter_may_match_nothing() {
-        assert_eq!(Verdict::new(&End::Exit(Outcome::Code(0)), &[], &["elsewhere".into()]), Verdict::Passed);
+        assert_eq!(Verdict::new(&End::Exit(Outcome::Code(0)), &results(&[], &[]), true, TIME), Verdict::Passed);
     }
 
     #[test]
     fn the_status_counts_whatever_was_printed() {
         let died = Outcome::Signal(11);
-        assert_eq!(Verdict::new(&End::Exit(died), &test(Status::Passed), &[]), Verdict::Ended(died));
-        let failed = test(Status::Failed(String::new()));
-        assert_eq!(Verdict::new(&End::Exit(Outcome::Code(101)), &failed, &[]), Verdict::Failed(1));
+        assert_eq!(verdict(&End::Exit(died), &[("a", PASSED)], &[]), Verdict::Ended(died));
+        let failed = [("a", Status::Failed(String::new()))];
+        assert_eq!(verdict(&End::Exit(Outcome::Code(101)), &failed, &[]), Verdict::Failed(1));
+        assert_eq!(verdict(&End::Exit(Outcome::Code(0)), &failed, &[]), Verdict::Failed(1));
     }
 
     #[test]
-    fn a_guest_without_a_status_is_never_a_success() {
-        for end in [End::Panicked, End::Silent, End::Fault(vec!["a".into()]), End::Hung(Duration::from_secs(9))] {
-            let verdict = Verdict::new(&end, &test(Status::Passed), &["a".into()]);
-            assert!(matches!(verdict, Verdict::Guest(_)), "{end:?}: {verdict}");
+    fn a_program_that_leaves_in_the_middle_of_a_test_fails_with_its_name() {
+        let left = verdict(&End::Exit(Outcome::Code(0)), &[("a", PASSED)], &["b", "c"]);
+        assert_eq!(left, Verdict::Left(Outcome::Code(0), vec!["b".into(), "c".into()]));
+        assert_eq!(left.to_string(), "the test program ended with status 0 in the middle of b, c");
+    }
+
+    #[test]
+    fn a_guest_without_a_status_is_never_a_success_and_names_what_ran() {
+        for end in [End::Panicked, End::Silent, End::Fault(vec!["a".into()]), End::Hung] {
+            let verdict = Verdict::new(&end, &results(&[("a", PASSED)], &["b"]), true, TIME);
+            assert!(matches!(verdict, Verdict::Guest(..)), "{end:?}: {verdict}");
+            assert!(verdict.to_string().ends_with("; it ran b"), "{verdict}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
@@ -16,8 +16,12 @@ struct Run {
 impl Run {
     /// Of this one test, as Bazel would start it with these seconds to spend.
     fn of(test: &str, timeout: &str) -> Self {
+        Self::with(timeout, |command| command.args(["--exact", test]))
+    }
+
+    fn with(timeout: &str, more: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let output = command(&dir, timeout).args(["--exact", test]).output().unwrap();
+        let output = more(&mut command(&dir, timeout)).output().unwrap();
         Self::new(output, &dir)
     }
 
@@ -36,13 +40,20 @@ impl Run {
         assert_eq!(self.output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains(reason), "no {reason:?} in:\n{stderr}");
     }
+
+    /// Bazel is told of it.
+    #[track_caller]
+    fn assert_failure_of(&self, test: &str) {
+        let case = format!("<testcase name=\"{test}\"");
+        let (_, case) = self.xml.split_once(&case).unwrap_or_else(|| panic!("no {test} in {}", self.xml));
+        let case = case.split("</testcase>").next().unwrap_or_default();
+        assert!(case.contains("<failure"), "{}", self.xml);
+    }
 }
 
 fn command(dir: &TempDir, timeout: &str) -> Command {
-    let program = PathBuf::from(env::var_os("MISBEHAVING").expect("MISBEHAVING names a ktest"));
-    let mut command = Command::new(&program);
+    let mut command = Command::new(env::var_os("MISBEHAVING").expect("MISBEHAVING names a ktest"));
     command
-        .env("KTEST_CONFIG", program.with_extension("json"))
         .env("TEST_TIMEOUT", timeout)
         .env("TEST_TMPDIR", dir.path())
         .env("XML_OUTPUT_FILE", dir.path().join("test.xml"))
@@ -51,42 +62,70 @@ fn command(dir: &TempDir, timeout: &str) -> Command {
 }
 
 #[test]
-fn a_test_that_fails_is_reported_with_its_message() {
+fn a_test_that_fails_is_reported_with_its_message_and_its_time() {
     let run = Run::of("fails", "120");
     run.assert_refused("a test failed");
     assert!(run.xml.contains("failures=\"1\"") && run.xml.contains("arithmetic still holds"), "{}", run.xml);
+    assert!(run.xml.contains("<testcase name=\"fails\" time=\"0."), "{}", run.xml);
 }
 
 #[test]
-fn a_panic_of_the_kernel_is_reported_with_the_console() {
+fn a_panic_of_the_kernel_is_reported_with_the_console_and_the_test() {
     let run = Run::of("panics_the_kernel", "120");
-    run.assert_refused("the guest's kernel panicked");
+    run.assert_refused("the guest's kernel panicked; it ran panics_the_kernel");
     run.assert_refused("sysrq triggered crash");
+    run.assert_failure_of("panics_the_kernel");
     assert!(run.xml.contains("errors=\"1\""), "{}", run.xml);
 }
 
 #[test]
 fn a_machine_that_goes_off_is_no_success() {
-    Run::of("ends_the_machine", "120").assert_refused("the VM ended without a status of the test");
+    let run = Run::of("ends_the_machine", "120");
+    run.assert_refused("the VM ended without a status of the program");
+    run.assert_failure_of("ends_the_machine");
 }
 
 #[test]
 fn a_program_that_is_killed_is_no_success() {
-    Run::of("aborts", "120").assert_refused("the test program was killed by signal 6");
+    let run = Run::of("aborts", "120");
+    run.assert_refused("the test program was killed by signal 6 in the middle of aborts");
+    run.assert_failure_of("aborts");
 }
 
 #[test]
-fn a_program_that_leaves_without_a_result_is_no_success() {
-    let dir = tempfile::tempdir().unwrap();
-    let output = command(&dir, "120").args(["--test-threads=1", "--skip=a", "--skip=i", "--skip=k"]).output().unwrap();
-    Run::new(output, &dir).assert_refused("the test program ran no test");
+fn a_program_that_leaves_in_the_middle_of_a_test_is_no_success() {
+    let run = Run::of("leaves_without_a_word", "120");
+    run.assert_refused("the test program ended with status 0 in the middle of leaves_without_a_word");
 }
 
 #[test]
-fn a_test_that_hangs_shows_what_it_waits_for() {
-    let run = Run::of("hangs", "30");
+fn a_program_that_runs_nothing_is_no_success() {
+    // All their names have an a.
+    Run::with("120", |command| command.arg("--skip=a")).assert_refused("the test program ran no test");
+}
+
+#[test]
+fn a_test_that_hangs_is_named_and_shows_what_it_waits_for() {
+    let run = Run::of("hangs", "45");
     run.assert_refused("the test did not end within");
+    run.assert_refused("; it ran hangs");
     run.assert_refused("task:hangs");
+    run.assert_failure_of("hangs");
+}
+
+#[test]
+fn bazels_filter_chooses_tests() {
+    let run = Run::with("120", |command| command.env("TESTBRIDGE_TEST_ONLY", "flush_failed"));
+    assert!(run.output.status.success(), "{}", run.stderr());
+    assert!(run.xml.contains("tests=\"1\"") && run.xml.contains("is_told_that_a_flush_failed"), "{}", run.xml);
+}
+
+#[test]
+fn arguments_reach_the_harness() {
+    let run = Run::with("120", |command| command.args(["--list", "--skip", "flush"]));
+    assert!(run.output.status.success(), "{}", run.stderr());
+    let stdout = String::from_utf8_lossy(&run.output.stdout);
+    assert!(stdout.contains("panics_the_kernel: test\n") && !stdout.contains("flush"), "{stdout}");
 }
 
 #[test]
@@ -110,6 +149,8 @@ fn a_tool_that_is_missing_is_named() {
 #[test]
 fn a_configuration_that_is_missing_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let output = command(&dir, "120").env("KTEST_CONFIG", Path::new("absent.json")).output().unwrap();
-    Run::new(output, &dir).assert_refused("cannot read absent.json");
+    let output = command(&dir, "120").env("KTEST_CONFIG", "absent.json").output().unwrap();
+    let run = Run::new(output, &dir);
+    assert_eq!(run.output.status.code(), Some(125));
+    assert!(run.stderr().contains("cannot read absent.json"), "{}", run.stderr());
 }

@@ -1,8 +1,10 @@
 //! The scratch disks of the guest, shared by the tests of one program.
 
+use std::array;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// The guest's init lists the disks of `ktest` here, in the order of the attribute `disks`.
 const VARIABLE: &str = "KTEST_DISKS";
@@ -19,13 +21,21 @@ pub struct Disk {
 impl Disk {
     /// Takes a disk, waits until one is free if all are taken. It is given back on drop.
     ///
-    /// A test that takes several disks can wait for ever for one that does the same: give `ktest` enough
-    /// disks for all threads, or run its tests one by one.
+    /// Two tests that take one disk after the other can wait for each other for ever: see [`Disk::take_several`].
     ///
     /// # Panics
     /// If the guest has no scratch disk at all.
     pub fn take() -> Self {
-        Self { path: POOL.take() }
+        let [disk] = Self::take_several();
+        disk
+    }
+
+    /// Takes several disks at once, waits until so many are free.
+    ///
+    /// # Panics
+    /// If the guest has fewer scratch disks.
+    pub fn take_several<const COUNT: usize>() -> [Self; COUNT] {
+        POOL.take().map(|path| Self { path })
     }
 
     /// Its device, such as `/dev/vda`.
@@ -40,41 +50,63 @@ impl Drop for Disk {
     }
 }
 
+/// The disks that this thread has taken and not given back, in the order in which it took them.
+pub(crate) fn held() -> Vec<PathBuf> {
+    POOL.held_by(thread::current().id())
+}
+
 fn parse(list: &str) -> Vec<PathBuf> {
     list.split(',').filter(|path| !path.is_empty()).map(PathBuf::from).collect()
 }
 
 struct Pool {
     total: usize,
-    free: Mutex<Vec<PathBuf>>,
+    disks: Mutex<Disks>,
     returned: Condvar,
+}
+
+struct Disks {
+    /// The last one is taken first.
+    free: Vec<PathBuf>,
+    taken: Vec<(ThreadId, PathBuf)>,
 }
 
 impl Pool {
     fn new(mut disks: Vec<PathBuf>) -> Self {
         disks.reverse();
-        Self { total: disks.len(), free: Mutex::new(disks), returned: Condvar::new() }
+        let total = disks.len();
+        Self { total, disks: Mutex::new(Disks { free: disks, taken: Vec::new() }), returned: Condvar::new() }
     }
 
-    fn take(&self) -> PathBuf {
+    fn take<const COUNT: usize>(&self) -> [PathBuf; COUNT] {
         assert!(self.total > 0, "{VARIABLE} names no disk: give the ktest an attribute like disks = [\"1G\"]");
-        let mut free = self.lock();
-        loop {
-            match free.pop() {
-                Some(path) => return path,
-                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
-            }
+        assert!(self.total >= COUNT, "the test takes {COUNT} disks at once, `disks` of the ktest has {}", self.total);
+        let mut disks = self.lock();
+        while disks.free.len() < COUNT {
+            disks = self.returned.wait(disks).unwrap_or_else(PoisonError::into_inner);
         }
+        array::from_fn(|_| {
+            let path = disks.free.pop().unwrap_or_default();
+            disks.taken.push((thread::current().id(), path.clone()));
+            path
+        })
     }
 
     fn give_back(&self, path: PathBuf) {
-        self.lock().push(path);
-        self.returned.notify_one();
+        let mut disks = self.lock();
+        disks.taken.retain(|(_, taken)| *taken != path);
+        disks.free.push(path);
+        // All: the first to wake up may need more than this one.
+        self.returned.notify_all();
+    }
+
+    fn held_by(&self, thread: ThreadId) -> Vec<PathBuf> {
+        self.lock().taken.iter().filter(|(by, _)| *by == thread).map(|(_, path)| path.clone()).collect()
     }
 
     /// A test that panics does not hold the lock.
-    fn lock(&self) -> MutexGuard<'_, Vec<PathBuf>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Disks> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,24 +119,55 @@ mod tests {
     #[test]
     fn disks_are_taken_in_their_order() {
         let pool = Pool::new(parse("/dev/vda,/dev/vdb"));
-        assert_eq!(pool.take(), Path::new("/dev/vda"));
-        assert_eq!(pool.take(), Path::new("/dev/vdb"));
+        assert_eq!(pool.take(), [Path::new("/dev/vda")]);
+        assert_eq!(pool.take(), [Path::new("/dev/vdb")]);
+    }
+
+    #[test]
+    fn several_disks_are_taken_together() {
+        let pool = Pool::new(parse("/dev/vda,/dev/vdb,/dev/vdc"));
+        let [first] = pool.take();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.take::<3>());
+            let other = scope.spawn(|| pool.take::<2>().map(|path| pool.give_back(path)));
+            other.join().unwrap();
+            pool.give_back(first);
+            assert_eq!(waiting.join().unwrap().len(), 3);
+        });
     }
 
     #[test]
     fn who_finds_no_free_disk_waits_for_one() {
         let pool = Pool::new(parse("/dev/vda"));
-        let taken = pool.take();
+        let [taken] = pool.take();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.take());
             pool.give_back(taken);
-            assert_eq!(waiting.join().unwrap(), Path::new("/dev/vda"));
+            assert_eq!(waiting.join().unwrap(), [Path::new("/dev/vda")]);
         });
+    }
+
+    #[test]
+    fn a_thread_holds_what_it_took_and_did_not_give_back() {
+        let pool = Pool::new(parse("/dev/vda,/dev/vdb,/dev/vdc"));
+        let [first, second] = pool.take();
+        let [other] = thread::scope(|scope| scope.spawn(|| pool.take()).join().unwrap());
+        let me = thread::current().id();
+        assert_eq!(pool.held_by(me), [first.clone(), second.clone()]);
+        pool.give_back(other);
+        pool.give_back(first);
+        assert_eq!(pool.held_by(me), [second]);
     }
 
     #[test]
     #[should_panic(expected = "names no disk")]
     fn without_disks_nobody_waits() {
-        Pool::new(parse("")).take();
+        Pool::new(parse("")).take::<1>();
+    }
+
+    #[test]
+    #[should_panic(expected = "takes 2 disks at once")]
+    fn nobody_waits_for_more_disks_than_there_are() {
+        Pool::new(parse("/dev/vda")).take::<2>();
     }
 }

@@ -10,11 +10,15 @@
 //!
 //! For programs that `ktest` runs: they are root in a guest of their own. Whatever is missing ends the
 //! test with a panic that names it; nothing is skipped.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod busy;
 mod disk;
+mod machine;
 mod mounted;
+pub mod replay;
 
 pub use disk::Disk;
-pub use mounted::{Tmpfs, XfsDisk};
+pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut};
+pub use mounted::{Mounted, Tmpfs, XfsDisk};

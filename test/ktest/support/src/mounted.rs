@@ -1,13 +1,16 @@
 //! File systems that are mounted as long as a value lives.
 
 use std::fs;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
+use crate::busy;
 use crate::disk::Disk;
 
 /// A fresh XFS on a scratch disk, mounted on a fresh directory.
@@ -76,7 +79,30 @@ impl Tmpfs {
     }
 }
 
-fn format(device: &Path) {
+/// An XFS on a device of a [`Recorder`](crate::replay::Recorder) or a [`Restored`](crate::replay::Restored) disk, mounted on a fresh
+/// directory.
+#[derive(Debug)]
+pub struct Mounted<'a> {
+    mount: Mount,
+    device: PhantomData<&'a Path>,
+}
+
+impl<'a> Mounted<'a> {
+    pub(crate) fn new(device: &'a Path, options: &str) -> Self {
+        Self { mount: Mount::new("xfs", device, options), device: PhantomData }
+    }
+
+    pub(crate) fn try_new(device: &'a Path, options: &str) -> Result<Self, Errno> {
+        Ok(Self { mount: Mount::try_new("xfs", device, options)?, device: PhantomData })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount.target
+    }
+}
+
+pub(crate) fn format(device: &Path) {
     // Not discarded (-K): a scratch disk is a sparse file.
     let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device).output();
     let output = made.unwrap_or_else(|error| panic!("cannot run mkfs.xfs, is it in the ktest's `tools`? {error}"));
@@ -91,21 +117,29 @@ struct Mount {
 
 impl Mount {
     fn new(kind: &str, source: &Path, options: &str) -> Self {
+        Self::try_new(kind, source, options).unwrap_or_else(|error| {
+            panic!("cannot mount {} as {kind} ({options}), is the module loaded? {error}", source.display())
+        })
+    }
+
+    fn try_new(kind: &str, source: &Path, options: &str) -> Result<Self, Errno> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let target = std::env::temp_dir().join(format!("{kind}-{}-{number}", std::process::id()));
         fs::create_dir(&target).unwrap_or_else(|error| panic!("cannot make {}: {error}", target.display()));
-        mount(Some(source), &target, Some(kind), MsFlags::empty(), Some(options)).unwrap_or_else(|error| {
-            panic!("cannot mount {} as {kind} ({options}), is the module loaded? {error}", source.display())
-        });
-        Self { target }
+        match mount(Some(source), &target, Some(kind), MsFlags::empty(), Some(options)) {
+            Ok(()) => Ok(Self { target }),
+            Err(error) => {
+                let _ = fs::remove_dir(&target);
+                Err(error)
+            }
+        }
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let unmounted = umount2(&self.target, MntFlags::empty());
-        if let Err(error) = unmounted {
+        if let Err(error) = busy::retry(|| umount2(&self.target, MntFlags::empty())) {
             // Out of the way of the tests that follow; those on the same disk fail in mkfs.
             let _ = umount2(&self.target, MntFlags::MNT_DETACH);
             if !thread::panicking() {

@@ -1,0 +1,72 @@
+//! What a test asks of the host, by way of the guest's init.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the guest's init listens: one [`Request`] a connection, answered by an [`Answer`].
+pub const SOCKET: &str = "/run/ktest.sock";
+
+/// What a test asks of the host. Disks are named by their serial numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// What has this disk done so far?
+    Stats(String),
+    /// From now on every request to this disk fails.
+    Cut(String),
+    /// It works again, with the content that it had.
+    Restore(String),
+    /// The power fails: the guest is lost, its disks stay.
+    PowerCut(PowerCut),
+}
+
+/// The power fails in the middle of a test, which goes on after the next boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PowerCut {
+    /// The test's full name.
+    pub test: String,
+    /// The disks that it holds: the first ones of the next boot.
+    pub disks: Vec<String>,
+}
+
+/// The host's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Answer {
+    /// To [`Request::Stats`].
+    Stats(BlockStats),
+    /// To [`Request::Cut`] and [`Request::Restore`]. A power cut has no answer.
+    Done,
+    /// The request cannot be met, for this reason.
+    Refused(String),
+}
+
+/// Requests that a disk has completed since the guest's start, well or badly, as QEMU counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockStats {
+    /// Number of reads.
+    pub reads: u64,
+    /// Number of writes.
+    pub writes: u64,
+    /// Number of flushes.
+    pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
+impl BlockStats {
+    /// What was done after `earlier` was taken.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Self {
+        Self {
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
+            flushes: self.flushes.saturating_sub(earlier.flushes),
+            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
+            written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
+        }
+    }
+}

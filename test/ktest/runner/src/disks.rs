@@ -1,0 +1,111 @@
+//! What a test may ask about its scratch disks, by QMP.
+
+use ktest_init::BlockStats;
+use qemu::{Disk, QmpError, Vm};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Why the answer is no.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    #[error("there is no scratch disk {0}")]
+    NoDisk(String),
+    #[error("the disk {0} is cut off")]
+    CutOff(String),
+    #[error("{0}")]
+    Qmp(#[from] QmpError),
+    #[error("QEMU's list of disks is not understood: {0}")]
+    List(#[from] serde_json::Error),
+}
+
+pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats, AskError> {
+    let disk = find(disks, serial)?;
+    let all = vm.block_stats()?;
+    let found = all.get(&disk.serial).ok_or_else(|| AskError::CutOff(serial.to_owned()))?;
+    Ok(BlockStats {
+        reads: found.reads,
+        writes: found.writes,
+        flushes: found.flushes,
+        read_bytes: found.read_bytes.get(),
+        written_bytes: found.written_bytes.get(),
+    })
+}
+
+/// Puts a node that fails between the device and the disk.
+///
+/// The device takes another node while it runs. To reopen the disk's own node on top of a failing one would
+/// do as well, but QEMU flushes a node before, and so there would be no way back.
+pub(crate) fn cut(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError> {
+    find(disks, serial)?;
+    let (cut, whole) = (cut_name(serial), whole_name(serial));
+    vm.execute("blockdev-add", failing(&cut, &whole))?;
+    attach(vm, serial, &whole, &cut)
+}
+
+/// Takes it away again.
+pub(crate) fn restore(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError> {
+    find(disks, serial)?;
+    let (cut, whole) = (cut_name(serial), whole_name(serial));
+    attach(vm, serial, &cut, &whole)?;
+    vm.execute("blockdev-del", json!({"node-name": cut}))?;
+    Ok(())
+}
+
+fn find<'a>(disks: &'a [Disk], serial: &str) -> Result<&'a Disk, AskError> {
+    disks.iter().find(|disk| disk.serial.as_str() == serial).ok_or_else(|| AskError::NoDisk(serial.to_owned()))
+}
+
+/// The disk's node, as `qemu` names it.
+fn whole_name(serial: &str) -> String {
+    format!("disk-{serial}")
+}
+
+fn cut_name(serial: &str) -> String {
+    format!("cut-{serial}")
+}
+
+/// Every kind of request fails with EIO.
+fn failing(name: &str, disk: &str) -> Value {
+    json!({
+        "driver": "blkdebug",
+        "node-name": name,
+        "image": disk,
+        "inject-error": [{"event": "none", "errno": 5}],
+    })
+}
+
+fn attach(vm: &Vm, serial: &str, old: &str, new: &str) -> Result<(), AskError> {
+    let found = device(vm.execute("query-blockstats", json!({}))?, old)?;
+    let device = found.ok_or_else(|| AskError::NoDisk(serial.to_owned()))?;
+    vm.execute("qom-set", json!({"path": device, "property": "drive", "value": new}))?;
+    Ok(())
+}
+
+/// The device that uses a node, as a path of QEMU's object model.
+fn device(list: Value, node: &str) -> Result<Option<String>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Entry {
+        #[serde(rename = "node-name", default)]
+        node: String,
+        qdev: Option<String>,
+    }
+    let entries: Vec<Entry> = serde_json::from_value(list)?;
+    Ok(entries.into_iter().find(|entry| entry.node == node).and_then(|entry| entry.qdev))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_of_a_node_is_found_in_qemus_list() {
+        let list = json!([
+            {"node-name": "disk-a", "qdev": "/machine/peripheral-anon/device[1]/virtio-backend", "stats": {}},
+            {"device": "", "stats": {}},
+            {"node-name": "disk-b", "stats": {}},
+        ]);
+        let found = |node: &str| device(list.clone(), node).unwrap();
+        assert_eq!(found("disk-a").as_deref(), Some("/machine/peripheral-anon/device[1]/virtio-backend"));
+        assert_eq!((found("disk-b"), found("disk-c")), (None, None));
+    }
+}

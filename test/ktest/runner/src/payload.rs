@@ -1,0 +1,59 @@
+//! A program that is no test: people's, or a host program's that reads its output.
+
+use std::io;
+
+use ktest_init::Outcome;
+
+use crate::guest::{Audience, End, GuestError, order, show};
+use crate::machine::Machine;
+
+/// Passes the output on as it is.
+struct Through;
+
+impl Audience for Through {
+    fn stdout(&mut self, text: &str) {
+        show(io::stdout(), text);
+    }
+
+    fn stderr(&mut self, text: &str) {
+        show(io::stderr(), text);
+    }
+}
+
+/// Runs it to its end. After a power cut it is run again, with the same arguments.
+pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[String]) -> Result<End, GuestError> {
+    let disks = machine.disks();
+    let mut boot = 1;
+    loop {
+        let guest = machine.boot()?;
+        let end = guest.run(order(arguments.to_owned(), boot, disks.clone(), tools), None, &mut Through);
+        match end {
+            End::PowerCut(_) => boot += 1,
+            End::Exit(_) => {
+                guest.power_off();
+                return Ok(end);
+            }
+            end => return Ok(end),
+        }
+    }
+}
+
+/// The status that stands for the program's, as a shell's does: 128 and the number of a signal.
+pub(crate) fn status(outcome: Outcome) -> u8 {
+    let status = match outcome {
+        Outcome::Code(code) => code,
+        Outcome::Signal(signal) => 128 + signal,
+    };
+    u8::try_from(status).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_told_as_a_shell_does() {
+        assert_eq!([Outcome::Code(0), Outcome::Code(7), Outcome::Signal(9)].map(status), [0, 7, 137]);
+        assert_eq!(status(Outcome::Code(-1)), u8::MAX);
+    }
+}

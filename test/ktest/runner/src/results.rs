@@ -1,0 +1,185 @@
+//! What has come of the tests so far. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::libtest::{Event, Status, Test};
+
+/// Tests that have ended, and those that run.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    ended: Vec<Test>,
+    running: BTreeMap<String, Instant>,
+    /// What a test took in earlier boots.
+    earlier: BTreeMap<String, Duration>,
+    found: BTreeSet<String>,
+}
+
+impl Results {
+    /// In the order in which they ended.
+    pub(crate) fn ended(&self) -> &[Test] {
+        &self.ended
+    }
+
+    pub(crate) fn failed(&self) -> usize {
+        self.ended.iter().filter(|test| matches!(test.status, Status::Failed(_))).count()
+    }
+
+    /// For people: how many ended how, and who failed.
+    pub(crate) fn summary(&self, time: Duration) -> String {
+        let named = |test: &&Test| matches!(test.status, Status::Failed(_));
+        let failed: Vec<&str> = self.ended.iter().filter(named).map(|test| test.name.as_str()).collect();
+        let ignored = self.ended.iter().filter(|test| matches!(test.status, Status::Ignored(_))).count();
+        let passed = self.ended.len() - failed.len() - ignored;
+        let time = time.as_secs_f64();
+        let counts = format!("{passed} passed; {} failed; {ignored} ignored; in {time:.1} s", failed.len());
+        if failed.is_empty() { counts } else { format!("failed: {}\n{counts}", failed.join(", ")) }
+    }
+
+    /// Those that have started and not ended.
+    pub(crate) fn running(&self) -> Vec<String> {
+        self.running.keys().cloned().collect()
+    }
+
+    /// Those that were listed and have not ended.
+    pub(crate) fn remaining(&self) -> Vec<String> {
+        let ended: BTreeSet<&str> = self.ended.iter().map(|test| test.name.as_str()).collect();
+        self.found.iter().filter(|name| !ended.contains(name.as_str())).cloned().collect()
+    }
+
+    /// Takes note. Returns the test if one ended, with all the time that it took.
+    pub(crate) fn hear(&mut self, event: Event, now: Instant) -> Option<&Test> {
+        match event {
+            Event::Started(name) => {
+                self.running.insert(name, now);
+            }
+            Event::Ended(mut test) => {
+                self.running.remove(&test.name);
+                test.time += self.earlier.remove(&test.name).unwrap_or_default();
+                self.ended.push(test);
+                return self.ended.last();
+            }
+            Event::Found(name) => {
+                self.found.insert(name);
+            }
+            Event::Suite(_) | Event::Slow(_) | Event::Other => {}
+        }
+        None
+    }
+
+    /// The power was cut for this test, which goes on. The others that ran begin again later.
+    pub(crate) fn power_cut(&mut self, test: &str, now: Instant) {
+        if let Some(start) = self.running.get(test) {
+            *self.earlier.entry(test.to_owned()).or_default() += now.duration_since(*start);
+        }
+        self.running.clear();
+    }
+
+    /// Nothing more will be heard: whatever runs has failed, for this reason.
+    pub(crate) fn close(&mut self, why: &str, now: Instant) {
+        for (name, start) in std::mem::take(&mut self.running) {
+            let time = now.duration_since(start) + self.earlier.remove(&name).unwrap_or_default();
+            self.ended.push(Test { name, status: Status::Failed(why.to_owned()), time });
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::libtest::tests::test;
+
+    const PASSED: Status = Status::Passed(String::new());
+
+    fn started(name: &str) -> Event {
+        Event::Started(name.into())
+    }
+
+    /// Of tests that have ended, and of others that run.
+    pub(crate) fn results(ended: &[(&str, Status)], running: &[&str]) -> Results {
+        let mut results = Results::default();
+        let now = Instant::now();
+        for (name, status) in ended {
+            results.hear(started(name), now);
+            results.hear(Event::Ended(test(name, status.clone())), now);
+        }
+        for name in running {
+            results.hear(started(name), now);
+        }
+        results
+    }
+
+    #[test]
+    fn who_has_started_and_not_ended_runs() {
+        let results = results(&[("a", PASSED)], &["b"]);
+        assert_eq!(results.running(), ["b"]);
+        assert_eq!(results.ended(), [test("a", PASSED)]);
+    }
+
+    #[test]
+    fn the_summary_names_who_failed() {
+        let failed = Status::Failed("left: 1".into());
+        let results = results(&[("a", PASSED), ("b", failed), ("c", Status::Ignored(String::new()))], &[]);
+        assert_eq!(results.summary(Duration::from_millis(1234)), "failed: b\n1 passed; 1 failed; 1 ignored; in 1.2 s");
+    }
+
+    #[test]
+    fn a_test_takes_the_time_of_all_its_boots() {
+        let start = Instant::now();
+        let mut results = Results::default();
+        for boot in [0, 1] {
+            let begin = start + Duration::from_secs(10 * boot);
+            results.hear(started("a"), begin);
+            results.hear(started("other"), begin);
+            results.power_cut("a", begin + Duration::from_secs(2));
+        }
+        results.hear(started("a"), start + Duration::from_secs(20));
+        let ended = results.hear(Event::Ended(test("a", PASSED)), start + Duration::from_secs(21)).unwrap();
+        assert_eq!(ended.time, Duration::from_millis(4012));
+        assert_eq!(results.running(), [""; 0]);
+    }
+
+    #[test]
+    fn who_runs_when_all_is_over_has_failed_for_that_reason() {
+        let mut results = results(&[("a", PASSED)], &["b", "c"]);
+        results.close("the kernel panicked", Instant::now());
+        let failed: Vec<_> = results.ended().iter().skip(1).map(|test| (test.name.as_str(), &test.status)).collect();
+        let status = Status::Failed("the kernel panicked".into());
+        assert_eq!(failed, [("b", &status), ("c", &status)]);
+        assert_eq!(results.failed(), 2);
+    }
+
+    proptest! {
+        /// Wherever the power fails, the rest is what was listed and has not ended.
+        #[test]
+        fn after_power_cuts_nothing_is_lost_and_nothing_runs_twice(
+            names in prop::collection::btree_set("[a-z]{1,3}", 0..9),
+            cuts in prop::collection::vec((0_usize..9, 0_usize..3), 0..6),
+        ) {
+            let mut results = Results::default();
+            let now = Instant::now();
+            for name in &names {
+                results.hear(Event::Found(name.clone()), now);
+            }
+            for (ended, running) in cuts {
+                let turn = results.remaining();
+                for name in turn.iter().take(ended) {
+                    results.hear(started(name), now);
+                    results.hear(Event::Ended(test(name, PASSED)), now);
+                }
+                for name in turn.iter().skip(ended).take(running) {
+                    results.hear(started(name), now);
+                }
+                results.power_cut("none", now);
+            }
+            for name in results.remaining() {
+                results.hear(Event::Ended(test(&name, PASSED)), now);
+            }
+            let mut ended: Vec<_> = results.ended().iter().map(|test| test.name.clone()).collect();
+            ended.sort_unstable();
+            prop_assert_eq!(ended, names.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

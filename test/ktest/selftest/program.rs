@@ -1,0 +1,17 @@
+//! A program in a guest that is no test: says what it was given, and ends as it is told to.
+
+use std::env;
+use std::process::{ExitCode, abort};
+
+use ktest_support::{boot, power_cut};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    println!("{arguments:?}");
+    eprintln!("boot {} of process {}", boot(), std::process::id());
+    match arguments.first().map(String::as_str) {
+        Some("abort") => abort(),
+        Some("power") if boot() == 1 => power_cut(),
+        _ => ExitCode::from(7),
+    }
+}

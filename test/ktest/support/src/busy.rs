@@ -1,0 +1,36 @@
+//! Letting go of what the kernel still finds in use.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+/// A test that leaves something open fails only after this.
+const LIMIT: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(2);
+
+/// Tries again as long as the answer is `EBUSY`, but not for ever.
+///
+/// A program that another test starts meanwhile has copies of all open files of this process until it
+/// begins: what they hold is not held for long.
+pub(crate) fn retry(mut let_go: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    let start = Instant::now();
+    loop {
+        match let_go() {
+            Err(Errno::EBUSY) if start.elapsed() < LIMIT => thread::sleep(STEP),
+            answer => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_busy_is_tried_again() {
+        let mut answers = [Err(Errno::EBUSY), Err(Errno::EBUSY), Ok(()), Err(Errno::EIO)].into_iter();
+        assert_eq!(retry(|| answers.next().unwrap()), Ok(()));
+        assert_eq!(retry(|| answers.next().unwrap()), Err(Errno::EIO));
+    }
+}

@@ -1,0 +1,139 @@
+//! The machine around the guest: its disks as the host sees them, and its power.
+
+use std::env;
+use std::fs;
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+
+use ktest_init::{Answer, PowerCut, Request, SOCKET, receive, send};
+
+use crate::disk;
+
+pub use ktest_init::BlockStats;
+
+/// The host says here which boot of the running test this is.
+const BOOT: &str = "KTEST_BOOT";
+
+/// What a scratch disk has done since the guest's boot, as the host counts it: what the kernel really
+/// sent to the device, whatever its own counters say.
+///
+/// ```no_run
+/// use ktest_support::{XfsDisk, block_stats};
+///
+/// let disk = XfsDisk::with_project_quota();
+/// let before = block_stats(disk.device());
+/// std::fs::File::create(disk.path().join("file")).unwrap().sync_all().unwrap();
+/// assert!(block_stats(disk.device()).since(before).flushes >= 1);
+/// ```
+///
+/// # Panics
+/// If `device` is no scratch disk (such as `/dev/vda`), while it is cut off, or if the host does not answer.
+pub fn block_stats(device: &Path) -> BlockStats {
+    match ask(&Request::Stats(serial(device))) {
+        Answer::Stats(stats) => stats,
+        answer @ (Answer::Done | Answer::Refused(_)) => unexpected(&answer),
+    }
+}
+
+/// A disk that is cut off. It works again when this value is dropped.
+#[derive(Debug)]
+#[must_use = "the disk works again when this is dropped"]
+pub struct Cut {
+    serial: String,
+}
+
+/// Cuts a scratch disk off: until the value is dropped, each of its reads, writes, discards and flushes
+/// fails with `EIO`. Nothing that was written to it before is lost.
+///
+/// # Panics
+/// If `device` is no scratch disk or is cut off already, or if the host does not answer.
+pub fn cut(device: &Path) -> Cut {
+    let serial = serial(device);
+    done(&Request::Cut(serial.clone()));
+    Cut { serial }
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        // The test fails already.
+        if !thread::panicking() {
+            done(&Request::Restore(self.serial.clone()));
+        } else if let Err(error) = exchange(&Request::Restore(self.serial.clone())) {
+            eprintln!("the disk {} stays cut off: {error}", self.serial);
+        }
+    }
+}
+
+/// Takes the power away from the machine: the guest's memory is lost, its disks stay as they are. The
+/// machine starts again, and in it this test alone, from its beginning: [`boot`] then tells one more. A
+/// test with a power cut is written in phases:
+///
+/// ```no_run
+/// use ktest_support::{Disk, boot, power_cut};
+///
+/// let disk = Disk::take();
+/// match boot() {
+///     1 => {
+///         // Write to the disk, then:
+///         power_cut()
+///     }
+///     _ => { /* What is on it now? */ }
+/// }
+/// ```
+///
+/// The disks that this thread holds are the first ones that it takes in the next boot. Other tests that ran
+/// are run again later, from their beginning.
+///
+/// A disk keeps all writes that it has acknowledged: the host's page cache is not lost. What a missing flush
+/// loses is found only by replaying a log of the writes.
+///
+/// # Panics
+/// On a thread without the test's name (that is, on another one than the test's own), and if the host does
+/// not answer.
+pub fn power_cut() -> ! {
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    assert!(!test.is_empty(), "power_cut() is called on the test's own thread, whose name is the test's");
+    let disks = disk::held().iter().map(|device| serial(device)).collect();
+    unexpected(&ask(&Request::PowerCut(PowerCut { test, disks })))
+}
+
+/// Which boot of the machine this is for the running test: 1, after its first [`power_cut`] 2, and so on.
+pub fn boot() -> u32 {
+    env::var(BOOT).ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+fn done(request: &Request) {
+    match ask(request) {
+        Answer::Done => {}
+        answer @ (Answer::Stats(_) | Answer::Refused(_)) => unexpected(&answer),
+    }
+}
+
+fn ask(request: &Request) -> Answer {
+    exchange(request).unwrap_or_else(|error| panic!("cannot ask the host through {SOCKET}: {error}"))
+}
+
+fn exchange(request: &Request) -> io::Result<Answer> {
+    let stream = UnixStream::connect(SOCKET)?;
+    send(&stream, request)?;
+    receive(&mut BufReader::new(&stream), &mut Vec::new())
+}
+
+fn unexpected(answer: &Answer) -> ! {
+    match answer {
+        Answer::Refused(why) => panic!("the host refuses: {why}"),
+        Answer::Stats(_) | Answer::Done => panic!("the host answers something else: {answer:?}"),
+    }
+}
+
+/// The host knows a disk by this.
+fn serial(device: &Path) -> String {
+    let name = device.file_name().unwrap_or_default();
+    let path = Path::new("/sys/class/block").join(name).join("serial");
+    match fs::read_to_string(&path) {
+        Ok(serial) => serial.trim().to_owned(),
+        Err(error) => panic!("{} is no scratch disk: {}: {error}", device.display(), path.display()),
+    }
+}

@@ -1,0 +1,267 @@
+//! Power cuts without an end of the machine: a disk's writes are logged, then the log is cut anywhere and the disk
+//! restored as that cut would have left it, hundreds of times in one guest.
+//!
+//! This finds what a real power cut rarely shows: a flush that is missing. The `ktest` needs three disks of one
+//! size and two modules:
+//!
+//! ```python
+//! disks = ["512M", "512M", "512M"],
+//! modules = ["dm_log_writes", "dm_snapshot", "xfs"],
+//! tools = ["mkfs.xfs"],
+//! ```
+//!
+//! ```no_run
+//! use std::fs::{self, File};
+//!
+//! use ktest_support::replay::{Cut, Recorder, Tearing};
+//!
+//! let recorder = Recorder::on_xfs();
+//! let mounted = recorder.mount("prjquota");
+//! fs::create_dir(mounted.path().join("volume")).unwrap();
+//! File::open(mounted.path()).unwrap().sync_all().unwrap();
+//! recorder.mark("made");
+//! drop(mounted);
+//!
+//! let mut replay = recorder.finish();
+//! let mut cuts = replay.every_cut();
+//! cuts.extend(replay.lossy_cuts(7, 100, Tearing::Sectors));
+//! cuts.sort_by_key(Cut::position);
+//! for cut in &cuts {
+//!     let disk = replay.restore(cut);
+//!     let mounted = disk.mount("prjquota"); // XFS recovers its log.
+//!     assert!(mounted.path().join("volume").exists() || !cut.has_passed("made"));
+//! }
+//! ```
+//!
+//! A check that never fails shows nothing: run it again with [`Recorder::drop_flushes`], it must fail.
+
+mod cut;
+mod device_mapper;
+mod recorder;
+#[expect(unsafe_code, reason = "the device mapper is controlled by an ioctl")]
+mod sys;
+pub mod write_log;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::marker::PhantomData;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc;
+
+use self::cut::{END_MARK, Kept, Part, SECTOR};
+use self::device_mapper::Mapped;
+use self::recorder::Disks;
+use self::write_log::{Entry, Extent};
+use crate::mounted::Mounted;
+
+pub use self::cut::{Cut, Tearing};
+pub use self::recorder::Recorder;
+
+/// A finished recording, which can be cut anywhere.
+#[derive(Debug)]
+pub struct Replay {
+    log: Log,
+    base: File,
+    /// So many entries are on `base`.
+    applied: usize,
+    _spare: Spare,
+    // Given back last.
+    disks: Disks,
+}
+
+/// A disk as a power cut left it. What is written to it is gone when the value is.
+///
+/// One at a time: it borrows the [`Replay`]. If the test panics meanwhile, it prints the cut.
+#[derive(Debug)]
+pub struct Restored<'a> {
+    snapshot: Mapped,
+    cut: &'a Cut,
+    replay: PhantomData<&'a mut Replay>,
+}
+
+impl Replay {
+    pub(crate) fn new(disks: Disks) -> Self {
+        let log = Log::open(disks.log.path());
+        // Directly: snapshots read beside this device's page cache.
+        let base = open(disks.base.path(), File::options().write(true).custom_flags(libc::O_DIRECT));
+        Self { log, base, applied: 0, _spare: Spare::new(&disks), disks }
+    }
+
+    /// The log.
+    pub fn entries(&self) -> &[Entry] {
+        &self.log.entries
+    }
+
+    /// Cuts at each entry of the log, nothing lost before it: one for each different state of the disk.
+    pub fn every_cut(&self) -> Vec<Cut> {
+        cut::every(&self.log.entries)
+    }
+
+    /// `count` cuts at random places: of what was not durable there, a random part is lost, so later writes can be
+    /// there without earlier ones. What was flushed, and writes with FUA that were complete, are never lost.
+    ///
+    /// The same seed gives the same cuts of the same log. The log itself differs a little from run to run: the
+    /// kernel decides when it writes back. There are no cuts if nothing can be lost anywhere.
+    pub fn lossy_cuts(&self, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
+        cut::lossy(&self.log.entries, seed, count, tearing)
+    }
+
+    /// The disk as `cut` left it. With a mount and a small check it costs one or two tenths of a second in an
+    /// emulated guest, plus writing what became durable since the cut before.
+    ///
+    /// # Panics
+    /// If more is durable already: restore cuts in the order of their [`Cut::position`]. If a disk fails.
+    pub fn restore<'a>(&'a mut self, cut: &'a Cut) -> Restored<'a> {
+        let (applied, durable) = (self.applied, cut.durable());
+        assert!(applied <= durable, "{cut}: entry {applied} is durable already, restore cuts in their order");
+        for entry in applied..durable {
+            self.log.write(&Kept::all(entry), &self.base);
+        }
+        self.applied = durable;
+
+        let snapshot = self.disks.snapshot();
+        if !cut.kept().is_empty() {
+            let device = open(snapshot.path(), File::options().write(true).custom_flags(libc::O_DIRECT));
+            for kept in cut.kept() {
+                self.log.write(kept, &device);
+            }
+        }
+        Restored { snapshot, cut, replay: PhantomData }
+    }
+}
+
+/// A snapshot that nobody uses. The last one of its kind takes the slab caches of its requests with it, and the
+/// kernel waits for two grace periods of RCU then: a third of the cost of a cut.
+#[derive(Debug)]
+struct Spare {
+    _snapshot: Mapped,
+    _copies: Mapped,
+}
+
+impl Spare {
+    fn new(disks: &Disks) -> Self {
+        let length = 1 << 20;
+        let copies = Mapped::new("error", length, "");
+        Self { _snapshot: recorder::snapshot(disks.base.path(), copies.path(), length), _copies: copies }
+    }
+}
+
+impl Restored<'_> {
+    /// Its device, such as `/dev/dm-0`.
+    pub fn device(&self) -> &Path {
+        self.snapshot.path()
+    }
+
+    /// Mounts the XFS that is on it, with mount options such as `prjquota`; XFS recovers its log.
+    ///
+    /// # Panics
+    /// If it cannot be mounted.
+    pub fn mount(&self, options: &str) -> Mounted<'_> {
+        Mounted::new(self.device(), options)
+    }
+
+    /// As [`Self::mount`], for a disk that may be broken.
+    ///
+    /// # Errors
+    /// Such as `EUCLEAN` or `EBADMSG`: flushes were dropped, and XFS found its log or its metadata broken.
+    pub fn try_mount(&self, options: &str) -> Result<Mounted<'_>, Errno> {
+        Mounted::try_new(self.device(), options)
+    }
+
+    /// What it was restored from.
+    pub fn cut(&self) -> &Cut {
+        self.cut
+    }
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("on the disk after a {}", self.cut);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Log {
+    file: File,
+    entries: Arc<[Entry]>,
+    buffer: Buffer,
+}
+
+impl Log {
+    fn open(device: &Path) -> Self {
+        let mut file = open(device, File::options().read(true));
+        let entries = write_log::parse(&mut file).unwrap_or_else(|error| panic!("{}: {error}", device.display()));
+        let ends = entries.last().is_some_and(|entry| matches!(entry, Entry::Mark(text) if text == END_MARK));
+        assert!(ends, "the log of writes has no end: its disk {} is too small", device.display());
+        Self { file, entries: entries.into(), buffer: Buffer::new() }
+    }
+
+    /// Does once more what an entry did.
+    fn write(&mut self, kept: &Kept, device: &File) {
+        let Kept { entry, part } = kept;
+        let entries = Arc::clone(&self.entries);
+        let written = match (&entries[*entry], part) {
+            (Entry::Flush | Entry::Mark(_), _) => Ok(()),
+            (Entry::Discard(extent), _) => zero(device, *extent),
+            (Entry::Write(write), Part::All) => self.copy(write.data, write.extent, device),
+            (Entry::Write(write), Part::Sectors(sectors)) => {
+                let mut done = 0;
+                sectors.chunk_by(|one, next| one == next).try_for_each(|run| {
+                    let length = run.len() as u64 * SECTOR;
+                    let (data, start) = (write.data + done, write.extent.start + done);
+                    done += length;
+                    if run[0] { self.copy(data, Extent { start, length }, device) } else { Ok(()) }
+                })
+            }
+        };
+        written.unwrap_or_else(|error| panic!("cannot replay entry {entry} of the log of writes: {error}"));
+    }
+
+    fn copy(&mut self, data: u64, to: Extent, device: &File) -> io::Result<()> {
+        let mut done = 0;
+        while done < to.length {
+            let piece = self.buffer.first(to.length - done);
+            self.file.read_exact_at(piece, data + done)?;
+            device.write_all_at(piece, to.start + done)?;
+            done += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Memory that a device reads directly.
+#[derive(Debug)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    const SIZE: usize = 1 << 20;
+    const ALIGNMENT: usize = 4096;
+
+    fn new() -> Self {
+        Self(vec![0; Self::SIZE + Self::ALIGNMENT])
+    }
+
+    /// So many bytes, or all there are.
+    fn first(&mut self, length: u64) -> &mut [u8] {
+        let start = self.0.as_ptr().align_offset(Self::ALIGNMENT);
+        let length = usize::try_from(length).map_or(Self::SIZE, |length| length.min(Self::SIZE));
+        &mut self.0[start..start + length]
+    }
+}
+
+fn zero(device: &File, extent: Extent) -> io::Result<()> {
+    let (start, length) = (extent.start as i64, extent.length as i64);
+    Ok(fallocate(device, FallocateFlags::FALLOC_FL_ZERO_RANGE, start, length)?)
+}
+
+fn open(device: &Path, options: &mut OpenOptions) -> File {
+    options.open(device).unwrap_or_else(|error| panic!("cannot open {}: {error}", device.display()))
+}

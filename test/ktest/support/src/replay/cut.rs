@@ -1,0 +1,367 @@
+//! Moments at which the power could have failed, and what a disk may have kept then.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::write_log::{Completion, Content, Entry, Write};
+
+/// The kernel's own last word in a log.
+pub(crate) const END_MARK: &str = "dm-log-writes-end";
+
+/// The unit that a disk writes whole, in bytes.
+pub(crate) const SECTOR: u64 = 512;
+
+/// Whether a write that no flush has made durable yet may be kept in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tearing {
+    /// A write is kept or lost as a whole.
+    Whole,
+    /// Each sector of 512 bytes of file data is kept or lost on its own, and of the journal's write in flight.
+    ///
+    /// Blocks of metadata stay whole: XFS recovers no block whose first sector alone is new, because it takes the
+    /// age of the block from there. It expects disks that do not tear blocks.
+    Sectors,
+}
+
+/// A power cut: how far the log had come, and what the disk kept of the writes that were not durable then.
+///
+/// Shown (`Display`), it tells all that a failed test needs: position, flush, losses, last mark and seed.
+#[derive(Clone)]
+pub struct Cut {
+    log: Arc<[Entry]>,
+    position: usize,
+    durable: usize,
+    kept: Vec<Kept>,
+    seed: Option<u64>,
+}
+
+/// An entry behind the last flush of which the disk kept something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) entry: usize,
+    pub(crate) part: Part,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    All,
+    /// Which sectors, in their order.
+    Sectors(Vec<bool>),
+}
+
+impl Cut {
+    /// How many entries of the log are before it.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The marks before it, oldest first.
+    pub fn marks(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.log[..self.position].iter().filter_map(|entry| match entry {
+            Entry::Mark(text) if text != END_MARK => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The last mark before it.
+    pub fn last_mark(&self) -> Option<&str> {
+        self.marks().next_back()
+    }
+
+    /// Whether the test had set this mark before the power failed: what was durable then has to be there.
+    pub fn has_passed(&self, mark: &str) -> bool {
+        self.marks().any(|passed| passed == mark)
+    }
+
+    /// So many entries, from the first on, are on the disk entirely.
+    pub(crate) fn durable(&self) -> usize {
+        self.durable
+    }
+
+    /// What else is, to be written in this order.
+    pub(crate) fn kept(&self) -> &[Kept] {
+        &self.kept
+    }
+
+    fn lost(&self) -> impl Iterator<Item = usize> {
+        let kept = |entry: &usize| self.kept.iter().any(|kept| kept.entry == *entry && kept.part == Part::All);
+        (self.durable..self.position)
+            .filter(|&entry| changes_the_disk(&self.log[entry]))
+            .filter(move |entry| !kept(entry))
+    }
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "power cut before entry {} of {}", self.position, self.log.len())?;
+        match self.durable {
+            0 => write!(f, ", before any flush")?,
+            durable => write!(f, ", flushed at entry {}", durable - 1)?,
+        }
+        for (number, entry) in self.lost().enumerate() {
+            let before = if number == 0 { ", lost or torn: " } else { ", " };
+            write!(f, "{before}{entry}")?;
+        }
+        for kept in self.kept.iter().filter(|kept| kept.entry >= self.position) {
+            write!(f, ", in flight: {}", kept.entry)?;
+        }
+        match self.last_mark() {
+            Some(mark) => write!(f, ", last mark {mark:?}")?,
+            None => write!(f, ", before any mark")?,
+        }
+        self.seed.map_or(Ok(()), |seed| write!(f, ", seed {seed:#x}"))
+    }
+}
+
+impl fmt::Debug for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cut({self})")
+    }
+}
+
+/// One cut for each different disk that the log leaves if all writes are kept, in their order.
+pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
+    let mut durable = 0;
+    let mut cuts = Vec::new();
+    for position in 0..=log.len() {
+        if position > 0 && log[position - 1] == Entry::Flush {
+            durable = position;
+        }
+        // Before a flush or a mark the disk is the same as behind it, and less is promised.
+        if log.get(position).is_none_or(changes_the_disk) {
+            let kept = (durable..position).filter(|&entry| changes_the_disk(&log[entry])).map(Kept::all).collect();
+            cuts.push(Cut { log: Arc::clone(log), position, durable, kept, seed: None });
+        }
+    }
+    cuts
+}
+
+/// `count` cuts at random positions where something can be lost, in the order of their positions.
+pub(crate) fn lossy(log: &Arc<[Entry]>, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
+    let places: Vec<Cut> = every(log).into_iter().filter(|cut| cut.can_lose(tearing)).collect();
+    let mut random = Random(seed);
+    let count = if places.is_empty() { 0 } else { count };
+    let mut chosen: Vec<_> = (0..count).map(|_| (random.below(places.len()), random.next())).collect();
+    chosen.sort_unstable();
+    chosen.into_iter().map(|(place, seed)| places[place].lose(seed, tearing)).collect()
+}
+
+impl Cut {
+    fn can_lose(&self, tearing: Tearing) -> bool {
+        self.kept.iter().any(|kept| is_volatile(&self.log[kept.entry])) || self.in_flight(tearing).is_some()
+    }
+
+    /// The durable write that was not complete yet. (Other writes are found in the log before the next position.)
+    fn in_flight(&self, tearing: Tearing) -> Option<&Write> {
+        match self.log.get(self.position) {
+            Some(Entry::Write(write)) if write.completion == Completion::Durable && tearing == Tearing::Sectors => {
+                Some(write)
+            }
+            _ => None,
+        }
+    }
+
+    /// Keeps only some of what was not durable. Writes stay in their order: a disk that destages them in another
+    /// one has, when the power fails, some later ones without some earlier ones, which is a loss of the earlier.
+    fn lose(&self, seed: u64, tearing: Tearing) -> Self {
+        let mut random = Random(seed);
+        // So many of eight are kept, from none to all.
+        let odds = random.below(9);
+        let mut kept = Vec::new();
+        for candidate in &self.kept {
+            match &self.log[candidate.entry] {
+                entry if !is_volatile(entry) => kept.push(candidate.clone()),
+                Entry::Write(write)
+                    if tearing == Tearing::Sectors && write.content == Content::Data && random.below(4) == 0 =>
+                {
+                    kept.push(Kept { entry: candidate.entry, part: random.part(write) });
+                }
+                _ if random.below(8) < odds => kept.push(candidate.clone()),
+                _ => {}
+            }
+        }
+        if let Some(write) = self.in_flight(tearing) {
+            kept.push(Kept { entry: self.position, part: random.part(write) });
+        }
+        Self { kept, seed: Some(seed), ..self.clone() }
+    }
+}
+
+impl Kept {
+    pub(crate) fn all(entry: usize) -> Self {
+        Self { entry, part: Part::All }
+    }
+}
+
+fn changes_the_disk(entry: &Entry) -> bool {
+    matches!(entry, Entry::Write(_) | Entry::Discard(_))
+}
+
+/// Whether its completion alone did not make it durable.
+fn is_volatile(entry: &Entry) -> bool {
+    match entry {
+        Entry::Write(write) => write.completion == Completion::Cached,
+        Entry::Discard(_) => true,
+        Entry::Flush | Entry::Mark(_) => false,
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): the same cuts from the same seed, on any machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn part(&mut self, write: &Write) -> Part {
+        Part::Sectors((0..write.extent.length / SECTOR).map(|_| self.below(2) == 0).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::super::write_log::Extent;
+    use super::*;
+
+    fn write(completion: Completion) -> Entry {
+        let extent = Extent { start: 0, length: 4 * SECTOR };
+        Entry::Write(Write { extent, completion, content: Content::Data, data: 0 })
+    }
+
+    fn mark(text: &str) -> Entry {
+        Entry::Mark(text.into())
+    }
+
+    fn log(entries: impl IntoIterator<Item = Entry>) -> Arc<[Entry]> {
+        entries.into_iter().collect()
+    }
+
+    const CACHED: Completion = Completion::Cached;
+    const DURABLE: Completion = Completion::Durable;
+
+    #[test]
+    fn each_state_of_the_disk_has_one_cut_with_all_its_marks() {
+        let log = log([write(CACHED), mark("written"), Entry::Flush, mark("flushed"), write(DURABLE)]);
+        let cuts = every(&log);
+        let found: Vec<_> = cuts.iter().map(|cut| (cut.position, cut.durable, cut.last_mark())).collect();
+        assert_eq!(found, [(0, 0, None), (4, 3, Some("flushed")), (5, 3, Some("flushed"))]);
+        assert_eq!(cuts[1].kept, []);
+        assert_eq!(cuts[2].kept, [Kept::all(4)]);
+        assert!(cuts[1].has_passed("written") && !cuts[0].has_passed("written"));
+    }
+
+    #[test]
+    fn the_kernels_own_mark_is_none() {
+        assert_eq!(every(&log([mark("mine"), mark(END_MARK)]))[0].last_mark(), Some("mine"));
+    }
+
+    #[test]
+    fn without_a_cache_nothing_is_lost() {
+        let durable = log([write(DURABLE), Entry::Flush, write(DURABLE)]);
+        assert!(lossy(&durable, 1, 10, Tearing::Whole).is_empty());
+        assert_eq!(lossy(&durable, 1, 10, Tearing::Sectors).len(), 10, "writes in flight are torn");
+        assert!(lossy(&log([]), 1, 10, Tearing::Sectors).is_empty());
+    }
+
+    #[test]
+    fn metadata_is_never_torn() {
+        let extent = Extent { start: 0, length: 4 * SECTOR };
+        let metadata = Write { extent, completion: CACHED, content: Content::Metadata, data: 0 };
+        let torn = |log| {
+            lossy(&log, 1, 100, Tearing::Sectors)
+                .iter()
+                .flat_map(|cut| cut.kept.clone())
+                .any(|kept| kept.part != Part::All)
+        };
+        assert!(!torn(log([Entry::Write(metadata)])));
+        assert!(torn(log([write(CACHED)])));
+    }
+
+    #[test]
+    fn every_loss_of_two_writes_is_found() {
+        let log = log([write(CACHED), write(CACHED)]);
+        let cuts = lossy(&log, 1, 200, Tearing::Whole);
+        let kept: BTreeSet<Vec<usize>> = cuts
+            .iter()
+            .filter(|cut| cut.position == 2)
+            .map(|cut| cut.kept.iter().map(|kept| kept.entry).collect())
+            .collect();
+        assert_eq!(kept, [vec![], vec![0], vec![0, 1], vec![1]].into());
+    }
+
+    #[test]
+    fn a_cut_tells_what_a_failed_test_needs() {
+        let log = log([write(CACHED), Entry::Flush, mark("done"), write(CACHED), write(CACHED), write(DURABLE)]);
+        let cut = Cut {
+            log,
+            position: 5,
+            durable: 2,
+            kept: vec![Kept::all(4), Kept { entry: 5, part: Part::Sectors(vec![true, false]) }],
+            seed: Some(255),
+        };
+        assert_eq!(
+            cut.to_string(),
+            "power cut before entry 5 of 6, flushed at entry 1, lost or torn: 3, in flight: 5, last mark \"done\", seed 0xff"
+        );
+    }
+
+    fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        let entry = prop_oneof![
+            4 => Just(write(CACHED)),
+            2 => Just(write(DURABLE)),
+            1 => Just(Entry::Discard(Extent { start: 0, length: SECTOR })),
+            2 => Just(Entry::Flush),
+            1 => Just(mark("mark")),
+        ];
+        prop::collection::vec(entry, 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_durable_is_ever_lost(entries in entries(), seed: u64) {
+            let log = log(entries);
+            for tearing in [Tearing::Whole, Tearing::Sectors] {
+                for cut in lossy(&log, seed, 20, tearing).iter().chain(&every(&log)) {
+                    let flushed = log[..cut.position].iter().rposition(|entry| *entry == Entry::Flush);
+                    prop_assert_eq!(cut.durable, flushed.map_or(0, |flush| flush + 1));
+                    for entry in cut.durable..cut.position {
+                        if changes_the_disk(&log[entry]) && !is_volatile(&log[entry]) {
+                            prop_assert!(cut.kept.contains(&Kept::all(entry)), "{} lost {}", cut, entry);
+                        }
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn nothing_comes_from_before_the_flush_or_behind_the_write_in_flight(entries in entries(), seed: u64) {
+            let log = log(entries);
+            for cut in lossy(&log, seed, 20, Tearing::Sectors) {
+                prop_assert!(cut.kept.is_sorted_by(|one, next| one.entry < next.entry), "{:?}", cut.kept);
+                for kept in &cut.kept {
+                    prop_assert!((cut.durable..=cut.position).contains(&kept.entry));
+                }
+            }
+        }
+
+        #[test]
+        fn the_same_seed_gives_the_same_cuts_in_order(entries in entries(), seed: u64) {
+            let log = log(entries);
+            let describe = || lossy(&log, seed, 20, Tearing::Sectors).iter().map(|cut| (cut.position, cut.kept.clone())).collect::<Vec<_>>();
+            prop_assert_eq!(describe(), describe());
+            prop_assert!(describe().is_sorted_by_key(|(position, _)| *position));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A disk that logs what is written to it.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use super::Replay;
+use super::device_mapper::{self, Mapped};
+use crate::disk::Disk;
+use crate::mounted::{self, Mounted};
+
+/// How much a snapshot copies at once, in sectors of 512 bytes. The recovery of an XFS log clears 2 MiB of it, so
+/// large pieces are cheaper than small ones.
+const CHUNK: u32 = 256;
+
+/// A disk whose writes, flushes and discards are logged in their order, for a [`Replay`].
+///
+/// It takes three scratch disks of the `ktest` at once: what the disk had when the recording began, what is
+/// written to it, and the log. All should have one size; the log must hold everything that is written. The
+/// modules `dm_log_writes` and `dm_snapshot` must be there.
+///
+/// The device has a volatile write cache, as most disks do, so file systems flush it. When the log is cut, only
+/// what was flushed, or written with FUA, is certain to be there.
+#[derive(Debug)]
+pub struct Recorder {
+    // Removed from top to bottom.
+    log_writes: Mapped,
+    written: Mapped,
+    disks: Disks,
+}
+
+/// The disks of a recording, and then of its replay.
+#[derive(Debug)]
+pub(crate) struct Disks {
+    pub(crate) base: Disk,
+    pub(crate) copies: Disk,
+    pub(crate) log: Disk,
+}
+
+impl Disks {
+    /// The base as it is, with a layer over it that takes all writes and is forgotten when it is removed.
+    pub(crate) fn snapshot(&self) -> Mapped {
+        snapshot(self.base.path(), self.copies.path(), device_mapper::length(self.base.path()))
+    }
+}
+
+/// `length` bytes of `base`, with what is written to them in `copies`.
+pub(super) fn snapshot(base: &Path, copies: &Path, length: u64) -> Mapped {
+    Mapped::new("snapshot", length, &format!("{} {} N {CHUNK}", base.display(), copies.display()))
+}
+
+impl Recorder {
+    /// Of a fresh XFS, made before the recording starts: no cut is within `mkfs.xfs`. Waits for three free disks.
+    ///
+    /// # Panics
+    /// Without three scratch disks of 300 MiB or more, the modules, or `mkfs.xfs` among the tools.
+    pub fn on_xfs() -> Self {
+        let disks = take();
+        mounted::format(disks.base.path());
+        Self::start(disks)
+    }
+
+    /// Of a disk of zeros. Waits for three free disks.
+    ///
+    /// # Panics
+    /// Without three scratch disks and the modules.
+    pub fn on_empty_disk() -> Self {
+        let disks = take();
+        zero(disks.base.path());
+        Self::start(disks)
+    }
+
+    fn start(disks: Disks) -> Self {
+        let written = disks.snapshot();
+        let arguments = format!("{} {}", written.path().display(), disks.log.path().display());
+        let log_writes = Mapped::new("log-writes", device_mapper::length(written.path()), &arguments);
+        Self { log_writes, written, disks }
+    }
+
+    /// The recorded device, such as `/dev/dm-1`: format it, mount it, write to it.
+    pub fn device(&self) -> &Path {
+        self.log_writes.path()
+    }
+
+    /// Mounts the XFS that is on it, with mount options such as `prjquota`.
+    ///
+    /// # Panics
+    /// If it cannot be mounted.
+    pub fn mount(&self, options: &str) -> Mounted<'_> {
+        Mounted::new(self.device(), options)
+    }
+
+    /// Writes a word of the test into the log: everything that was flushed before is then before the mark. The
+    /// word is found again by [`Cut::marks`](super::Cut::marks).
+    ///
+    /// # Panics
+    /// If it is empty or has more than 400 bytes.
+    pub fn mark(&self, word: &str) {
+        assert!((1..=400).contains(&word.len()), "a mark has 1 to 400 bytes: {word:?}");
+        let sent = self.log_writes.message(&format!("mark {}", device_mapper::word(word)));
+        sent.unwrap_or_else(|error| panic!("cannot mark {word:?} in the log of writes: {error}"));
+    }
+
+    /// From now on the device denies that it has a cache, so that the kernel drops every flush, as if a disk or
+    /// a driver ignored them. A test of durability that does not fail now has shown nothing before.
+    ///
+    /// # Panics
+    /// If the kernel does not allow it.
+    pub fn drop_flushes(&self) {
+        let name = self.device().file_name().unwrap_or_default();
+        let setting = Path::new("/sys/block").join(name).join("queue/write_cache");
+        fs::write(&setting, "write through")
+            .unwrap_or_else(|error| panic!("cannot change {}: {error}", setting.display()));
+    }
+
+    /// Ends the recording. Nothing may have the device open.
+    ///
+    /// # Panics
+    /// If something has, or the log is incomplete because its disk is full.
+    pub fn finish(self) -> Replay {
+        let Self { log_writes, written, disks } = self;
+        let status = log_writes.status().unwrap_or_else(|error| panic!("no status of the log of writes: {error}"));
+        // The target only says so; the writes themselves go on.
+        assert!(!status.contains("logging_disabled"), "the disk for the log of writes is too small ({status})");
+        // The target writes the rest of the log when it goes.
+        drop(log_writes);
+        drop(written);
+        Replay::new(disks)
+    }
+}
+
+fn take() -> Disks {
+    let [base, copies, log] = Disk::take_several();
+    Disks { base, copies, log }
+}
+
+fn zero(device: &Path) {
+    let length = device_mapper::length(device);
+    let file = File::options().write(true).open(device);
+    let file = file.unwrap_or_else(|error| panic!("cannot open {}: {error}", device.display()));
+    // A hole is cheaper, but not all disks have them.
+    let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(&file, hole, 0, length as i64)
+        .or_else(|_| fallocate(&file, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, length as i64))
+        .unwrap_or_else(|error| panic!("cannot fill {} with zeros: {error}", device.display()));
+}
