@@ -164,7 +164,7 @@ impl Dir {
     }
 
     /// Makes or replaces the file `name`, as a whole: after a power cut at any moment it is the old or the new one.
-    /// When the call returns, the new one is on the disk. `mode` less the process's umask becomes the file's.
+    /// When the call returns, the new one is on the disk, with exactly `mode`, whatever the umask.
     ///
     /// One writer per name at a time: the content is written to the sibling `.NAME.new` first.
     ///
@@ -186,6 +186,8 @@ impl Dir {
         .map_err(failed(Operation::Write))?;
 
         file.write_all(content)
+            // open(2) takes the umask off, and a write of an ordinary user the set-ID bits.
+            .and_then(|()| fchmod(&file, mode).map_err(io::Error::from))
             .and_then(|()| file.sync_all())
             .map_err(|error| errno_of(&error))
             .and_then(|()| renameat(self, sibling.as_os_str(), self, name.as_os_str()))
@@ -450,9 +452,9 @@ mod tests {
     #[test]
     fn an_error_names_operation_and_file() {
         let Scratch { on_disk: _kept, dir } = Scratch::new();
-        let error = dir.open_dir(&name("pvc-1")).unwrap_err();
+        let error = dir.open_dir(&name("missing")).unwrap_err();
         assert_eq!(error.operation(), Operation::Open);
-        assert_eq!(error.to_string(), "cannot open pvc-1");
+        assert_eq!(error.to_string(), "cannot open missing");
         assert_eq!(std::error::Error::source(&error).unwrap().to_string(), Errno::ENOENT.to_string());
     }
 }

@@ -19,7 +19,7 @@
 //! # let scratch = tempfile::tempdir()?;
 //! let root = Dir::open(scratch.path())?;
 //! let records = root.ensure_dir(&Name::try_from("records")?, Mode::from_bits_truncate(0o700))?.into_inner();
-//! let name = Name::try_from("pvc-1")?;
+//! let name = Name::try_from("first")?;
 //! records.write(&name, b"first", Mode::from_bits_truncate(0o600))?;
 //! assert_eq!(records.read(&name)?.as_deref(), Some(&b"first"[..]));
 //! assert!(Name::try_from("../escape").is_err());

@@ -14,8 +14,8 @@
 //! use std::fs::File;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let volume = File::open("/data/volumes/pvc-1")?;
-//! let target = File::open("/data/kubelet/pods/1/volumes/kubernetes.io~csi/pvc-1/mount")?;
+//! let volume = File::open("/srv/volumes/a")?;
+//! let target = File::open("/run/service/mount")?;
 //! let clone = mount::Detached::clone_of(&volume)?;
 //! clone.set(mount::Attributes { read_only: true, ..mount::Attributes::INERT })?;
 //! clone.attach(&target)?;
@@ -40,5 +40,5 @@ pub use detached::Detached;
 pub use error::{AttachError, CloneError, FilesystemError, LookError, SetError, TableError, UnmountError};
 pub use filesystem::{Filesystem, filesystem};
 pub use place::{Identity, Kind, Place, at, identity};
-pub use table::{Entry, table};
+pub use table::{Entry, parse_table, table};
 pub use unmount::{unmount, unmount_beneath};

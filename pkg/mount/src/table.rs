@@ -25,10 +25,14 @@ pub struct Entry {
 ///
 /// `/proc/thread-self/mountinfo`, proc_pid_mountinfo(5).
 pub fn table() -> Result<Vec<Entry>, TableError> {
-    parse(&std::fs::read("/proc/thread-self/mountinfo").map_err(TableError::Read)?)
+    parse_table(&std::fs::read("/proc/thread-self/mountinfo").map_err(TableError::Read)?)
 }
 
-fn parse(text: &[u8]) -> Result<Vec<Entry>, TableError> {
+/// Reads the text of a table: of another process (`/proc/PID/mountinfo`), or one that was kept.
+///
+/// # Errors
+/// [`TableError::Malformed`] names the first line that the kernel cannot have written.
+pub fn parse_table(text: &[u8]) -> Result<Vec<Entry>, TableError> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.enumerate().map(|(index, line)| entry(line).ok_or(TableError::Malformed { line: index + 1 })).collect()
 }
@@ -37,13 +41,16 @@ fn parse(text: &[u8]) -> Result<Vec<Entry>, TableError> {
 fn entry(line: &[u8]) -> Option<Entry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mount = number(fields.next()?)?;
-    let mut numbers = fields.nth(1)?.split(|byte| *byte == b':');
-    let device = (number(numbers.next()?)?, number(numbers.next()?)?);
-    Some(Entry { mount, device, root: unescape(fields.next()?), point: unescape(fields.next()?) })
+    let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
+    let device = (number(major.as_bytes())?, number(minor.as_bytes())?);
+    let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
+    fields.next()?; // otherwise the line may be cut, and the last path with it
+    Some(Entry { mount, device, root, point })
 }
 
+/// Digits and nothing else: the standard library would take a sign.
 fn number<N: std::str::FromStr>(field: &[u8]) -> Option<N> {
-    std::str::from_utf8(field).ok()?.parse().ok()
+    std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
 /// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
@@ -59,7 +66,10 @@ fn unescape(field: &[u8]) -> PathBuf {
 }
 
 fn octal(digits: &[u8; 3]) -> Option<u8> {
-    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
+    digits.iter().try_fold(0_u8, |code, digit| match digit {
+        b'0'..=b'7' => code.checked_mul(8)?.checked_add(digit - b'0'),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -75,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_line_of_the_manual_is_read() {
-        let found = parse(LINE).expect("a table");
+        let found = parse_table(LINE).expect("a table");
         assert_eq!(
             found,
             [Entry { mount: 36, device: (98, 0), root: "/mnt1".into(), point: Path::new("/mnt 2").into() }]
@@ -84,8 +94,32 @@ mod tests {
 
     #[test]
     fn a_cut_line_is_named() {
-        let text = [LINE, b"37 35 98:0 /"].concat();
-        assert!(matches!(parse(&text), Err(TableError::Malformed { line: 2 })));
+        for cut in [&b"37 35 98:0 /"[..], b"37 35 98:0 / /data/vol"] {
+            let text = [LINE, cut].concat();
+            assert!(matches!(parse_table(&text), Err(TableError::Malformed { line: 2 })));
+        }
+    }
+
+    #[test]
+    fn a_number_is_digits_only() {
+        for wrong in
+            ["+1 2 3:4 / / rw\n", "1 2 3:-4 / / rw\n", "1 2 3:4:5 / / rw\n", " 2 3:4 / / rw\n", "1 2 34 / / rw\n"]
+        {
+            assert!(matches!(parse_table(wrong.as_bytes()), Err(TableError::Malformed { line: 1 })), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn only_three_octal_digits_are_a_code() {
+        for (field, expected) in [
+            (&br"/a\040b"[..], &b"/a b"[..]),
+            (br"/\+12", br"/\+12"),
+            (br"/\777", br"/\777"),
+            (br"/\12", br"/\12"),
+            (br"/\134040", br"/\040"),
+        ] {
+            assert_eq!(unescape(field).as_os_str().as_bytes(), expected);
+        }
     }
 
     #[test]
@@ -110,13 +144,13 @@ mod tests {
         #[test]
         fn every_path_is_read_back(path in proptest::collection::vec(1_u8.., 1..40)) {
             let text = [b"1 2 3:4 / ", escape(&path).as_slice(), b" rw - xfs none rw\n"].concat();
-            let found = parse(&text).expect("a table");
+            let found = parse_table(&text).expect("a table");
             prop_assert_eq!(found[0].point.as_os_str().as_bytes(), path.as_slice());
         }
 
         #[test]
         fn no_text_panics(text in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&text);
+            let _ = parse_table(&text);
         }
     }
 }

@@ -1,0 +1,191 @@
+//! What is left of [`Dir`]'s promises when the power fails: every write to the disk is logged, and the log is cut
+//! everywhere.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+
+use dir::{Dir, Name};
+use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
+use nix::sys::stat::Mode;
+
+fn name(text: &str) -> Name {
+    Name::try_from(text).unwrap()
+}
+
+/// Does `step` so many times on an XFS, after `before`, and marks each end.
+fn recorded(steps: usize, before: impl FnOnce(&Recorder, &Dir), step: impl Fn(&Dir, usize)) -> Replay {
+    let recorder = Recorder::on_xfs();
+    let mounted = recorder.mount("noquota");
+    let top = Dir::open(mounted.path()).unwrap();
+    before(&recorder, &top);
+    recorder.mark("0");
+    for number in 0..steps {
+        step(&top, number);
+        recorder.mark(&(number + 1).to_string());
+    }
+    drop(top);
+    drop(mounted);
+    recorder.finish()
+}
+
+fn nothing(_: &Recorder, _: &Dir) {}
+
+/// Each cut after the first mark, and some with losses.
+fn cuts(replay: &Replay) -> Vec<Cut> {
+    let mut cuts = replay.every_cut();
+    cuts.extend(replay.lossy_cuts(2_026, 20, Tearing::Sectors));
+    cuts.retain(|cut| cut.has_passed("0"));
+    cuts.sort_by_key(Cut::position);
+    cuts
+}
+
+/// So many steps had ended.
+fn done(cut: &Cut) -> usize {
+    cut.last_mark().unwrap().parse().unwrap()
+}
+
+/// Calls `check` with the file system after each cut, and with the number of steps that had ended.
+fn check(replay: &mut Replay, check: impl Fn(&Dir, usize)) {
+    let cuts = cuts(replay);
+    assert!(cuts.len() > 20, "only {} cuts", cuts.len());
+    for cut in &cuts {
+        let disk = replay.restore(cut);
+        let mounted = disk.mount("noquota");
+        check(&Dir::open(mounted.path()).unwrap(), done(cut));
+    }
+}
+
+/// One of each length, and back to the first.
+const VERSIONS: usize = 10;
+
+/// No two versions have a sector in common, and their lengths straddle sectors, blocks and requests.
+fn version(number: usize) -> Vec<u8> {
+    let lengths = [70_000, 1, 511, 512, 513, 4095, 4096, 4097, 0, 300_000];
+    let length = lengths[number % lengths.len()];
+    let mut content = format!("version {number:6}\n").repeat(length / 15 + 1).into_bytes();
+    content.truncate(length);
+    content
+}
+
+fn write(top: &Dir, number: usize) {
+    top.write(&name("file"), &version(number), Mode::S_IRWXU).unwrap();
+}
+
+#[test]
+fn a_written_file_is_the_old_or_the_new_one_at_every_cut() {
+    let before = |_: &Recorder, top: &Dir| write(top, 0);
+    let mut replay = recorded(VERSIONS, before, |top, number| write(top, number + 1));
+    check(&mut replay, |top, done| {
+        let content = top.read(&name("file")).unwrap().expect("the file is gone");
+        let fits = [done, done + 1].iter().any(|&number| content == version(number));
+        assert!(fits, "{} bytes are neither version {done} nor the next one", content.len());
+    });
+}
+
+#[test]
+fn a_new_file_is_missing_or_whole_at_every_cut() {
+    const FILES: usize = 8;
+    let file = |number: usize| name(&format!("file-{number}"));
+    let mut replay = recorded(FILES, nothing, |top, number| {
+        top.write(&file(number), &version(number), Mode::S_IRWXU).unwrap();
+    });
+    check(&mut replay, |top, done| {
+        for number in 0..FILES {
+            match top.read(&file(number)).unwrap() {
+                Some(content) => assert!(number <= done && content == version(number), "{number} after {done}"),
+                None => assert!(number >= done, "{number} is missing after {done}"),
+            }
+        }
+    });
+}
+
+/// Shows that the checks above can fail.
+#[test]
+fn a_disk_that_drops_flushes_loses_written_files() {
+    let before = |recorder: &Recorder, top: &Dir| {
+        write(top, 0);
+        recorder.drop_flushes();
+    };
+    let mut replay = recorded(10, before, |top, number| write(top, number + 1));
+    let lost = cuts(&replay).iter().any(|cut| {
+        let disk = replay.restore(cut);
+        let Ok(mounted) = disk.try_mount("noquota") else { return true };
+        let found = Dir::open(mounted.path()).and_then(|top| top.read(&name("file")));
+        found.ok().flatten() != Some(version(done(cut)))
+    });
+    assert!(lost);
+}
+
+#[test]
+fn a_renamed_file_has_one_of_its_names_at_every_cut() {
+    const RENAMES: usize = 8;
+    let sides = ["here", "there"].map(name);
+    let before = |_: &Recorder, top: &Dir| {
+        let [here, _] = sides.each_ref().map(|side| top.create_dir(side, Mode::S_IRWXU).unwrap());
+        top.sync().unwrap();
+        here.write(&name("file"), &version(0), Mode::S_IRWXU).unwrap();
+    };
+    let mut replay = recorded(RENAMES, before, |top, number| {
+        let [from, to] = [number, number + 1].map(|number| top.open_dir(&sides[number % 2]).unwrap());
+        from.rename(&name("file"), &to, &name("file")).unwrap();
+        to.sync().unwrap();
+        from.sync().unwrap();
+    });
+    check(&mut replay, |top, done| {
+        let found = sides.each_ref().map(|side| top.open_dir(side).unwrap().read(&name("file")).unwrap());
+        let side = match found {
+            [Some(content), None] if content == version(0) => 0,
+            [None, Some(content)] if content == version(0) => 1,
+            found => panic!("after {done} there are {:?} bytes", found.map(|content| content.map(|bytes| bytes.len()))),
+        };
+        // The next rename may have been on its way.
+        assert!(side == done % 2 || done < RENAMES, "rename {done} is lost");
+    });
+}
+
+#[test]
+fn what_was_renamed_and_synced_stays_renamed() {
+    const FILES: usize = 8;
+    let before = |_: &Recorder, top: &Dir| {
+        for number in 0..FILES {
+            top.write(&name(&format!("old-{number}")), &version(number), Mode::S_IRWXU).unwrap();
+        }
+    };
+    let mut replay = recorded(FILES, before, |top, number| {
+        top.rename(&name(&format!("old-{number}")), top, &name(&format!("new-{number}"))).unwrap();
+        top.sync().unwrap();
+    });
+    check(&mut replay, |top, done| {
+        for number in 0..FILES {
+            let [old, new] = ["old", "new"].map(|side| top.read(&name(&format!("{side}-{number}"))).unwrap());
+            assert!(old.is_some() != new.is_some(), "{number} after {done} has two names or none");
+            assert!(new.is_some() || number >= done, "rename {number} is lost after {done}");
+            assert!(old.is_some() || number <= done, "rename {number} is there after {done}");
+        }
+    });
+}
+
+#[test]
+fn a_directory_that_was_made_and_synced_stays_with_its_mode() {
+    const DIRECTORIES: usize = 8;
+    let directory = |number: usize| name(&format!("directory-{number}"));
+    let mode = Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IWOTH | Mode::S_ISGID;
+    let mut replay = recorded(DIRECTORIES, nothing, |top, number| {
+        top.create_dir(&directory(number), mode).unwrap().sync().unwrap();
+        top.sync().unwrap();
+    });
+    check(&mut replay, |top, done| {
+        for number in 0..DIRECTORIES {
+            match top.open_dir(&directory(number)) {
+                Ok(found) if number < done => assert_eq!(mode_of(found), mode.bits(), "{number} after {done}"),
+                Ok(_) => assert_eq!(number, done),
+                Err(error) => assert!(error.is_not_found() && number >= done, "{number} after {done}: {error}"),
+            }
+        }
+    });
+}
+
+fn mode_of(dir: Dir) -> u32 {
+    File::from(OwnedFd::from(dir)).metadata().unwrap().permissions().mode() & 0o7777
+}
