@@ -55,6 +55,11 @@ impl Context {
         self.node.path()
     }
 
+    /// The whole tree, not only what is below this service: for a service that shows a status page.
+    pub fn tree(&self) -> Status {
+        self.node.tree_status()
+    }
+
     /// Starts a child, with the settings of this service. Does not wait.
     ///
     /// Names are for people: two children may have the same.
@@ -127,7 +132,8 @@ impl Handle {
         self.node.status()
     }
 
-    /// Stops the service for good, its children before it, and waits until nothing of it runs.
+    /// Stops the service for good, its children before it, and waits until nothing of it runs. While its
+    /// parent goes on, it leaves the parent's [`Status`].
     pub async fn stop(&self) {
         self.node.stop().await;
     }

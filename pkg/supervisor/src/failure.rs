@@ -4,6 +4,8 @@ use std::any::Any;
 use std::error::Error;
 use std::fmt::Write;
 
+use tokio::task::JoinError;
+
 /// Any error of a service.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -25,8 +27,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// What a task ended with instead of a result.
+    pub(crate) fn from_join(error: JoinError) -> Self {
+        match error.try_into_panic() {
+            Ok(payload) => Self::from_panic(&*payload),
+            Err(cancelled) => Self::Returned(cancelled.into()), // the runtime shuts down
+        }
+    }
+
     /// What a panic said.
-    pub(crate) fn from_panic(payload: &(dyn Any + Send)) -> Self {
+    fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let said = payload
             .downcast_ref::<&str>()
             .map(|said| (*said).to_owned())

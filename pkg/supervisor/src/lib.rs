@@ -46,6 +46,7 @@ mod node;
 mod service;
 mod state;
 mod status;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod tree;

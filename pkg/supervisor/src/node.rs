@@ -1,24 +1,21 @@
 //! One service of the tree, and the task that runs it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinError;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
-use tracing::{Instrument, debug, info, info_span, warn};
+use tracing::{Instrument, debug, error, info, info_span, warn};
 
-use crate::backoff::jitter;
 use crate::failure::Failure;
 use crate::service::Service;
 use crate::state::Event;
-use crate::tree::{Change, Observer};
-use crate::{BoxError, Context, Settings, State, Status};
-
-/// An aborted task ends at its next `.await`. One that has none is left behind after this.
-const ABORT_DEADLINE: Duration = Duration::from_secs(1);
+use crate::tasks::{Exit, Life, Tasks};
+use crate::tree::{ABORT_DEADLINE, Change, Tree};
+use crate::{Context, Settings, State, Status};
 
 /// Who deals with a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,30 +26,29 @@ pub(crate) enum OnFailure {
     FailParent,
 }
 
-/// How an attempt ended.
+/// What ends an attempt.
 enum End {
     Stopped,
+    Done,
     Failed(Failure),
 }
 
-/// A failure that goes up to the parent. One is enough: the channel holds no more.
-type FaultSender = mpsc::Sender<Failure>;
-
-/// A service. The task that supervises it belongs to the parent's `children`, so that every task has
-/// exactly one owner and the tree no cycle: a node never points to its parent.
+/// A service. The task that supervises it is one of its parent's, so that every task has exactly one
+/// owner and the tree no cycle: a node never points to its parent.
 pub(crate) struct Node {
     path: String,
     name: String,
     settings: Settings,
-    observer: Observer,
     service: Service,
+    tree: Arc<Tree>,
     stop: CancellationToken,
     record: watch::Sender<Record>,
     /// Held while a change is made and shown: the observer sees changes in their order.
     showing: Mutex<()>,
-    children: Mutex<Children>,
+    tasks: Tasks,
 }
 
+/// What a status shows.
 #[derive(Clone, Debug)]
 struct Record {
     state: State,
@@ -63,37 +59,24 @@ struct Record {
     done: bool,
 }
 
-/// The children of one attempt.
-#[derive(Default)]
-struct Children {
-    list: Vec<Child>,
-    /// The attempt that may add children, and where their faults go.
-    open: Option<(u32, FaultSender)>,
-}
-
-struct Child {
-    node: Arc<Node>,
-    _run: AbortOnDropHandle<()>,
-}
-
 impl Node {
-    pub(crate) fn root(name: String, settings: Settings, observer: Observer, service: Service) -> Arc<Self> {
-        Arc::new(Self::new(name.clone(), name, settings, observer, service))
+    pub(crate) fn root(name: String, settings: Settings, tree: Arc<Tree>, service: Service) -> Arc<Self> {
+        Arc::new(Self::new(name.clone(), name, settings, tree, service))
     }
 
-    fn new(path: String, name: String, settings: Settings, observer: Observer, service: Service) -> Self {
+    fn new(path: String, name: String, settings: Settings, tree: Arc<Tree>, service: Service) -> Self {
         let record =
             Record { state: State::Starting, attempts: 0, since: Instant::now(), last_error: None, done: false };
         Self {
             path,
             name,
             settings,
-            observer,
             service,
+            tree,
             stop: CancellationToken::new(),
             record: watch::Sender::new(record),
             showing: Mutex::default(),
-            children: Mutex::default(),
+            tasks: Tasks::default(),
         }
     }
 
@@ -111,15 +94,21 @@ impl Node {
 
     pub(crate) fn status(&self) -> Status {
         let record = self.record.borrow().clone();
-        let children: Vec<Arc<Self>> = self.children().list.iter().map(|child| Arc::clone(&child.node)).collect();
         Status {
+            path: self.path.clone(),
             name: self.name.clone(),
             state: record.state,
             attempts: record.attempts,
             since: record.since,
             last_error: record.last_error,
-            children: children.iter().map(|child| child.status()).collect(),
+            children: self.tasks.children().iter().map(|child| child.status()).collect(),
         }
+    }
+
+    /// The status of the root. The root is there as long as anything of the tree runs.
+    pub(crate) fn tree_status(&self) -> Status {
+        let root = self.tree.root.get().and_then(Weak::upgrade);
+        root.map_or_else(|| self.status(), |root| root.status())
     }
 
     /// Waits for a state, and returns it.
@@ -132,6 +121,11 @@ impl Node {
     pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.wait(|state| state == State::Stopped).await;
+    }
+
+    /// The whole tree waits no more for what it asked to stop.
+    pub(crate) fn abort(&self) {
+        self.tree.abort.cancel();
     }
 
     pub(crate) fn healthy(&self, attempt: u32) {
@@ -157,172 +151,166 @@ impl Node {
         service: Service,
     ) -> Arc<Self> {
         let path = format!("{}.{name}", self.path);
-        let node = Arc::new(Self::new(path, name, settings, Arc::clone(&self.observer), service));
-        let mut children = self.children();
-        match &children.open {
-            Some((open, fault)) if *open == attempt => {
-                let run = Arc::clone(&node).supervise(on_failure, Some(fault.clone()));
-                let run = AbortOnDropHandle::new(tokio::spawn(run));
-                children.list.push(Child { node: Arc::clone(&node), _run: run });
-            }
-            Some(_) | None => {
-                drop(children);
-                node.happens(Event::Ended, |_| true);
-            }
-        }
-        node
+        let child = Arc::new(Self::new(path, name, settings, Arc::clone(&self.tree), service));
+        let life = Arc::clone(&child).life(on_failure);
+        self.tasks.adopt(attempt, &child, life, &self.tree.runtime);
+        child
     }
 
-    /// Runs the service, again and again, until it is stopped or its failure is the parent's.
-    pub(crate) async fn supervise(self: Arc<Self>, on_failure: OnFailure, parent: Option<FaultSender>) {
-        let _ended = Ended(&self);
+    /// Runs the service, again and again, until it is stopped or its failure is the parent's. Dropped at
+    /// any point, also before it began, it leaves nothing behind.
+    pub(crate) fn life(self: Arc<Self>, on_failure: OnFailure) -> Life {
+        let ended = Ended(Arc::clone(&self));
+        Box::pin(async move {
+            let _ended = ended;
+            let exit = Exit::Child(self.supervise(on_failure).await);
+            debug!(service = %self.path, "service stopped");
+            exit
+        })
+    }
+
+    /// Returns a failure that is the parent's.
+    async fn supervise(self: &Arc<Self>, on_failure: OnFailure) -> Option<Failure> {
         let mut failures = 0;
         while !self.stop.is_cancelled() {
-            let (attempt, faults) = self.begin();
-            let failure = match self.run(attempt, faults).await {
-                End::Stopped => break,
-                End::Failed(failure) => failure,
-            };
-            let healthy_for = self.fail(&failure);
-            self.stop_children().await;
-            if let (OnFailure::FailParent, Some(parent)) = (on_failure, &parent) {
-                // Full or closed: the parent fails or ends already.
-                let _ = parent.try_send(Failure::Member { member: self.path.clone(), source: Box::new(failure) });
-                return;
+            let attempt = self.begin();
+            let (failure, healthy_for) = self.run(attempt).await?;
+            if on_failure == OnFailure::FailParent {
+                return Some(Failure::Member { member: self.path.clone(), source: Box::new(failure) });
             }
             failures = self.settings.backoff.count(failures, healthy_for);
-            let wait = self.settings.backoff.wait(failures, jitter());
+            let wait = self.settings.backoff.wait(failures, (self.tree.jitter)());
             warn!(service = %self.path, attempt, error = %failure.chain(), wait_ms = wait.as_millis(), "service failed");
             tokio::select! {
                 biased;
-                () = self.stop.cancelled() => break,
+                () = self.stop.cancelled() => {}
                 () = sleep(wait) => {}
             }
         }
-        debug!(service = %self.path, "service stopped");
+        None
     }
 
-    fn begin(&self) -> (u32, mpsc::Receiver<Failure>) {
-        self.record.send_if_modified(|record| {
+    fn begin(&self) -> u32 {
+        let mut attempt = 0;
+        self.happens(Event::Begun, |record| {
             record.attempts = record.attempts.saturating_add(1);
             record.done = false;
-            false
+            attempt = record.attempts;
+            true
         });
-        let attempt = self.record.borrow().attempts;
-        let (fault, faults) = mpsc::channel(1);
-        *self.children() = Children { list: Vec::new(), open: Some((attempt, fault)) };
-        self.happens(Event::Begun, |_| true);
-        if attempt == 1 {
-            self.show();
-        }
-        (attempt, faults)
+        attempt
     }
 
-    /// One attempt. When it returns [`End::Stopped`], the children are stopped as well.
-    async fn run(self: &Arc<Self>, attempt: u32, mut faults: mpsc::Receiver<Failure>) -> End {
+    /// One attempt. When it returns, neither its body nor a child of it runs any more. `None`: it was
+    /// stopped. Otherwise why it failed, and for how long it had been healthy.
+    async fn run(self: &Arc<Self>, attempt: u32) -> Option<(Failure, Option<Duration>)> {
         let token = CancellationToken::new();
+        let _cancelled = token.clone().drop_guard(); // however this ends, and also for what kept the context
         let cx = Context { node: Arc::clone(self), attempt, token: token.clone() };
         let span = info_span!("service", service = %self.path, attempt);
-        let mut body = AbortOnDropHandle::new(tokio::spawn(self.service.attempt(cx).instrument(span)));
+        let body = self.service.attempt(cx).instrument(span);
+        let body = self.tasks.open(attempt, Box::pin(body), &self.tree.runtime);
 
-        let failure = tokio::select! {
-            biased;
-            () = self.stop.cancelled() => None,
-            ended = &mut body => match self.verdict(ended) {
-                Ok(()) => return self.after_done(&mut faults).await,
-                Err(failure) => return End::Failed(failure),
-            },
-            // `self.children` has a sender while this attempt lasts.
-            Some(failure) = faults.recv() => Some(failure),
-        };
-        if failure.is_none() {
-            self.happens(Event::Stop, |_| true);
+        let mut end = self.end().await;
+        if matches!(end, End::Done) {
+            self.happens(Event::Done, |_| true);
+            end = self.end().await; // the body is gone: a stop, or a child that takes its parent along
         }
+        let failed = match end {
+            End::Stopped | End::Done => {
+                self.happens(Event::Stop, |_| true);
+                None
+            }
+            End::Failed(failure) => {
+                let healthy_for = self.fail(&failure);
+                Some((failure, healthy_for))
+            }
+        };
         self.stop_children().await;
         token.cancel();
-        self.join(body).await;
-        failure.map_or(End::Stopped, End::Failed)
+        self.join(&body).await;
+        failed
     }
 
-    /// The service is done: its children go on until they are stopped, or one takes it with it.
-    async fn after_done(&self, faults: &mut mpsc::Receiver<Failure>) -> End {
-        self.happens(Event::Done, |_| true);
-        tokio::select! {
-            biased;
-            () = self.stop.cancelled() => {}
-            Some(failure) = faults.recv() => return End::Failed(failure),
-        }
-        self.happens(Event::Stop, |_| true);
-        self.stop_children().await;
-        End::Stopped
-    }
-
-    fn verdict(&self, ended: Result<Result<(), BoxError>, JoinError>) -> Result<(), Failure> {
-        match ended {
-            Ok(Ok(())) if self.record.borrow().done => Ok(()),
-            Ok(Ok(())) => Err(Failure::Ended),
-            Ok(Err(error)) => Err(Failure::Returned(error)),
-            Err(error) => Err(match error.try_into_panic() {
-                Ok(payload) => Failure::from_panic(&*payload),
-                Err(cancelled) => Failure::Returned(cancelled.into()), // the runtime shuts down
-            }),
-        }
-    }
-
-    /// Waits for the end of a body that was cancelled.
-    async fn join(&self, mut body: AbortOnDropHandle<Result<(), BoxError>>) {
-        match timeout(self.settings.stop_deadline, &mut body).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => {
-                debug!(service = %self.path, error = %Failure::Returned(error).chain(), "service stopped with an error");
-            }
-            Ok(Err(error)) => warn!(service = %self.path, %error, "service panicked while it stopped"),
-            Err(_) => {
-                warn!(service = %self.path, "service did not stop in time, aborted");
-                body.abort();
-                if timeout(ABORT_DEADLINE, &mut body).await.is_err() {
-                    warn!(service = %self.path, "service blocks its thread, left behind");
-                }
+    /// Waits for what ends the attempt.
+    async fn end(&self) -> End {
+        loop {
+            let exit = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return End::Stopped,
+                exit = self.tasks.next() => exit,
+            };
+            match exit {
+                Ok(Exit::Body(Ok(()))) if self.record.borrow().done => return End::Done,
+                Ok(Exit::Body(Ok(()))) => return End::Failed(Failure::Ended),
+                Ok(Exit::Body(Err(error))) => return End::Failed(Failure::Returned(error)),
+                Ok(Exit::Child(Some(failure))) => return End::Failed(failure),
+                Ok(Exit::Child(None)) => self.tasks.forget_stopped(),
+                Err(error) => return End::Failed(Failure::from_join(error)),
             }
         }
     }
 
-    /// Stops the children, the last first. They stay in the list, for people to see.
+    /// Stops the children, the last first. They stay in the status, for people to see.
     async fn stop_children(&self) {
-        let children: Vec<Arc<Self>> = {
-            let mut children = self.children();
-            children.open = None;
-            children.list.iter().map(|child| Arc::clone(&child.node)).collect()
-        };
-        for child in children.iter().rev() {
+        self.tasks.close();
+        for child in self.tasks.children().iter().rev() {
             child.stop().await;
+        }
+    }
+
+    /// Waits for the end of a body that was cancelled, and of its stopped children's tasks.
+    async fn join(&self, body: &AbortHandle) {
+        let in_time = tokio::select! {
+            biased;
+            () = self.rest() => true,
+            () = sleep(self.settings.stop_deadline) => false,
+            () = self.tree.abort.cancelled() => false,
+        };
+        if in_time {
+            return;
+        }
+        warn!(service = %self.path, "service did not stop in time, aborted");
+        body.abort();
+        if timeout(ABORT_DEADLINE, self.rest()).await.is_err() {
+            warn!(service = %self.path, "service blocks its thread, left behind");
+        }
+    }
+
+    async fn rest(&self) {
+        while let Some(exit) = self.tasks.rest().await {
+            match exit {
+                Ok(Exit::Body(Ok(())) | Exit::Child(_)) => {}
+                Ok(Exit::Body(Err(error))) => {
+                    debug!(service = %self.path, error = %Failure::Returned(error).chain(), "service stopped with an error");
+                }
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => warn!(service = %self.path, %error, "service panicked while it stopped"),
+            }
         }
     }
 
     /// Returns for how long the attempt was healthy.
     fn fail(&self, failure: &Failure) -> Option<Duration> {
-        let healthy_for = {
-            let record = self.record.borrow();
-            match record.state {
+        let mut healthy_for = None;
+        self.happens(Event::Failed, |record| {
+            healthy_for = match record.state {
                 State::Healthy | State::Done => Some(record.since.elapsed()),
                 State::Starting | State::Failed | State::Stopping | State::Stopped => None,
-            }
-        };
-        let error = failure.chain();
-        self.record.send_if_modified(|record| {
-            record.last_error = Some(error);
-            false
+            };
+            record.last_error = Some(failure.chain());
+            true
         });
-        self.happens(Event::Failed, |_| true);
         healthy_for
     }
 
-    /// Applies `event` if `valid`, and says whether the state is another one now.
-    fn happens(&self, event: Event, valid: impl Fn(&Record) -> bool) -> bool {
+    /// Applies `event`, if `valid` (which may note what comes with it), and says whether something changed.
+    fn happens(&self, event: Event, valid: impl FnOnce(&mut Record) -> bool) -> bool {
         let showing = self.showing.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = self.record.send_if_modified(|record| {
             let next = record.state.after(event);
-            let change = valid(record) && next != record.state;
+            // The first attempt begins in the state in which the service was made.
+            let change = valid(record) && (next != record.state || event == Event::Begun);
             if change {
                 record.state = next;
                 record.since = Instant::now();
@@ -338,32 +326,27 @@ impl Node {
 
     fn show(&self) {
         let record = self.record.borrow().clone();
-        (self.observer)(&Change {
+        let change = Change {
             path: &self.path,
             name: &self.name,
             state: record.state,
             attempts: record.attempts,
             error: record.last_error.as_deref(),
-        });
-    }
-
-    fn children(&self) -> MutexGuard<'_, Children> {
-        // Nothing panics while it holds this lock.
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        // Services shall not suffer from who watches them.
+        if catch_unwind(AssertUnwindSafe(|| (self.tree.observer)(&change))).is_err() {
+            error!(service = %self.path, state = %record.state, "the observer panicked");
+        }
     }
 }
 
-/// The end of a service's task, also of an aborted one: what waits for it wakes, what it owned goes.
-struct Ended<'a>(&'a Node);
+/// The end of a service's task, also of an aborted one: what it owned goes, what waits for it wakes.
+struct Ended(Arc<Node>);
 
-impl Drop for Ended<'_> {
+impl Drop for Ended {
     fn drop(&mut self) {
-        // After an ordered stop every child has stopped, and stays for people to see. After an abort the
-        // others are aborted here, even if somebody keeps a handle of this node.
-        let mut children = self.0.children();
-        children.open = None;
-        children.list.retain(|child| child.node.state() == State::Stopped);
-        drop(children);
+        // Here and not with the node: somebody may keep a handle of that.
+        self.0.tasks.abort();
         self.0.happens(Event::Ended, |_| true);
     }
 }

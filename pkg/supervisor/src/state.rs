@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Where a service is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 pub enum State {
     /// It runs, and has not said that it is healthy.
     Starting,

@@ -1,19 +1,29 @@
 //! What a person or a metric sees of the tree.
 
+use std::fmt;
+
 use tokio::time::Instant;
 
 use crate::State;
 
 /// A service and its children at one moment. Children stand in the order of their start.
+///
+/// Three ways to a status page: [`Display`](fmt::Display) writes one line a service, [`Status::walk`]
+/// gives the services one by one, for a table, and with the feature `serde` it serializes, as a tree.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Status {
+    /// The names from the root to the service: `node.etcd`.
+    pub path: String,
     /// The name that its parent gave it.
     pub name: String,
     /// Where it is in its life.
     pub state: State,
     /// How often it was started, this time included.
     pub attempts: u32,
-    /// Since when it is in this state.
+    /// Since when it is in this state. Serialized as `seconds`, the time until now.
+    #[cfg_attr(feature = "serde", serde(rename = "seconds", serialize_with = "seconds"))]
     pub since: Instant,
     /// Why it failed last, with causes. A later success does not clear it.
     pub last_error: Option<String>,
@@ -22,15 +32,102 @@ pub struct Status {
 }
 
 impl Status {
-    /// Paths (`node.etcd`) of the services that still have something running.
-    pub(crate) fn running(&self, parent: &str, found: &mut Vec<String>) {
-        let path = if parent.is_empty() { self.name.clone() } else { format!("{parent}.{}", self.name) };
+    /// This service and everything below it, parents before their children, each with its depth: 0 for
+    /// this one.
+    pub fn walk(&self) -> impl Iterator<Item = (usize, &Status)> {
+        let mut left = vec![(0, self)];
+        std::iter::from_fn(move || {
+            let (depth, next) = left.pop()?;
+            left.extend(next.children.iter().rev().map(|child| (depth + 1, child)));
+            Some((depth, next))
+        })
+    }
+
+    /// Paths of the services that still have something running, children before their parents.
+    pub(crate) fn running(&self, found: &mut Vec<String>) {
         for child in &self.children {
-            child.running(&path, found);
+            child.running(found);
         }
         match self.state {
-            State::Starting | State::Healthy | State::Stopping => found.push(path),
+            State::Starting | State::Healthy | State::Stopping => found.push(self.path.clone()),
             State::Done | State::Failed | State::Stopped => {}
         }
+    }
+}
+
+/// One line a service, indented by its depth: name, state, the seconds in that state, how often it was
+/// started if more than once, and why it failed last. Line feeds in an error become spaces.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (depth, service) in self.walk() {
+            let space = 2 * depth;
+            write!(f, "{:space$}{} {} {} s", "", service.name, service.state, service.since.elapsed().as_secs())?;
+            if service.attempts > 1 {
+                write!(f, ", started {} times", service.attempts)?;
+            }
+            if let Some(error) = &service.last_error {
+                write!(f, ", failed: {}", error.replace('\n', " "))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "serde")]
+fn seconds<S: serde::Serializer>(since: &Instant, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(since.elapsed().as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn service(path: &str, state: State, attempts: u32, error: Option<&str>, children: Vec<Status>) -> Status {
+        let name = path.rsplit('.').next().unwrap_or_default().to_owned();
+        let last_error = error.map(str::to_owned);
+        Status { path: path.to_owned(), name, state, attempts, since: Instant::now(), last_error, children }
+    }
+
+    async fn tree() -> Status {
+        let etcd = service("node.storage.etcd", State::Failed, 3, Some("no disk:\n full"), Vec::new());
+        let storage = service("node.storage", State::Starting, 1, None, vec![etcd]);
+        let page = service("node.page", State::Healthy, 1, None, Vec::new());
+        let tree = service("node", State::Done, 1, None, vec![storage, page]);
+        tokio::time::advance(Duration::from_millis(61_500)).await;
+        tree
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_walk_meets_parents_before_their_children_in_the_order_of_their_start() {
+        let tree = tree().await;
+        let found: Vec<_> = tree.walk().map(|(depth, service)| (depth, service.path.as_str())).collect();
+        assert_eq!(found, [(0, "node"), (1, "node.storage"), (2, "node.storage.etcd"), (1, "node.page")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_of_text_has_one_line_for_each_service() {
+        assert_eq!(
+            tree().await.to_string(),
+            "node done 61 s\n  storage starting 61 s\n    etcd failed 61 s, started 3 times, failed: no disk:  full\n  \
+             page healthy 61 s\n"
+        );
+    }
+
+    #[cfg(feature = "serde")]
+    #[tokio::test(start_paused = true)]
+    async fn a_serialized_status_is_a_tree_of_its_fields() {
+        let found = serde_json::to_value(&tree().await.children[0]).unwrap();
+        let expected = serde_json::json!({
+            "path": "node.storage", "name": "storage", "state": "starting", "attempts": 1, "seconds": 61,
+            "last_error": null,
+            "children": [{
+                "path": "node.storage.etcd", "name": "etcd", "state": "failed", "attempts": 3, "seconds": 61,
+                "last_error": "no disk:\n full", "children": [],
+            }],
+        });
+        assert_eq!(found, expected);
     }
 }

@@ -1,5 +1,8 @@
 //! The tree as its users see it, with tokio's clock paused: time passes only while everything waits.
 
+mod trees;
+mod world;
+
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -261,9 +264,11 @@ async fn a_stop_that_takes_too_long_names_what_was_left() {
         })
     });
     eventually(&tree, |s| s.children.len() == 2 && s.children[1].state == State::Healthy).await;
+    let root = tree.handle();
     let overdue = tree.stop(Duration::from_secs(1)).await.unwrap_err();
     assert_eq!(overdue.services, ["node.quick", "node.deaf", "node"]);
     assert_eq!(overdue.to_string(), "not stopped in time: node.quick, node.deaf, node");
+    assert!(root.status().walk().all(|(_, service)| service.state == State::Stopped), "{}", root.status());
 }
 
 #[tokio::test(start_paused = true)]
@@ -374,4 +379,121 @@ async fn the_observer_sees_every_change_in_order() {
             "node.flaky 2 stopped"
         ]
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tree_that_is_dropped_before_it_ran_wakes_who_waits_for_it() {
+    let tree = tree(|_| ());
+    let root = tree.handle();
+    drop(tree);
+    let ended = timeout(LONG, root.healthy()).await.expect("nobody says that it is over");
+    assert_eq!(ended, Err(Ended { service: "node".into() }));
+    assert_eq!(root.status().attempts, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_is_stopped_for_good_leaves_the_status() {
+    let tree = tree(|cx| {
+        let connection = cx.start("connection", steady);
+        let other = cx.start("other", steady);
+        cx.start("closer", move |cx| {
+            let (connection, other) = (connection.clone(), other.clone());
+            async move {
+                other.healthy().await?;
+                connection.stop().await;
+                cx.done();
+                Ok::<(), Ended>(())
+            }
+        })
+    });
+    let status = eventually(&tree, |s| s.walk().any(|(_, service)| service.state == State::Done)).await;
+    let names: Vec<&str> = status.children.iter().map(|child| child.name.as_str()).collect();
+    assert_eq!(names, ["other", "closer"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_done_service_goes_on_supervising() {
+    let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(1);
+    let tree = tree(move |cx| {
+        let sender = sender.clone();
+        cx.start("done", move |cx| {
+            sender.try_send(cx.clone()).unwrap();
+            cx.done();
+            async { Ok::<(), Infallible>(()) }
+        })
+    });
+    let cx = contexts.recv().await.unwrap();
+    eventually(&tree, |s| s.children[0].state == State::Done).await;
+    let late = cx.start("late", steady);
+    late.healthy().await.unwrap();
+    assert_eq!(tree.status().children[0].children[0].name, "late");
+    late.stop().await;
+    eventually(&tree, |s| s.children[0].children.is_empty()).await;
+    assert!(!cx.is_cancelled());
+    tree.stop(LONG).await.unwrap();
+    assert!(cx.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_kept_the_context_of_a_failed_attempt_is_told_that_it_is_over() {
+    let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(1);
+    let _tree = tree(move |cx| {
+        let sender = sender.clone();
+        cx.start("fails", move |cx| {
+            let _ = sender.try_send(cx);
+            async { Err::<(), _>(BROKEN) }
+        })
+    });
+    let first = contexts.recv().await.unwrap();
+    timeout(LONG, first.cancelled()).await.expect("the attempt is over");
+    assert_eq!(first.attempt(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_can_be_started_by_a_thread_that_is_not_the_runtimes() {
+    let tree = tree(|cx| {
+        let cx = cx.clone();
+        std::thread::spawn(move || cx.start("child", steady)).join().unwrap()
+    });
+    eventually(&tree, |s| s.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_hurts_nobody() {
+    let tree = Supervisor::observed(
+        "node",
+        Settings::default(),
+        |_| panic!("cannot look"),
+        |cx| {
+            cx.start("child", steady);
+            steady(cx)
+        },
+    );
+    eventually(&tree, |s| s.children.first().is_some_and(|c| c.state == State::Healthy)).await;
+    assert_eq!(tree.status().walk().map(|(_, service)| service.attempts).max(), Some(1));
+    tree.stop(LONG).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tree_that_only_waits_for_a_restart_is_not_overdue() {
+    let tree = Supervisor::start("node", Settings::default(), |_| async { Err::<(), _>(BROKEN) });
+    eventually(&tree, |s| s.state == State::Failed).await;
+    tree.stop(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_sees_the_whole_tree() {
+    let (sender, mut pages) = tokio::sync::mpsc::channel::<Status>(1);
+    let tree = tree(move |cx| {
+        cx.start("neighbour", steady);
+        let sender = sender.clone();
+        cx.start("page", move |cx| {
+            sender.try_send(cx.tree()).unwrap();
+            steady(cx)
+        })
+    });
+    let page = pages.recv().await.unwrap();
+    let paths: Vec<&str> = page.walk().map(|(_, service)| service.path.as_str()).collect();
+    assert_eq!(paths, ["node", "node.neighbour", "node.page"]);
+    tree.stop(LONG).await.unwrap();
 }

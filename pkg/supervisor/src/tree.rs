@@ -1,12 +1,17 @@
 //! The root of the tree.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use tokio_util::task::AbortOnDropHandle;
+use tokio::runtime;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
+use crate::backoff::jitter;
 use crate::node::{Node, OnFailure};
 use crate::service::Service;
+use crate::tasks::Exit;
 use crate::{Backoff, BoxError, Context, Handle, State, Status};
 
 /// How a service and, unless they have their own, its children are treated.
@@ -39,13 +44,28 @@ pub struct Change<'a> {
     pub error: Option<&'a str>,
 }
 
-/// Sees every change, in order for each service.
-pub(crate) type Observer = Arc<dyn Fn(&Change<'_>) + Send + Sync>;
+/// An aborted task ends at its next `.await`. One that has none is left behind after this.
+pub(crate) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The tree. Dropped without [`Supervisor::stop`], it aborts every service, in no order.
+/// What the services of one tree share.
+pub(crate) struct Tree {
+    /// Set once, before anything runs. Weak, since the root has this.
+    pub(crate) root: OnceLock<Weak<Node>>,
+    /// Sees every change, in order for each service.
+    pub(crate) observer: Box<dyn Fn(&Change<'_>) + Send + Sync>,
+    /// Where everything runs: a service may start children from a thread that is not the runtime's.
+    pub(crate) runtime: runtime::Handle,
+    /// No more waiting for services that were asked to stop.
+    pub(crate) abort: CancellationToken,
+    /// Anything of `u32`, for [`Backoff::wait`].
+    pub(crate) jitter: Box<dyn Fn() -> u32 + Send + Sync>,
+}
+
+/// The tree. Dropped without [`Supervisor::stop`], it aborts every service, in no order and without
+/// waiting: each ends at its next `.await`.
 pub struct Supervisor {
     root: Handle,
-    _run: AbortOnDropHandle<()>,
+    _task: JoinSet<Exit>,
 }
 
 impl Supervisor {
@@ -73,9 +93,23 @@ impl Supervisor {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        let node = Node::root(name.into(), settings, Arc::new(observer), Service::new(service));
-        let run = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&node).supervise(OnFailure::Restart, None)));
-        Self { root: Handle { node }, _run: run }
+        let tree = Tree {
+            root: OnceLock::new(),
+            observer: Box::new(observer),
+            runtime: runtime::Handle::current(),
+            abort: CancellationToken::new(),
+            jitter: Box::new(jitter),
+        };
+        Self::with(name.into(), settings, tree, Service::new(service))
+    }
+
+    pub(crate) fn with(name: String, settings: Settings, tree: Tree, service: Service) -> Self {
+        let tree = Arc::new(tree);
+        let node = Node::root(name, settings, Arc::clone(&tree), service);
+        tree.root.get_or_init(|| Arc::downgrade(&node));
+        let mut task = JoinSet::new();
+        task.spawn_on(Arc::clone(&node).life(OnFailure::Restart), &tree.runtime);
+        Self { root: Handle { node }, _task: task }
     }
 
     /// The root service.
@@ -88,17 +122,22 @@ impl Supervisor {
         self.root.status()
     }
 
-    /// Stops every service, the last started first. What is left after `deadline` is aborted.
+    /// Stops every service, the last started first. What is left after `deadline` is aborted, in the same
+    /// order, and gone when this returns: all but a service that blocks its thread (see the crate's
+    /// documentation).
     ///
     /// # Errors
     /// [`Overdue`] names what had to be aborted because `deadline` passed.
     pub async fn stop(self, deadline: Duration) -> Result<(), Overdue> {
-        if tokio::time::timeout(deadline, self.root.stop()).await.is_ok() {
+        if timeout(deadline, self.root.stop()).await.is_ok() {
             return Ok(());
         }
         let mut services = Vec::new();
-        self.status().running("", &mut services);
-        Err(Overdue { services })
+        self.status().running(&mut services);
+        self.root.node.abort();
+        // Longer only where a thread is blocked: then the rest is dropped with `self`, in no order.
+        let _ = timeout(ABORT_DEADLINE, self.root.stop()).await;
+        if services.is_empty() { Ok(()) } else { Err(Overdue { services }) } // empty: all waited for a restart
     }
 }
 

@@ -1,0 +1,116 @@
+//! The tasks of one attempt: its body and its children, in one [`JoinSet`].
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+
+use crate::failure::Failure;
+use crate::node::Node;
+use crate::service::Attempt;
+use crate::{BoxError, State};
+
+/// How a task ended.
+pub(crate) enum Exit {
+    /// The body of the attempt.
+    Body(Result<(), BoxError>),
+    /// A child that was stopped, or one whose failure is its parent's.
+    Child(Option<Failure>),
+}
+
+/// The whole life of a child.
+pub(crate) type Life = Pin<Box<dyn Future<Output = Exit> + Send>>;
+
+/// What runs for the present attempt of a service. The service's own task is the only one that waits for
+/// it, and aborts it at its own end.
+#[derive(Default)]
+pub(crate) struct Tasks(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    set: JoinSet<Exit>,
+    children: Vec<Arc<Node>>,
+    /// The attempt that may add children.
+    open: Option<u32>,
+    /// Wakes the service's task, if it waits while nothing runs.
+    idle: Option<Waker>,
+}
+
+impl Tasks {
+    /// Begins an attempt with its body.
+    pub(crate) fn open(&self, attempt: u32, body: Attempt, runtime: &Handle) -> AbortHandle {
+        let mut next = Inner { open: Some(attempt), ..Inner::default() };
+        let mut inner = self.lock(); // the body may add its first child before this ends: it waits
+        let body = next.set.spawn_on(async { Exit::Body(body.await) }, runtime);
+        let before = std::mem::replace(&mut *inner, next);
+        drop(inner);
+        drop(before);
+        body
+    }
+
+    /// Adds a child, unless `attempt` is over or about to be. Says whether it did.
+    pub(crate) fn adopt(&self, attempt: u32, child: &Arc<Node>, life: Life, runtime: &Handle) -> bool {
+        let mut inner = self.lock();
+        if inner.open != Some(attempt) {
+            return false;
+        }
+        inner.set.spawn_on(life, runtime);
+        inner.children.push(Arc::clone(child));
+        if let Some(waker) = inner.idle.take() {
+            waker.wake();
+        }
+        true
+    }
+
+    /// Waits for the next end of a task, forever if nothing runs. Cancel-safe.
+    pub(crate) async fn next(&self) -> Result<Exit, JoinError> {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            match inner.set.poll_join_next(cx) {
+                Poll::Ready(Some(exit)) => Poll::Ready(exit),
+                Poll::Ready(None) => {
+                    inner.idle = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Waits for the next end of a task. `None`: nothing runs any more. Cancel-safe.
+    pub(crate) async fn rest(&self) -> Option<Result<Exit, JoinError>> {
+        poll_fn(|cx| self.lock().set.poll_join_next(cx)).await
+    }
+
+    /// The children, in the order of their start.
+    pub(crate) fn children(&self) -> Vec<Arc<Node>> {
+        self.lock().children.clone()
+    }
+
+    /// Lets go of children that were stopped for good while their parent goes on.
+    pub(crate) fn forget_stopped(&self) {
+        self.lock().children.retain(|child| child.state() != State::Stopped);
+    }
+
+    /// No more children from now on.
+    pub(crate) fn close(&self) {
+        self.lock().open = None;
+    }
+
+    /// Aborts what runs. The children stay, for people to see.
+    pub(crate) fn abort(&self) {
+        let mut inner = self.lock();
+        inner.open = None;
+        let set = std::mem::take(&mut inner.set);
+        drop(inner);
+        drop(set);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
