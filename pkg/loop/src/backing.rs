@@ -1,0 +1,176 @@
+//! Which file a device stands on.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::stat::{SFlag, fstat};
+
+use crate::config::Config;
+use crate::error::BackingError;
+use crate::number::DeviceNumber;
+use crate::sys;
+
+/// A file, whatever its names are.
+///
+/// The kernel holds a backing file open, so that neither number can be given to another file while the
+/// device is attached: also not when the last name of the file is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The file system, as `stat` shows it.
+    pub device: DeviceNumber,
+    /// The inode on it.
+    pub inode: u64,
+}
+
+/// What a device stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Backing {
+    /// A regular file.
+    File(FileId),
+    /// Another block device, whichever of its nodes was opened.
+    Device(DeviceNumber),
+}
+
+impl Backing {
+    /// What an open file would be as a backing file. `file` may be opened with `O_PATH`.
+    ///
+    /// # Errors
+    /// [`BackingError::NotAFile`] if it can be none.
+    pub fn of(file: impl AsFd) -> Result<Self, BackingError> {
+        let stat = fstat(file).map_err(BackingError::system("fstat"))?;
+        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFREG {
+            Ok(Self::File(FileId { device: DeviceNumber::from_stat(stat.st_dev), inode: stat.st_ino }))
+        } else if kind == SFlag::S_IFBLK {
+            Ok(Self::Device(DeviceNumber::from_stat(stat.st_rdev)))
+        } else {
+            Err(BackingError::NotAFile)
+        }
+    }
+
+    /// A regular file has no device number of its own.
+    pub(crate) fn from_kernel(info: &sys::LoopInfo) -> Self {
+        match info.rdevice {
+            0 => Self::File(FileId { device: DeviceNumber::from_kernel(info.device), inode: info.inode }),
+            device => Self::Device(DeviceNumber::from_kernel(device)),
+        }
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(file) => write!(f, "inode {} of file system {}", file.inode, file.device),
+            Self::Device(device) => write!(f, "block device {device}"),
+        }
+    }
+}
+
+/// Whether `file` can carry a device of this configuration. The kernel would make the device read-only
+/// without a word, or only fail at the first read, or write to the wrong place.
+pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), BackingError> {
+    let flags = fcntl(file, FcntlArg::F_GETFL).map_err(BackingError::system("F_GETFL"))?;
+    let flags = OFlag::from_bits_retain(flags);
+    if flags.contains(OFlag::O_PATH) {
+        return Err(BackingError::PathOnly);
+    }
+    let access = flags & OFlag::O_ACCMODE;
+    let backing = Backing::of(file)?;
+    if access == OFlag::O_WRONLY {
+        return Err(BackingError::NotReadable);
+    }
+    if access == OFlag::O_RDONLY && !config.read_only {
+        return Err(BackingError::NotWritable);
+    }
+    if flags.contains(OFlag::O_APPEND) && !config.read_only {
+        return Err(BackingError::Appending);
+    }
+    if let Backing::Device(device) = backing
+        && device.major == sys::MAJOR
+        && sys::status(file).err() == Some(Errno::ENXIO)
+    {
+        return Err(BackingError::Detached { device });
+    }
+    Ok(())
+}
+
+/// What sysfs shows as the path of a backing file. For people and logs, not for decisions: it is the path
+/// in another process's view, of a name that may be another file's by now.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BackingPath {
+    /// The path, as the kernel wrote it.
+    pub path: PathBuf,
+    /// Whether the kernel wrote ` (deleted)` behind it. A name can end like that, too.
+    pub deleted: bool,
+}
+
+impl BackingPath {
+    /// Reads the text of `/sys/block/loop*/loop/backing_file`.
+    pub fn parse(text: &[u8]) -> Self {
+        let text = text.strip_suffix(b"\n").unwrap_or(text);
+        let (path, deleted) = match text.strip_suffix(b" (deleted)") {
+            Some(path) => (path, true),
+            None => (text, false),
+        };
+        Self { path: PathBuf::from(OsStr::from_bytes(path)), deleted }
+    }
+}
+
+impl fmt::Display for BackingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if self.deleted { f.write_str(" (deleted)") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_inode() {
+        let file = tempfile::tempfile().unwrap();
+        let stat = file.metadata().unwrap();
+        let Ok(Backing::File(id)) = Backing::of(&file) else { panic!("it is a regular file") };
+        assert_eq!((id.device, id.inode), (DeviceNumber::from_stat(stat.dev()), stat.ino()));
+    }
+
+    #[test]
+    fn a_directory_a_pipe_and_a_character_device_carry_nothing() {
+        assert_eq!(Backing::of(File::open("/").unwrap()), Err(BackingError::NotAFile));
+        assert_eq!(Backing::of(File::open("/dev/null").unwrap()), Err(BackingError::NotAFile));
+        assert_eq!(Backing::of(std::io::pipe().unwrap().0), Err(BackingError::NotAFile));
+    }
+
+    #[test]
+    fn the_kernels_text_is_read() {
+        let read = |text: &[u8]| BackingPath::parse(text);
+        let path = PathBuf::from("/data/a");
+        assert_eq!(read(b"/data/a\n"), BackingPath { path: path.clone(), deleted: false });
+        assert_eq!(read(b"/data/a (deleted)\n"), BackingPath { path, deleted: true });
+        assert_eq!(read(b"/a\n\n").path, PathBuf::from("/a\n"));
+        assert_eq!(read(b"").path, PathBuf::new());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_loss(text: Vec<u8>) {
+            let read = BackingPath::parse(&text);
+            let mut back = read.path.as_os_str().as_bytes().to_vec();
+            if read.deleted {
+                back.extend(b" (deleted)");
+            }
+            prop_assert_eq!(&back, text.strip_suffix(b"\n").unwrap_or(&text));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! How a device behaves.
+
+use std::fmt;
+
+use nix::unistd::{SysconfVar, sysconf};
+use units::Bytes;
+
+use crate::error::ConfigError;
+use crate::sys;
+
+/// What the kernel counts a device's size in.
+const SECTOR: Bytes = Bytes::new(512);
+
+/// How a device behaves. By default it is as large as its backing file, writable and buffered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Logical block size: the smallest piece that can be read or written. `None`: the kernel's choice,
+    /// 512 bytes, or for direct I/O those of the disk below (Linux 6.15; before only if the backing
+    /// descriptor is open with `O_DIRECT`). Read back it is always `Some`.
+    pub block_size: Option<BlockSize>,
+    /// Writes to the device fail (`EPERM`). Needed if the backing file is open for reading only.
+    pub read_only: bool,
+    /// Detached when nobody has it open or mounted any more. Read back it is also set by a detach that
+    /// was deferred.
+    pub autoclear: bool,
+    /// Its partition table is read, partitions become devices. With the module's parameter `max_part`
+    /// the kernel always does, and so it is read back.
+    pub partscan: bool,
+    /// Past the page cache of the backing file. The kernel drops this **without an error** if the file
+    /// system has no direct I/O, if the block size is smaller than that of the disk below, or if `offset`
+    /// is no multiple of it. Read back it says whether direct I/O is really on.
+    pub direct_io: bool,
+    /// Where in the backing file the device begins.
+    pub offset: Bytes,
+    /// Where it ends at the latest, counted from its begin: at least one sector of 512 bytes, of which the
+    /// device has whole ones only. `None`: with the file.
+    pub size_limit: Option<Bytes>,
+}
+
+impl Config {
+    /// What the kernel could misunderstand is refused here.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let limit = self.size_limit.unwrap_or(self.offset);
+        if let Some(asked) = self.size_limit.filter(|limit| *limit < SECTOR) {
+            return Err(ConfigError::NoSector { asked });
+        }
+        match [self.offset, limit].into_iter().find(|size| i64::try_from(size.get()).is_err()) {
+            Some(asked) => Err(ConfigError::TooLarge { asked }),
+            None => Ok(()),
+        }
+    }
+
+    /// `block_size` of `struct loop_config`.
+    pub(crate) fn kernel_block_size(&self) -> u32 {
+        self.block_size.map_or(0, BlockSize::get)
+    }
+
+    pub(crate) fn to_kernel(self) -> sys::LoopInfo {
+        let flags = [
+            (self.read_only, sys::READ_ONLY),
+            (self.autoclear, sys::AUTOCLEAR),
+            (self.partscan, sys::PARTSCAN),
+            (self.direct_io, sys::DIRECT_IO),
+        ];
+        let flags = flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag).sum();
+        sys::LoopInfo::wanted(self.offset.get(), self.size_limit.map_or(0, Bytes::get), flags)
+    }
+
+    pub(crate) fn from_kernel(info: &sys::LoopInfo, block_size: u32) -> Self {
+        let on = |flag| info.flags & flag != 0;
+        Self {
+            block_size: Some(BlockSize(block_size)),
+            read_only: on(sys::READ_ONLY),
+            autoclear: on(sys::AUTOCLEAR),
+            partscan: on(sys::PARTSCAN),
+            direct_io: on(sys::DIRECT_IO),
+            offset: Bytes::new(info.offset),
+            size_limit: Some(Bytes::new(info.sizelimit)).filter(|limit| *limit != Bytes::ZERO),
+        }
+    }
+}
+
+/// A logical block size: a power of two from 512 bytes to the size of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockSize(u32);
+
+impl BlockSize {
+    /// 512 bytes, which every kernel has.
+    pub const SECTOR: Self = Self(512);
+
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// [`ConfigError::BlockSize`] if no device of this machine can have it. 0 is the kernel's choice:
+    /// `None` in [`Config`].
+    pub fn new(bytes: u32) -> Result<Self, ConfigError> {
+        // Every Linux knows the size of its pages.
+        let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| u32::try_from(page).ok());
+        Self::up_to(bytes, page.unwrap_or(4096))
+    }
+
+    fn up_to(bytes: u32, page: u32) -> Result<Self, ConfigError> {
+        if bytes.is_power_of_two() && (512..=page).contains(&bytes) {
+            Ok(Self(bytes))
+        } else {
+            Err(ConfigError::BlockSize { asked: bytes, page })
+        }
+    }
+
+    /// The plain number of bytes.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Bytes::new(self.0.into()).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn block_sizes_are_powers_of_two_from_a_sector_to_a_page() {
+        let good: Vec<u32> = (0..=1 << 17).filter(|bytes| BlockSize::up_to(*bytes, 65536).is_ok()).collect();
+        assert_eq!(good, [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]);
+        assert_eq!(BlockSize::up_to(8192, 4096), Err(ConfigError::BlockSize { asked: 8192, page: 4096 }));
+        assert_eq!(BlockSize::new(512), Ok(BlockSize::SECTOR));
+        assert!(BlockSize::new(0).is_err());
+        assert!(BlockSize::new(1 << 31).is_err());
+    }
+
+    #[test]
+    fn sizes_that_the_kernel_takes_for_something_else_are_refused() {
+        let most = Bytes::new(i64::MAX as u64);
+        let more = Bytes::new(1 << 63);
+        let check = |offset, size_limit| Config { offset, size_limit, ..Config::default() }.check();
+        assert_eq!(check(Bytes::ZERO, None), Ok(()));
+        assert_eq!(check(most, Some(most)), Ok(()));
+        assert_eq!(check(more, None), Err(ConfigError::TooLarge { asked: more }));
+        assert_eq!(check(Bytes::ZERO, Some(more)), Err(ConfigError::TooLarge { asked: more }));
+        for asked in [0, 1, 511].map(Bytes::new) {
+            assert_eq!(check(Bytes::ZERO, Some(asked)), Err(ConfigError::NoSector { asked }));
+        }
+        assert_eq!(check(Bytes::ZERO, Some(SECTOR)), Ok(()));
+    }
+
+    fn configs() -> impl Strategy<Value = Config> {
+        (9_u32..=12, any::<[bool; 4]>(), 0_u64..1 << 63, proptest::option::of(512_u64..1 << 63)).prop_map(
+            |(shift, [read_only, autoclear, partscan, direct_io], offset, limit)| Config {
+                block_size: Some(BlockSize(1 << shift)),
+                read_only,
+                autoclear,
+                partscan,
+                direct_io,
+                offset: Bytes::new(offset),
+                size_limit: limit.map(Bytes::new),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_is_told_is_read_back(config in configs()) {
+            prop_assert_eq!(config.check(), Ok(()));
+            prop_assert_eq!(Config::from_kernel(&config.to_kernel(), config.kernel_block_size()), config);
+        }
+    }
+}

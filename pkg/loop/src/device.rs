@@ -1,0 +1,233 @@
+//! A loop device that is open.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, SFlag, fstat};
+use nix::unistd::fsync;
+use units::Bytes;
+
+use crate::backing::{Backing, BackingPath};
+use crate::config::Config;
+use crate::error::{DetachError, DeviceError, ResizeError, StatusError};
+use crate::number::{DeviceNumber, Number};
+use crate::sys;
+
+/// A loop device, open for reading.
+///
+/// While the value lives the device keeps its number, and its backing file: a detach by somebody else is
+/// deferred by the kernel until this is dropped. (`LOOP_CHANGE_FD` alone can exchange the file, of a
+/// read-only device, for one of the same size.) So it counts as a user of the device: one with
+/// `autoclear` is detached when the last user drops it.
+#[derive(Debug)]
+pub struct Device {
+    fd: OwnedFd,
+    number: Number,
+    dev: DeviceNumber,
+}
+
+/// What the kernel says about an attached device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Status {
+    /// What it stands on.
+    pub backing: Backing,
+    /// How it really behaves, whatever was asked for.
+    pub config: Config,
+    /// How large it is now: whole sectors of 512 bytes.
+    pub size: Bytes,
+}
+
+/// What became of a device that was to be detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a device that was busy still stands on its backing file"]
+pub enum Detach {
+    /// The kernel let go of the backing file. (A process that another thread forked in that moment can delay
+    /// it until it has started its program.)
+    Detached,
+    /// Somebody else had the device open or mounted, or a partition of it. The kernel detaches it when the
+    /// last one closes it, which may have happened meanwhile.
+    Deferred,
+}
+
+impl Device {
+    /// Opens a device by any of its nodes, also by one that was bind-mounted elsewhere. Symbolic links
+    /// are followed.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotLoopDevice`] for anything else, which is not opened: a pipe does not block, a tape
+    /// does not rewind. It needs `/proc` and `/sys`.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
+        let path = path.as_ref();
+        let node = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
+            Errno::ENOENT | Errno::ENOTDIR => DeviceError::NotFound { path: path.into() },
+            source => DeviceError::Open { path: path.into(), source },
+        })?;
+        Self::of_node(node.as_fd(), path)
+    }
+
+    /// Opens a device by an open node; `O_PATH` is enough.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; the path that an error names is one below `/proc/self/fd`.
+    pub fn from_node(node: impl AsFd) -> Result<Self, DeviceError> {
+        let node = node.as_fd();
+        Self::of_node(node, &reopen_path(node))
+    }
+
+    /// `path` is what errors name.
+    pub(crate) fn of_node(node: BorrowedFd<'_>, path: &Path) -> Result<Self, DeviceError> {
+        let failed = |source| DeviceError::Open { path: path.into(), source };
+        let stat = fstat(node).map_err(failed)?;
+        let block = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFBLK;
+        let dev = DeviceNumber::from_stat(stat.st_rdev);
+        if !block || dev.major != sys::MAJOR {
+            return Err(DeviceError::NotLoopDevice { path: path.into() });
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let fd = open(&reopen_path(node), flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::ENXIO | Errno::ENODEV => DeviceError::Gone { path: path.into() },
+            Errno::ENOENT => DeviceError::NoProc { path: path.into() },
+            source => failed(source),
+        })?;
+        // From here on the numbers cannot be another device's.
+        let link = fs::read_link(format!("/sys/dev/block/{dev}"))
+            .map_err(|source| DeviceError::Sysfs { device: dev, source })?;
+        let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        // A partition has the driver's major number too if `max_part` is set, and answers for the whole.
+        let number = name.parse().map_err(|_| DeviceError::NotLoopDevice { path: path.into() })?;
+        Ok(Self { fd, number, dev })
+    }
+
+    /// Its node, such as `/dev/loop7`, whichever it was opened by.
+    pub fn path(&self) -> PathBuf {
+        self.number.path()
+    }
+
+    /// The number in its name. It belongs to this device as long as the value lives.
+    pub fn number(&self) -> Number {
+        self.number
+    }
+
+    /// Major and minor number, from the node itself.
+    pub fn dev(&self) -> DeviceNumber {
+        self.dev
+    }
+
+    /// What it stands on.
+    ///
+    /// # Errors
+    /// [`StatusError::NotAttached`] if it has no backing file.
+    pub fn backing(&self) -> Result<Backing, StatusError> {
+        Ok(Backing::from_kernel(&self.info()?))
+    }
+
+    /// How it really behaves; says whether direct I/O is on.
+    ///
+    /// # Errors
+    /// [`StatusError::NotAttached`] if it has no backing file.
+    pub fn config(&self) -> Result<Config, StatusError> {
+        let info = self.info()?;
+        let block_size = sys::block_size(self.fd.as_fd()).map_err(StatusError::new(self.number, "BLKSSZGET"))?;
+        Ok(Config::from_kernel(&info, block_size))
+    }
+
+    /// Everything at once: what it stands on, how it really behaves, how large it is.
+    ///
+    /// # Errors
+    /// [`StatusError::NotAttached`] if it has no backing file.
+    ///
+    /// `LOOP_GET_STATUS64`, `BLKSSZGET`, `BLKGETSIZE64`.
+    pub fn status(&self) -> Result<Status, StatusError> {
+        let info = self.info()?;
+        let block_size = sys::block_size(self.fd.as_fd()).map_err(StatusError::new(self.number, "BLKSSZGET"))?;
+        let size = sys::size(self.fd.as_fd()).map_err(StatusError::new(self.number, "BLKGETSIZE64"))?;
+        Ok(Status {
+            backing: Backing::from_kernel(&info),
+            config: Config::from_kernel(&info, block_size),
+            size: Bytes::new(size),
+        })
+    }
+
+    /// What sysfs shows as the path of the backing file; `None` if there is none. For people and logs only,
+    /// see [`BackingPath`].
+    pub fn backing_path(&self) -> Option<BackingPath> {
+        let text = fs::read(format!("/sys/dev/block/{}/loop/backing_file", self.dev)).ok()?;
+        Some(BackingPath::parse(&text))
+    }
+
+    /// Shows the kernel that the backing file grew or shrank, while the device is in use. Idempotent.
+    /// Returns the size it has now: offset and size limit count, and a rest of less than 512 bytes does
+    /// not. The partition table is not read again.
+    ///
+    /// # Errors
+    /// [`ResizeError::Detached`]: no backing file any more (`ENXIO`).
+    ///
+    /// `LOOP_SET_CAPACITY`, Linux 2.6.30, loop(4); needs `CAP_SYS_ADMIN`.
+    pub fn refresh_size(&self) -> Result<Bytes, ResizeError> {
+        sys::set_capacity(self.fd.as_fd()).map_err(ResizeError::new(self.number, "LOOP_SET_CAPACITY"))?;
+        let size = sys::size(self.fd.as_fd()).map_err(ResizeError::new(self.number, "BLKGETSIZE64"))?;
+        Ok(Bytes::new(size))
+    }
+
+    /// Takes the backing file away from the device, if it is the one that the caller names. `backing` may
+    /// be opened with `O_PATH`.
+    ///
+    /// The comparison and the detach are about the same file: this value keeps the device attached in
+    /// between, so that nobody can attach another file to it. What was written to the device is in the file
+    /// afterwards, and synced: the kernel by itself drops what is still in the page cache.
+    ///
+    /// # Errors
+    /// [`DetachError::OtherBacking`] if it stands on something else, [`DetachError::NotAttached`] if it was
+    /// detached before, [`DetachError::Unwritten`] if the file did not take what was written.
+    ///
+    /// `LOOP_CLR_FD`, lazy since Linux 3.7.
+    pub fn detach(self, backing: impl AsFd) -> Result<Detach, DetachError> {
+        let named = Backing::of(backing)?;
+        self.detach_from(named)
+    }
+
+    /// As [`Self::detach`], for a backing file that was looked at before, such as by [`list`](crate::list).
+    /// The caller knows that it is still the same file.
+    ///
+    /// # Errors
+    /// As [`Self::detach`].
+    pub fn detach_from(self, named: Backing) -> Result<Detach, DetachError> {
+        let number = self.number;
+        let info = sys::status(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_GET_STATUS64"))?;
+        let attached = Backing::from_kernel(&info);
+        if attached != named {
+            return Err(DetachError::OtherBacking { number, attached, named });
+        }
+        // A device with one user stops to take writes at once, and what the page cache still holds is lost
+        // with nothing but a line in the kernel's log (Linux 6.10 and newer).
+        fsync(&self.fd).map_err(|source| DetachError::Unwritten { number, source })?;
+        sys::clear(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_CLR_FD"))?;
+        // The answer is the same for a device that others use: it has only been marked. Of one that nobody
+        // else uses the kernel shows nothing more, and since Linux 6.10 lets go of the file when `self` is
+        // closed.
+        match sys::status(self.fd.as_fd()) {
+            Err(Errno::ENXIO) => Ok(Detach::Detached),
+            Ok(_) => Ok(Detach::Deferred),
+            Err(source) => Err(DetachError::System { number, operation: "LOOP_GET_STATUS64", source }),
+        }
+    }
+
+    fn info(&self) -> Result<sys::LoopInfo, StatusError> {
+        sys::status(self.fd.as_fd()).map_err(StatusError::new(self.number, "LOOP_GET_STATUS64"))
+    }
+}
+
+impl AsFd for Device {
+    /// Open for reading.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn reopen_path(node: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", node.as_raw_fd()))
+}

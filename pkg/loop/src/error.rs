@@ -1,0 +1,333 @@
+//! What can go wrong, an enum per operation.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use units::Bytes;
+
+use crate::backing::Backing;
+use crate::number::{DeviceNumber, Number};
+
+/// [`Control::open`](crate::Control::open) failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// No driver.
+    #[error("the kernel has no loop devices; load the module loop")]
+    NoDriver,
+    /// The caller may not open it.
+    #[error("no permission to open /dev/loop-control; run as root")]
+    NotPermitted,
+    /// Any other refusal.
+    #[error("cannot open /dev/loop-control")]
+    System(#[source] Errno),
+}
+
+/// A [`Config`](crate::Config) that no device can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not a power of two, or too small or large.
+    #[error("a block size of {asked} bytes is impossible; take a power of two from 512 to {page}")]
+    BlockSize {
+        /// What was asked for.
+        asked: u32,
+        /// The size of a page on this machine.
+        page: u32,
+    },
+    /// A size limit that leaves no sector. The kernel would make a device of 0 bytes, and takes a limit of 0
+    /// for none at all.
+    #[error("a size limit of {asked} leaves nothing; ask for at least one sector of 512 bytes")]
+    NoSector {
+        /// What was asked for.
+        asked: Bytes,
+    },
+    /// More than the kernel counts.
+    #[error("an offset or size limit of {asked} is too large; the largest is {}", Bytes::new(i64::MAX as u64))]
+    TooLarge {
+        /// What was asked for.
+        asked: Bytes,
+    },
+}
+
+/// A descriptor that cannot be a device's backing file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackingError {
+    /// A directory, a pipe, a character device and the like.
+    #[error("neither a regular file nor a block device")]
+    NotAFile,
+    /// Opened with `O_PATH`.
+    #[error("the file is open as a path only; open it for reading and writing")]
+    PathOnly,
+    /// Opened for writing only.
+    #[error("the file is not open for reading; open it for reading too")]
+    NotReadable,
+    /// Opened for reading only, and the device was to be writable.
+    #[error("the file is not open for writing; open it for writing too, or ask for a read-only device")]
+    NotWritable,
+    /// Opened with `O_APPEND`. Some kernels then write each block behind the end of the file, wherever on
+    /// the device it belongs.
+    #[error("the file is open for appending; open it without O_APPEND, or ask for a read-only device")]
+    Appending,
+    /// A loop device that has no backing file itself.
+    #[error("the backing file is a loop device ({device}) without a backing file; attach that one first")]
+    Detached {
+        /// That device.
+        device: DeviceNumber,
+    },
+    /// Any other refusal.
+    #[error("{operation} of the backing file failed")]
+    System {
+        /// The call that failed.
+        operation: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl BackingError {
+    /// For `map_err`: this operation failed for a reason without a name of its own.
+    pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::System { operation, source }
+    }
+}
+
+/// [`Control::attach`](crate::Control::attach) failed; no device is attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The configuration itself is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The file cannot carry a device.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// No `LOOP_CONFIGURE`.
+    #[error("the kernel has no LOOP_CONFIGURE; Linux 5.8 or newer is needed")]
+    KernelTooOld,
+    /// The kernel names a device whose node did not appear.
+    #[error("{number} has no node in /dev; mount a devtmpfs there or let udev make its nodes")]
+    NoNode {
+        /// The device.
+        number: Number,
+    },
+    /// Others were faster each time.
+    #[error("others took each free loop device for {} seconds, last {number}; try again", waited.as_secs())]
+    Contended {
+        /// The last device that was lost.
+        number: Number,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// No free device to be had.
+    #[error("no free loop device")]
+    NoFree(#[source] Errno),
+    /// The node of the free device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The node in `/dev` is another device's.
+    #[error("/dev/{number} is the node of {found}; make it the node of {number} again")]
+    WrongNode {
+        /// The device that was meant.
+        number: Number,
+        /// The device that it is.
+        found: Number,
+    },
+    /// Any other refusal.
+    #[error("cannot attach {backing} to {number}")]
+    Configure {
+        /// The device.
+        number: Number,
+        /// The file.
+        backing: Backing,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+}
+
+/// [`Device::open`](crate::Device::open) or [`Device::from_node`](crate::Device::from_node) failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There, but something else; also a partition of a loop device.
+    #[error("{path} is not a loop device")]
+    NotLoopDevice {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// Nothing there.
+    #[error("{path} does not exist")]
+    NotFound {
+        /// What was looked for.
+        path: PathBuf,
+    },
+    /// The node is there and its device is not: it was removed, or is just being detached.
+    #[error("{path} is the node of a loop device that is not there")]
+    Gone {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// The device cannot be opened, by permissions or because somebody else has it exclusively.
+    #[error("cannot open the loop device {path}")]
+    Open {
+        /// What was opened.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// No procfs, by which a node is opened that was looked at.
+    #[error("cannot open the loop device {path} by /proc/self/fd; mount a proc on /proc")]
+    NoProc {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Sysfs does not say which device it is.
+    #[error("cannot find loop device {device} in /sys/dev/block; is sysfs mounted on /sys?")]
+    Sysfs {
+        /// The device.
+        device: DeviceNumber,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// [`Device::status`](crate::Device::status), or a part of it, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    /// It has no backing file.
+    #[error("{number} has no backing file")]
+    NotAttached {
+        /// The device.
+        number: Number,
+    },
+    /// Any other refusal.
+    #[error("{operation} of {number} failed")]
+    System {
+        /// The device.
+        number: Number,
+        /// What failed.
+        operation: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl StatusError {
+    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
+    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| match errno {
+            Errno::ENXIO => Self::NotAttached { number },
+            source => Self::System { number, operation, source },
+        }
+    }
+}
+
+/// [`Device::refresh_size`](crate::Device::refresh_size) failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// It has no backing file any more.
+    #[error("{number} has no backing file, and so no size")]
+    Detached {
+        /// The device.
+        number: Number,
+    },
+    /// Any other refusal.
+    #[error("{operation} of {number} failed")]
+    System {
+        /// The device.
+        number: Number,
+        /// What failed.
+        operation: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl ResizeError {
+    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
+    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| match errno {
+            Errno::ENXIO => Self::Detached { number },
+            source => Self::System { number, operation, source },
+        }
+    }
+}
+
+/// [`Device::detach`](crate::Device::detach) failed; the device is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// The file that was named can be no backing file.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// It has no backing file: it was detached before.
+    #[error("{number} is not attached")]
+    NotAttached {
+        /// The device.
+        number: Number,
+    },
+    /// It stands on something else than the caller named.
+    #[error("{number} is attached to {attached}, not to {named}; it was left alone")]
+    OtherBacking {
+        /// The device.
+        number: Number,
+        /// What it stands on.
+        attached: Backing,
+        /// What the caller named.
+        named: Backing,
+    },
+    /// What was written to the device cannot be brought to its file. The kernel tells this once and gives the
+    /// data up: the next call detaches.
+    #[error("{number} was not detached: its backing file did not take all that was written to it; the data is lost")]
+    Unwritten {
+        /// The device.
+        number: Number,
+        /// What the kernel said, such as `EIO`.
+        #[source]
+        source: Errno,
+    },
+    /// Any other refusal.
+    #[error("{operation} of {number} failed")]
+    System {
+        /// The device.
+        number: Number,
+        /// What failed.
+        operation: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl DetachError {
+    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
+    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| match errno {
+            Errno::ENXIO => Self::NotAttached { number },
+            source => Self::System { number, operation, source },
+        }
+    }
+}
+
+/// [`list`](crate::list) failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// Sysfs does not list devices.
+    #[error("cannot list {path}; is sysfs mounted on /sys?")]
+    Sysfs {
+        /// What was to be read.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// An attached device cannot be opened.
+    #[error("cannot look at an attached loop device")]
+    Device(#[from] DeviceError),
+    /// An attached device does not answer.
+    #[error("cannot look at an attached loop device")]
+    Status(#[from] StatusError),
+}

@@ -1,0 +1,58 @@
+//! Loop devices: files as block devices, attached, found and detached without races.
+//!
+//! ```no_run
+//! use std::fs::File;
+//!
+//! use loopdev::{Config, Control, Detach, Device};
+//!
+//! let image = File::options().read(true).write(true).open("/data/image")?;
+//! let device = Control::open()?.attach(&image, &Config { direct_io: true, ..Config::default() })?;
+//! println!("{} is {}", device.path().display(), device.status()?.size);
+//!
+//! // Later, perhaps in another process:
+//! let device = Device::open(device.path())?;
+//! match device.detach(&image)? {
+//!     Detach::Detached => println!("gone"),
+//!     Detach::Deferred => println!("gone when its last user closes it"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Guarantees
+//! - [`Control::attach`] gives a device its whole [`Config`] in one step. What fails leaves neither an
+//!   attached device nor a descriptor behind.
+//! - A file is known by file system and inode, a block device by its number ([`Backing`]); never by a path.
+//! - [`Device::detach`] detaches what the caller named or nothing. While a [`Device`] is open the kernel
+//!   cannot attach it to something else, so there is no moment between look and act; see there for the one
+//!   exception, `LOOP_CHANGE_FD`.
+//! - What the kernel changes without a word is read back: [`Device::status`] says whether direct I/O is on,
+//!   [`Detach`] whether a device was busy.
+//!
+//! # What it is not
+//! It makes no backing files, no file systems and no nodes, and does not remove devices: a detached one
+//! stays for the next file. Encryption of loop devices is gone from the kernel, and `LOOP_SET_FD`,
+//! `LOOP_CHANGE_FD` and changes to an attached device are left out.
+//!
+//! Needs Linux 5.8 (`LOOP_CONFIGURE`), `/proc`, `/sys`, a devtmpfs or udev on `/dev`, and `CAP_SYS_ADMIN`.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod backing;
+mod config;
+mod control;
+mod device;
+mod error;
+mod list;
+mod number;
+#[expect(unsafe_code, reason = "the ioctls of loop devices have no wrapper in nix")]
+mod sys;
+
+pub use backing::{Backing, BackingPath, FileId};
+pub use config::{BlockSize, Config};
+pub use control::Control;
+pub use device::{Detach, Device, Status};
+pub use error::{
+    AttachError, BackingError, ConfigError, DetachError, DeviceError, ListError, OpenError, ResizeError, StatusError,
+};
+pub use list::{Attached, list};
+pub use number::{DeviceNumber, InvalidName, Number};

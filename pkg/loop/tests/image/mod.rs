@@ -1,0 +1,133 @@
+//! Backing files, and what the tests look at.
+
+// Each program uses a part of it.
+#![allow(dead_code)]
+
+use std::fmt::Debug;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use loopdev::{Attached, Backing, Config, Control, Device, DeviceNumber};
+use nix::libc::O_DIRECT;
+use units::Bytes;
+
+pub const MIB: u64 = 1 << 20;
+
+/// A sparse file, open for reading and writing. Deleted on drop.
+pub struct Image {
+    pub file: File,
+    pub path: PathBuf,
+}
+
+impl Image {
+    /// In the guest's tmpfs.
+    pub fn new(size: u64) -> Self {
+        Self::within(&std::env::temp_dir(), size)
+    }
+
+    pub fn within(dir: &Path, size: u64) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let path = dir.join(format!("image-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(size).unwrap();
+        Self { file, path }
+    }
+
+    pub fn backing(&self) -> Backing {
+        Backing::of(&self.file).unwrap()
+    }
+
+    pub fn attach(&self, config: &Config) -> Device {
+        Control::open().unwrap().attach(&self.file, config).unwrap()
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // Gone already if the test deleted it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// One test at a time: a list opens all devices, so that another test's detach would be deferred, and what
+/// is counted has to stand still.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Goes when the test drops the device, also if it fails.
+pub fn temporary() -> Config {
+    Config { autoclear: true, ..Config::default() }
+}
+
+/// What stands on this file, as everybody sees it.
+pub fn attached(backing: Backing) -> Vec<Attached> {
+    loopdev::list().unwrap().into_iter().filter(|device| device.status.backing == backing).collect()
+}
+
+/// A user of the device besides its [`Device`].
+pub fn open(device: &Device) -> File {
+    File::options().read(true).write(true).open(device.path()).unwrap()
+}
+
+/// Past the page cache: pieces have to be whole blocks.
+pub fn open_direct(path: &Path) -> File {
+    File::options().read(true).write(true).custom_flags(O_DIRECT).open(path).unwrap()
+}
+
+/// Memory for direct I/O.
+#[repr(align(4096))]
+pub struct Page(pub [u8; 4096]);
+
+/// An attribute in sysfs.
+pub fn sysfs(device: &Device, attribute: &str) -> String {
+    let path = format!("/sys/block/{}/{attribute}", device.number());
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
+}
+
+/// The device number of a node.
+pub fn node(path: &Path) -> DeviceNumber {
+    let rdev = fs::metadata(path).unwrap().rdev();
+    let [major, minor] =
+        [nix::sys::stat::major(rdev), nix::sys::stat::minor(rdev)].map(|part| part.try_into().unwrap());
+    DeviceNumber { major, minor }
+}
+
+pub fn bytes(size: u64) -> Bytes {
+    Bytes::new(size)
+}
+
+/// What this process has open, and what is attached.
+pub fn held() -> (Vec<PathBuf>, usize) {
+    let open = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    // The directory itself is gone by now.
+    let mut open: Vec<_> = open.filter_map(|link| fs::read_link(link).ok()).collect();
+    open.sort();
+    (open, loopdev::list().unwrap().len())
+}
+
+/// Waits until the kernel has come so far. `look` says what it sees instead.
+pub fn eventually<T, S: Debug>(what: &str, mut look: impl FnMut() -> Result<T, S>) -> T {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(seen) => assert!(Instant::now() < end, "not within 30 s: {what}; at last: {seen:?}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the kernel has let go of this file.
+pub fn detached(backing: Backing) {
+    eventually("the file is detached", || match attached(backing) {
+        devices if devices.is_empty() => Ok(()),
+        devices => Err(devices),
+    });
+}

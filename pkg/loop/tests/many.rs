@@ -1,0 +1,422 @@
+//! Many devices at once, many who want one, and what a failure leaves behind. Each test counts what the
+//! whole machine has, so that they run one by one. Runs as root in a machine of its own.
+
+mod image;
+mod syscall;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use image::{Image, MIB, alone, bytes, held, node, open, sysfs, temporary};
+use loopdev::{
+    AttachError, Backing, BackingError, Config, Control, Detach, DetachError, Device, DeviceError, DeviceNumber,
+};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::libc::O_PATH;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use syscall::{Call, without};
+
+/// The node of the device that the kernel names as free, as long as nothing is attached to it.
+fn free(control: &Control, image: &Image) -> PathBuf {
+    let device = control.attach(&image.file, &Config::default()).unwrap();
+    let path = device.path();
+    assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+    path
+}
+
+/// Attached devices of these files, each with its own, and of nothing else.
+fn assert_distinct(devices: &[(Backing, Device)]) {
+    let numbers: BTreeSet<_> = devices.iter().map(|(_, device)| device.number()).collect();
+    assert_eq!(numbers.len(), devices.len());
+    for (backing, device) in devices {
+        assert_eq!(device.backing().unwrap(), *backing, "{}", device.number());
+    }
+}
+
+#[test]
+fn thirty_two_at_once_get_a_device_each() {
+    let _alone = alone();
+    let before = held();
+    let images: Vec<_> = (0..32).map(|_| Image::new(MIB)).collect();
+    for _ in 0..3 {
+        let start = Barrier::new(images.len());
+        let attach = |image: &Image| {
+            let control = Control::open().unwrap();
+            start.wait();
+            let device = control.attach(&image.file, &Config::default()).unwrap();
+            // Deferred if somebody who came too late has it open for a moment.
+            let _ = device.detach(&image.file).unwrap();
+            (image.backing(), control.attach(&image.file, &Config::default()).unwrap())
+        };
+        let devices: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = images.iter().map(|image| scope.spawn(|| attach(image))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_distinct(&devices);
+        image::eventually("32 are attached and no more", || match held().1 - before.1 {
+            32 => Ok(()),
+            other => Err(other),
+        });
+        for ((_, device), image) in devices.into_iter().zip(&images) {
+            assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+        }
+    }
+    drop(images);
+    assert_eq!(held(), before);
+}
+
+#[test]
+fn other_processes_at_once_do_not_get_the_same_device() {
+    let _alone = alone();
+    let before = held();
+    let [ours, theirs] = [(); 2].map(|()| (0..12).map(|_| Image::new(MIB)).collect::<Vec<_>>());
+    let foreign: Vec<_> = theirs
+        .iter()
+        .map(|image| {
+            let mut losetup = Command::new("losetup");
+            losetup.args(["--find", "--show"]).arg(&image.path).stdout(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    let control = Control::open().unwrap();
+    let mut devices: Vec<_> = thread::scope(|scope| {
+        let attach = |image: &Image| (image.backing(), control.attach(&image.file, &Config::default()).unwrap());
+        let threads: Vec<_> = ours.iter().map(|image| scope.spawn(move || attach(image))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (process, image) in foreign.into_iter().zip(&theirs) {
+        let output = process.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let path = String::from_utf8(output.stdout).unwrap();
+        devices.push((image.backing(), Device::open(path.trim()).unwrap()));
+    }
+    assert_distinct(&devices);
+    for (backing, device) in devices {
+        assert_eq!(device.detach_from(backing).unwrap(), Detach::Detached);
+    }
+    drop((control, ours, theirs));
+    assert_eq!(held(), before);
+}
+
+#[test]
+fn there_can_be_more_than_256() {
+    let _alone = alone();
+    let before = held();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let devices: Vec<_> = (0..300)
+        .map(|index| {
+            // Told apart by their offsets.
+            let config = Config { offset: bytes(index * 512), ..temporary() };
+            control.attach(&image.file, &config).unwrap()
+        })
+        .collect();
+    assert!(devices.iter().any(|device| device.number().get() >= 299));
+    for device in &devices {
+        assert_eq!(device.dev(), node(&device.path()), "{}", device.number());
+        assert_eq!(device.dev().to_string(), sysfs(device, "dev"), "{}", device.number());
+        assert_eq!(Device::open(device.path()).unwrap().number(), device.number());
+    }
+    let list = loopdev::list().unwrap();
+    assert_eq!(list.len(), before.1 + 300);
+    let offsets: BTreeSet<_> = list.iter().map(|device| device.status.config.offset).collect();
+    assert_eq!(offsets, (0..300).map(|index| bytes(index * 512)).collect());
+    drop((devices, image, control));
+    image::eventually("all are detached", || match held() {
+        now if now == before => Ok(()),
+        now => Err(now),
+    });
+    assert!(Path::new("/sys/block/loop299").exists(), "the kernel keeps the devices themselves");
+    assert_eq!(loopdev::list().unwrap().len(), before.1);
+}
+
+#[test]
+fn what_is_refused_leaves_nothing_behind() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let reading = File::open(&image.path).unwrap();
+    let path = File::options().read(true).custom_flags(O_PATH).open(&image.path).unwrap();
+    let directory = File::open("/tmp").unwrap();
+    let (pipe, _other_end) = io::pipe().unwrap();
+    // A number in use, so that a wrong detach would be seen.
+    let other = Image::new(MIB);
+    let device = other.attach(&temporary());
+    let before = held();
+    let no_size = Config { size_limit: Some(bytes(0)), ..temporary() };
+    let far = Config { offset: bytes(u64::MAX), ..temporary() };
+    for _ in 0..3 {
+        assert!(matches!(control.attach(&image.file, &no_size), Err(AttachError::Config(_))));
+        assert!(matches!(control.attach(&image.file, &far), Err(AttachError::Config(_))));
+        for (file, expected) in [(&reading, BackingError::NotWritable), (&path, BackingError::PathOnly)] {
+            let refused = control.attach(file, &temporary());
+            assert!(matches!(&refused, Err(AttachError::Backing(error)) if *error == expected), "{refused:?}");
+        }
+        let read_only = Config { read_only: true, ..temporary() };
+        for refused in [control.attach(&directory, &read_only), control.attach(&pipe, &read_only)] {
+            assert!(matches!(&refused, Err(AttachError::Backing(BackingError::NotAFile))), "{refused:?}");
+        }
+        assert!(matches!(Device::open("/dev/zero"), Err(DeviceError::NotLoopDevice { .. })));
+        assert!(matches!(Device::open("/dev/nothing"), Err(DeviceError::NotFound { .. })));
+        let refused = Device::open(device.path()).unwrap().detach(&image.file);
+        assert!(matches!(&refused, Err(DetachError::OtherBacking { .. })), "{refused:?}");
+        assert_eq!(held(), before);
+    }
+}
+
+/// The soft limit of descriptors, as it was before on drop.
+struct Descriptors(u64, u64);
+
+impl Descriptors {
+    fn at_most(limit: u64) -> Self {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, limit, hard).unwrap();
+        Self(soft, hard)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        setrlimit(Resource::RLIMIT_NOFILE, self.0, self.1).unwrap();
+    }
+}
+
+/// Each step that needs a descriptor fails once.
+#[test]
+fn an_attach_that_runs_out_of_descriptors_leaves_nothing_behind() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let before = held();
+    let next = u64::try_from(before.0.len()).unwrap();
+    let mut failures = 0;
+    let device = (0..8)
+        .find_map(|more| {
+            let limit = Descriptors::at_most(next - 1 + more);
+            let attached = control.attach(&image.file, &Config::default());
+            drop(limit);
+            match attached {
+                Ok(device) => Some(device),
+                Err(AttachError::Device(DeviceError::Open { source: Errno::EMFILE, .. })) => {
+                    failures += 1;
+                    assert_eq!(held(), before);
+                    None
+                }
+                Err(other) => panic!("with {more} descriptors: {other:?}"),
+            }
+        })
+        .expect("enough descriptors in the end");
+    assert!(failures >= 2, "one for each of the two that it opens");
+    assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+    assert_eq!(held(), before);
+}
+
+/// Each call of an attach that can fail does so once.
+#[test]
+fn an_attach_whose_calls_fail_leaves_nothing_behind() {
+    const CONFIGURE: Call = Call::ioctl(0x4C0A);
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let path = free(&control, &image);
+    let before = held();
+    // Not with autoclear: what stayed attached would be seen.
+    let attach = |call, errno| {
+        let attached = without(call, errno, || control.attach(&image.file, &Config::default()));
+        assert_eq!(held(), before, "{call:?}");
+        attached.expect_err("one of its calls failed")
+    };
+    match attach(Call::ioctl(0x4C82), Errno::EIO) {
+        AttachError::NoFree(Errno::EIO) => {}
+        other => panic!("LOOP_CTL_GET_FREE: {other:?}"),
+    }
+    let exclusive = Call::open(OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC);
+    match attach(exclusive, Errno::EACCES) {
+        AttachError::Device(DeviceError::Open { path: found, source: Errno::EACCES }) if found == path => {}
+        other => panic!("the device's node: {other:?}"),
+    }
+    match attach(CONFIGURE, Errno::EIO) {
+        AttachError::Configure { number, backing, source: Errno::EIO } => {
+            assert_eq!((number.path(), backing), (path.clone(), image.backing()));
+        }
+        other => panic!("LOOP_CONFIGURE: {other:?}"),
+    }
+    // A kernel without the call says either.
+    for unknown in [Errno::EINVAL, Errno::ENOTTY] {
+        match attach(CONFIGURE, unknown) {
+            AttachError::KernelTooOld => {}
+            other => panic!("LOOP_CONFIGURE is {unknown}: {other:?}"),
+        }
+    }
+    assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path, "nothing is in its way");
+}
+
+#[test]
+fn an_open_whose_calls_fail_leaves_nothing_behind() {
+    type Expected = fn(&DeviceError) -> bool;
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let device = control.attach(&image.file, &temporary()).unwrap();
+    let path = device.path();
+    let before = held();
+    let again = Call::open(OFlag::O_RDONLY | OFlag::O_CLOEXEC);
+    let expected: [(Call, Errno, Expected); _] = [
+        (again, Errno::ENXIO, |error| matches!(error, DeviceError::Gone { .. })),
+        (again, Errno::ENODEV, |error| matches!(error, DeviceError::Gone { .. })),
+        (again, Errno::ENOENT, |error| matches!(error, DeviceError::NoProc { .. })),
+        (again, Errno::EBUSY, |error| matches!(error, DeviceError::Open { source: Errno::EBUSY, .. })),
+        (Call::READLINK, Errno::ENOENT, |error| matches!(error, DeviceError::Sysfs { .. })),
+    ];
+    for (call, errno, is_it) in expected {
+        let refused = without(call, errno, || Device::open(&path)).expect_err("one of its calls failed");
+        assert!(is_it(&refused), "{call:?} is {errno}: {refused:?}");
+        assert_eq!(held(), before);
+        // The same by way of an attach, to another device.
+        match without(call, errno, || control.attach(&image.file, &Config::default())) {
+            Err(AttachError::Device(refused)) if is_it(&refused) => {}
+            other => panic!("{call:?} is {errno}: {other:?}"),
+        }
+        assert_eq!(held(), before);
+    }
+}
+
+/// A node of `/dev` that is gone, or another one. As it was on drop.
+struct Replaced {
+    path: PathBuf,
+    kept: PathBuf,
+}
+
+impl Replaced {
+    fn by_nothing(path: &Path) -> Self {
+        let kept = path.with_extension("kept");
+        fs::rename(path, &kept).unwrap();
+        Self { path: path.into(), kept }
+    }
+
+    fn by(path: &Path, kind: SFlag, dev: DeviceNumber) -> Self {
+        let replaced = Self::by_nothing(path);
+        mknod(path, kind, Mode::S_IRUSR | Mode::S_IWUSR, makedev(dev.major.into(), dev.minor.into())).unwrap();
+        replaced
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        fs::rename(&self.kept, &self.path).unwrap();
+    }
+}
+
+#[test]
+fn a_node_of_another_device_is_no_way_to_attach() {
+    let _alone = alone();
+    let [image, other] = [(); 2].map(|()| Image::new(MIB));
+    let control = Control::open().unwrap();
+    // The worst case: a device that carries another file.
+    let occupied = control.attach(&other.file, &temporary()).unwrap();
+    let path = free(&control, &image);
+    let before = held();
+    let replaced = Replaced::by(&path, SFlag::S_IFBLK, occupied.dev());
+    match control.attach(&image.file, &Config::default()) {
+        Err(AttachError::WrongNode { number, found }) => {
+            assert_eq!((number.path(), found), (path.clone(), occupied.number()));
+        }
+        other => panic!("it is the node of {}: {other:?}", occupied.number()),
+    }
+    assert_eq!(held(), before);
+    drop(replaced);
+    let replaced = Replaced::by(&path, SFlag::S_IFCHR, node(Path::new("/dev/null")));
+    match control.attach(&image.file, &Config::default()) {
+        Err(AttachError::Device(DeviceError::NotLoopDevice { path: found })) => assert_eq!(found, path),
+        other => panic!("it is a character device: {other:?}"),
+    }
+    assert_eq!(held(), before);
+    drop(replaced);
+    assert_eq!(occupied.backing().unwrap(), other.backing());
+    assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path);
+}
+
+#[test]
+fn a_device_without_a_node_is_not_waited_for_without_end() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let path = free(&control, &image);
+    let before = held();
+    let replaced = Replaced::by_nothing(&path);
+    match control.attach(&image.file, &Config::default()) {
+        Err(AttachError::NoNode { number }) => assert_eq!(number.path(), path),
+        other => panic!("it has no node: {other:?}"),
+    }
+    assert_eq!(held(), before);
+    drop(replaced);
+    assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path);
+}
+
+#[test]
+fn a_device_that_somebody_has_exclusively_is_not_waited_for_without_end() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let path = free(&control, &image);
+    let before = held();
+    // The kernel names this number again and again: nothing is attached to it.
+    let exclusive = File::options().read(true).custom_flags(nix::libc::O_EXCL).open(&path).unwrap();
+    match control.attach(&image.file, &Config::default()) {
+        Err(AttachError::Contended { number, waited }) => {
+            assert_eq!(number.path(), path);
+            assert!(waited.as_secs() >= 10);
+        }
+        other => panic!("nothing is free: {other:?}"),
+    }
+    drop(exclusive);
+    assert_eq!(held(), before);
+    assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path);
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+nix::ioctl_write_int_bad!(loop_ctl_remove, 0x4C81);
+
+/// Removes the device itself, if nobody uses it.
+fn remove(control: &File, number: i32) {
+    // SAFETY: `control` is open during the call, which takes no pointer.
+    let removed = unsafe { loop_ctl_remove(control.as_raw_fd(), number) };
+    assert!(matches!(removed, Ok(_) | Err(Errno::EBUSY | Errno::ENODEV)), "{removed:?}");
+}
+
+#[test]
+fn a_number_that_was_removed_meanwhile_is_no_obstacle() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let before = held();
+    thread::scope(|scope| {
+        let removing = scope.spawn(|| {
+            let control = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
+            while !STOP.load(Ordering::Relaxed) {
+                for number in 0..4 {
+                    remove(&control, number);
+                }
+            }
+        });
+        for _ in 0..100 {
+            let device = control.attach(&image.file, &Config::default()).unwrap();
+            let user = open(&device);
+            drop(user);
+            assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+        }
+        STOP.store(true, Ordering::Relaxed);
+        removing.join().unwrap();
+    });
+    assert_eq!(held(), before);
+}
