@@ -33,9 +33,16 @@ const BATCH: u32 = 32;
 /// limit or any usage in the file system's own records is never given away.
 #[derive(Debug)]
 pub struct Allocator {
-    counter: File,
-    device: libc::dev_t,
-    reserved: Mutex<Range<u32>>,
+    dir: Directory,
+    reserved: Mutex<Reserved>,
+}
+
+/// IDs that can be given away without a look at the counter.
+#[derive(Debug)]
+struct Reserved {
+    ids: Range<u32>,
+    /// Whose they are: a fork copies this memory, and must not give away the same IDs.
+    process: u32,
 }
 
 impl Allocator {
@@ -47,14 +54,8 @@ impl Allocator {
     pub fn open(dir: impl AsFd) -> Result<Self, AllocateError> {
         let dir = Directory::reopen(dir.as_fd())?;
         FileSystem::of(&dir)?;
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file =
-            openat(&dir, FILE, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(|errno| failed("open")(errno.into()))?;
-        let counter = File::from(file);
-        // The name must not be lost after an ID was given away.
-        nix::unistd::fsync(&dir).map_err(FsError::system("fsync"))?;
-        let device = counter.metadata().map_err(failed("look at"))?.dev();
-        Ok(Self { counter, device, reserved: Mutex::new(0..0) })
+        open_counter(&dir)?;
+        Ok(Self { dir, reserved: Mutex::new(Reserved { ids: 0..0, process: 0 }) })
     }
 
     /// An ID that nobody had before.
@@ -64,29 +65,40 @@ impl Allocator {
     pub fn next(&self) -> Result<ProjectId, AllocateError> {
         // A range is whole after every step, whoever panicked.
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        if reserved.is_empty() {
-            *reserved = self.reserve()?;
+        let process = std::process::id();
+        if reserved.ids.is_empty() || reserved.process != process {
+            *reserved = Reserved { ids: self.reserve()?, process };
         }
-        reserved.next().and_then(ProjectId::new).ok_or(AllocateError::Exhausted)
+        reserved.ids.next().and_then(ProjectId::new).ok_or(AllocateError::Exhausted)
     }
 
     pub(crate) fn device(&self) -> libc::dev_t {
-        self.device
+        self.dir.device()
     }
 
     fn reserve(&self) -> Result<Range<u32>, AllocateError> {
-        let _lock = Locked::new(&self.counter)?;
-        let fs = FileSystem::of(&self.counter)?;
+        let counter = Locked::open(&self.dir)?;
+        let fs = FileSystem::on_xfs(self.dir.as_fd())?;
         let mut text = [0; Counter::SIZE + 1];
-        let length = read_all(&self.counter, &mut text).map_err(failed("read"))?;
+        let length = read_all(&counter.0, &mut text).map_err(failed("read"))?;
+        if length == 0 {
+            // The name of a new counter must not be lost after an ID was given away.
+            nix::unistd::fsync(&self.dir).map_err(FsError::system("fsync"))?;
+        }
         let Counter(next) = Counter::parse(&text[..length]).ok_or(AllocateError::Damaged { file: FILE })?;
         let taken_from = |id| fs.next_quota(id).map(|found| found.map(|quota| quota.id));
         let batch = free_batch(next, taken_from)?.ok_or(AllocateError::Exhausted)?;
         // Fewer bytes than a sector, always at the same place: this write happens or it does not.
-        self.counter.write_all_at(&Counter(batch.end).text(), 0).map_err(failed("write"))?;
-        self.counter.sync_data().map_err(failed("sync"))?;
+        counter.0.write_all_at(&Counter(batch.end).text(), 0).map_err(failed("write"))?;
+        counter.0.sync_data().map_err(failed("sync"))?;
         Ok(batch)
     }
+}
+
+fn open_counter(dir: &Directory) -> Result<File, AllocateError> {
+    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let file = openat(dir, FILE, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(|errno| failed("open")(errno.into()))?;
+    Ok(File::from(file))
 }
 
 /// The first free IDs from `next` on that follow each other, at most [`BATCH`]; `None` if there are
@@ -132,25 +144,25 @@ impl Counter {
     }
 }
 
-/// The lock of the counter file, until it is dropped.
-struct Locked<'file>(&'file File);
+/// The counter, locked until it is dropped.
+///
+/// Opened for each lock: a descriptor that a fork has copied would share its lock.
+struct Locked(File);
 
-impl<'file> Locked<'file> {
-    fn new(file: &'file File) -> Result<Self, AllocateError> {
+impl Locked {
+    fn open(dir: &Directory) -> Result<Self, AllocateError> {
         loop {
+            let file = open_counter(dir)?;
             match file.lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed("lock")(error)),
             }
+            // Deleted while this waited, as the error for a damaged one advises.
+            if file.metadata().map_err(failed("look at"))?.nlink() > 0 {
+                return Ok(Self(file));
+            }
         }
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // The only way to fail is a descriptor that is not open.
-        let _ = self.0.unlock();
     }
 }
 

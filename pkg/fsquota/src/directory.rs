@@ -1,17 +1,16 @@
-//! A directory and the project that its inode carries.
+//! A directory that stays open: the allocator's, and those of a walk.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::dir::Dir;
+use nix::dir::{Dir, Entry, OwningIter};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::libc;
 use nix::sys::stat::{FileStat, Mode, fstat};
 
 use crate::error::FsError;
 use crate::filesystem::require_xfs;
-use crate::project::ProjectId;
-use crate::sys;
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -22,18 +21,11 @@ pub(crate) struct Directory {
     stat: FileStat,
 }
 
-/// What an inode says about its project.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub(crate) project: Option<ProjectId>,
-    pub(crate) inherited: bool,
-}
-
 impl Directory {
     /// The same directory with a descriptor of its own: the caller's may be one that only names
     /// (`O_PATH`), with which no attribute can be read.
     pub(crate) fn reopen(dir: BorrowedFd<'_>) -> Result<Self, FsError> {
-        let opened = Self::open_at(dir, ".")?;
+        let opened = Self::new(open_directory(dir)?)?;
         // A deleted directory can still be opened by its descriptor.
         if opened.stat.st_nlink == 0 {
             return Err(FsError::Gone);
@@ -42,12 +34,7 @@ impl Directory {
         Ok(opened)
     }
 
-    fn open_at(dir: BorrowedFd<'_>, name: &str) -> Result<Self, FsError> {
-        let fd = openat(dir, name, DIRECTORY, Mode::empty()).map_err(|errno| match errno {
-            Errno::ENOTDIR => FsError::NotADirectory,
-            Errno::ENOENT => FsError::Gone,
-            errno => FsError::system("openat")(errno),
-        })?;
+    fn new(fd: OwnedFd) -> Result<Self, FsError> {
         let stat = fstat(&fd).map_err(FsError::system("fstat"))?;
         Ok(Self { fd, stat })
     }
@@ -56,44 +43,61 @@ impl Directory {
         self.stat.st_dev
     }
 
-    pub(crate) fn mark(&self) -> Result<Mark, FsError> {
-        let found = sys::fsxattr(self.fd.as_fd()).map_err(FsError::system("FS_IOC_FSGETXATTR"))?;
-        Ok(Mark { project: ProjectId::new(found.projid), inherited: found.xflags & sys::PROJINHERIT != 0 })
+    /// What is in the directory.
+    pub(crate) fn entries(&self) -> Result<Entries, FsError> {
+        // A stream of its own: it closes its descriptor.
+        let stream = Dir::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(FsError::system("openat"))?;
+        Ok(Entries(stream.into_iter()))
     }
 
-    /// The project of the directory above, if that is on the same file system and has one.
-    pub(crate) fn outer_project(&self) -> Result<Option<ProjectId>, FsError> {
-        let above = Self::open_at(self.fd.as_fd(), "..")?;
-        let root = above.stat.st_ino == self.stat.st_ino;
-        if above.stat.st_dev != self.stat.st_dev || root { Ok(None) } else { Ok(above.mark()?.project) }
-    }
-
-    pub(crate) fn is_empty(&self) -> Result<bool, FsError> {
-        let failed = FsError::system("getdents64");
-        let mut entries = match Dir::openat(&self.fd, ".", DIRECTORY, Mode::empty()) {
-            Ok(entries) => entries,
-            Err(errno) => return Err(FsError::system("openat")(errno)),
-        };
-        for entry in entries.iter() {
-            match entry {
-                Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Ok(_) => return Ok(false),
-                Err(errno) => return Err(failed(errno)),
-            }
+    /// Opens a directory in this one. `None` if there is none of that name any more, if it is a
+    /// symbolic link, and if another file system is mounted there.
+    pub(crate) fn enter(&self, name: &CStr) -> Result<Option<Self>, FsError> {
+        let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+        match openat2(&self.fd, name, OpenHow::new().flags(DIRECTORY).resolve(scope)) {
+            Ok(fd) => Self::new(fd).map(Some),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => Ok(None),
+            Err(errno) => Err(FsError::system("openat2")(errno)),
         }
-        Ok(true)
     }
 
-    /// Gives the directory this project and the inherit flag, or takes both away. One transaction.
-    pub(crate) fn set_project(&self, project: Option<ProjectId>) -> Result<(), FsError> {
-        let fd = self.fd.as_fd();
-        let mut wanted = sys::fsxattr(fd).map_err(FsError::system("FS_IOC_FSGETXATTR"))?;
-        wanted.projid = project.map_or(0, ProjectId::get);
-        match project {
-            Some(_) => wanted.xflags |= sys::PROJINHERIT,
-            None => wanted.xflags &= !sys::PROJINHERIT,
-        }
-        sys::set_fsxattr(fd, &wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
+    pub(crate) fn number(&self) -> u64 {
+        self.stat.st_ino
+    }
+}
+
+/// Opens a directory again: a descriptor that shares nothing with the caller's, and with which attributes
+/// and entries can be read.
+pub(crate) fn open_directory(dir: BorrowedFd<'_>) -> Result<OwnedFd, FsError> {
+    openat(dir, ".", DIRECTORY, Mode::empty()).map_err(|errno| match errno {
+        Errno::ENOTDIR => FsError::NotADirectory,
+        Errno::ENOENT => FsError::Gone,
+        errno => FsError::system("openat")(errno),
+    })
+}
+
+/// Makes sure of what [`open_directory`] would find, without opening anything.
+pub(crate) fn require_directory(inode: BorrowedFd<'_>) -> Result<(), FsError> {
+    let stat = fstat(inode).map_err(FsError::system("fstat"))?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return Err(FsError::NotADirectory);
+    }
+    // A deleted directory can still be looked at.
+    if stat.st_nlink == 0 { Err(FsError::Gone) } else { Ok(()) }
+}
+
+/// The entries of a directory, without `.` and `..`.
+#[derive(Debug)]
+pub(crate) struct Entries(OwningIter);
+
+impl Iterator for Entries {
+    type Item = Result<Entry, FsError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let entry = self
+            .0
+            .find(|entry| entry.as_ref().map_or(true, |entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")))?;
+        Some(entry.map_err(FsError::system("getdents64")))
     }
 }
 

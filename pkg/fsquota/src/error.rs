@@ -1,9 +1,11 @@
 //! What can go wrong, an enum per operation.
 
+use std::path::PathBuf;
+
 use nix::errno::Errno;
 use units::{Bytes, Inodes};
 
-use crate::limits::Usage;
+use crate::limits::{Limits, Usage};
 use crate::project::ProjectId;
 
 /// A descriptor or its file system cannot have project quotas, or the kernel refused a call.
@@ -55,13 +57,13 @@ pub enum LimitError {
     #[error("a limit of 0 inodes would be no limit at all; ask for at least one inode")]
     NoInodes,
     /// More than the kernel counts.
-    #[error("a limit of {asked} is too large; the largest is {}", Bytes::new(i64::MAX as u64))]
+    #[error("a limit of {asked} is too large; the largest is {}", Limits::MAX_BYTES)]
     TooManyBytes {
         /// What was asked for.
         asked: Bytes,
     },
     /// More than the kernel counts.
-    #[error("a limit of {asked} is too large; the largest is {}", Inodes::new(i64::MAX as u64))]
+    #[error("a limit of {asked} is too large; the largest is {}", Limits::MAX_INODES)]
     TooManyInodes {
         /// What was asked for.
         asked: Inodes,
@@ -86,6 +88,10 @@ pub enum SetError {
         /// The project of the directory above.
         outer: ProjectId,
     },
+    /// The directory is the root of its file system: all others would lie in its project, and the
+    /// counter of IDs would be under its limit.
+    #[error("the root directory of a file system gets no project; give one to a directory in it")]
+    Root,
     /// What is in the directory already would not be counted.
     #[error("the directory is not empty; only an empty one can get a project")]
     NotEmpty,
@@ -105,7 +111,7 @@ pub enum SetError {
         /// What uses it.
         used: Usage,
     },
-    /// The directory and the counter of IDs are on two file systems.
+    /// The directory needs an ID, and the counter of IDs is on another file system.
     #[error("the directory is not on the file system that the project IDs are counted for")]
     OtherFileSystem,
     /// No ID to be had.
@@ -174,5 +180,27 @@ pub enum RemoveError {
         id: ProjectId,
         /// What uses it.
         used: Usage,
+    },
+}
+
+/// A step of the walk of [`strays`](crate::strays) failed. The rest of the tree is still walked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WalkError {
+    /// The kernel refused.
+    #[error("cannot look at {} in the directory", path.display())]
+    Entry {
+        /// Where, from the directory on; empty for the directory itself.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: FsError,
+    },
+    /// The directory is nested too deeply, and is not looked into.
+    #[error("{} lies more than {limit} directories deep and was not looked into", path.display())]
+    TooDeep {
+        /// Where, from the directory on.
+        path: PathBuf,
+        /// How deep the walk goes.
+        limit: usize,
     },
 }

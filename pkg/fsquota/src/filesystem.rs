@@ -4,9 +4,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::sys::statfs::{XFS_SUPER_MAGIC, fstatfs};
+use units::Inodes;
 
+use crate::directory::open_directory;
 use crate::error::FsError;
-use crate::limits::{CheckedLimits, Quota, unlimited};
+use crate::limits::{CheckedLimits, Quota, Usage, unlimited};
 use crate::project::ProjectId;
 use crate::sys::{self, ProjectQuota};
 
@@ -19,15 +21,12 @@ impl<'fd> FileSystem<'fd> {
     pub(crate) fn of(inode: &'fd impl AsFd) -> Result<Self, FsError> {
         let fd = inode.as_fd();
         require_xfs(fd)?;
-        match sys::project_quota(fd) {
-            Ok(ProjectQuota::Enforced) => Ok(Self(fd)),
-            Ok(ProjectQuota::Counted) => Err(FsError::EnforcementOff),
-            Ok(ProjectQuota::Off) => Err(FsError::AccountingOff),
-            // XFS says so when no kind of quota is on, the kernel when it lacks the call.
-            Err(Errno::ENOSYS) if sys::has_quotactl_fd() => Err(FsError::AccountingOff),
-            Err(Errno::ENOSYS) => Err(FsError::KernelTooOld),
-            Err(errno) => Err(FsError::system("quotactl_fd Q_XGETQSTATV")(errno)),
-        }
+        Self::on_xfs(fd)
+    }
+
+    /// The same, where it is known already that it is an XFS.
+    pub(crate) fn on_xfs(inode: BorrowedFd<'fd>) -> Result<Self, FsError> {
+        enforced(sys::project_quota(inode), sys::has_quotactl_fd).map(|()| Self(inode))
     }
 
     pub(crate) fn quota(self, id: ProjectId) -> Result<Quota, FsError> {
@@ -58,14 +57,67 @@ impl<'fd> FileSystem<'fd> {
         sys::set_limits(self.0, &unlimited(id)).map_err(FsError::system("quotactl_fd Q_XSETQLIM"))
     }
 
+    /// What uses a project, if that is more than this many inodes. Deleted files that nobody has open
+    /// do not count.
+    pub(crate) fn used_beyond(self, id: ProjectId, expected: Inodes) -> Result<Option<Usage>, FsError> {
+        let beyond = |quota: Quota| Some(quota.used).filter(|used| used.inodes > expected);
+        if beyond(self.quota(id)?).is_none() {
+            return Ok(None);
+        }
+        self.free_deleted(id)?;
+        Ok(beyond(self.quota(id)?))
+    }
+
     /// Waits until files of the project that are deleted, and that nobody has open, are not counted
     /// any more: XFS frees them in the background.
-    pub(crate) fn free_deleted(self, id: ProjectId) -> Result<(), FsError> {
-        sys::free_deferred(self.0, id.get()).map_err(FsError::system("XFS_IOC_FREE_EOFBLOCKS"))
+    fn free_deleted(self, id: ProjectId) -> Result<(), FsError> {
+        let freed = match sys::free_deferred(self.0, id.get()) {
+            // A descriptor that only names (`O_PATH`): enough for `quotactl_fd`, not for an ioctl.
+            Err(Errno::EBADF) => sys::free_deferred(open_directory(self.0)?.as_fd(), id.get()),
+            freed => freed,
+        };
+        freed.map_err(FsError::system("XFS_IOC_FREE_EOFBLOCKS"))
+    }
+}
+
+/// What it means, that the kernel gave this answer about project quotas.
+fn enforced(answer: Result<ProjectQuota, Errno>, has_quotactl_fd: impl FnOnce() -> bool) -> Result<(), FsError> {
+    match answer {
+        Ok(ProjectQuota::Enforced) => Ok(()),
+        Ok(ProjectQuota::Counted) => Err(FsError::EnforcementOff),
+        Ok(ProjectQuota::Off) => Err(FsError::AccountingOff),
+        // XFS says so when no kind of quota is on, the kernel when it lacks the call.
+        Err(Errno::ENOSYS) if has_quotactl_fd() => Err(FsError::AccountingOff),
+        Err(Errno::ENOSYS) => Err(FsError::KernelTooOld),
+        Err(errno) => Err(FsError::system("quotactl_fd Q_XGETQSTATV")(errno)),
     }
 }
 
 pub(crate) fn require_xfs(inode: BorrowedFd<'_>) -> Result<(), FsError> {
     let kind = fstatfs(inode).map_err(FsError::system("fstatfs"))?.filesystem_type();
     if kind == XFS_SUPER_MAGIC { Ok(()) } else { Err(FsError::NotXfs) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_and_a_mount_without_quotas_give_the_same_errno_and_are_told_apart() {
+        assert_eq!(enforced(Err(Errno::ENOSYS), || true), Err(FsError::AccountingOff));
+        assert_eq!(enforced(Err(Errno::ENOSYS), || false), Err(FsError::KernelTooOld));
+    }
+
+    #[test]
+    fn counting_alone_is_not_enough() {
+        assert_eq!(enforced(Ok(ProjectQuota::Enforced), || true), Ok(()));
+        assert_eq!(enforced(Ok(ProjectQuota::Counted), || true), Err(FsError::EnforcementOff));
+        assert_eq!(enforced(Ok(ProjectQuota::Off), || true), Err(FsError::AccountingOff));
+    }
+
+    #[test]
+    fn any_other_answer_keeps_its_errno_and_tells_the_call() {
+        let refused = enforced(Err(Errno::EPERM), || true);
+        assert_eq!(refused, Err(FsError::System { operation: "quotactl_fd Q_XGETQSTATV", source: Errno::EPERM }));
+    }
 }

@@ -27,16 +27,19 @@
 //! - Sizes round **up** to what the kernel counts (512 bytes in the call, a file system block on
 //!   XFS): nobody gets less than was promised. Read back, a limit is what the kernel keeps.
 //! - Every call can be made again after a crash, and finishes what an earlier one began.
+//! - What a call costs does not depend on how many projects there are; a [`report`] asks once for each.
 //!
 //! # Durability
 //! The project of a directory is part of its inode: an fsync of the directory makes it durable.
-//! Limits live elsewhere, and an fsync does not write them; [`sync`] does. Until then a power cut may
-//! bring former limits back, or none. Who keeps a record of limits re-applies them with
-//! [`set_limits`] when it starts.
+//! Limits live elsewhere, and an fsync does not write changed ones; [`sync`] does. Until then a power
+//! cut may bring former limits back. Who keeps a record of limits re-applies them with [`set_limits`]
+//! when it starts. The limits with which a directory gets its project are before it in the log of the
+//! file system: what is mounted with `prjquota` after a power cut has both, or not the project.
 //!
 //! # What it is not
 //! Not a security boundary by itself: in the initial user namespace the owner of a file may change
-//! its project and its flag. Real-time sections have their own limits, which this crate leaves alone.
+//! its project and its flag. [`strays`] finds what was changed. The root directory of a file system gets
+//! no project. Real-time sections have their own limits, which this crate leaves alone.
 //!
 //! Needs Linux 5.14 (`quotactl_fd`), an XFS mounted with `prjquota`, and `CAP_SYS_ADMIN`.
 #![deny(unsafe_code)]
@@ -47,18 +50,22 @@ mod directory;
 mod error;
 mod filesystem;
 mod limits;
+mod listing;
 mod project;
 mod read;
 mod remove;
+mod seen;
 mod set;
+mod strays;
 #[expect(unsafe_code, reason = "quotactl_fd and the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
 
 pub use allocator::Allocator;
 pub use dir::Ensured;
-pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError};
+pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, WalkError};
 pub use limits::{Limits, Quota, Usage, default_inodes};
 pub use project::{InvalidProjectId, ProjectId};
 pub use read::{Report, get, project, quota, report, require, sync};
 pub use remove::{clear, remove};
 pub use set::{assign, set, set_limits};
+pub use strays::{Drift, Stray, Strays, strays};

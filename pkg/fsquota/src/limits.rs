@@ -18,6 +18,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The largest size: the kernel counts in signed 64 bits and rounds up to a block, which is 64 KiB
+    /// at most.
+    pub const MAX_BYTES: Bytes = Bytes::new((i64::MAX as u64) & !0xffff);
+    /// The largest count of inodes: the kernel counts in signed 64 bits.
+    pub const MAX_INODES: Inodes = Inodes::new(i64::MAX as u64);
+
     /// This size, and as many inodes as [`default_inodes`] finds fit for it.
     pub fn for_size(size: Bytes) -> Self {
         Self { bytes: Some(size), inodes: Some(default_inodes(size)) }
@@ -95,9 +101,6 @@ impl BasicBlocks {
     }
 }
 
-/// The largest limit: the kernel counts in signed 64 bits.
-const LARGEST: u64 = i64::MAX as u64;
-
 /// Limits that the kernel takes: not 0, which would mean "no limit" to it, and not too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CheckedLimits(Limits);
@@ -128,14 +131,14 @@ impl TryFrom<Limits> for CheckedLimits {
     type Error = LimitError;
 
     fn try_from(limits: Limits) -> Result<Self, LimitError> {
-        match limits.bytes.map(Bytes::get) {
-            Some(0) => return Err(LimitError::NoBytes),
-            Some(bytes) if bytes > LARGEST => return Err(LimitError::TooManyBytes { asked: Bytes::new(bytes) }),
+        match limits.bytes {
+            Some(Bytes::ZERO) => return Err(LimitError::NoBytes),
+            Some(asked) if asked > Limits::MAX_BYTES => return Err(LimitError::TooManyBytes { asked }),
             _ => {}
         }
-        match limits.inodes.map(Inodes::get) {
-            Some(0) => Err(LimitError::NoInodes),
-            Some(inodes) if inodes > LARGEST => Err(LimitError::TooManyInodes { asked: Inodes::new(inodes) }),
+        match limits.inodes {
+            Some(Inodes::ZERO) => Err(LimitError::NoInodes),
+            Some(asked) if asked > Limits::MAX_INODES => Err(LimitError::TooManyInodes { asked }),
             _ => Ok(Self(limits)),
         }
     }
@@ -154,6 +157,9 @@ mod tests {
 
     use super::*;
 
+    const BYTES: u64 = Limits::MAX_BYTES.get();
+    const INODES: u64 = Limits::MAX_INODES.get();
+
     fn checked(bytes: Option<u64>, inodes: Option<u64>) -> Result<CheckedLimits, LimitError> {
         Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) }.try_into()
     }
@@ -170,10 +176,13 @@ mod tests {
 
     #[test]
     fn a_limit_beyond_the_kernels_numbers_is_refused() {
-        let asked = LARGEST + 1;
-        assert_eq!(checked(Some(asked), None), Err(LimitError::TooManyBytes { asked: Bytes::new(asked) }));
-        assert_eq!(checked(None, Some(u64::MAX)), Err(LimitError::TooManyInodes { asked: Inodes::new(u64::MAX) }));
-        assert!(checked(Some(LARGEST), Some(LARGEST)).is_ok());
+        for asked in [BYTES + 1, u64::MAX] {
+            assert_eq!(checked(Some(asked), None), Err(LimitError::TooManyBytes { asked: Bytes::new(asked) }));
+        }
+        for asked in [INODES + 1, u64::MAX] {
+            assert_eq!(checked(None, Some(asked)), Err(LimitError::TooManyInodes { asked: Inodes::new(asked) }));
+        }
+        assert!(checked(Some(BYTES), Some(INODES)).is_ok());
     }
 
     #[test]
@@ -202,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_back_is_at_least_what_was_set(bytes in 1..=LARGEST, inodes in 1..=LARGEST) {
+        fn what_is_read_back_is_at_least_what_was_set(bytes in 1..=BYTES, inodes in 1..=INODES) {
             let kernel = checked(Some(bytes), Some(inodes)).unwrap().to_kernel(id());
             let back = Quota::from_kernel(id(), &kernel).limits;
             let size = back.bytes.unwrap().get();

@@ -1,12 +1,15 @@
 //! What there is: projects, limits, usage.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
-use crate::directory::Directory;
+use nix::errno::Errno;
+
+use crate::directory::{open_directory, require_directory};
 use crate::error::{FsError, GetError};
-use crate::filesystem::FileSystem;
+use crate::filesystem::{FileSystem, require_xfs};
 use crate::limits::Quota;
 use crate::project::ProjectId;
+use crate::seen::project_of;
 
 /// The project of a directory; `None` if it has none.
 ///
@@ -17,7 +20,10 @@ use crate::project::ProjectId;
 ///
 /// `FS_IOC_FSGETXATTR`, Linux 4.5.
 pub fn project(dir: impl AsFd) -> Result<Option<ProjectId>, FsError> {
-    Ok(Directory::reopen(dir.as_fd())?.mark()?.project)
+    let dir = dir.as_fd();
+    require_directory(dir)?;
+    require_xfs(dir)?;
+    project_of(dir)
 }
 
 /// Limits and usage of the project of a directory.
@@ -27,9 +33,9 @@ pub fn project(dir: impl AsFd) -> Result<Option<ProjectId>, FsError> {
 ///
 /// `Q_XGETQUOTA`, Linux 5.14 with `quotactl_fd`.
 pub fn get(dir: impl AsFd) -> Result<Quota, GetError> {
-    let dir = Directory::reopen(dir.as_fd())?;
+    require_directory(dir.as_fd())?;
     let fs = FileSystem::of(&dir)?;
-    let id = dir.mark()?.project.ok_or(GetError::NotFound)?;
+    let id = project_of(dir.as_fd())?.ok_or(GetError::NotFound)?;
     Ok(fs.quota(id)?)
 }
 
@@ -92,6 +98,10 @@ pub fn require(fs: impl AsFd) -> Result<(), FsError> {
 ///
 /// `syncfs(2)`, Linux 2.6.39; it reports write errors since 5.8.
 pub fn sync(fs: impl AsFd) -> Result<(), FsError> {
-    let fs: BorrowedFd<'_> = fs.as_fd();
-    nix::unistd::syncfs(fs).map_err(FsError::system("syncfs"))
+    let synced = match nix::unistd::syncfs(fs.as_fd()) {
+        // A descriptor that only names (`O_PATH`).
+        Err(Errno::EBADF) => nix::unistd::syncfs(open_directory(fs.as_fd())?),
+        synced => synced,
+    };
+    synced.map_err(FsError::system("syncfs"))
 }

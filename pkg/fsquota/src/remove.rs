@@ -4,11 +4,11 @@ use std::os::fd::AsFd;
 
 use units::Inodes;
 
-use crate::directory::Directory;
+use crate::directory::open_directory;
 use crate::error::RemoveError;
 use crate::filesystem::FileSystem;
-use crate::limits::Usage;
 use crate::project::ProjectId;
+use crate::seen::Seen;
 
 /// Takes the project off an empty directory: clears the limits, then the project. Returns the
 /// project it had; `None` if it had none, as after an earlier call.
@@ -19,19 +19,20 @@ use crate::project::ProjectId;
 /// # Errors
 /// [`RemoveError::NotEmpty`], [`RemoveError::InUse`], [`RemoveError::Nested`]: nothing has changed.
 pub fn remove(dir: impl AsFd) -> Result<Option<ProjectId>, RemoveError> {
-    let dir = Directory::reopen(dir.as_fd())?;
-    let fs = FileSystem::of(&dir)?;
-    let Some(id) = dir.mark()?.project else { return Ok(None) };
-    if dir.outer_project()? == Some(id) {
+    let dir = open_directory(dir.as_fd())?;
+    let mut seen = Seen::of(&dir)?;
+    let fs = seen.file_system()?;
+    let Some(id) = seen.project() else { return Ok(None) };
+    if seen.outer() == Some(id) {
         return Err(RemoveError::Nested { outer: id });
     }
-    if !dir.is_empty()? {
+    if !seen.is_empty()? {
         return Err(RemoveError::NotEmpty);
     }
     // The directory itself is one inode, and may have blocks for its attributes.
     unused_but_for(fs, id, Inodes::new(1))?;
     fs.clear_limits(id)?;
-    dir.set_project(None)?;
+    seen.set_project(None)?;
     Ok(Some(id))
 }
 
@@ -47,11 +48,5 @@ pub fn clear(fs: impl AsFd, id: ProjectId) -> Result<(), RemoveError> {
 }
 
 fn unused_but_for(fs: FileSystem<'_>, id: ProjectId, expected: Inodes) -> Result<(), RemoveError> {
-    let excess = |used: Usage| used.inodes > expected;
-    if !excess(fs.quota(id)?.used) {
-        return Ok(());
-    }
-    fs.free_deleted(id)?;
-    let used = fs.quota(id)?.used;
-    if excess(used) { Err(RemoveError::InUse { id, used }) } else { Ok(()) }
+    fs.used_beyond(id, expected)?.map_or(Ok(()), |used| Err(RemoveError::InUse { id, used }))
 }

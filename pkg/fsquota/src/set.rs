@@ -3,13 +3,15 @@
 use std::os::fd::AsFd;
 
 use dir::Ensured;
+use units::Inodes;
 
 use crate::allocator::Allocator;
-use crate::directory::{Directory, Mark};
+use crate::directory::open_directory;
 use crate::error::{FsError, SetError};
 use crate::filesystem::FileSystem;
-use crate::limits::{CheckedLimits, Limits, Usage};
+use crate::limits::{CheckedLimits, Limits};
 use crate::project::ProjectId;
+use crate::seen::Seen;
 
 /// Limits a directory. One without a project gets a new one and must be empty; on one that has a
 /// project this changes the limits only, also while programs write to it.
@@ -21,18 +23,19 @@ use crate::project::ProjectId;
 /// [`SetError::NotEmpty`] and [`SetError::Nested`] above all. The directory is then as it was.
 pub fn set(dir: impl AsFd, limits: Limits, ids: &Allocator) -> Result<Ensured<ProjectId>, SetError> {
     let limits = CheckedLimits::try_from(limits)?;
-    let dir = Directory::reopen(dir.as_fd())?;
-    let fs = FileSystem::of(&dir)?;
-    if dir.device() != ids.device() {
+    let dir = open_directory(dir.as_fd())?;
+    let mut seen = Seen::of(&dir)?;
+    let fs = seen.file_system()?;
+    if let Some(present) = seen.project() {
+        return apply(&mut seen, fs, present, limits);
+    }
+    // The allocator keeps its file system mounted, so that no other one has this number.
+    if seen.device()? != ids.device() {
         return Err(SetError::OtherFileSystem);
     }
-    if let Some(present) = dir.mark()?.project {
-        apply(&dir, fs, present, limits)
-    } else {
-        // Look before an ID is spent.
-        first(&dir, limits)?;
-        apply(&dir, fs, ids.next()?, limits)
-    }
+    // Look before an ID is spent.
+    first(&mut seen, limits)?;
+    begin(&seen, fs, ids.next()?, limits)
 }
 
 /// Limits a directory, under an ID that the caller has from [`Allocator::next`] and has recorded:
@@ -43,9 +46,10 @@ pub fn set(dir: impl AsFd, limits: Limits, ids: &Allocator) -> Result<Ensured<Pr
 /// belong together. The directory is then as it was.
 pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<ProjectId>, SetError> {
     let limits = CheckedLimits::try_from(limits)?;
-    let dir = Directory::reopen(dir.as_fd())?;
-    let fs = FileSystem::of(&dir)?;
-    apply(&dir, fs, id, limits)
+    let dir = open_directory(dir.as_fd())?;
+    let mut seen = Seen::of(&dir)?;
+    let fs = seen.file_system()?;
+    apply(&mut seen, fs, id, limits)
 }
 
 /// Changes limits of a project, whatever carries it: to re-apply recorded limits without opening
@@ -62,49 +66,61 @@ pub fn set_limits(fs: impl AsFd, id: ProjectId, limits: Limits) -> Result<(), Se
 }
 
 fn apply(
-    dir: &Directory,
+    seen: &mut Seen<'_>,
     fs: FileSystem<'_>,
     id: ProjectId,
     limits: CheckedLimits,
 ) -> Result<Ensured<ProjectId>, SetError> {
-    match dir.mark()? {
-        Mark { project: Some(found), .. } if found != id => Err(SetError::OtherProject { found, wanted: id }),
-        Mark { project: Some(_), inherited: true } => {
-            if dir.outer_project()? == Some(id) {
+    match seen.project() {
+        Some(found) if found != id => Err(SetError::OtherProject { found, wanted: id }),
+        Some(_) if seen.inherits() => {
+            if seen.outer() == Some(id) {
                 return Err(SetError::Nested { outer: id });
             }
             fs.set_limits(id, limits)?;
             Ok(Ensured::Unchanged(id))
         }
         // Without the flag, what is made in the directory would not be counted.
-        Mark { project: Some(_), inherited: false } => {
-            first(dir, limits)?;
+        Some(_) => {
+            first(seen, limits)?;
             fs.set_limits(id, limits)?;
-            dir.set_project(Some(id))?;
+            seen.set_project(Some(id))?;
             Ok(Ensured::Created(id))
         }
-        Mark { project: None, .. } => {
-            first(dir, limits)?;
-            let before = fs.quota(id)?;
-            if before.used != Usage::default() {
-                return Err(SetError::InUse { id, used: before.used });
-            }
-            fs.set_limits(id, limits)?;
-            dir.set_project(Some(id)).map_err(|failed| undo(fs, id, failed))?;
-            Ok(Ensured::Created(id))
+        None => {
+            first(seen, limits)?;
+            begin(seen, fs, id, limits)
         }
     }
 }
 
+/// A directory for which [`first`] holds gets its project: the limits before the ID.
+fn begin(
+    seen: &Seen<'_>,
+    fs: FileSystem<'_>,
+    id: ProjectId,
+    limits: CheckedLimits,
+) -> Result<Ensured<ProjectId>, SetError> {
+    if let Some(used) = fs.used_beyond(id, Inodes::ZERO)? {
+        return Err(SetError::InUse { id, used });
+    }
+    fs.set_limits(id, limits)?;
+    seen.set_project(Some(id)).map_err(|failed| undo(fs, id, failed))?;
+    Ok(Ensured::Created(id))
+}
+
 /// What must hold before a directory gets a project.
-fn first(dir: &Directory, limits: CheckedLimits) -> Result<(), SetError> {
+fn first(seen: &mut Seen<'_>, limits: CheckedLimits) -> Result<(), SetError> {
     if limits.sets_nothing() {
         return Err(SetError::NoLimit);
     }
-    if let Some(outer) = dir.outer_project()? {
+    if let Some(outer) = seen.outer() {
         return Err(SetError::Nested { outer });
     }
-    if dir.is_empty()? { Ok(()) } else { Err(SetError::NotEmpty) }
+    if seen.is_root() {
+        return Err(SetError::Root);
+    }
+    if seen.is_empty()? { Ok(()) } else { Err(SetError::NotEmpty) }
 }
 
 /// Limits of a project that nothing carries are rubbish in every later report. They harm nobody, so

@@ -1,4 +1,7 @@
-//! The system calls that nix lacks: project and flags of an inode, and `quotactl_fd`.
+//! The system calls that nix lacks: project and flags of an inode, `quotactl_fd`, and `getdents64` without
+//! a stream.
+
+use std::mem::offset_of;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::from_mut;
@@ -112,6 +115,8 @@ mod ioctl {
     nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, super::FsXattr);
     nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::FsXattr);
     nix::ioctl_read!(xfs_ioc_free_eofblocks, b'X', 58, super::FreeBlocks);
+    // The number counts the request without the records that follow it.
+    nix::ioctl_read_bad!(xfs_ioc_bulkstat, nix::request_code_read!(b'X', 127, 64), super::BulkRequest);
 }
 
 /// `struct xfs_fs_eofblocks`, fs/xfs/libxfs/xfs_fs.h.
@@ -128,6 +133,62 @@ struct FreeBlocks {
     pad64: [u64; 12],
 }
 const _: () = assert!(size_of::<FreeBlocks>() == 128);
+
+/// What XFS tells about an inode, `struct xfs_bulkstat`, fs/xfs/libxfs/xfs_fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Inode {
+    pub(crate) number: u64,
+    size: u64,
+    blocks: u64,
+    xflags: u64,
+    times: [i64; 4],
+    generation: u32,
+    uid: u32,
+    gid: u32,
+    pub(crate) project: u32,
+    nanoseconds: [u32; 4],
+    block_size: u32,
+    device: u32,
+    cow_extent_size: u32,
+    extent_size: u32,
+    links: u32,
+    extents: u32,
+    attribute_extents: u32,
+    version: u16,
+    fork_offset: u16,
+    sick: u16,
+    checked: u16,
+    mode: u16,
+    pad2: u16,
+    extents64: u64,
+    pad: [u64; 6],
+}
+const _: () = assert!(size_of::<Inode>() == 192);
+
+impl Inode {
+    pub(crate) fn is_directory(&self) -> bool {
+        u32::from(self.mode) & libc::S_IFMT == libc::S_IFDIR
+    }
+
+    pub(crate) fn inherits(&self) -> bool {
+        self.xflags & u64::from(PROJINHERIT) != 0
+    }
+}
+
+/// `struct xfs_bulk_ireq` and room for one record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct BulkRequest {
+    first: u64,
+    flags: u32,
+    wanted: u32,
+    found: u32,
+    group: u32,
+    reserved: [u64; 5],
+    inode: Inode,
+}
+const _: () = assert!(offset_of!(BulkRequest, inode) == 64 && size_of::<BulkRequest>() == 256);
 
 /// `XFS_EOFBLOCKS_VERSION`.
 const FREE_BLOCKS_VERSION: u32 = 1;
@@ -160,6 +221,28 @@ pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errn
     // asserted above) through the pointer and keeps nothing.
     unsafe { ioctl::xfs_ioc_free_eofblocks(fs.as_raw_fd(), &raw mut what) }?;
     Ok(())
+}
+
+/// An inode of the file system, by its number and without opening it; `None` if there is none.
+///
+/// `XFS_IOC_BULKSTAT`, Linux 5.4.
+pub(crate) fn inode(fs: BorrowedFd<'_>, number: u64) -> Result<Option<Inode>, Errno> {
+    let mut request = BulkRequest { first: number, wanted: 1, ..BulkRequest::default() };
+    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_bulk_ireq` and
+    // behind it at most one `struct xfs_bulkstat` (`wanted`; sizes asserted above) through the pointer
+    // and keeps nothing; every bit pattern of them is valid.
+    unsafe { ioctl::xfs_ioc_bulkstat(fs.as_raw_fd(), &raw mut request) }?;
+    // The call goes on to the next inode there is.
+    Ok((request.found == 1 && request.inode.number == number).then_some(request.inode))
+}
+
+/// The next entries of a directory as rows of `struct linux_dirent64`, and how many bytes they are; 0
+/// at the end (`getdents64(2)`, Linux 2.4).
+pub(crate) fn entries(dir: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: `dir` is open during the call. The kernel writes at most the length of `buffer` through
+    // the pointer and keeps nothing.
+    let length = unsafe { libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
+    Errno::result(length).map(i64::cast_unsigned).map(|length| length as usize)
 }
 
 /// Limits and usage of a project; `ENOENT` if there is no record of it.

@@ -1,0 +1,169 @@
+//! A process is killed before each of the system calls with which an operation may change something.
+//! Whatever it left, no ID is there twice, no directory has a project without limits, and the next one
+//! finishes the work.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+
+use fsquota::{Allocator, Limits, ProjectId};
+use units::Inodes;
+
+use crate::child::killed_before;
+use crate::volumes::{SIZE, Volumes, both};
+
+const LIMITS: Limits = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(100)) };
+
+/// More system calls than any of the operations makes.
+const STEPS: usize = 32;
+
+/// Runs an operation again and again, killed a step later each time, until it is not reached any more.
+/// Each time `after` looks at what was left.
+fn killed_everywhere(mut work: impl FnMut(usize), mut after: impl FnMut(usize)) {
+    let mut step = 0;
+    while killed_before(step, || work(step)) {
+        after(step);
+        step += 1;
+    }
+    // What it did when it was let through.
+    after(step);
+    assert!(step > 2, "only {step} system calls");
+}
+
+fn opened(volumes: &Volumes, step: usize) -> File {
+    File::open(volumes.path(&step.to_string())).unwrap()
+}
+
+/// Directories for each step there may be, made before so that only the operation is interrupted.
+fn dirs(volumes: &Volumes) {
+    (0..STEPS).for_each(|step| drop(volumes.dir(&step.to_string())));
+}
+
+#[test]
+fn no_id_is_given_twice_when_an_allocation_is_killed() {
+    let volumes = Volumes::new();
+    let mut given = BTreeSet::new();
+    killed_everywhere(
+        |_| {
+            let ids = Allocator::open(&volumes.root).unwrap();
+            // Also over the end of a batch.
+            (0..33).for_each(|_| assert!(ids.next().is_ok()));
+        },
+        |step| {
+            let ids = Allocator::open(&volumes.root).unwrap();
+            let id = ids.next().unwrap();
+            assert!(given.last().is_none_or(|last| *last < id), "step {step}: {id} was there before");
+            given.insert(id);
+        },
+    );
+}
+
+#[test]
+fn a_killed_set_leaves_a_directory_with_limits_or_without_a_project() {
+    let volumes = Volumes::new();
+    dirs(&volumes);
+    let mut used = BTreeSet::new();
+    killed_everywhere(
+        |step| {
+            let ids = Allocator::open(&volumes.root).unwrap();
+            fsquota::set(opened(&volumes, step), LIMITS, &ids).unwrap();
+        },
+        |step| {
+            let dir = opened(&volumes, step);
+            if fsquota::project(&dir).unwrap().is_some() {
+                assert_eq!(fsquota::get(&dir).unwrap().limits, LIMITS, "step {step}");
+            }
+            let ids = Allocator::open(&volumes.root).unwrap();
+            let id = fsquota::set(&dir, LIMITS, &ids).unwrap().into_inner();
+            assert_eq!(fsquota::get(&dir).unwrap().limits, LIMITS, "step {step}");
+            assert!(used.insert(id), "step {step}: {id} was there before");
+        },
+    );
+    // At most the limits of an ID that nothing carries are left; they can be seen and cleared.
+    let reported: Vec<_> = fsquota::report(&volumes.root).unwrap().map(Result::unwrap).collect();
+    for quota in reported.iter().filter(|quota| !used.contains(&quota.id)) {
+        assert_eq!(quota.used.inodes, Inodes::ZERO);
+        fsquota::clear(&volumes.root, quota.id).unwrap();
+    }
+    assert_eq!(volumes.reported().into_iter().collect::<BTreeSet<_>>(), used);
+}
+
+#[test]
+fn a_killed_assignment_is_finished_with_the_recorded_id() {
+    let volumes = Volumes::new();
+    dirs(&volumes);
+    let ids: Vec<ProjectId> = (0..STEPS).map(|_| volumes.ids.next().unwrap()).collect();
+    let mut used = BTreeSet::new();
+    killed_everywhere(
+        |step| assert!(fsquota::assign(opened(&volumes, step), ids[step], LIMITS).is_ok()),
+        |step| {
+            let dir = opened(&volumes, step);
+            if let Some(found) = fsquota::project(&dir).unwrap() {
+                assert_eq!((found, fsquota::get(&dir).unwrap().limits), (ids[step], LIMITS), "step {step}");
+            }
+            fsquota::assign(&dir, ids[step], LIMITS).unwrap();
+            assert_eq!(fsquota::get(&dir).unwrap().limits, LIMITS, "step {step}");
+            used.insert(ids[step]);
+        },
+    );
+    // Nothing is left behind, because the ID was recorded.
+    assert_eq!(volumes.reported().into_iter().collect::<BTreeSet<_>>(), used);
+}
+
+#[test]
+fn a_killed_change_of_limits_leaves_the_old_or_the_new() {
+    let volumes = Volumes::new();
+    let larger = both(SIZE.checked_mul(2).unwrap(), 200);
+    let (dir, id) = volumes.volume("a", LIMITS);
+    killed_everywhere(
+        |_| assert!(fsquota::set(&dir, larger, &volumes.ids).is_ok()),
+        |step| {
+            let found = fsquota::get(&dir).unwrap().limits;
+            assert!(found == LIMITS || found == larger, "step {step}: {found:?}");
+            fsquota::set_limits(&dir, id, LIMITS).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_killed_removal_is_finished_by_the_next() {
+    let volumes = Volumes::new();
+    dirs(&volumes);
+    let ids: Vec<ProjectId> = (0..STEPS)
+        .map(|step| fsquota::set(opened(&volumes, step), LIMITS, &volumes.ids).unwrap().into_inner())
+        .collect();
+    let mut last = 0;
+    killed_everywhere(
+        |step| assert!(fsquota::remove(opened(&volumes, step)).is_ok()),
+        |step| {
+            let dir = opened(&volumes, step);
+            match fsquota::project(&dir).unwrap() {
+                // Empty still: nothing is without limits, with or without them.
+                Some(found) => assert_eq!(found, ids[step], "step {step}"),
+                None => assert_eq!(fsquota::quota(&dir, ids[step]).unwrap().limits, Limits::default()),
+            }
+            fsquota::remove(&dir).unwrap();
+            assert_eq!(fsquota::project(&dir), Ok(None), "step {step}");
+            last = step;
+        },
+    );
+    assert_eq!(volumes.reported(), ids[last + 1..]);
+}
+
+#[test]
+fn a_killed_clearing_is_finished_by_the_next() {
+    let volumes = Volumes::new();
+    dirs(&volumes);
+    let ids: Vec<ProjectId> = (0..STEPS)
+        .map(|step| fsquota::set(opened(&volumes, step), LIMITS, &volumes.ids).unwrap().into_inner())
+        .collect();
+    (0..STEPS).for_each(|step| fs::remove_dir(volumes.path(&step.to_string())).unwrap());
+    let mut last = 0;
+    killed_everywhere(
+        |step| fsquota::clear(&volumes.root, ids[step]).unwrap(),
+        |step| {
+            fsquota::clear(&volumes.root, ids[step]).unwrap();
+            last = step;
+        },
+    );
+    assert_eq!(volumes.reported(), ids[last + 1..]);
+}

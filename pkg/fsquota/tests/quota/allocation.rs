@@ -1,0 +1,120 @@
+//! Project IDs: each once, and to the last.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::thread;
+
+use fsquota::{AllocateError, Allocator, Ensured, ProjectId, SetError};
+
+use crate::volumes::{SIZE, Volumes, size};
+
+const COUNTER: &str = "next-project-id";
+
+fn counted_from(volumes: &Volumes, next: u32) -> Allocator {
+    fs::write(volumes.path(COUNTER), format!("{next:010}\n")).unwrap();
+    Allocator::open(&volumes.root).unwrap()
+}
+
+#[test]
+fn threads_never_get_the_same_id() {
+    let volumes = Volumes::new();
+    // A second counter over the same file is what another process has.
+    let other = Allocator::open(&volumes.root).unwrap();
+    let take = |ids: &Allocator| (0..100).map(|_| ids.next().unwrap()).collect::<Vec<_>>();
+    let taken: Vec<ProjectId> = thread::scope(|scope| {
+        let threads: Vec<_> = [&volumes.ids, &volumes.ids, &other].map(|ids| scope.spawn(move || take(ids))).into();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), 300);
+}
+
+#[test]
+fn the_last_ids_are_used_and_then_there_is_none() {
+    let volumes = Volumes::new();
+    let last = ProjectId::MAX.get();
+    let ids = counted_from(&volumes, last - 2);
+    for wanted in last - 2..=last {
+        let dir = volumes.dir(&format!("v{wanted}"));
+        let id = ProjectId::new(wanted).unwrap();
+        assert_eq!(fsquota::set(&dir, size(SIZE), &ids).unwrap(), Ensured::Created(id));
+        assert_eq!(fsquota::get(&dir).unwrap().limits, size(SIZE));
+    }
+    let reported: Vec<u32> = volumes.reported().into_iter().map(ProjectId::get).collect();
+    assert_eq!(reported, [last - 2, last - 1, last]);
+    let dir = volumes.dir("more");
+    for ids in [&ids, &Allocator::open(&volumes.root).unwrap()] {
+        let refused = fsquota::set(&dir, size(SIZE), ids);
+        assert!(matches!(refused, Err(SetError::Allocate(AllocateError::Exhausted))), "{refused:?}");
+    }
+    assert_eq!(fsquota::project(&dir), Ok(None));
+}
+
+#[test]
+fn ids_taken_by_hand_are_passed_over_to_the_last() {
+    let volumes = Volumes::new();
+    let last = ProjectId::MAX.get();
+    for taken in [last - 3, last - 1, last] {
+        fsquota::set_limits(&volumes.root, ProjectId::new(taken).unwrap(), size(SIZE)).unwrap();
+    }
+    let ids = counted_from(&volumes, last - 4);
+    assert_eq!(ids.next().unwrap().get(), last - 4);
+    assert_eq!(ids.next().unwrap().get(), last - 2);
+    assert!(matches!(ids.next(), Err(AllocateError::Exhausted)));
+}
+
+#[test]
+fn an_id_in_use_is_passed_over_when_the_counter_was_lost() {
+    let volumes = Volumes::new();
+    let used: BTreeSet<_> = (0..5).map(|n| volumes.volume(&format!("v{n}"), size(SIZE)).1).collect();
+    fs::remove_file(volumes.path(COUNTER)).unwrap();
+    let ids = Allocator::open(&volumes.root).unwrap();
+    assert!((0..100).all(|_| !used.contains(&ids.next().unwrap())));
+}
+
+#[test]
+fn an_id_is_not_given_again_after_its_project_was_removed() {
+    let volumes = Volumes::new();
+    let (dir, id) = volumes.volume("a", size(SIZE));
+    fsquota::remove(&dir).unwrap();
+    let later = Allocator::open(&volumes.root).unwrap();
+    assert!(later.next().unwrap() > id);
+}
+
+#[test]
+fn a_damaged_counter_stops_the_allocation() {
+    let volumes = Volumes::new();
+    for damaged in ["many\n", "0000000000\n", "4294967296\n", "0000000001"] {
+        fs::write(volumes.path(COUNTER), damaged).unwrap();
+        assert!(matches!(volumes.ids.next(), Err(AllocateError::Damaged { .. })), "{damaged:?}");
+    }
+}
+
+#[test]
+fn a_counter_that_was_deleted_while_it_is_in_use_is_made_again() {
+    let volumes = Volumes::new();
+    fs::write(volumes.path(COUNTER), "damaged\n").unwrap();
+    volumes.ids.next().unwrap_err();
+    fs::remove_file(volumes.path(COUNTER)).unwrap();
+    let (_dir, id) = volumes.volume("a", size(SIZE));
+    // On the file that is there now, not on the one that is gone.
+    assert!(Allocator::open(&volumes.root).unwrap().next().unwrap() > id);
+}
+
+#[test]
+fn a_counter_behind_a_symbolic_link_is_not_opened() {
+    let volumes = Volumes::new();
+    fs::remove_file(volumes.path(COUNTER)).unwrap();
+    std::os::unix::fs::symlink("elsewhere", volumes.path(COUNTER)).unwrap();
+    assert!(matches!(Allocator::open(&volumes.root), Err(AllocateError::Counter { step: "open", .. })));
+    assert!(!volumes.path("elsewhere").exists());
+}
+
+#[test]
+fn an_assignment_that_stopped_after_the_limits_is_finished_by_the_next() {
+    let volumes = Volumes::new();
+    let (dir, id) = (volumes.dir("a"), volumes.ids.next().unwrap());
+    fsquota::set_limits(&volumes.root, id, size(crate::files::mib(1))).unwrap();
+    assert_eq!(fsquota::assign(&dir, id, size(SIZE)).unwrap(), Ensured::Created(id));
+    assert_eq!(fsquota::assign(&dir, id, size(SIZE)).unwrap(), Ensured::Unchanged(id));
+    assert_eq!(fsquota::get(&dir).unwrap().limits, size(SIZE));
+}

@@ -1,0 +1,166 @@
+//! What the kernel refuses when a limit is reached, to root too.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc::{ENOSPC, SIGBUS};
+use units::{Bytes, Inodes};
+
+use crate::files::{append, create_direct, eventually, fill, mib, write, xfs_io};
+use crate::volumes::{SIZE, Volumes, both, size};
+
+#[test]
+fn writing_past_the_limit_ends_with_enospc_at_the_promised_size() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (written, error) = fill(&File::create(volumes.path("a/data")).unwrap());
+    assert_eq!((written, error.raw_os_error()), (SIZE, Some(ENOSPC)));
+    let quota = fsquota::get(&dir).unwrap();
+    assert_eq!((quota.used.bytes, quota.available_bytes()), (SIZE, Some(Bytes::ZERO)));
+}
+
+#[test]
+fn direct_writes_end_with_enospc_and_leave_the_last_blocks_to_others() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    // Each needs room for records of extents at first, which it may not use.
+    let (written, error) = fill(&create_direct(&volumes.path("a/data")));
+    assert_eq!((written.round_up::<{ 1 << 20 }>(), error.raw_os_error()), (Some(SIZE), Some(ENOSPC)));
+    let (rest, _) = fill(&File::options().append(true).open(volumes.path("a/data")).unwrap());
+    assert_eq!(written.checked_add(rest), Some(SIZE));
+    assert_eq!(fsquota::get(&dir).unwrap().available_bytes(), Some(Bytes::ZERO));
+}
+
+#[test]
+fn writing_through_a_mapping_past_the_limit_ends_with_sigbus() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    let path = volumes.path("a/data");
+    let writer = xfs_io(&path, &["-f"], &["truncate 32m", "mmap -rw 0 32m", "mwrite 0 32m"]);
+    assert_eq!(writer.status.signal(), Some(SIGBUS), "{writer:?}");
+    fsquota::sync(&dir).unwrap();
+    let used = fsquota::get(&dir).unwrap().used.bytes;
+    assert!(used <= SIZE && used > mib(12), "{used}");
+}
+
+#[test]
+fn reserving_space_past_the_limit_ends_with_enospc() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    let file = File::create(volumes.path("a/data")).unwrap();
+    let reserved = fallocate(&file, FallocateFlags::empty(), 0, 1 << 30);
+    assert_eq!(reserved, Err(nix::errno::Errno::ENOSPC));
+    assert!(fsquota::get(&dir).unwrap().used.bytes <= SIZE);
+}
+
+#[test]
+fn making_files_past_the_inode_limit_ends_with_enospc() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", both(SIZE, 8));
+    let made = (0..100).map(|n| File::create(volumes.path(&format!("a/{n}")))).take_while(Result::is_ok).count();
+    let error = File::create(volumes.path("a/more")).unwrap_err();
+    // The directory itself is the eighth.
+    assert_eq!((made, error.raw_os_error()), (7, Some(ENOSPC)));
+    assert_eq!(fsquota::get(&dir).unwrap().available_inodes(), Some(Inodes::ZERO));
+    fs::remove_file(volumes.path("a/0")).unwrap();
+    // XFS counts a deleted inode until it has freed it, in the background.
+    eventually(true, || File::create(volumes.path("a/more")).is_ok());
+}
+
+#[test]
+fn one_inode_is_enough_for_the_directory_alone() {
+    let volumes = Volumes::new();
+    let (_dir, _) = volumes.volume("a", both(SIZE, 1));
+    assert_eq!(fs::create_dir(volumes.path("a/b")).unwrap_err().raw_os_error(), Some(ENOSPC));
+}
+
+#[test]
+fn a_limit_can_be_raised_while_a_program_writes() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    let file = File::create(volumes.path("a/data")).unwrap();
+    let (before, _) = fill(&file);
+    fsquota::set(&dir, size(mib(24)), &volumes.ids).unwrap();
+    let (more, error) = fill(&file);
+    assert_eq!((before, more, error.raw_os_error()), (SIZE, mib(8), Some(ENOSPC)));
+}
+
+#[test]
+fn a_limit_below_what_is_in_use_stops_writes_and_leaves_nothing_available() {
+    let volumes = Volumes::new();
+    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    write(&volumes.path("a/data"), mib(4));
+    fsquota::sync(&dir).unwrap();
+    fsquota::set_limits(&volumes.root, id, both(mib(1), 1)).unwrap();
+    let (written, error) = fill(&File::options().append(true).open(volumes.path("a/data")).unwrap());
+    assert_eq!((written, error.raw_os_error()), (Bytes::ZERO, Some(ENOSPC)));
+    assert_eq!(File::create(volumes.path("a/more")).unwrap_err().raw_os_error(), Some(ENOSPC));
+    let quota = fsquota::get(&dir).unwrap();
+    assert_eq!((quota.limits, quota.used.bytes), (both(mib(1), 1), mib(4)));
+    assert_eq!((quota.available_bytes(), quota.available_inodes()), (Some(Bytes::ZERO), Some(Inodes::ZERO)));
+    // Going down is always possible.
+    fs::remove_file(volumes.path("a/data")).unwrap();
+}
+
+#[test]
+fn space_reserved_behind_the_end_of_an_open_file_is_counted_and_can_be_filled() {
+    let volumes = Volumes::new();
+    let (dir, id) = volumes.volume("a", size(SIZE));
+    let file = File::create(volumes.path("a/data")).unwrap();
+    append(&file, mib(4));
+    fsquota::sync(&dir).unwrap();
+    let counted = fsquota::get(&dir).unwrap().used.bytes;
+    fsquota::set_limits(&dir, id, size(mib(1))).unwrap();
+    let (written, error) = fill(&file);
+    assert_eq!((written, error.raw_os_error()), (counted.saturating_sub(mib(4)), Some(ENOSPC)));
+    assert_eq!(fsquota::get(&dir).unwrap().used.bytes, counted);
+}
+
+#[test]
+fn what_was_overwritten_in_place_needs_no_space() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(mib(4)));
+    let path = volumes.path("a/data");
+    write(&path, mib(4));
+    fsquota::sync(&dir).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    append(&file, mib(4));
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn a_directory_that_grows_by_names_alone_ends_with_enospc() {
+    let volumes = Volumes::new();
+    let (_dir, _) = volumes.volume("a", size(mib(1)));
+    fs::create_dir(volumes.path("a/names")).unwrap();
+    fs::create_dir(volumes.path("a/moved")).unwrap();
+    let data = volumes.path("a/data");
+    fill(&File::create(&data).unwrap());
+    let name = |n: usize| volumes.path(&format!("a/names/{n:0200}"));
+    let linked = (0..1000).map(|n| fs::hard_link(&data, name(n))).find_map(Result::err).unwrap();
+    assert_eq!(linked.raw_os_error(), Some(ENOSPC));
+    let made = (1000..2000).map(|n| File::create(name(n))).find_map(Result::err).unwrap();
+    assert_eq!(made.raw_os_error(), Some(ENOSPC));
+    // Short names fit into the inode of the directory they come from, long ones need a block.
+    let short: Vec<_> = (0..8).map(|n| volumes.path(&format!("a/{n}"))).collect();
+    let moved = short.iter().enumerate().find_map(|(n, short)| {
+        fs::hard_link(&data, short).unwrap();
+        fs::rename(short, volumes.path(&format!("a/moved/{n:0200}"))).err()
+    });
+    assert_eq!(moved.unwrap().raw_os_error(), Some(ENOSPC));
+}
+
+#[test]
+fn files_that_grow_by_turns_reach_the_promised_size_together() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", size(SIZE));
+    // Behind each end XFS reserves more than was written; near the limit it gives that up.
+    let files: Vec<_> = (0..4).map(|n| File::create(volumes.path(&format!("a/{n}"))).unwrap()).collect();
+    for _ in 0..15 {
+        files.iter().for_each(|file| append(file, mib(1).checked_sub(Bytes::new(768 << 10)).unwrap()));
+    }
+    let rest: Bytes = files.iter().map(|file| fill(file).0).sum();
+    assert_eq!(rest, mib(1));
+    assert_eq!(fsquota::get(&dir).unwrap().available_bytes(), Some(Bytes::ZERO));
+}

@@ -1,0 +1,79 @@
+//! What the tests do to files, and the program that does what the standard library cannot.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::libc::O_DIRECT;
+use units::Bytes;
+
+/// A piece of data that direct I/O takes.
+#[repr(C, align(4096))]
+struct Piece([u8; PIECE]);
+
+const PIECE: usize = 64 << 10;
+static PATTERN: Piece = Piece([0x5a; PIECE]);
+
+pub fn mib(count: u64) -> Bytes {
+    Bytes::MIB.checked_mul(count).unwrap()
+}
+
+/// Makes a file that is written to around the page cache.
+pub fn create_direct(path: &Path) -> File {
+    OpenOptions::new().write(true).create_new(true).custom_flags(O_DIRECT).open(path).unwrap()
+}
+
+/// Writes in pieces until it fails: how much was taken, and why no more was.
+pub fn fill(mut file: &File) -> (Bytes, io::Error) {
+    let mut written = 0;
+    loop {
+        match file.write(&PATTERN.0) {
+            Ok(more) => written += more as u64,
+            Err(error) => return (Bytes::new(written), error),
+        }
+    }
+}
+
+/// Writes a multiple of 64 KiB.
+pub fn append(mut file: &File, bytes: Bytes) {
+    let pieces = bytes.get() / PIECE as u64;
+    for _ in 0..pieces {
+        file.write_all(&PATTERN.0).unwrap();
+    }
+}
+
+pub fn write(path: &Path, bytes: Bytes) {
+    fs::write(path, vec![0x5a; usize::try_from(bytes.get()).unwrap()]).unwrap();
+}
+
+/// Runs commands of xfs_io on a file.
+pub fn xfs_io(path: &Path, flags: &[&str], commands: &[&str]) -> Output {
+    let mut program = Command::new("xfs_io");
+    program.arg("-x").args(flags);
+    for command in commands {
+        program.args(["-c", command]);
+    }
+    program.arg(path).output().unwrap()
+}
+
+/// Runs commands of xfs_io that must succeed, and gives what they said.
+pub fn xfs_io_ok(path: &Path, flags: &[&str], commands: &[&str]) -> String {
+    let output = xfs_io(path, flags, commands);
+    assert!(output.status.success() && output.stderr.is_empty(), "{commands:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits until the file system has done in the background what it put off.
+pub fn eventually<T: PartialEq + std::fmt::Debug>(expected: T, mut look: impl FnMut() -> T) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut seen = look();
+    while seen != expected {
+        assert!(Instant::now() < deadline, "expected {expected:?}, last seen {seen:?}");
+        thread::sleep(Duration::from_millis(10));
+        seen = look();
+    }
+}

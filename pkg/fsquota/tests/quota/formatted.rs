@@ -1,0 +1,84 @@
+//! An XFS made and mounted with particular options.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ktest_support::Disk;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// Unmounted on drop. What is open on it must be closed before.
+pub struct Formatted {
+    device: PathBuf,
+    target: PathBuf,
+    // Given back when it is not mounted any more.
+    _disk: Option<Disk>,
+}
+
+impl Formatted {
+    /// With options of mkfs.xfs, and with those of mount.
+    pub fn new(make: &[&str], options: &str) -> Self {
+        let disk = Disk::take();
+        Self::on(disk.path().to_owned(), Some(disk), make, options)
+    }
+
+    /// On a RAM disk of its own.
+    pub fn in_memory(options: &str) -> Self {
+        fs::write("/sys/block/zram0/reset", "1").unwrap();
+        fs::write("/sys/block/zram0/disksize", "512M").unwrap();
+        Self::on(PathBuf::from("/dev/zram0"), None, &[], options)
+    }
+
+    fn on(device: PathBuf, disk: Option<Disk>, make: &[&str], options: &str) -> Self {
+        let made = Command::new("mkfs.xfs")
+            .args(["-q", "-f", "-K", "-l", "size=64m"])
+            .args(make)
+            .arg(&device)
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "mkfs.xfs {make:?}: {made:?}");
+        let name = device.file_name().unwrap().to_str().unwrap();
+        let target = std::env::temp_dir().join(format!("formatted-{name}"));
+        fs::create_dir_all(&target).unwrap();
+        let formatted = Self { device, target, _disk: disk };
+        formatted.mount(options);
+        formatted
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.target
+    }
+
+    pub fn open(&self) -> File {
+        File::open(&self.target).unwrap()
+    }
+
+    /// Takes the file system off and mounts it again.
+    pub fn remount(&self, options: &str) {
+        umount2(&self.target, MntFlags::empty()).unwrap();
+        self.mount(options);
+    }
+
+    /// Makes the mount read-only or writable while it is in use.
+    pub fn change(&self, flags: MsFlags) {
+        mount(None::<&str>, &self.target, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
+    }
+
+    fn mount(&self, options: &str) {
+        // To the system call, `ro` is no option.
+        let (flags, options) = match options.strip_suffix(",ro") {
+            Some(options) => (MsFlags::MS_RDONLY, options),
+            None => (MsFlags::empty(), options),
+        };
+        mount(Some(&self.device), &self.target, Some("xfs"), flags, Some(options)).unwrap();
+    }
+}
+
+impl Drop for Formatted {
+    fn drop(&mut self) {
+        let unmounted = umount2(&self.target, MntFlags::empty());
+        if !std::thread::panicking() {
+            unmounted.unwrap();
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! What the kernel makes of our calls, and what we build on: project quotas on a real XFS. Needs root and
+//! a scratch disk. `docs/xfstests.md` tells which test shows which fact of the quota group there.
+
+mod accounting;
+mod allocation;
+mod boundaries;
+mod enforcement;
+mod files;
+mod formatted;
+mod limits;
+mod refusals;
+mod removal;
+mod report;
+mod space;
+mod sums;
+mod tools;
+#[path = "../volumes/mod.rs"]
+mod volumes;
+mod walk;

@@ -1,0 +1,78 @@
+//! What `statfs` shows inside a volume.
+
+use std::fs;
+
+use nix::sys::statvfs::{Statvfs, statvfs};
+use units::{Bytes, Inodes};
+
+use crate::files::{mib, write, xfs_io_ok};
+use crate::volumes::{SIZE, Volumes, both, size};
+
+/// The file system's size, free and available, as df prints them.
+fn bytes(seen: &Statvfs) -> [Bytes; 3] {
+    [seen.blocks(), seen.blocks_free(), seen.blocks_available()].map(|blocks| Bytes::new(blocks * seen.fragment_size()))
+}
+
+#[test]
+fn statfs_inside_shows_the_limits() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", both(SIZE, 100));
+    write(&volumes.path("a/data"), mib(4));
+    fsquota::sync(&dir).unwrap();
+    let seen = statvfs(&volumes.path("a")).unwrap();
+    assert_eq!(bytes(&seen), [SIZE, mib(12), mib(12)]);
+    assert_eq!([seen.files(), seen.files_free()], [100, 98]);
+    let quota = fsquota::get(&dir).unwrap();
+    assert_eq!((quota.available_bytes(), quota.available_inodes()), (Some(mib(12)), Some(Inodes::new(98))));
+}
+
+#[test]
+fn statfs_deep_inside_and_on_a_file_shows_them_too() {
+    let volumes = Volumes::new();
+    let (_dir, _) = volumes.volume("a", both(SIZE, 100));
+    fs::create_dir_all(volumes.path("a/b/c")).unwrap();
+    assert_eq!(bytes(&statvfs(&volumes.path("a/b/c")).unwrap())[0], SIZE);
+    // A file has no inherit flag.
+    write(&volumes.path("a/data"), mib(1));
+    let whole = bytes(&statvfs(&volumes.path(".")).unwrap())[0];
+    assert_eq!(bytes(&statvfs(&volumes.path("a/data")).unwrap())[0], whole);
+}
+
+#[test]
+fn statfs_shows_nothing_free_when_the_limit_is_below_the_usage() {
+    let volumes = Volumes::new();
+    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    write(&volumes.path("a/data"), mib(4));
+    fsquota::sync(&dir).unwrap();
+    fsquota::set_limits(&dir, id, both(mib(1), 1)).unwrap();
+    let seen = statvfs(&volumes.path("a")).unwrap();
+    assert_eq!(bytes(&seen), [mib(1), Bytes::ZERO, Bytes::ZERO]);
+    assert_eq!([seen.files(), seen.files_free()], [1, 0]);
+}
+
+#[test]
+fn a_limit_above_what_the_disk_has_does_not_make_it_larger() {
+    let volumes = Volumes::new();
+    let (_dir, _) = volumes.volume("a", size(Bytes::TIB));
+    let inside = bytes(&statvfs(&volumes.path("a")).unwrap());
+    assert_eq!(inside, bytes(&statvfs(&volumes.path(".")).unwrap()));
+}
+
+#[test]
+fn no_more_is_available_inside_than_the_disk_has() {
+    let volumes = Volumes::new();
+    let (_dir, _) = volumes.volume("a", size(mib(500)));
+    xfs_io_ok(&volumes.path("outside"), &["-f"], &["falloc 0 700m"]);
+    let inside = bytes(&statvfs(&volumes.path("a")).unwrap());
+    let [_, free, available] = bytes(&statvfs(&volumes.path(".")).unwrap());
+    assert_eq!(inside, [mib(500), free, available]);
+    assert!(free < mib(400), "{free}");
+}
+
+#[test]
+fn statfs_outside_shows_the_whole_file_system() {
+    let volumes = Volumes::new();
+    let before = bytes(&statvfs(&volumes.path(".")).unwrap())[0];
+    let (_dir, _) = volumes.volume("a", both(SIZE, 100));
+    assert_eq!(bytes(&statvfs(&volumes.path(".")).unwrap())[0], before);
+}
