@@ -122,6 +122,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
         pods: PODS.parse()?,
         cluster_pods: CLUSTER_PODS.parse()?,
         durability: services::Durability::Durable,
+        disk: storage.disk(),
         paths: storage.paths(),
     };
     let wanted = services.clone();

@@ -1,13 +1,9 @@
 //! The node's disk, and what the services need to know of it.
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use localstorage::{Data, DataDisk, Ephemeral, Mounted, Root, Tree as _, mount_ephemeral};
-use nix::errno::Errno;
-use nix::sys::statvfs::fstatvfs;
-use units::Bytes;
+use localstorage::{Budget, Data, DataDisk, Ephemeral, Mounted, Part, Root, Tree as _, mount_ephemeral};
 use volume::Store;
 
 use crate::config::NodeName;
@@ -24,9 +20,6 @@ pub enum StorageError {
     /// A directory of it is gone.
     #[error("cannot open a directory of the data disk")]
     Open(#[from] localstorage::OpenError),
-    /// Its size cannot be read.
-    #[error("cannot read the size of the data disk")]
-    Size(#[source] Errno),
     /// What is in the volumes directory.
     #[error("cannot use the volumes directory")]
     Volumes(#[from] volume::StartError),
@@ -36,6 +29,7 @@ pub enum StorageError {
 #[derive(Debug)]
 pub struct Storage {
     data: Mounted<Data>,
+    budget: Budget,
     ephemeral: Mounted<Ephemeral>,
     volumes: Arc<Store>,
 }
@@ -49,9 +43,10 @@ impl Storage {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
         let data = DataDisk::find()?.mount(root.data)?;
-        let settings = volume::Settings { reserve: reserve(size(&data)?) };
+        let budget = data.budget()?;
+        let settings = volume::Settings { reserve: budget.reserve() };
         let volumes = Store::open(&data.open(|data| &data.volumes)?, settings)?;
-        Ok(Self { data, ephemeral, volumes: Arc::new(volumes) })
+        Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }
 
     /// The file system that is gone after a reboot.
@@ -73,6 +68,12 @@ impl Storage {
         }
     }
 
+    /// What programs may take of the data disk.
+    pub fn disk(&self) -> services::Disk {
+        let Self { budget, .. } = self;
+        services::Disk { size: budget.size(), etcd: budget.bytes(Part::Etcd), kubelet: budget.bytes(Part::Kubelet) }
+    }
+
     /// kubelet's root directory.
     pub fn kubelet(&self) -> PathBuf {
         self.data.kubelet.path().to_owned()
@@ -86,28 +87,5 @@ impl Storage {
     /// What the CSI plugin has to know.
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
-    }
-}
-
-fn size(disk: impl AsFd) -> Result<Bytes, StorageError> {
-    let found = fstatvfs(disk).map_err(StorageError::Size)?;
-    Ok(Bytes::new(found.blocks().saturating_mul(found.fragment_size())))
-}
-
-/// What is kept of a disk for what else lives on it: images, logs and emptyDirs of pods, etcd. A quarter,
-/// at most 16 GiB and a fiftieth: XFS counts blocks that it keeps for its own trees into its size.
-fn reserve(disk: Bytes) -> Bytes {
-    const OTHERS: Bytes = Bytes::new(16 << 30);
-    Bytes::new(disk.get() / 4).min(OTHERS.saturating_add(Bytes::new(disk.get() / 50)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_quarter_is_reserved_but_not_of_a_large_disk() {
-        assert_eq!(reserve(Bytes::new(8 << 30)), Bytes::new(2 << 30));
-        assert_eq!(reserve(Bytes::new(100 << 30)), Bytes::new(18 << 30));
     }
 }

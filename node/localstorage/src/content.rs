@@ -1,11 +1,15 @@
-//! What is on a disk, judged by both its ends.
-
-use std::fmt;
+//! What is on a disk.
 
 use units::Bytes;
 
+use crate::signature::{Mark, Signature};
+
 /// Label of the file system that this node makes, all twelve bytes that XFS has for one.
 pub const LABEL: &str = "granary-data";
+
+/// Label of that file system until it is whole: one that nobody thinks of by himself, since what has it
+/// is formatted.
+pub(crate) const UNFINISHED_LABEL: &str = "new-793a9f54";
 
 /// How much of each end of a disk is read.
 pub(crate) const END: usize = 1 << 20;
@@ -13,14 +17,16 @@ pub(crate) const END: usize = 1 << 20;
 /// What a disk holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros at both ends.
+    /// Zeros at both ends, and no mark of any format.
     Empty,
     /// Our file system.
     Ours(Geometry),
-    /// Our file system, of which `mkfs.xfs` wrote only a part: there never was data in it.
+    /// Our file system while it is made: there never was data in it.
     Unfinished,
     /// Something that we did not make.
     Foreign(Signature),
+    /// Nobody looked, since the disk is not to choose from.
+    Unexamined,
 }
 
 /// Numbers of an XFS superblock.
@@ -44,76 +50,37 @@ impl Geometry {
     }
 }
 
-/// What foreign content looks like.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Signature {
-    /// Something known by its mark.
-    Known(&'static str),
-    /// An XFS with another label.
-    Xfs {
-        /// Its label, empty if it has none.
-        label: String,
-    },
-    /// Bytes that are not zero.
-    Unknown {
-        /// Where the first of them is.
-        at: u64,
-    },
-}
-
-impl fmt::Display for Signature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Known(name) => f.write_str(name),
-            Self::Xfs { label } if label.is_empty() => f.write_str("an XFS file system without a label"),
-            Self::Xfs { label } => write!(f, "an XFS file system with the label {label:?}"),
-            Self::Unknown { at } => write!(f, "data of an unknown kind (byte {at} is not zero)"),
-        }
-    }
-}
-
-/// The two ends of a disk, [`END`] bytes each, or the whole disk twice if it is smaller.
+/// The two ends of a disk, 1 MiB each, or the whole disk twice if it is smaller.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends<'disk> {
-    pub(crate) head: &'disk [u8],
-    pub(crate) tail: &'disk [u8],
-    pub(crate) size: u64,
+pub struct Ends<'disk> {
+    /// Its first bytes.
+    pub head: &'disk [u8],
+    /// Its last bytes.
+    pub tail: &'disk [u8],
+    /// The size of the disk.
+    pub size: Bytes,
 }
-
-/// Marks by their place from the beginning, the more particular ones first.
-const AT_HEAD: &[(&str, usize, &[u8])] = &[
-    ("a LUKS encrypted volume", 0, b"LUKS\xba\xbe"),
-    ("a GUID partition table", 512, b"EFI PART"),
-    ("a GUID partition table", 4096, b"EFI PART"),
-    ("an LVM physical volume", 0, b"LABELONE"),
-    ("an LVM physical volume", 512, b"LABELONE"),
-    ("an LVM physical volume", 1024, b"LABELONE"),
-    ("an LVM physical volume", 1536, b"LABELONE"),
-    ("a member of an MD RAID", 0, b"\xfc\x4e\x2b\xa9"),
-    ("a member of an MD RAID", 4096, b"\xfc\x4e\x2b\xa9"),
-    ("an EROFS file system", 1024, b"\xe2\xe1\xf5\xe0"),
-    ("an F2FS file system", 1024, b"\x10\x20\xf5\xf2"),
-    ("an ext2, ext3 or ext4 file system", 1080, b"\x53\xef"),
-    ("a btrfs file system", 65_600, b"_BHRfS_M"),
-    ("a bcache or bcachefs device", 4120, b"\xc6\x85\x73\xf6"),
-    ("swap space", 4086, b"SWAPSPACE2"),
-    ("swap space", 4086, b"SWAP-SPACE"),
-    ("an ISO 9660 file system", 32_769, b"CD001"),
-    ("a squashfs file system", 0, b"hsqs"),
-    ("an NTFS file system", 3, b"NTFS    "),
-    ("a FAT file system", 82, b"FAT32"),
-    ("a FAT file system", 54, b"FAT1"),
-    ("a partition table or boot sector", 510, b"\x55\xaa"),
-];
 
 impl Ends<'_> {
-    pub(crate) fn content(&self) -> Content {
-        if let Some(found) = Superblock::parse(self.head) {
-            return found.content();
+    /// Whether it is our file system. The superblock alone decides: it is the one place of the disk that
+    /// holds nothing of tenants, while they could make anything else look like a mark of some format.
+    pub fn ours(&self) -> Option<Geometry> {
+        Superblock::parse(self.head).filter(|found| found.state() == Some(Progress::Whole)).map(|found| found.geometry)
+    }
+
+    /// What is on the disk, by its ends and the marks that `blkid` knows. An empty disk is one of which
+    /// both say so.
+    pub fn content(&self, marks: &[Mark]) -> Content {
+        if let Some(geometry) = self.ours() {
+            return Content::Ours(geometry);
         }
-        let known = |name: &&'static str| Content::Foreign(Signature::Known(name));
-        if let Some(name) = self.known().as_ref().map(known) {
-            return name;
+        let begun = Superblock::parse(self.head).is_some_and(|found| found.state() == Some(Progress::Begun));
+        // Of what we make, blkid knows this much.
+        if begun && marks.iter().all(|mark| mark.format == "xfs") {
+            return Content::Unfinished;
+        }
+        if !marks.is_empty() {
+            return Content::Foreign(Signature::Known(marks.to_vec()));
         }
         match self.first_byte_that_is_not_zero() {
             Some(at) => Content::Foreign(Signature::Unknown { at }),
@@ -121,41 +88,9 @@ impl Ends<'_> {
         }
     }
 
-    fn known(&self) -> Option<&'static str> {
-        let is = |offset: usize, mark: &[u8]| self.head.get(offset..).is_some_and(|rest| rest.starts_with(mark));
-        AT_HEAD
-            .iter()
-            .find(|(_, offset, mark)| is(*offset, mark))
-            .map(|(name, ..)| *name)
-            .or_else(|| self.known_at_tail())
-    }
-
-    fn known_at_tail(&self) -> Option<&'static str> {
-        // From the end, rounded down as each format does it: md(4), and the UEFI specification.
-        let version_090 = (self.size & !0xffff).checked_sub(0x10000);
-        let version_1_0 = self.size.checked_sub(8192).map(|at| at & !0xfff);
-        let raid = [version_090, version_1_0];
-        let partitions = [self.size.checked_sub(512), self.size.checked_sub(4096)];
-        let is =
-            |at: Option<u64>, mark: &[u8]| at.and_then(|at| self.from(at)).is_some_and(|rest| rest.starts_with(mark));
-        if raid.into_iter().any(|at| is(at, b"\xfc\x4e\x2b\xa9")) {
-            Some("a member of an MD RAID")
-        } else if partitions.into_iter().any(|at| is(at, b"EFI PART")) {
-            Some("the second copy of a GUID partition table")
-        } else {
-            None
-        }
-    }
-
-    /// The tail from a place of the disk on.
-    fn from(&self, at: u64) -> Option<&[u8]> {
-        let from_end = usize::try_from(self.size.checked_sub(at)?).ok()?;
-        self.tail.get(self.tail.len().checked_sub(from_end)?..)
-    }
-
     fn first_byte_that_is_not_zero(&self) -> Option<u64> {
         let first = |bytes: &[u8]| bytes.iter().position(|byte| *byte != 0).map(|at| at as u64);
-        let tail_begins = self.size.saturating_sub(self.tail.len() as u64);
+        let tail_begins = self.size.get().saturating_sub(self.tail.len() as u64);
         first(self.head).or_else(|| first(self.tail).map(|at| tail_begins + at))
     }
 }
@@ -177,14 +112,24 @@ impl Superblock {
         Some(Self { geometry, label, in_progress: head[126] != 0 })
     }
 
-    fn content(self) -> Content {
-        match (self.label == LABEL, self.in_progress) {
-            (true, false) => Content::Ours(self.geometry),
-            // mkfs.xfs writes the superblock first and takes this mark off last.
-            (true, true) => Content::Unfinished,
-            (false, _) => Content::Foreign(Signature::Xfs { label: self.label }),
+    /// How far we got with it; `None` if it is not ours.
+    fn state(&self) -> Option<Progress> {
+        match (self.label.as_str(), self.in_progress) {
+            (LABEL, false) => Some(Progress::Whole),
+            // mkfs.xfs writes the superblock first, with a mark that it takes off last. Our label with that
+            // mark is not from here, where the label comes after it: an interrupted copy (xfs_copy,
+            // xfs_mdrestore), or damage.
+            (UNFINISHED_LABEL, _) => Some(Progress::Begun),
+            _ => None,
         }
     }
+}
+
+/// How far we got with a file system of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Begun,
+    Whole,
 }
 
 #[cfg(test)]
@@ -192,6 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::signature::Usage;
 
     const SIZE: u64 = 16 << 20;
 
@@ -211,9 +157,17 @@ mod tests {
             image
         }
 
-        fn content(&self) -> Content {
-            Ends { head: &self.head, tail: &self.tail, size: SIZE }.content()
+        fn ends(&self) -> Ends<'_> {
+            Ends { head: &self.head, tail: &self.tail, size: Bytes::new(SIZE) }
         }
+
+        fn content(&self) -> Content {
+            self.ends().content(&[])
+        }
+    }
+
+    fn mark(format: &str) -> Mark {
+        Mark { format: format.into(), usage: Usage::Filesystem, label: None }
     }
 
     fn xfs(label: &[u8], in_progress: u8) -> Image {
@@ -232,35 +186,44 @@ mod tests {
     fn our_own_file_system_is_known_by_its_label() {
         let geometry = Geometry { block: Bytes::new(4096), blocks: 0x40000, inode_percent: 25 };
         assert_eq!(xfs(LABEL.as_bytes(), 0).content(), Content::Ours(geometry));
-        assert_eq!(xfs(LABEL.as_bytes(), 1).content(), Content::Unfinished);
+        assert_eq!(xfs(LABEL.as_bytes(), 0).ends().ours(), Some(geometry));
+    }
+
+    #[test]
+    fn a_file_system_that_was_begun_is_not_taken_for_whole() {
+        for image in [xfs(UNFINISHED_LABEL.as_bytes(), 1), xfs(UNFINISHED_LABEL.as_bytes(), 0)] {
+            assert_eq!(image.content(), Content::Unfinished);
+            assert_eq!(image.ends().content(&[mark("xfs")]), Content::Unfinished);
+        }
     }
 
     #[test]
     fn another_xfs_is_foreign_even_if_it_was_not_finished() {
-        let home = Content::Foreign(Signature::Xfs { label: "home".into() });
-        assert_eq!(xfs(b"home", 0).content(), home);
-        assert_eq!(xfs(b"home", 1).content(), home);
-        assert_eq!(xfs(b"", 0).content(), Content::Foreign(Signature::Xfs { label: String::new() }));
-    }
-
-    #[test]
-    fn what_is_at_the_beginning_is_named() {
-        for (name, offset, mark) in AT_HEAD {
-            assert_eq!(Image::with(*offset, mark).content(), Content::Foreign(Signature::Known(name)), "{offset}");
+        // The last one: xfs_copy of a data disk that was interrupted.
+        for image in [xfs(b"home", 0), xfs(b"home", 1), xfs(b"", 0), xfs(LABEL.as_bytes(), 1)] {
+            let marks = [mark("xfs")];
+            assert_eq!(image.ends().content(&marks), Content::Foreign(Signature::Known(marks.to_vec())));
+            assert_eq!(image.content(), Content::Foreign(Signature::Unknown { at: 0 }));
         }
     }
 
     #[test]
-    fn what_is_at_the_end_is_named() {
-        for (name, from_end, mark) in [
-            ("a member of an MD RAID", 0x10000, b"\xfc\x4e\x2b\xa9".as_slice()),
-            ("a member of an MD RAID", 8192, b"\xfc\x4e\x2b\xa9"),
-            ("the second copy of a GUID partition table", 512, b"EFI PART"),
-        ] {
-            let mut image = Image::empty();
-            image.tail[END - from_end..][..mark.len()].copy_from_slice(mark);
-            assert_eq!(image.content(), Content::Foreign(Signature::Known(name)), "{from_end}");
-        }
+    fn a_known_mark_makes_a_disk_foreign_wherever_it_is() {
+        let marks = vec![mark("VMFS")];
+        assert_eq!(Image::empty().ends().content(&marks), Content::Foreign(Signature::Known(marks)));
+    }
+
+    #[test]
+    fn what_was_begun_and_then_made_something_else_is_foreign() {
+        let marks = vec![mark("xfs"), mark("ext4")];
+        let begun = xfs(UNFINISHED_LABEL.as_bytes(), 0);
+        assert_eq!(begun.ends().content(&marks), Content::Foreign(Signature::Known(marks)));
+    }
+
+    #[test]
+    fn what_tenants_write_cannot_make_our_file_system_foreign() {
+        let ours = xfs(LABEL.as_bytes(), 0);
+        assert!(matches!(ours.ends().content(&[mark("linux_raid_member")]), Content::Ours(_)));
     }
 
     #[test]
@@ -285,13 +248,13 @@ mod tests {
 
         #[test]
         fn no_bytes_of_any_length_make_probing_panic(head: Vec<u8>, tail: Vec<u8>, size: u64) {
-            let _ = Ends { head: &head, tail: &tail, size }.content();
+            let _ = Ends { head: &head, tail: &tail, size: Bytes::new(size) }.content(&[]);
         }
 
         #[test]
         fn no_superblock_makes_probing_panic(bytes in prop::collection::vec(any::<u8>(), 508)) {
             let head = [b"XFSB", bytes.as_slice()].concat();
-            let content = Ends { head: &head, tail: &[], size: SIZE }.content();
+            let content = Ends { head: &head, tail: &[], size: Bytes::new(SIZE) }.content(&[]);
             if let Content::Ours(geometry) = content {
                 let _ = geometry.blocks_to_grow_to(Bytes::new(SIZE));
             }

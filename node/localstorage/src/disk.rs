@@ -5,34 +5,42 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::libc::dev_t;
-use nix::sys::stat::{major, minor};
+use tracing::warn;
 use units::Bytes;
 
 use crate::content::{Content, END, Ends};
-use crate::error::FindError;
+use crate::error::{FindError, Refusal};
+use crate::gpt::{Partition, PartitionTable, TableState};
 use crate::plan::{Decision, plan};
+use crate::probe::{ProbeError, probe};
+use crate::program::Programs;
+use crate::signature::Mark;
+use crate::sysfs::{self, look};
 
 /// Serial number of the disk that the system is on.
 const SYSTEM_SERIAL: &str = "system";
 /// Serial number that designates the data disk.
 const DATA_SERIAL: &str = "data";
 
-/// What a disk is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What a disk is for. Of those that may hold the data, the greatest role is chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The node was started from it.
     System,
-    /// The machine says that it is for the data.
-    Data,
     /// Nobody says.
     Unnamed,
+    /// The machine says, by its serial number, that it is for the data.
+    Data,
+    /// A partition whose type says that it is for the data, on any disk.
+    Partition,
 }
 
-/// A disk that there is.
+/// A disk that there is, or a partition for data, which counts as a disk of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The kernel's name: `vda`.
+    /// The kernel's name: `vda`, `vda3`.
     pub name: String,
     /// Its device node.
     pub device: PathBuf,
@@ -57,18 +65,26 @@ pub struct DataDisk {
 /// What must be done before a [`DataDisk`] can be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    Formatted(crate::Geometry),
+    Formatted,
     Empty,
     Unfinished,
 }
 
 impl DataDisk {
-    /// Looks at all disks and chooses.
+    /// Looks at all disks and chooses. Writes nothing.
     ///
     /// # Errors
     /// [`FindError::Refused`] says which disks there are and what to do.
     pub fn find() -> Result<Self, FindError> {
-        Self::choose(&disks()?)
+        Self::find_with(&Programs::default())
+    }
+
+    /// The same with programs of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`DataDisk::find`].
+    pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
+        Self::choose(&disks(programs)?)
     }
 
     /// The disk that [`plan`] decides for.
@@ -78,13 +94,13 @@ impl DataDisk {
     pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {
-            Content::Ours(geometry) => State::Formatted(*geometry),
+            Content::Ours(_) => State::Formatted,
             Content::Unfinished => State::Unfinished,
             Content::Empty => State::Empty,
             Content::Foreign(what) => {
-                let what = what.clone();
-                return Err(crate::Refusal::Foreign { disk: disk.name.clone(), what }.into());
+                return Err(Refusal::Foreign { disk: disk.name.clone(), what: what.clone() }.into());
             }
+            Content::Unexamined => return Err(Refusal::Unexamined { disk: disk.name.clone() }.into()),
         };
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
@@ -95,106 +111,150 @@ impl DataDisk {
     }
 }
 
-/// All disks of the machine, by name. Reads both ends of each, writes nothing.
+/// All disks of the machine and their partitions for data, by name. Looks at the content of those that
+/// there is to choose from: both ends, and what `blkid` says. Writes nothing.
 ///
 /// # Errors
-/// [`FindError::Look`], [`FindError::Malformed`]: which disk, and what was tried.
-pub fn disks() -> Result<Vec<Seen>, FindError> {
+/// [`FindError`]: which disk, and what was tried. A partition for data that the kernel does not show as
+/// its table does is [`FindError::Refused`].
+pub fn disks(programs: &Programs) -> Result<Vec<Seen>, FindError> {
     let root = Path::new("/");
     let root = fs::metadata(root).map_err(look("look at", root))?.dev();
-    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root }.disks()
+    let ask = |device: &Path| probe(&programs.blkid, device);
+    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks()
+}
+
+/// What is on a block device of this size, or on a part of one. Writes nothing.
+///
+/// # Errors
+/// [`FindError::Look`], [`FindError::Probe`].
+pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Content, FindError> {
+    content(device, size, |device| probe(&programs.blkid, device))
 }
 
 /// Where the kernel tells of disks.
-struct Machine {
+struct Machine<'ask> {
     blocks: PathBuf,
     devices: PathBuf,
     /// The device that the running system's root is on.
     root: dev_t,
+    /// What knows the marks of formats.
+    ask: &'ask dyn Fn(&Path) -> Result<Vec<Mark>, ProbeError>,
 }
 
-impl Machine {
+impl Machine<'_> {
     fn disks(&self) -> Result<Vec<Seen>, FindError> {
         let mut disks = Vec::new();
         for entry in fs::read_dir(&self.blocks).map_err(look("list", &self.blocks))? {
-            let entry = entry.map_err(look("list", &self.blocks))?;
+            let path = entry.map_err(look("list", &self.blocks))?.path();
             // Loop devices, RAM disks and what is stacked on disks have no hardware.
-            if entry.path().join("device").exists()
-                && let Some(disk) = self.disk(&entry.path())?
+            if path.join("device").exists()
+                && !sysfs::is_hidden(&path)?
+                && let Some(disk) = self.seen(&path)?
+                && let Some(medium) = medium(&disk.device, File::open(&disk.device))?
             {
-                disks.push(disk);
+                disks.extend(self.data_partitions(&path, &disk, &medium)?);
+                disks.push(Seen { role: self.role(&path)?, ..disk });
             }
         }
         disks.sort_by(|a, b| a.name.cmp(&b.name));
+        self.examine(&mut disks)?;
         Ok(disks)
     }
 
-    /// What is at a path like `/sys/block/vda`; `None` if it is a drive without a medium.
-    fn disk(&self, path: &Path) -> Result<Option<Seen>, FindError> {
-        // Sectors of 512 bytes, whatever the disk's own are.
-        let size = Bytes::new(number(&path.join("size"))?.saturating_mul(512));
-        let Some(name) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else { return Ok(None) };
-        if size == Bytes::ZERO {
-            return Ok(None);
+    /// Only what there is to choose from.
+    fn examine(&self, disks: &mut [Seen]) -> Result<(), FindError> {
+        let Some(role) = disks.iter().map(|disk| disk.role).max() else { return Ok(()) };
+        for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
+            disk.content = content(&disk.device, disk.size, self.ask)?;
         }
+        Ok(())
+    }
+
+    /// What is at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if it has no room, as a card
+    /// reader without a card.
+    fn seen(&self, path: &Path) -> Result<Option<Seen>, FindError> {
+        let size = sysfs::read_size(&path.join("size"))?;
+        let Some(name) = sysfs::name(path).filter(|_| size > Bytes::ZERO) else { return Ok(None) };
+        let read_only = sysfs::read_number(&path.join("ro"))? != 0;
         let device = self.devices.join(&name);
-        let role = if holds(path, self.root)? { Role::System } else { role(path)? };
-        let read_only = number(&path.join("ro"))? != 0;
-        let content = content(&device, size)?;
-        Ok(Some(Seen { name, device, role, read_only, size, content }))
+        Ok(Some(Seen { name, device, role: Role::Unnamed, read_only, size, content: Content::Unexamined }))
     }
-}
 
-/// virtio-blk has the serial number at the disk, other drivers at its hardware; some have none.
-fn role(path: &Path) -> Result<Role, FindError> {
-    for place in ["serial", "device/serial"] {
-        let place = path.join(place);
-        match fs::read_to_string(&place) {
-            Ok(serial) => match serial.trim() {
-                SYSTEM_SERIAL => return Ok(Role::System),
-                DATA_SERIAL => return Ok(Role::Data),
-                _ => {}
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(look("read", &place)(error)),
+    fn role(&self, path: &Path) -> Result<Role, FindError> {
+        if sysfs::holds(path, self.root)? {
+            return Ok(Role::System);
         }
+        Ok(match sysfs::serial(path)?.as_deref() {
+            Some(SYSTEM_SERIAL) => Role::System,
+            Some(DATA_SERIAL) => Role::Data,
+            _ => Role::Unnamed,
+        })
     }
-    Ok(Role::Unnamed)
-}
 
-/// Whether a disk or one of its partitions is this device.
-fn holds(disk: &Path, device: dev_t) -> Result<bool, FindError> {
-    let wanted = format!("{}:{}", major(device), minor(device));
-    let is = |path: &Path| fs::read_to_string(path.join("dev")).is_ok_and(|found| found.trim() == wanted);
-    if is(disk) {
-        return Ok(true);
-    }
-    for entry in fs::read_dir(disk).map_err(look("list", disk))? {
-        let entry = entry.map_err(look("list", disk))?.path();
-        if entry.join("partition").exists() && is(&entry) {
-            return Ok(true);
+    /// The partitions for data of a disk, if it has a partition table.
+    fn data_partitions(&self, path: &Path, disk: &Seen, medium: &File) -> Result<Vec<Seen>, FindError> {
+        let sector = path.join("queue/logical_block_size");
+        let sector = u32::try_from(sysfs::read_number(&sector)?).map_err(|_| FindError::Malformed { path: sector })?;
+        let table = PartitionTable::read(disk.size, sector, |buffer, at| medium.read_exact_at(buffer, at));
+        let Some(table) = table.map_err(look("read the partition table of", &disk.device))? else {
+            return Ok(Vec::new());
+        };
+        let wanted: Vec<_> = table.data_partitions().collect();
+        match table.state {
+            _ if wanted.is_empty() => {}
+            TableState::Whole => {}
+            TableState::FirstOnly => {
+                warn!(device = %disk.device.display(), "second copy of the partition table is lost")
+            }
+            state @ (TableState::LastOnly | TableState::Different) => {
+                return Err(Refusal::Table { disk: disk.name.clone(), state }.into());
+            }
         }
+        wanted.into_iter().map(|wanted| self.data_partition(path, disk, wanted)).collect()
     }
-    Ok(false)
+
+    /// The kernel may know an older table, or none: only a partition that it shows in the very place is
+    /// the one.
+    fn data_partition(&self, disk_path: &Path, disk: &Seen, wanted: &Partition) -> Result<Seen, FindError> {
+        for path in sysfs::partitions(disk_path)? {
+            let number = sysfs::read_number(&path.join("partition"))?;
+            let start = sysfs::read_size(&path.join("start"))?;
+            if number == u64::from(wanted.number)
+                && start == wanted.start
+                && let Some(seen) = self.seen(&path)?
+                && seen.size == wanted.size
+            {
+                return Ok(Seen { role: Role::Partition, ..seen });
+            }
+        }
+        Err(Refusal::NotShown { disk: disk.name.clone(), number: wanted.number }.into())
+    }
 }
 
-fn content(device: &Path, size: Bytes) -> Result<Content, FindError> {
+/// What was opened; `None` if it is a drive without a medium: an empty CD drive has 1 GiB in sysfs.
+fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindError> {
+    match opened {
+        Err(error) if error.raw_os_error() == Some(Errno::ENOMEDIUM as i32) => Ok(None),
+        opened => opened.map(Some).map_err(look("open", device)),
+    }
+}
+
+fn content<P>(device: &Path, size: Bytes, ask: P) -> Result<Content, FindError>
+where
+    P: FnOnce(&Path) -> Result<Vec<Mark>, ProbeError>,
+{
     let disk = File::open(device).map_err(look("open", device))?;
     let length = usize::try_from(size.get()).unwrap_or(usize::MAX).min(END);
     let (mut head, mut tail) = (vec![0; length], vec![0; length]);
     disk.read_exact_at(&mut head, 0).map_err(look("read the beginning of", device))?;
     disk.read_exact_at(&mut tail, size.get() - length as u64).map_err(look("read the end of", device))?;
-    Ok(Ends { head: &head, tail: &tail, size: size.get() }.content())
-}
-
-fn number(path: &Path) -> Result<u64, FindError> {
-    let text = fs::read_to_string(path).map_err(look("read", path))?;
-    text.trim().parse().map_err(|_| FindError::Malformed { path: path.to_owned() })
-}
-
-fn look(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FindError {
-    let path = path.to_owned();
-    move |source| FindError::Look { step, path, source }
+    let ends = Ends { head: &head, tail: &tail, size };
+    if let Some(geometry) = ends.ours() {
+        return Ok(Content::Ours(geometry));
+    }
+    let marks = ask(device).map_err(|source| FindError::Probe { device: device.to_owned(), source })?;
+    Ok(ends.content(&marks))
 }
 
 #[cfg(test)]
@@ -203,7 +263,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::content::Signature;
+    use crate::gpt::{DATA_PARTITION, gpt_image};
+    use crate::signature::{Signature, Usage};
 
     /// A machine whose disks are files.
     struct FakeMachine {
@@ -229,10 +290,14 @@ mod tests {
         fn add(&self, name: &str, serial: Option<&str>, content: &[u8]) {
             let block = self.blocks().join(name);
             fs::create_dir_all(block.join("device")).unwrap();
-            let size = (4 << 20) + 512;
+            // A content as large as a disk is one.
+            let size = if content.len() > 1 << 20 { content.len() as u64 } else { (4 << 20) + 512 };
             fs::write(block.join("size"), format!("{}\n", size / 512)).unwrap();
             fs::write(block.join("ro"), "0\n").unwrap();
+            fs::write(block.join("hidden"), "0\n").unwrap();
             fs::write(block.join("dev"), "254:0\n").unwrap();
+            fs::create_dir(block.join("queue")).unwrap();
+            fs::write(block.join("queue/logical_block_size"), "512\n").unwrap();
             if let Some(serial) = serial {
                 fs::write(block.join("serial"), serial).unwrap();
             }
@@ -240,8 +305,27 @@ mod tests {
             File::options().write(true).open(self.devices().join(name)).unwrap().set_len(size).unwrap();
         }
 
+        /// As the kernel shows it; its device holds this.
+        fn add_partition(&self, disk: &str, number: u32, start: u64, size: u64, content: &[u8]) {
+            let name = format!("{disk}{number}");
+            let partition = self.blocks().join(disk).join(&name);
+            fs::create_dir(&partition).unwrap();
+            let numbers = [("partition", number.into()), ("start", start / 512), ("size", size / 512), ("ro", 0)];
+            for (attribute, number) in numbers {
+                fs::write(partition.join(attribute), format!("{number}\n")).unwrap();
+            }
+            fs::write(partition.join("dev"), format!("254:{number}\n")).unwrap();
+            fs::write(self.devices().join(&name), content).unwrap();
+            File::options().write(true).open(self.devices().join(name)).unwrap().set_len(size).unwrap();
+        }
+
         fn look(&self) -> Result<Vec<Seen>, FindError> {
-            Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17) }.disks()
+            let swap = Mark { format: "swap".into(), usage: Usage::Other, label: None };
+            let ask = |device: &Path| {
+                let bytes = fs::read(device).unwrap();
+                Ok(if bytes.starts_with(b"swap") { vec![swap.clone()] } else { vec![] })
+            };
+            Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks()
         }
 
         fn disks(&self) -> Vec<Seen> {
@@ -252,23 +336,85 @@ mod tests {
     #[test]
     fn a_disk_is_seen_with_its_role_size_and_content() {
         let machine = FakeMachine::new();
-        machine.add("vdb", Some("data"), b"");
-        machine.add("vda", Some("system\n"), b"hsqs");
+        machine.add("vdb", Some("data"), b"swap");
+        machine.add("vda", Some("system\n"), b"");
         let seen = machine.disks();
-        let summary: Vec<_> = seen.iter().map(|disk| (disk.name.as_str(), disk.role, &disk.content)).collect();
-        let squashfs = Content::Foreign(Signature::Known("a squashfs file system"));
-        assert_eq!(summary, [("vda", Role::System, &squashfs), ("vdb", Role::Data, &Content::Empty)]);
+        let summary: Vec<_> = seen.iter().map(|disk| (disk.name.as_str(), disk.role)).collect();
+        assert_eq!(summary, [("vda", Role::System), ("vdb", Role::Data)]);
         assert_eq!(seen[1].size, Bytes::new((4 << 20) + 512));
+        assert!(matches!(&seen[1].content, Content::Foreign(Signature::Known(marks)) if marks[0].format == "swap"));
+    }
+
+    #[test]
+    fn only_disks_to_choose_from_are_examined() {
+        let machine = FakeMachine::new();
+        machine.add("vda", Some("system"), b"");
+        machine.add("vdb", None, b"");
+        assert_eq!(
+            machine.disks().iter().map(|disk| &disk.content).collect::<Vec<_>>(),
+            [&Content::Unexamined, &Content::Empty]
+        );
+        machine.add("vdc", Some("data"), b"");
+        let seen = machine.disks();
+        assert_eq!((&seen[1].content, &seen[2].content), (&Content::Unexamined, &Content::Empty));
+    }
+
+    #[test]
+    fn a_partition_for_data_counts_even_on_the_system_disk() {
+        let machine = FakeMachine::new();
+        machine.add("vda", Some("system"), &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+        machine.add_partition("vda", 1, 128 * 512, 128 * 512, b"");
+        machine.add("vdb", Some("data"), b"");
+        let seen = machine.disks();
+        let found = seen.iter().map(|disk| (disk.name.as_str(), disk.role, &disk.content));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [
+                ("vda", Role::System, &Content::Unexamined),
+                ("vda1", Role::Partition, &Content::Empty),
+                ("vdb", Role::Data, &Content::Unexamined)
+            ]
+        );
+        assert!(seen[1].device.ends_with("dev/vda1"));
+    }
+
+    #[test]
+    fn a_partition_that_the_kernel_shows_elsewhere_is_not_the_one() {
+        for (number, start, size) in [(2, 128, 128), (1, 129, 128), (1, 128, 127)] {
+            let machine = FakeMachine::new();
+            machine.add("vda", None, &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+            machine.add_partition("vda", number, start * 512, size * 512, b"");
+            let refusal = Refusal::NotShown { disk: "vda".into(), number: 1 };
+            assert!(matches!(machine.look(), Err(FindError::Refused(found)) if found == refusal));
+        }
+    }
+
+    #[test]
+    fn a_damaged_table_is_told_if_it_has_a_partition_for_data() {
+        let machine = FakeMachine::new();
+        let mut image = gpt_image(&[(DATA_PARTITION, 128, 255)]);
+        image[512] = b'?';
+        machine.add("vda", None, &image);
+        let refusal = Refusal::Table { disk: "vda".into(), state: TableState::LastOnly };
+        assert!(matches!(machine.look(), Err(FindError::Refused(found)) if found == refusal));
     }
 
     #[test]
     fn the_disk_that_holds_the_root_in_a_partition_is_the_systems() {
         let machine = FakeMachine::new();
         machine.add("vdb", Some("data"), b"");
-        let partition = machine.blocks().join("vdb/vdb1");
-        fs::create_dir(&partition).unwrap();
-        fs::write(partition.join("partition"), "1\n").unwrap();
-        fs::write(partition.join("dev"), "254:17\n").unwrap();
+        machine.add_partition("vdb", 17, 0, 512, b"");
+        assert_eq!(machine.disks()[0].role, Role::System);
+    }
+
+    #[test]
+    fn the_disk_below_the_device_that_holds_the_root_is_the_systems() {
+        let machine = FakeMachine::new();
+        machine.add("vdb", Some("data"), b"");
+        machine.add_partition("vdb", 2, 0, 512, b"");
+        let verity = machine.blocks().join("vdb/vdb2/holders/dm-0");
+        fs::create_dir_all(&verity).unwrap();
+        fs::write(verity.join("dev"), "254:17\n").unwrap();
         assert_eq!(machine.disks()[0].role, Role::System);
     }
 
@@ -279,6 +425,24 @@ mod tests {
         machine.add("sr0", None, b"");
         fs::write(machine.blocks().join("sr0/size"), "0\n").unwrap();
         assert_eq!(machine.disks(), []);
+    }
+
+    #[test]
+    fn a_path_to_an_nvme_disk_that_has_several_is_passed_over() {
+        let machine = FakeMachine::new();
+        machine.add("nvme0c0n1", None, b"");
+        fs::write(machine.blocks().join("nvme0c0n1/hidden"), "1\n").unwrap();
+        fs::remove_file(machine.devices().join("nvme0c0n1")).unwrap();
+        assert_eq!(machine.disks(), []);
+    }
+
+    #[test]
+    fn only_a_drive_without_a_medium_is_passed_over_of_those_that_cannot_be_opened() {
+        let opened = |errno: Errno| medium(Path::new("/dev/sr0"), Err(errno.into()));
+        assert!(matches!(opened(Errno::ENOMEDIUM), Ok(None)));
+        for errno in [Errno::EIO, Errno::ENXIO, Errno::EACCES, Errno::ENOENT] {
+            assert!(matches!(opened(errno), Err(FindError::Look { step: "open", .. })), "{errno}");
+        }
     }
 
     #[test]

@@ -27,5 +27,5 @@ pub fn mount_ephemeral(tree: Ephemeral) -> Result<Mounted<Ephemeral>, MountError
             data: "mode=0700,size=25%",
         })?;
     }
-    Mounted::complete(tree)
+    Mounted::complete(tree, |_, _| Ok(()))
 }

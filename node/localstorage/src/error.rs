@@ -7,8 +7,12 @@ use std::process::ExitStatus;
 use nix::errno::Errno;
 use units::Bytes;
 
-use crate::content::{LABEL, Signature};
+use crate::content::LABEL;
+use crate::gpt::TableState;
 use crate::plan::MINIMUM;
+use crate::probe::ProbeError;
+use crate::program::RunError;
+use crate::signature::Signature;
 
 /// No disk can be taken for the data, and none was touched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,14 +24,14 @@ pub enum Refusal {
         foreign: Vec<String>,
     },
     /// More than one to choose from.
-    #[error("disks {} could all be for the data; give one of them the serial number \"data\", or leave only one", disks.join(", "))]
+    #[error("disks {} could all be for the data; leave only one, or, if nothing designates one of them yet, give it the serial number \"data\"", disks.join(", "))]
     Several {
         /// Which.
         disks: Vec<String>,
     },
     /// The one that there is holds something that we did not make.
     #[error(
-        "disk {disk} holds {what}, and not our file system (an XFS with the label {LABEL:?}); \
+        "disk {disk} holds {what}, and not our file system (a complete XFS with the label {LABEL:?}); \
          wipe it to let the node format it, or give the machine another disk"
     )]
     Foreign {
@@ -44,6 +48,49 @@ pub enum Refusal {
         /// Its size.
         size: Bytes,
     },
+    /// The one that is designated cannot be written.
+    #[error("disk {disk} is for the data, but it can only be read; attach it writable")]
+    ReadOnly {
+        /// Which disk.
+        disk: String,
+    },
+    /// A partition for data is in a table that nobody can rely on.
+    #[error(
+        "the partition table of disk {disk} has a partition for the data, but {}; \
+         repair the table with sfdisk or gdisk, or give the machine another disk",
+        wrong(*state)
+    )]
+    Table {
+        /// Which disk.
+        disk: String,
+        /// What is wrong.
+        state: TableState,
+    },
+    /// A partition for data is in a table, but the kernel does not show it there.
+    #[error(
+        "partition {number} of disk {disk} is for the data, but the kernel does not show it as the partition \
+         table says; restart the machine"
+    )]
+    NotShown {
+        /// Which disk.
+        disk: String,
+        /// Number of the partition.
+        number: u32,
+    },
+    /// Nobody looked at the one that there is.
+    #[error("it is not known what is on disk {disk}")]
+    Unexamined {
+        /// Which disk.
+        disk: String,
+    },
+}
+
+fn wrong(state: TableState) -> &'static str {
+    match state {
+        TableState::LastOnly => "its first copy is damaged, and the kernel takes no other",
+        TableState::Different => "its two copies differ",
+        TableState::Whole | TableState::FirstOnly => "it is not usable",
+    }
 }
 
 fn but(foreign: &[String]) -> String {
@@ -67,6 +114,15 @@ pub enum FindError {
         #[source]
         source: io::Error,
     },
+    /// It is not known what is on a disk. Nothing is formatted then.
+    #[error("cannot find out what is on {}", device.display())]
+    Probe {
+        /// Which disk.
+        device: PathBuf,
+        /// Why not.
+        #[source]
+        source: ProbeError,
+    },
     /// The kernel's description of a disk is not as expected.
     #[error("{} does not hold a number", path.display())]
     Malformed {
@@ -78,7 +134,22 @@ pub enum FindError {
 /// A tree could not be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// `mkfs.xfs` could not be started.
+    /// The disk cannot be looked at once more. Nothing was written to it.
+    #[error("cannot look at {} again before it is used", device.display())]
+    Again {
+        /// Which disk.
+        device: PathBuf,
+        /// Why not.
+        #[source]
+        source: FindError,
+    },
+    /// The disk holds something else than when it was chosen. Nothing was written to it.
+    #[error("{} holds something else than when it was chosen, and was left alone; choose again", device.display())]
+    Changed {
+        /// Which disk.
+        device: PathBuf,
+    },
+    /// `mkfs.xfs` could not be started, or did not end within 10 minutes and was killed.
     #[error("cannot run {} to format {}", program.display(), device.display())]
     Program {
         /// The program.
@@ -87,7 +158,7 @@ pub enum MountError {
         device: PathBuf,
         /// Why not.
         #[source]
-        source: io::Error,
+        source: RunError,
     },
     /// `mkfs.xfs` gave up.
     #[error("cannot format {}: {} ended with {status}: {said}", device.display(), program.display())]
@@ -100,6 +171,24 @@ pub enum MountError {
         status: ExitStatus,
         /// What it wrote.
         said: String,
+    },
+    /// The new file system did not get its label.
+    #[error("cannot label the new file system on {}", path.display())]
+    Label {
+        /// Where it is mounted.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// The disk did not write what it has in its cache.
+    #[error("cannot sync {}", device.display())]
+    Flush {
+        /// Which disk.
+        device: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
     },
     /// The kernel refused the file system.
     #[error(transparent)]
@@ -142,6 +231,33 @@ pub enum MountError {
         /// What the kernel said.
         #[source]
         source: Errno,
+    },
+    /// The size of the file system is not known.
+    #[error("cannot read the size of {}", path.display())]
+    Size {
+        /// Where it is mounted.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// No project IDs.
+    #[error("cannot use the project IDs of {}", path.display())]
+    Counter {
+        /// Where the disk is mounted.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: fsquota::AllocateError,
+    },
+    /// A part of the disk could not be limited.
+    #[error("cannot limit {}", path.display())]
+    Limit {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: fsquota::SetError,
     },
     /// A directory could not be opened, made or made durable.
     #[error("cannot {step} {}", path.display())]

@@ -17,30 +17,50 @@
 //! ```
 //!
 //! # The data disk
-//! The disk with the serial number `data`, else the one that this node formatted before, else the one
-//! empty disk. A disk with anything else on it is refused, never formatted: what looks empty is read
-//! at both ends, and `mkfs.xfs` looks once more. A format that a power cut ended is begun again. A
-//! disk that was enlarged is grown while it is mounted.
+//! A partition of the type [`DATA_PARTITION`] on any disk, else the disk with the serial number `data`,
+//! else the one that this node formatted before, else the one empty disk. Empty is a disk whose first and
+//! last MiB are zeros and on which `blkid` knows no mark; any other is refused, never formatted. Nobody
+//! reads what is between: raw data there, with zeros around it, is taken for nothing and overwritten. A
+//! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted.
+//! The README has the rules as a table, and what to do after a refusal.
+//!
+//! What others than the node write to ([`Part`]) has limits, by project quotas, before anything is in
+//! it. [`Budget`] says how large they are; what is left may be promised to volumes, and nothing can
+//! eat such a promise.
 //!
 //! Needs Linux 5.14, see `fsquota`.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod budget;
 mod content;
 mod disk;
 mod ephemeral;
 mod error;
+mod format;
+mod gpt;
 mod mounted;
 mod plan;
 mod prepare;
-#[expect(unsafe_code, reason = "XFS_IOC_FSGROWFSDATA has no wrapper in nix")]
+mod probe;
+mod program;
+mod projects;
+mod signature;
+#[expect(unsafe_code, reason = "the ioctls of XFS have no wrapper in nix")]
 mod sys;
+pub mod sysfs;
 mod tree;
 
-pub use content::{Content, Geometry, LABEL, Signature};
-pub use disk::{DataDisk, Role, Seen, disks};
+pub use budget::{Budget, Part};
+pub use content::{Content, Ends, Geometry, LABEL};
+pub use disk::{DataDisk, Role, Seen, disks, examine};
 pub use ephemeral::mount_ephemeral;
 pub use error::{FindError, MountError, OpenError, Refusal};
+pub use gpt::{DATA_PARTITION, Partition, PartitionTable, TableState};
+pub use gpt_disk_types::Guid;
 pub use mounted::Mounted;
 pub use plan::{Decision, MINIMUM, plan};
+pub use probe::ProbeError;
+pub use program::{Programs, RunError};
+pub use signature::{MalformedLine, Mark, Signature, Usage};
 pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Root, Tree};

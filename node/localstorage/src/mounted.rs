@@ -2,14 +2,16 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use dir::{Dir, Mode, Name};
+use dir::{Dir, Ensured, Mode, Name};
 use mount::Attributes;
 use nix::sys::stat::fchmod;
 
+use crate::budget::Budget;
 use crate::error::{MountError, OpenError};
-use crate::tree::{Entry, Tree};
+use crate::projects::budget;
+use crate::tree::{Data, Entry, Tree};
 
 /// Only root: pods get to what is theirs by mounts of their own.
 const MODE: Mode = Mode::S_IRWXU;
@@ -23,16 +25,19 @@ pub struct Mounted<T> {
 }
 
 impl<T: Tree> Mounted<T> {
-    /// Looks at what is mounted at the tree's root, and makes the directories that are missing.
-    /// Durable when it returns.
-    pub(crate) fn complete(tree: T) -> Result<Self, MountError> {
+    /// Looks at what is mounted at the tree's root, and makes the directories that are missing. Each is
+    /// shown before anything is made in it. Durable when it returns.
+    pub(crate) fn complete(
+        tree: T,
+        mut made: impl FnMut(&Dir, Entry<'_>) -> Result<(), MountError>,
+    ) -> Result<Self, MountError> {
         let root = open(tree.path())?;
         inert(&root, tree.path())?;
         fchmod(&root, MODE).map_err(|source| MountError::Mode { path: tree.path().to_owned(), source })?;
         let mut entries = Vec::new();
         tree.visit(&mut |entry| entries.push(entry));
         for entry in entries.into_iter().filter(|entry| entry.directory) {
-            make(&root, tree.path(), entry)?;
+            made(&make(&root, tree.path(), entry.path)?, entry)?;
         }
         root.syncfs().map_err(|source| MountError::Directory { step: "sync", path: tree.path().to_owned(), source })?;
         Ok(Self { tree, root })
@@ -54,6 +59,16 @@ impl<T: Tree> Mounted<T> {
     /// The root of the tree.
     pub fn root(&self) -> &Dir {
         &self.root
+    }
+}
+
+impl Mounted<Data> {
+    /// How the disk is divided.
+    ///
+    /// # Errors
+    /// [`MountError::Size`].
+    pub fn budget(&self) -> Result<Budget, MountError> {
+        budget(&self.root, self.tree.path())
     }
 }
 
@@ -94,14 +109,15 @@ fn inert(root: &Dir, path: &Path) -> Result<(), MountError> {
     }
 }
 
-fn make(root: &Dir, tree: &Path, entry: Entry<'_>) -> Result<(), MountError> {
-    let path = || PathBuf::from(entry.path);
-    let failed = |source| MountError::Directory { step: "make", path: path(), source };
-    let name = Name::try_from(entry.name).map_err(|source| MountError::Name { path: path(), source })?;
-    match entry.path.parent().and_then(|parent| below(tree, parent)) {
+/// Makes a directory of a tree if it is missing. The directories above it are there.
+pub(crate) fn make(root: &Dir, tree: &Path, path: &Path) -> Result<Dir, MountError> {
+    let failed = |source| MountError::Directory { step: "make", path: path.to_owned(), source };
+    let name = Name::try_from(path.file_name().unwrap_or_default())
+        .map_err(|source| MountError::Name { path: path.to_owned(), source })?;
+    match path.parent().and_then(|parent| below(tree, parent)) {
         Some(parent) => root.open_beneath(parent).map_err(failed)?.ensure_dir(&name, MODE),
         None => root.ensure_dir(&name, MODE),
     }
-    .map_err(failed)?;
-    Ok(())
+    .map_err(failed)
+    .map(Ensured::into_inner)
 }

@@ -27,20 +27,23 @@ impl<'seen> Decision<'seen> {
     }
 }
 
-/// Decides from all disks that there are. A disk that is designated by its serial number is taken or
-/// refused, whatever the others are. Else it is the one that has our file system; else the one that
-/// is empty. The system disk and disks that cannot be written never count.
+/// Decides from all disks that there are. A partition for data is taken or refused, whatever the others
+/// are; else the disk that is designated by its serial number. Else it is the one that has our file
+/// system; else the one that is empty. The system disk and disks that cannot be written never count.
 ///
 /// # Errors
 /// [`Refusal`]: none, or more than one, or something foreign on the only one.
 pub fn plan(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
-    let usable = |role| seen.iter().filter(move |disk| disk.role == role && !disk.read_only).collect::<Vec<_>>();
-    let designated = usable(Role::Data);
-    if !designated.is_empty() {
-        let disk = the_only(&designated).ok_or_else(|| several(&designated))?;
-        return decide(disk);
+    let with_role = |role| seen.iter().filter(move |disk| disk.role == role).collect::<Vec<_>>();
+    for designated in [with_role(Role::Partition), with_role(Role::Data)] {
+        match designated.as_slice() {
+            [] => {}
+            [disk] if disk.read_only => return Err(Refusal::ReadOnly { disk: disk.name.clone() }),
+            [disk] => return decide(disk),
+            [_, ..] => return Err(several(&designated)),
+        }
     }
-    let others = usable(Role::Unnamed);
+    let others: Vec<&Seen> = with_role(Role::Unnamed).into_iter().filter(|disk| !disk.read_only).collect();
     let with = |wanted: fn(&Content) -> bool| others.iter().copied().filter(move |disk| wanted(&disk.content));
     let ours: Vec<&Seen> = with(|content| matches!(content, Content::Ours(_))).collect();
     let free: Vec<&Seen> = with(|content| matches!(content, Content::Empty | Content::Unfinished)).collect();
@@ -57,17 +60,11 @@ fn decide(disk: &Seen) -> Result<Decision<'_>, Refusal> {
     match &disk.content {
         Content::Ours(_) => Ok(Decision::Use(disk)),
         Content::Foreign(what) => Err(Refusal::Foreign { disk: disk.name.clone(), what: what.clone() }),
+        Content::Unexamined => Err(Refusal::Unexamined { disk: disk.name.clone() }),
         Content::Empty | Content::Unfinished if disk.size < MINIMUM => {
             Err(Refusal::TooSmall { disk: disk.name.clone(), size: disk.size })
         }
         Content::Empty | Content::Unfinished => Ok(Decision::Format(disk)),
-    }
-}
-
-fn the_only<'seen>(disks: &[&'seen Seen]) -> Option<&'seen Seen> {
-    match disks {
-        [disk] => Some(disk),
-        _ => None,
     }
 }
 
@@ -84,10 +81,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::content::{Geometry, Signature};
+    use crate::content::Geometry;
+    use crate::signature::Signature;
 
     const OURS: Content = Content::Ours(Geometry { block: Bytes::new(4096), blocks: 1 << 18, inode_percent: 25 });
-    const FOREIGN: Content = Content::Foreign(Signature::Known("swap space"));
+    const STRANGE: Signature = Signature::Unknown { at: 5 };
+    const FOREIGN: Content = Content::Foreign(STRANGE);
 
     fn disk(name: &str, role: Role, content: Content) -> Seen {
         Seen {
@@ -130,14 +129,33 @@ mod tests {
         seen.push(disk("vdz", Role::Data, Content::Empty));
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[2])));
         seen[2].content = FOREIGN;
-        let what = Signature::Known("swap space");
-        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vdz".into(), what }));
+        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vdz".into(), what: STRANGE }));
+    }
+
+    #[test]
+    fn a_partition_for_data_goes_before_a_designated_disk() {
+        let mut seen = vec![disk("vda2", Role::Partition, Content::Empty), disk("vdb", Role::Data, OURS)];
+        assert_eq!(plan(&seen), Ok(Decision::Format(&seen[0])));
+        seen[0].content = FOREIGN;
+        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vda2".into(), what: STRANGE }));
+    }
+
+    #[test]
+    fn two_partitions_for_data_are_one_too_many() {
+        let seen = vec![disk("vda2", Role::Partition, OURS), disk("vdb1", Role::Partition, Content::Empty)];
+        assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda2".into(), "vdb1".into()] }));
+    }
+
+    #[test]
+    fn a_designated_disk_that_can_only_be_read_is_not_replaced_by_another() {
+        let mut seen = vec![disk("vda", Role::Data, OURS), disk("vdb", Role::Unnamed, Content::Empty)];
+        seen[0].read_only = true;
+        assert_eq!(plan(&seen), Err(Refusal::ReadOnly { disk: "vda".into() }));
     }
 
     #[test]
     fn a_foreign_disk_alone_is_named_with_what_is_on_it() {
-        let what = Signature::Known("swap space");
-        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(Refusal::Foreign { disk: "vda".into(), what }));
+        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(Refusal::Foreign { disk: "vda".into(), what: STRANGE }));
     }
 
     #[test]
@@ -154,8 +172,19 @@ mod tests {
     }
 
     fn any_disk() -> impl Strategy<Value = (Role, bool, Content)> {
-        let role = prop_oneof![4 => Just(Role::Unnamed), 1 => Just(Role::Data), 1 => Just(Role::System)];
-        let content = prop_oneof![Just(Content::Empty), Just(Content::Unfinished), Just(OURS), Just(FOREIGN)];
+        let role = prop_oneof![
+            4 => Just(Role::Unnamed),
+            1 => Just(Role::Data),
+            1 => Just(Role::Partition),
+            1 => Just(Role::System),
+        ];
+        let content = prop_oneof![
+            Just(Content::Empty),
+            Just(Content::Unfinished),
+            Just(OURS),
+            Just(FOREIGN),
+            Just(Content::Unexamined),
+        ];
         (role, prop::bool::weighted(0.2), content)
     }
 

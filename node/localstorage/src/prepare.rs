@@ -4,60 +4,62 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-use mount::Filesystem;
+use mount::{Attributes, Filesystem};
 use nix::sys::stat::{major, minor};
 use tracing::info;
 
-use crate::content::{Geometry, LABEL};
-use crate::disk::{DataDisk, State};
+use crate::content::Content;
+use crate::disk::{DataDisk, State, examine};
 use crate::ephemeral::INERT;
 use crate::error::MountError;
-use crate::mounted::{Mounted, open};
+use crate::mounted::{Mounted, make, open};
+use crate::program::Programs;
+use crate::projects::Projects;
 use crate::sys;
 use crate::tree::{Data, Tree};
 
-/// The program that makes the file system.
-const MKFS: &str = "/usr/bin/mkfs.xfs";
-
 impl DataDisk {
-    /// Formats the disk if it is empty, mounts it, grows the file system if the disk is larger, and
-    /// makes the directories. Repeating it changes nothing.
+    /// Formats the disk if it is empty, mounts it, grows the file system if the disk is larger, makes
+    /// the directories, and gives the parts of the disk their limits ([`Budget`](crate::Budget)).
+    /// Repeating it changes nothing.
+    ///
+    /// A part that holds data and has no limit, on a disk of a release that set none, stays as it is;
+    /// a warning names it.
     ///
     /// # Errors
     /// [`MountError`], by step. A disk that was half formatted is formatted again by the next call
     /// after [`DataDisk::find`].
     pub fn mount(self, tree: Data) -> Result<Mounted<Data>, MountError> {
-        self.mount_with(Path::new(MKFS), tree)
+        self.mount_with(&Programs::default(), tree)
     }
 
-    /// The same with `mkfs.xfs` at another place, for tests.
+    /// The same with programs of the caller's choice.
     ///
     /// # Errors
     /// As [`DataDisk::mount`].
-    pub fn mount_with(self, mkfs: &Path, tree: Data) -> Result<Mounted<Data>, MountError> {
+    pub fn mount_with(self, programs: &Programs, tree: Data) -> Result<Mounted<Data>, MountError> {
         let path = tree.path().to_owned();
         if !self.is_mounted_on(&path)? {
-            match self.state {
-                State::Formatted(_) => {}
-                State::Empty => self.format(mkfs, &[])?,
-                // Our own rubbish: mkfs.xfs would take it for a file system.
-                State::Unfinished => self.format(mkfs, &["-f"])?,
-            }
+            self.look_again(programs)?;
+            self.format(programs)?;
             let data = "prjquota";
             mount::filesystem(Filesystem { kind: "xfs", source: &self.device, target: &path, flags: INERT, data })?;
             info!(device = %self.device.display(), path = %path.display(), "data disk mounted");
         }
         let root = open(&path)?;
         fsquota::require(&root).map_err(|source| MountError::Quota { path: path.clone(), source })?;
-        if let State::Formatted(geometry) = self.state {
-            self.grow(&root, geometry, &path)?;
+        match self.state {
+            State::Formatted => self.grow(&root, &path)?,
+            State::Empty | State::Unfinished => self.finish(&root, &path)?,
         }
-        Mounted::complete(tree)
+        // Before the first directory that needs a project.
+        let volumes = make(&root, &path, tree.volumes.path())?;
+        let projects = Projects::open(&root, &volumes, &path)?;
+        Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
     }
 
-    /// Whether it is this disk that is mounted there.
+    /// Whether it is this disk that is mounted there, as this node mounts it.
     fn is_mounted_on(&self, path: &Path) -> Result<bool, MountError> {
         let dir = open(path)?;
         let place = mount::at(&dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
@@ -66,33 +68,30 @@ impl DataDisk {
             == Some((u64::from(place.identity.device.0), u64::from(place.identity.device.1)));
         match place.mounted {
             None => Ok(false),
-            Some(_) if this => Ok(true),
+            Some(found) if this && found == Attributes::INERT => Ok(true),
+            Some(_) if this => Err(MountError::Flags { path: path.to_owned() }),
             Some(_) => Err(MountError::Occupied { path: path.to_owned() }),
         }
     }
 
-    fn format(&self, mkfs: &Path, more: &[&str]) -> Result<(), MountError> {
-        // -K: the disk is empty, there is nothing to discard. Without -f the program looks for foreign
-        // content once more, and knows more kinds than we do.
-        let made = Command::new(mkfs)
-            .args(["-q", "-K", "-L", LABEL])
-            .args(more)
-            .arg(&self.device)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|source| MountError::Program { program: mkfs.to_owned(), device: self.device.clone(), source })?;
-        if made.status.success() {
-            info!(device = %self.device.display(), size = %self.size, "data disk formatted");
-            return Ok(());
+    /// The choice may be old: the disk can be another by now, or this value a copy of one that was formatted
+    /// and filled meanwhile.
+    fn look_again(&self, programs: &Programs) -> Result<(), MountError> {
+        let found = examine(&self.device, self.size, programs)
+            .map_err(|source| MountError::Again { device: self.device.clone(), source })?;
+        match (self.state, found) {
+            (State::Empty, Content::Empty)
+            | (State::Unfinished, Content::Unfinished)
+            | (State::Formatted, Content::Ours(_)) => Ok(()),
+            _ => Err(MountError::Changed { device: self.device.clone() }),
         }
-        let said = String::from_utf8_lossy(&made.stderr).trim().to_owned();
-        Err(MountError::Format { program: mkfs.to_owned(), device: self.device.clone(), status: made.status, said })
     }
 
-    fn grow(&self, root: &dir::Dir, geometry: Geometry, path: &Path) -> Result<(), MountError> {
+    fn grow(&self, root: &dir::Dir, path: &Path) -> Result<(), MountError> {
+        let failed = |source| MountError::Grow { path: path.to_owned(), source };
+        let geometry = sys::geometry(root.as_fd()).map_err(failed)?;
         let Some(blocks) = geometry.blocks_to_grow_to(self.size) else { return Ok(()) };
-        sys::grow(root.as_fd(), blocks, geometry.inode_percent)
-            .map_err(|source| MountError::Grow { path: path.to_owned(), source })?;
+        sys::grow(root.as_fd(), blocks, geometry.inode_percent).map_err(failed)?;
         info!(device = %self.device.display(), size = %self.size, "data disk grown");
         Ok(())
     }

@@ -1,8 +1,24 @@
-//! The ioctl that nix lacks: growing a mounted XFS.
+//! The ioctls of a mounted XFS that nix lacks: its size, growing it, and its label.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
+use units::Bytes;
+
+use crate::content::Geometry;
+
+/// `struct xfs_fsop_geom`, fs/xfs/libxfs/xfs_fs.h. Only its beginning is of use here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct FsGeometry {
+    blocksize: u32,
+    /// rtextsize, agblocks, agcount, logblocks, sectsize, inodesize.
+    others: [u32; 6],
+    imaxpct: u32,
+    datablocks: u64,
+    rest: [u64; 27],
+}
+const _: () = assert!(size_of::<FsGeometry>() == 256);
 
 /// `struct xfs_growfs_data`, fs/xfs/libxfs/xfs_fs.h.
 #[repr(C)]
@@ -14,8 +30,27 @@ struct GrowData {
 }
 const _: () = assert!(size_of::<GrowData>() == 16);
 
+/// `FSLABEL_MAX`, include/uapi/linux/fs.h.
+const LABEL_SIZE: usize = 256;
+
 mod ioctl {
     nix::ioctl_write_ptr!(xfs_ioc_fsgrowfsdata, b'X', 110, super::GrowData);
+    nix::ioctl_read!(xfs_ioc_fsgeometry, b'X', 126, super::FsGeometry);
+    nix::ioctl_write_ptr!(fs_ioc_setfslabel, 0x94, 50, [u8; super::LABEL_SIZE]);
+}
+
+/// How large a mounted file system is. The superblock on the disk may be older, until the kernel writes
+/// what it has in the log.
+///
+/// `XFS_IOC_FSGEOMETRY`, Linux 5.2.
+pub(crate) fn geometry(fs: BorrowedFd<'_>) -> Result<Geometry, Errno> {
+    let mut found = FsGeometry::default();
+    // SAFETY: `fs` is open during the call. The kernel writes one `struct xfs_fsop_geom` (size asserted
+    // above) through the pointer and keeps nothing; every bit pattern of it is valid.
+    unsafe { ioctl::xfs_ioc_fsgeometry(fs.as_raw_fd(), &raw mut found) }?;
+    // A share of a hundred.
+    let inode_percent = u8::try_from(found.imaxpct).map_err(|_| Errno::EOVERFLOW)?;
+    Ok(Geometry { block: Bytes::new(found.blocksize.into()), blocks: found.datablocks, inode_percent })
 }
 
 /// Grows the file system to so many blocks, while it is in use. The kernel would change the part for
@@ -27,5 +62,19 @@ pub(crate) fn grow(fs: BorrowedFd<'_>, blocks: u64, inode_percent: u8) -> Result
     // SAFETY: `fs` is open during the call. The kernel reads one `struct xfs_growfs_data` (size
     // asserted above) from the pointer and keeps nothing.
     unsafe { ioctl::xfs_ioc_fsgrowfsdata(fs.as_raw_fd(), &raw const wanted) }?;
+    Ok(())
+}
+
+/// Sets the label of a mounted file system, in its superblock on the disk too.
+///
+/// `FS_IOC_SETFSLABEL`, XFS since Linux 4.18; needs `CAP_SYS_ADMIN`.
+pub(crate) fn set_label(fs: BorrowedFd<'_>, label: &str) -> Result<(), Errno> {
+    let mut wanted = [0; LABEL_SIZE];
+    // One byte less: the kernel reads to the first zero.
+    let place = wanted[..LABEL_SIZE - 1].get_mut(..label.len()).ok_or(Errno::EINVAL)?;
+    place.copy_from_slice(label.as_bytes());
+    // SAFETY: `fs` is open during the call. The kernel reads `FSLABEL_MAX` bytes from the pointer, which
+    // is the size of the array, and keeps nothing.
+    unsafe { ioctl::fs_ioc_setfslabel(fs.as_raw_fd(), &raw const wanted) }?;
     Ok(())
 }

@@ -2,9 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// Declares directories by what is in them: a field for each entry, its type, its name on the disk.
+use crate::budget::Part;
+
+/// Declares directories by what is in them: a field for each entry, its type, its name on the disk,
+/// and the part of the disk that it is, if it has a limit of its own.
 macro_rules! directory {
-    ($(#[$doc:meta])* $directory:ident { $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal,)* }) => {
+    ($(#[$doc:meta])* $directory:ident {
+        $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal $(limit $part:ident)?,)*
+    }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $directory {
@@ -23,12 +28,19 @@ macro_rules! directory {
 
             fn visit<'tree>(&'tree self, see: &mut dyn FnMut(Entry<'tree>)) {
                 $(
-                    see(Entry { name: $name, path: self.$field.path(), directory: <$kind>::DIRECTORY });
+                    see(Entry {
+                        name: $name,
+                        path: self.$field.path(),
+                        directory: <$kind>::DIRECTORY,
+                        part: directory!(@part $($part)?),
+                    });
                     self.$field.visit(see);
                 )*
             }
         }
     };
+    (@part) => { None };
+    (@part $part:ident) => { Some(Part::$part) };
 }
 
 directory! {
@@ -42,22 +54,23 @@ directory! {
 }
 
 directory! {
-    /// The data disk, an XFS with project quotas.
+    /// The data disk, an XFS with project quotas. A directory without `limit` is written to by the node
+    /// itself alone; volumes have limits of their own.
     Data {
         /// Certificates and keys of the cluster and this node. Keys have mode 0600.
         pki: Directory = "pki",
         /// The cluster's objects.
-        etcd: Directory = "etcd",
+        etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
-        kubelet: Kubelet = "kubelet",
+        kubelet: Kubelet = "kubelet" limit Kubelet,
         /// The kubelet's own certificates; it renews them itself.
         kubelet_pki: Directory = "kubelet-pki",
         /// Images and snapshots.
-        containerd: Directory = "containerd",
+        containerd: Directory = "containerd" limit Containerd,
         /// Persistent volumes and all that belongs to them, the counter of the disk's project IDs too.
         volumes: Directory = "volumes",
         /// What was logged.
-        log: Log = "log",
+        log: Log = "log" limit Log,
     }
 }
 
@@ -126,6 +139,8 @@ pub struct Entry<'tree> {
     pub path: &'tree Path,
     /// Whether it is a directory.
     pub directory: bool,
+    /// The part of the data disk that it is, with a limit of its own. What is below has that limit too.
+    pub part: Option<Part>,
 }
 
 /// A directory whose content is named elsewhere. Mode 0700.
@@ -167,45 +182,161 @@ impl Root {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
-    use dir::Name;
+    use dir::{Name, NameError};
 
     use super::*;
 
-    fn entries(root: &Root) -> Vec<Entry<'_>> {
+    fn entries(tree: &impl Tree) -> Vec<Entry<'_>> {
         let mut entries = Vec::new();
-        root.visit(&mut |entry| entries.push(entry));
+        tree.visit(&mut |entry| entries.push(entry));
         entries
     }
 
+    /// What no tree may have.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Fault {
+        /// A name that is not one path component.
+        Name(&'static str, NameError),
+        /// Two entries of one directory have the same name.
+        Siblings(PathBuf),
+        /// A place that is shown under two names, or in two directories.
+        Twice(PathBuf),
+        /// A place that is in no directory which was shown before it.
+        Lost(PathBuf),
+        /// A part of the disk that is more than one directory.
+        Part(PathBuf, Part),
+    }
+
+    /// What is wrong with a tree, one fault for each entry at most.
+    fn faults(tree: &impl Tree) -> Vec<Fault> {
+        let mut names = BTreeMap::new();
+        let mut directories = BTreeSet::from([tree.path()]);
+        let mut parts = BTreeSet::new();
+        let fault = |Entry { name, path, directory, part }| {
+            if let Err(error) = Name::try_from(name) {
+                return Some(Fault::Name(name, error));
+            }
+            match names.insert(path, name) {
+                None => {}
+                Some(before) if before == name => return Some(Fault::Siblings(path.to_owned())),
+                Some(_) => return Some(Fault::Twice(path.to_owned())),
+            }
+            let is_in_one = path.parent().is_some_and(|parent| directories.contains(parent));
+            if !is_in_one || path.file_name() != Some(name.as_ref()) {
+                return Some(Fault::Lost(path.to_owned()));
+            }
+            if directory {
+                directories.insert(path);
+            }
+            part.filter(|part| !parts.insert(*part)).map(|part| Fault::Part(path.to_owned(), part))
+        };
+        entries(tree).into_iter().filter_map(fault).collect()
+    }
+
     #[test]
-    fn every_name_of_the_whole_tree_is_one_path_component() {
+    fn the_whole_tree_has_no_fault() {
         let root = Root::at("/");
-        for entry in entries(&root) {
-            assert!(Name::try_from(entry.name).is_ok(), "{entry:?}");
-            assert_eq!(entry.path.file_name(), Some(entry.name.as_ref()), "{entry:?}");
+        assert_eq!(faults(&root), []);
+        assert!(entries(&root).len() > 10, "the tree is looked at as a whole");
+    }
+
+    #[test]
+    fn a_name_that_is_not_one_component_is_a_fault() {
+        directory! { Wrong {
+            empty: Directory = "",
+            slash: Directory = "log/pods",
+            root: Directory = "/",
+            up: Directory = "..",
+            right: Directory = "log",
+        } }
+        let expected = [
+            Fault::Name("", NameError::Empty),
+            Fault::Name("log/pods", NameError::Separator),
+            Fault::Name("/", NameError::Separator),
+            Fault::Name("..", NameError::Dots),
+        ];
+        assert_eq!(faults(&Wrong::at("/data".into())), expected);
+    }
+
+    #[test]
+    fn two_siblings_with_one_name_are_a_fault() {
+        directory! { Wrong { log: Log = "log", also: File = "log", } }
+        assert_eq!(faults(&Wrong::at("/data".into())), [Fault::Siblings("/data/log".into())]);
+    }
+
+    #[test]
+    fn a_fault_deep_in_the_tree_is_found() {
+        directory! { Wrong { one: Directory = "same", other: Directory = "same", } }
+        directory! { Middle { wrong: Wrong = "wrong", } }
+        directory! { Top { middle: Middle = "middle", } }
+        assert_eq!(faults(&Top::at("/".into())), [Fault::Siblings("/middle/wrong/same".into())]);
+    }
+
+    /// What the macro cannot declare.
+    struct ByHand {
+        path: PathBuf,
+        shown: Vec<(&'static str, PathBuf, bool)>,
+    }
+
+    impl ByHand {
+        fn showing<const N: usize>(shown: [(&'static str, &str, bool); N]) -> Self {
+            let shown = shown.map(|(name, path, directory)| (name, path.into(), directory));
+            Self { path: "/data".into(), shown: shown.into() }
+        }
+    }
+
+    impl Tree for ByHand {
+        fn at(path: PathBuf) -> Self {
+            Self { path, shown: Vec::new() }
+        }
+
+        fn path(&self) -> &Path {
+            &self.path
+        }
+
+        fn visit<'tree>(&'tree self, see: &mut dyn FnMut(Entry<'tree>)) {
+            for (name, path, directory) in &self.shown {
+                see(Entry { name, path, directory: *directory, part: None });
+            }
         }
     }
 
     #[test]
-    fn no_two_places_of_the_whole_tree_are_the_same() {
-        let root = Root::at("/");
-        let entries = entries(&root);
-        let paths: BTreeSet<&Path> = entries.iter().map(|entry| entry.path).collect();
-        assert_eq!(paths.len(), entries.len());
-        assert!(entries.len() > 10, "the tree is looked at as a whole");
+    fn a_tree_that_is_placed_twice_is_a_fault() {
+        let wrong = ByHand::showing([("log", "/data/log", true), ("old", "/data/log", true)]);
+        assert_eq!(faults(&wrong), [Fault::Twice("/data/log".into())]);
     }
 
     #[test]
-    fn a_directory_comes_before_what_is_in_it() {
+    fn a_place_outside_of_what_was_shown_is_a_fault() {
+        let wrong = ByHand::showing([
+            ("log", "/log", true),
+            ("pods", "/data/kubelet/pods", true),
+            ("socket", "/data/socket", false),
+            ("below", "/data/socket/below", false),
+            ("name", "/data/another", false),
+        ]);
+        let lost = ["/log", "/data/kubelet/pods", "/data/socket/below", "/data/another"];
+        assert_eq!(faults(&wrong), lost.map(|path| Fault::Lost(path.into())));
+    }
+
+    #[test]
+    fn one_limit_for_two_directories_is_a_fault() {
+        directory! { Wrong { etcd: Directory = "etcd" limit Etcd, events: Directory = "events" limit Etcd, } }
+        assert_eq!(faults(&Wrong::at("/data".into())), [Fault::Part("/data/events".into(), Part::Etcd)]);
+    }
+
+    #[test]
+    fn every_part_of_the_data_disk_is_one_directory_and_none_is_in_another() {
         let root = Root::at("/");
-        let mut seen = BTreeSet::from([Path::new("/")]);
-        for entry in entries(&root) {
-            assert!(entry.path.parent().is_some_and(|parent| seen.contains(parent)), "{entry:?}");
-            if entry.directory {
-                seen.insert(entry.path);
-            }
+        let parts: Vec<_> = entries(&root).into_iter().filter(|entry| entry.part.is_some()).collect();
+        let named: BTreeSet<_> = parts.iter().filter_map(|entry| entry.part).collect();
+        assert_eq!(parts.len(), named.len());
+        assert_eq!(named, BTreeSet::from(Part::ALL));
+        for entry in parts {
+            assert!(entry.directory && entry.path.parent() == Some(root.data.path()), "{entry:?}");
         }
     }
 

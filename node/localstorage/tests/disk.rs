@@ -9,12 +9,23 @@ use dir::{Mode, Name};
 use fsquota::Limits;
 use ktest_support::Disk;
 use localstorage::{
-    Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Refusal, Root, Signature, Tree, mount_ephemeral,
+    Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
+    mount_ephemeral,
 };
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 use units::Bytes;
+
+#[path = "disk/foreign.rs"]
+mod foreign;
+#[path = "disk/growth.rs"]
+mod growth;
+#[path = "disk/partition.rs"]
+mod partition;
+
+/// The label of a file system of ours while it is made.
+const UNFINISHED: &str = "new-793a9f54";
 
 /// A machine with one disk and a place for its tree.
 struct Machine {
@@ -28,10 +39,41 @@ impl Machine {
         let machine = Self { place: tempfile::tempdir().unwrap(), disk: Disk::take() };
         fs::create_dir(machine.root().data.path()).unwrap();
         fs::create_dir(machine.root().ephemeral.path()).unwrap();
-        let zeros = vec![0; 1 << 20];
-        machine.overwrite(0, &zeros);
-        machine.overwrite(machine.size() - zeros.len() as u64, &zeros);
+        machine.wipe();
         machine
+    }
+
+    /// Where any format has its marks. The kernel forgets partitions.
+    fn wipe(&self) {
+        let zeros = vec![0; 4 << 20];
+        self.overwrite(0, &zeros);
+        self.overwrite(self.size() - zeros.len() as u64, &zeros);
+        run("blockdev", &["--rereadpt", self.path()]);
+    }
+
+    fn path(&self) -> &str {
+        self.disk.path().to_str().unwrap()
+    }
+
+    fn name(&self) -> &str {
+        self.disk.path().file_name().unwrap().to_str().unwrap()
+    }
+
+    /// How many sectors were written to the disk since the machine was started.
+    fn written(&self) -> u64 {
+        nix::unistd::sync();
+        let counts = fs::read_to_string(format!("/sys/block/{}/stat", self.name())).unwrap();
+        counts.split_ascii_whitespace().nth(6).unwrap().parse().unwrap()
+    }
+
+    /// Asserts that the disk is refused for what is on it, by its name, and not written to.
+    fn is_refused(&self) -> Signature {
+        let before = self.written();
+        let found = DataDisk::find();
+        let Err(FindError::Refused(Refusal::Foreign { disk, what })) = found else { panic!("{found:?}") };
+        assert!(disk.starts_with(self.name()), "{disk}");
+        assert_eq!(self.written(), before, "the disk was written to");
+        what
     }
 
     fn root(&self) -> Root {
@@ -50,19 +92,19 @@ impl Machine {
         disk.sync_all().unwrap();
     }
 
-    fn beginning(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 4 << 20];
-        File::open(self.disk.path()).unwrap().read_exact_at(&mut bytes, 0).unwrap();
-        bytes
+    fn mkfs(&self, more: &[&str]) {
+        run("mkfs.xfs", &[&["-q", "-f", "-K"], more, &[self.path()]].concat());
     }
 
-    fn mkfs(&self, more: &[&str]) {
-        let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).args(more).arg(self.disk.path()).status();
-        assert!(made.unwrap().success());
+    /// Our file system with nothing in it, mounted in another way than by a node.
+    fn mount_by_hand(&self, flags: MsFlags, options: &str) {
+        self.mkfs(&["-L", LABEL]);
+        let place = self.root().data;
+        nix::mount::mount(Some(self.disk.path()), place.path(), Some("xfs"), flags, Some(options)).unwrap();
     }
 
     fn mount(&self) -> Result<Mounted<Data>, MountError> {
-        DataDisk::find().unwrap().mount_with(Path::new("mkfs.xfs"), self.root().data)
+        DataDisk::find().unwrap().mount(self.root().data)
     }
 
     /// As when the power goes, but for what was not written yet.
@@ -80,17 +122,29 @@ impl Drop for Machine {
     }
 }
 
-fn mode(path: PathBuf) -> u32 {
-    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+/// Runs a tool, which must succeed.
+fn run(program: &str, arguments: &[&str]) {
+    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
+}
+
+/// Asserts that every directory of a mounted tree is there, with mode 0700.
+fn are_private<T: Tree>(mounted: &Mounted<T>) {
+    let mut directories = vec![mounted.path()];
+    mounted.visit(&mut |entry| directories.extend(entry.directory.then_some(entry.path)));
+    assert!(directories.len() > 4, "only {directories:?}");
+    for directory in directories {
+        let found = fs::symlink_metadata(directory).unwrap();
+        assert!(found.is_dir(), "{}", directory.display());
+        assert_eq!(found.permissions().mode() & 0o7777, 0o700, "{}", directory.display());
+    }
 }
 
 #[test]
 fn an_empty_disk_becomes_a_tree_of_private_directories() {
     let machine = Machine::new();
     let data = machine.mount().unwrap();
-    for directory in [data.path(), data.kubelet.plugins.path(), data.volumes.path(), data.log.pods.path()] {
-        assert_eq!(mode(directory.to_owned()), 0o700, "{}", directory.display());
-    }
+    are_private(&data);
     let inert = FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC;
     assert!(statvfs(data.volumes.path()).unwrap().flags().contains(inert));
 }
@@ -129,30 +183,9 @@ fn mounting_twice_is_mounting_once() {
 }
 
 #[test]
-fn a_disk_with_another_file_system_is_refused_and_not_touched() {
-    let machine = Machine::new();
-    machine.mkfs(&["-L", "home"]);
-    let before = machine.beginning();
-    let found = DataDisk::find();
-    let Err(FindError::Refused(Refusal::Foreign { what, .. })) = found else { panic!("{found:?}") };
-    assert_eq!(what, Signature::Xfs { label: "home".into() });
-    assert!(machine.beginning() == before, "the disk was written to");
-}
-
-#[test]
-fn a_disk_with_unknown_data_at_its_end_is_refused() {
-    let machine = Machine::new();
-    let at = machine.size() - 1;
-    machine.overwrite(at, b"x");
-    let found = DataDisk::find();
-    let Err(FindError::Refused(Refusal::Foreign { what, .. })) = found else { panic!("{found:?}") };
-    assert_eq!(what, Signature::Unknown { at });
-}
-
-#[test]
 fn a_format_that_the_power_ended_is_begun_again() {
     let machine = Machine::new();
-    machine.mkfs(&["-L", LABEL]);
+    machine.mkfs(&["-L", UNFINISHED]);
     // What mkfs.xfs itself takes off as the last thing it does.
     machine.overwrite(126, &[1]);
     let data = machine.mount().unwrap();
@@ -160,32 +193,74 @@ fn a_format_that_the_power_ended_is_begun_again() {
 }
 
 #[test]
-fn an_enlarged_disk_is_used_as_a_whole() {
+fn a_data_disk_that_only_looks_unfinished_is_refused() {
     let machine = Machine::new();
-    machine.mkfs(&["-L", LABEL, "-d", "size=512m"]);
-    let data = machine.mount().unwrap();
-    let seen = statvfs(data.path()).unwrap();
-    let size = seen.blocks() * seen.fragment_size();
-    // Less the log, 64 MiB and more.
-    assert!(size > machine.size() * 8 / 10, "{} of {}", Bytes::new(size), Bytes::new(machine.size()));
-    machine.unmount(data);
-    machine.mount().unwrap();
+    machine.mkfs(&["-L", LABEL]);
+    machine.overwrite(126, &[1]);
+    machine.is_refused();
+}
+
+#[test]
+fn a_disk_that_was_filled_since_it_was_chosen_is_left_alone() {
+    let machine = Machine::new();
+    let empty = DataDisk::find().unwrap();
+    machine.mkfs(&["-L", UNFINISHED]);
+    let unfinished = DataDisk::find().unwrap();
+    machine.mkfs(&["-L", LABEL]);
+    let ours = DataDisk::find().unwrap();
+    let is_left_alone = |old: DataDisk| {
+        let written = machine.written();
+        let failed = old.mount(machine.root().data);
+        assert!(matches!(&failed, Err(MountError::Changed { device }) if device == machine.disk.path()), "{failed:?}");
+        assert_eq!(machine.written(), written);
+    };
+    is_left_alone(empty);
+    is_left_alone(unfinished);
+    machine.mkfs(&["-L", "home"]);
+    is_left_alone(ours);
 }
 
 #[test]
 fn a_place_that_is_taken_is_left_alone() {
     let machine = Machine::new();
     let place = machine.root().data;
-    nix::mount::mount(Some("tmpfs"), place.path(), Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>).unwrap();
+    nix::mount::mount(Some("tmpfs"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
     assert!(matches!(machine.mount(), Err(MountError::Occupied { path }) if path == place.path()));
+}
+
+/// As a node mounts file systems.
+const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+
+#[test]
+fn a_data_disk_that_is_mounted_with_other_flags_is_left_alone() {
+    let machine = Machine::new();
+    let place = machine.root().data;
+    let wrong = [MsFlags::MS_NOSUID, MsFlags::MS_NODEV, MsFlags::MS_NOEXEC].map(|missing| INERT.difference(missing));
+    for flags in wrong.into_iter().chain([INERT | MsFlags::MS_RDONLY]) {
+        machine.mount_by_hand(flags, "prjquota");
+        let failed = machine.mount();
+        assert!(matches!(&failed, Err(MountError::Flags { path }) if path == place.path()), "{flags:?}: {failed:?}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        umount2(place.path(), MntFlags::empty()).unwrap();
+    }
+}
+
+#[test]
+fn a_data_disk_that_is_mounted_without_quotas_is_left_alone() {
+    let machine = Machine::new();
+    let place = machine.root().data;
+    machine.mount_by_hand(INERT, "noquota");
+    let failed = machine.mount();
+    assert!(matches!(&failed, Err(MountError::Quota { path, .. }) if path == place.path()), "{failed:?}");
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
 }
 
 #[test]
 fn a_missing_program_is_named() {
     let machine = Machine::new();
-    let absent = Path::new("/absent/mkfs.xfs");
-    let failed = DataDisk::find().unwrap().mount_with(absent, machine.root().data);
-    assert!(matches!(failed, Err(MountError::Program { program, .. }) if program == absent));
+    let absent = Programs { mkfs: "/absent/mkfs.xfs".into(), ..Programs::default() };
+    let failed = DataDisk::find().unwrap().mount_with(&absent, machine.root().data);
+    assert!(matches!(failed, Err(MountError::Program { program, .. }) if program == absent.mkfs));
     assert!(matches!(DataDisk::find(), Ok(disk) if disk.device() == machine.disk.path()));
 }
 
@@ -193,7 +268,7 @@ fn a_missing_program_is_named() {
 fn the_ephemeral_tree_is_private_and_can_be_mounted_again() {
     let machine = Machine::new();
     let ephemeral = mount_ephemeral(machine.root().ephemeral).unwrap();
-    assert_eq!(mode(ephemeral.containerd.path().to_owned()), 0o700);
+    are_private(&ephemeral);
     let file = ephemeral.tmp.path().join("kept");
     fs::write(&file, "").unwrap();
     mount_ephemeral(machine.root().ephemeral).unwrap();
@@ -205,7 +280,7 @@ fn the_ephemeral_tree_is_private_and_can_be_mounted_again() {
 fn a_disk_of_ours_is_known_by_its_size_too() {
     let machine = Machine::new();
     machine.mkfs(&["-L", LABEL]);
-    let seen = localstorage::disks().unwrap();
+    let seen = localstorage::disks(&Programs::default()).unwrap();
     let ours = seen.iter().find(|disk| disk.device == machine.disk.path()).unwrap();
     let Content::Ours(geometry) = &ours.content else { panic!("{:?}", ours.content) };
     assert_eq!(geometry.block.checked_mul(geometry.blocks), Some(ours.size));

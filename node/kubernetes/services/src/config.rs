@@ -3,6 +3,8 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use units::Bytes;
+
 use crate::Network;
 
 /// A control plane node. Every combination of valid fields is valid.
@@ -20,6 +22,8 @@ pub struct Config {
     pub cluster_pods: Network,
     /// Whether etcd waits for the disk.
     pub durability: Durability,
+    /// What programs may take of the data disk.
+    pub disk: Disk,
     /// Where things are.
     pub paths: Paths,
 }
@@ -44,6 +48,17 @@ pub enum Durability {
     Durable,
     /// They need not: a test wants speed.
     UnsafeNoFsync,
+}
+
+/// The data disk, and the limits that it sets to programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The whole, as `statfs` tells it.
+    pub size: Bytes,
+    /// The limit of etcd's directory.
+    pub etcd: Bytes,
+    /// The limit of kubelet's root directory.
+    pub kubelet: Bytes,
 }
 
 /// Where programs, data and state are. [`Default`] is the node image's layout.
@@ -139,6 +154,7 @@ pub(crate) fn example() -> Config {
         pods: "10.244.0.0/24".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         durability: Durability::Durable,
+        disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), kubelet: Bytes::new(320 << 20) },
         paths: Paths::default(),
     }
 }

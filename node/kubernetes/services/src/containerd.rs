@@ -73,6 +73,9 @@ fn import(paths: &Paths, archive: &Path) -> Program {
         "images".to_owned(),
         "import".to_owned(),
         "--local".to_owned(),
+        // Nobody could pull it again.
+        "--label".to_owned(),
+        "io.cri-containerd.pinned=pinned".to_owned(),
         archive.display().to_string(),
     ];
     Program { name: "ctr", arguments: arguments.into(), ..Program::default() }

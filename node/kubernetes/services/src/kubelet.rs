@@ -2,9 +2,17 @@
 
 use serde_json::json;
 
+use units::Bytes;
+
+use crate::config::Disk;
 use crate::pki::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, ready};
+
+/// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
+/// of directories. Volumes may well use all that they were promised, so that a share as usual would say
+/// `DiskPressure` of a disk that only does its work. As long as all limits hold, more than this is free.
+const PRESSURE_PERCENT: u64 = 1;
 
 /// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
@@ -54,16 +62,31 @@ fn configuration(config: &Config, credentials: &Credentials) -> String {
         "clusterDNS": config.dns_service().into_iter().collect::<Vec<_>>(),
         "resolvConf": paths.resolv_conf,
         "enforceNodeAllocatable": ["pods"],
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "5%", "imagefs.available": "5%"},
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": format!("{PRESSURE_PERCENT}%"),
+            "imagefs.available": format!("{PRESSURE_PERCENT}%"),
+        },
         "failSwapOn": true,
+        // The use of the whole disk says nothing about images; those that no pod needs go by age.
+        "imageGCHighThresholdPercent": 100,
+        "imageMaximumGCAge": "168h",
         "makeIPTablesUtilChains": false,
         "podLogsDir": paths.pod_logs,
         "protectKernelDefaults": true,
         "rotateCertificates": true,
         "seccompDefault": true,
+        "systemReserved": {"ephemeral-storage": not_for_pods(config.disk).get().to_string()},
         "volumePluginDir": paths.flex_volumes(),
     })
     .to_string()
+}
+
+/// What kubelet must not let pods ask for (`ephemeral-storage`): it takes the whole disk for its own. What it
+/// keeps free for evictions is not offered either.
+fn not_for_pods(disk: Disk) -> Bytes {
+    let kept = Bytes::new(disk.size.get() / 100 * PRESSURE_PERCENT);
+    disk.size.saturating_sub(disk.kubelet).saturating_sub(kept)
 }
 
 #[cfg(test)]
@@ -102,6 +125,18 @@ mod tests {
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
         assert_eq!(read["authentication"]["anonymous"]["enabled"], false);
         assert_eq!(read["authorization"]["mode"], "Webhook");
+    }
+
+    #[test]
+    fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
+        let mut config = example();
+        config.disk = Disk { size: Bytes::new(100 << 20), etcd: Bytes::new(60 << 20), kubelet: Bytes::new(10 << 20) };
+        let (_scratch, credentials) = credentials(&mut config);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
+        // kubelet subtracts what it keeps free itself.
+        assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
+        assert_eq!(read["evictionHard"]["nodefs.available"], "1%");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub mod proxy;
 mod ready;
 pub mod scheduler;
 
-pub use config::{Config, Durability, Paths};
+pub use config::{Config, Disk, Durability, Paths};
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials, Identity, PkiError};
 pub use program::{ProgramError, Running, Service, Tail};

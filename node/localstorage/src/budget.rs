@@ -1,0 +1,192 @@
+//! What the directories of the data disk may take, by the size of the disk. Pure.
+
+use fsquota::Limits;
+use units::{Bytes, Inodes};
+
+/// A part of the data disk that others than the node itself write to: pods, their images, the
+/// cluster's objects. Each is a directory with a limit of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// containerd's root: images, and what containers write to their own root.
+    Containerd,
+    /// kubelet's root: emptyDirs above all.
+    Kubelet,
+    /// etcd's data.
+    Etcd,
+    /// What containers print.
+    Log,
+}
+
+/// How a part grows with the disk.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    /// Thousandths of the disk.
+    permille: u64,
+    least: Bytes,
+    most: Bytes,
+    /// There is one inode for so many bytes.
+    per_inode: u64,
+}
+
+/// What only the node itself writes, and what has no limit therefore: keys, certificates, records of
+/// volumes.
+const NODE: Share = Share { permille: 5, least: mib(8), most: gib(1), per_inode: 8 << 10 };
+
+/// What XFS counts into its size and keeps for itself: up to 32 MiB to go on when it is full, and in
+/// every allocation group room for the trees of free inodes and of shared blocks.
+const XFS: Share = Share { permille: 20, least: mib(40), most: Bytes::new(u64::MAX), per_inode: u64::MAX };
+
+/// An inode takes this much, and no limit of blocks counts it.
+const INODE: u64 = 512;
+
+impl Part {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Containerd, Self::Kubelet, Self::Etcd, Self::Log];
+
+    /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
+    /// others begin with what a node without a pod takes.
+    #[rustfmt::skip]
+    const fn share(self) -> Share {
+        match self {
+            Self::Containerd => Share { permille: 80, least: mib(64),  most: gib(16), per_inode: 4 << 10 },
+            Self::Kubelet    => Share { permille: 40, least: mib(24),  most: gib(8),  per_inode: 4 << 10 },
+            Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
+            Self::Log        => Share { permille: 20, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
+        }
+    }
+}
+
+impl Share {
+    /// Of a disk of this size, in whole MiB.
+    fn of(self, disk: Bytes) -> Limits {
+        let part = disk.get().saturating_mul(self.permille) / 1000;
+        let bytes = Bytes::new(part - part % Bytes::MIB.get()).clamp(self.least, self.most);
+        Limits { bytes: Some(bytes), inodes: Some(Inodes::new(bytes.get() / self.per_inode)) }
+    }
+}
+
+/// A data disk of a certain size, divided. What is not reserved may be promised to volumes.
+///
+/// ```
+/// use localstorage::{Budget, Part};
+/// use units::Bytes;
+///
+/// let budget = Budget::of(Bytes::new(100 << 30));
+/// assert_eq!(budget.bytes(Part::Kubelet), Bytes::new(4 << 30));
+/// assert!(budget.reserve() < Bytes::new(25 << 30));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    size: Bytes,
+}
+
+impl Budget {
+    /// Of a file system of this size, as `statfs` tells it.
+    pub const fn of(size: Bytes) -> Self {
+        Self { size }
+    }
+
+    /// The size that is divided.
+    pub const fn size(self) -> Bytes {
+        self.size
+    }
+
+    /// The limits of a part.
+    pub fn limits(self, part: Part) -> Limits {
+        part.share().of(self.size)
+    }
+
+    /// What a part may take, its inodes not counted.
+    pub fn bytes(self, part: Part) -> Bytes {
+        self.limits(part).bytes.unwrap_or_default()
+    }
+
+    /// What volumes cannot have: all parts with their inodes, what the node writes itself, and what
+    /// XFS keeps.
+    pub fn reserve(self) -> Bytes {
+        let parts = Part::ALL.into_iter().map(Part::share);
+        parts.chain([NODE, XFS]).map(|share| taken(share.of(self.size))).sum()
+    }
+}
+
+/// What these limits can take of the disk.
+fn taken(limits: Limits) -> Bytes {
+    let inodes = limits.inodes.unwrap_or_default().get();
+    limits.bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.saturating_mul(INODE)))
+}
+
+const fn mib(count: u64) -> Bytes {
+    Bytes::new(count << 20)
+}
+
+const fn gib(count: u64) -> Bytes {
+    Bytes::new(count << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::MINIMUM;
+
+    /// What XFS takes of a disk for its journal, and does not count into its size.
+    const JOURNAL: Bytes = mib(64);
+
+    fn sizes() -> impl Strategy<Value = Bytes> {
+        // As many small disks as large ones.
+        (29_u32..60, any::<u64>()).prop_map(|(bits, more)| Bytes::new((1 << bits) + more % (1 << bits)))
+    }
+
+    #[test]
+    fn the_disk_of_the_demonstration_is_divided_like_this() {
+        let budget = Budget::of(mib((8 << 10) - 64));
+        let parts = Part::ALL.map(|part| budget.bytes(part));
+        assert_eq!(parts, [mib(650), mib(325), mib(487), mib(162)]);
+        assert!(budget.reserve() < gib(2), "{}", budget.reserve());
+    }
+
+    #[test]
+    fn the_smallest_disk_holds_all_parts() {
+        let size = MINIMUM.saturating_sub(JOURNAL);
+        assert!(Budget::of(size).reserve() <= size, "{}", Budget::of(size).reserve());
+    }
+
+    #[test]
+    fn a_large_disk_is_for_volumes() {
+        let budget = Budget::of(Bytes::TIB);
+        assert!(budget.reserve() < gib(60), "{}", budget.reserve());
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_with_their_inodes_fit_into_the_reserve(size in sizes()) {
+            let budget = Budget::of(size);
+            let parts: Bytes = Part::ALL.into_iter().map(|part| taken(budget.limits(part))).sum();
+            prop_assert!(parts < budget.reserve());
+        }
+
+        #[test]
+        fn a_larger_disk_has_larger_parts_and_more_for_volumes(size in sizes(), more in sizes()) {
+            let (small, large) = (Budget::of(size), Budget::of(size.saturating_add(more)));
+            for part in Part::ALL {
+                prop_assert!(small.limits(part).bytes <= large.limits(part).bytes);
+                prop_assert!(small.limits(part).inodes <= large.limits(part).inodes);
+            }
+            let free = |budget: Budget| budget.size().saturating_sub(budget.reserve());
+            prop_assert!(small.reserve() <= large.reserve());
+            prop_assert!(free(small) <= free(large));
+        }
+
+        #[test]
+        fn every_limit_is_one_that_the_kernel_keeps_as_it_is(size in any::<u64>().prop_map(Bytes::new)) {
+            for part in Part::ALL {
+                let Limits { bytes: Some(bytes), inodes: Some(inodes) } = Budget::of(size).limits(part) else {
+                    return Err(TestCaseError::fail("a part without a limit"));
+                };
+                prop_assert!(bytes > Bytes::ZERO && bytes.get() % 4096 == 0);
+                prop_assert!(inodes.get() >= 1024);
+            }
+        }
+    }
+}

@@ -1,0 +1,501 @@
+//! GUID partition tables, UEFI specification 2.10, section 5.3.
+//!
+//! Reads what the kernel reads (block/partitions/efi.c), and by the same rules: there is a protective
+//! MBR, and a header counts if it and its array of entries have the right checksums. The kernel then
+//! believes the first table and shows partitions by it; this module compares it with the second one too.
+
+use std::io;
+use std::ops::RangeInclusive;
+
+use bytemuck::pod_read_unaligned;
+use gpt_disk_types::crc::Crc;
+use gpt_disk_types::{
+    BlockSize, Crc32, GptHeader, GptHeaderRevision, GptPartitionEntry, GptPartitionEntryArray, Guid, Lba,
+    MasterBootRecord, MbrPartitionRecord, guid,
+};
+use units::Bytes;
+
+/// Type of the partition that holds the node's data: a random UUID, made for this purpose.
+pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
+
+/// The most bytes of entries that are read. A table of 128 entries has 16 KiB.
+const LARGEST_ARRAY: u64 = 1 << 20;
+/// Type of the one MBR partition that keeps others from taking the disk for an empty one.
+const PROTECTIVE: u8 = 0xee;
+/// The sector of the first table's header. The protective partition begins there.
+const FIRST_HEADER: u64 = 1;
+
+/// The partition table of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionTable {
+    /// What it is divided into, by number. If the two tables differ: what is in either.
+    pub partitions: Vec<Partition>,
+    /// Whether the two tables are there and the same.
+    pub state: TableState,
+}
+
+/// A partition by its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Partition {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Its type.
+    pub kind: Guid,
+    /// Where it begins.
+    pub start: Bytes,
+    /// Its size.
+    pub size: Bytes,
+}
+
+/// What is left of the two copies of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableState {
+    /// Both say the same.
+    Whole,
+    /// Only the one at the beginning, which is enough for the kernel.
+    FirstOnly,
+    /// Only the one at the end: the kernel shows no partitions.
+    LastOnly,
+    /// They do not say the same.
+    Different,
+}
+
+impl PartitionTable {
+    /// Reads the table of a disk of this size and with logical sectors of `sector` bytes, by a function
+    /// with the meaning of `read_exact_at`. `None` if there is no table with right checksums.
+    ///
+    /// Reads at most 2 MiB and some sectors, whatever is in there.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
+    where
+        R: FnMut(&mut [u8], u64) -> io::Result<()>,
+    {
+        let Some(disk) = Sectors::new(size, sector) else { return Ok(None) };
+        if !disk.is_protected(&mut read)? {
+            return Ok(None);
+        }
+        let first = disk.copy(FIRST_HEADER, &mut read)?;
+        // The table knows: on a disk that was enlarged the other one is not at the end.
+        let other = first.as_ref().map_or(disk.last, |first| first.other);
+        Ok(Self::of(first, disk.copy(other, &mut read)?))
+    }
+
+    fn of(first: Option<Copied>, last: Option<Copied>) -> Option<Self> {
+        let (mut partitions, state) = match (first, last) {
+            (None, None) => return None,
+            (Some(first), None) => (first.partitions, TableState::FirstOnly),
+            (None, Some(last)) => (last.partitions, TableState::LastOnly),
+            (Some(first), Some(last)) if first.partitions == last.partitions => (first.partitions, TableState::Whole),
+            (Some(first), Some(last)) => ([first.partitions, last.partitions].concat(), TableState::Different),
+        };
+        partitions.sort_unstable();
+        partitions.dedup();
+        Some(Self { partitions, state })
+    }
+
+    /// The partitions for data.
+    pub fn data_partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.partitions.iter().filter(|partition| partition.kind == DATA_PARTITION)
+    }
+}
+
+/// One of the two copies, with right checksums.
+struct Copied {
+    /// Where the other one is.
+    other: u64,
+    partitions: Vec<Partition>,
+}
+
+/// A disk in its logical sectors.
+#[derive(Clone, Copy)]
+struct Sectors {
+    size: BlockSize,
+    last: u64,
+}
+
+impl Sectors {
+    fn new(size: Bytes, sector: u32) -> Option<Self> {
+        let sector = BlockSize::new(sector).filter(|sector| sector.to_u32().is_power_of_two())?;
+        let last = (size.get() / sector.to_u64()).checked_sub(1)?;
+        // A larger one would not fit into the kernel's memory either.
+        (sector.to_u32() <= 1 << 16).then_some(Self { size: sector, last })
+    }
+
+    /// A sector of the disk, `None` if it is beyond its end.
+    fn sector<R>(self, lba: u64, read: &mut R) -> io::Result<Option<Vec<u8>>>
+    where
+        R: FnMut(&mut [u8], u64) -> io::Result<()>,
+    {
+        if lba > self.last {
+            return Ok(None);
+        }
+        let mut sector = vec![0; self.size.to_u32() as usize];
+        // No overflow: it is on the disk, whose size is counted in bytes.
+        read(&mut sector, lba * self.size.to_u64())?;
+        Ok(Some(sector))
+    }
+
+    fn is_protected<R>(self, read: &mut R) -> io::Result<bool>
+    where
+        R: FnMut(&mut [u8], u64) -> io::Result<()>,
+    {
+        let Some(sector) = self.sector(0, read)? else { return Ok(false) };
+        let Some(mbr) = sector.get(..size_of::<MasterBootRecord>()) else { return Ok(false) };
+        let mbr: MasterBootRecord = pod_read_unaligned(mbr);
+        let protects = |record: &MbrPartitionRecord| {
+            record.os_indicator == PROTECTIVE && u64::from(record.starting_lba.to_u32()) == FIRST_HEADER
+        };
+        Ok(mbr.signature == [0x55, 0xaa] && mbr.partitions.iter().any(protects))
+    }
+
+    /// The table whose header is in this sector; `None` if something in it is wrong.
+    fn copy<R>(self, lba: u64, read: &mut R) -> io::Result<Option<Copied>>
+    where
+        R: FnMut(&mut [u8], u64) -> io::Result<()>,
+    {
+        let Some(header) = self.sector(lba, read)?.and_then(|sector| header(&sector, lba)) else { return Ok(None) };
+        let Some((at, length)) = self.array(&header) else { return Ok(None) };
+        let mut entries = vec![0; length];
+        read(&mut entries, at)?;
+        Ok(self.partitions(&header, &mut entries).map(|partitions| {
+            let other = header.alternate_lba.to_u64();
+            Copied { other, partitions }
+        }))
+    }
+
+    /// Where the entries are, in bytes, and how long they are in whole sectors.
+    fn array(self, header: &GptHeader) -> Option<(u64, usize)> {
+        let layout = header.get_partition_entry_array_layout().ok()?;
+        let length =
+            layout.num_bytes_rounded_to_block(self.size).filter(|length| (1..=LARGEST_ARRAY).contains(length))?;
+        let first = layout.start_lba.to_u64();
+        let end = first.checked_add(length / self.size.to_u64())?;
+        let is_inside = first > 0 && end <= self.last + 1;
+        if !is_inside {
+            return None;
+        }
+        Some((first.checked_mul(self.size.to_u64())?, usize::try_from(length).ok()?))
+    }
+
+    /// The entries in use, by number. `None` if one of them is not possible: nothing of a table that
+    /// contradicts itself is believed.
+    fn partitions(self, header: &GptHeader, entries: &mut [u8]) -> Option<Vec<Partition>> {
+        let layout = header.get_partition_entry_array_layout().ok()?;
+        let array = GptPartitionEntryArray::new(layout, self.size, entries).ok()?;
+        if array.calculate_crc32() != header.partition_entry_array_crc32 {
+            return None;
+        }
+        let usable = header.first_usable_lba.to_u64()..=header.last_usable_lba.to_u64().min(self.last);
+        // Whatever the header calls usable: a partition over the table would take the table away with it.
+        let rows = layout.num_bytes_rounded_to_block(self.size)? / self.size.to_u64();
+        let (rows_at, header_at) = (layout.start_lba.to_u64(), header.my_lba.to_u64());
+        let table = [0..=FIRST_HEADER, header_at..=header_at, rows_at..=rows_at.saturating_add(rows.saturating_sub(1))];
+        let entries =
+            (1..=layout.num_entries).filter_map(|number| Some((number, array.get_partition_entry(number - 1)?)));
+        let partitions: Option<Vec<_>> = entries
+            .filter(|(_, entry)| entry.is_used())
+            .map(|(number, entry)| self.partition(number, entry, &usable, &table))
+            .collect();
+        partitions.filter(|partitions| !overlap(partitions))
+    }
+
+    fn partition(
+        self,
+        number: u32,
+        entry: &GptPartitionEntry,
+        usable: &RangeInclusive<u64>,
+        table: &[RangeInclusive<u64>],
+    ) -> Option<Partition> {
+        let range = entry.lba_range()?;
+        let (Lba(first), Lba(last)) = (range.start(), range.end());
+        let kind = { entry.partition_type_guid }.0;
+        let is_beside = |part: &RangeInclusive<u64>| last < *part.start() || first > *part.end();
+        let is_possible = usable.contains(&first) && usable.contains(&last) && table.iter().all(is_beside);
+        is_possible.then(|| Partition {
+            number,
+            kind,
+            start: Bytes::new(first * self.size.to_u64()),
+            size: Bytes::new((last - first + 1) * self.size.to_u64()),
+        })
+    }
+}
+
+/// The header in a sector, if it is one, is meant for this sector, and has the right checksum.
+fn header(sector: &[u8], lba: u64) -> Option<GptHeader> {
+    let found: GptHeader = pod_read_unaligned(sector.get(..size_of::<GptHeader>())?);
+    let length = usize::try_from(found.header_size.to_u32()).ok()?;
+    let mut checked = sector.get(..length).filter(|checked| checked.len() >= size_of::<GptHeader>())?.to_vec();
+    // The checksum is made with zeros in its own place.
+    checked.get_mut(16..20)?.fill(0);
+    let checksum = Crc::<u32>::new(&Crc32::ALGORITHM).checksum(&checked);
+    let is_right = found.is_signature_valid()
+        && { found.revision } == GptHeaderRevision::VERSION_1_0
+        && found.header_crc32.0.to_u32() == checksum
+        && found.my_lba.to_u64() == lba;
+    is_right.then_some(found)
+}
+
+fn overlap(partitions: &[Partition]) -> bool {
+    let mut by_place = partitions.to_vec();
+    by_place.sort_unstable_by_key(|partition| partition.start);
+    by_place.windows(2).any(|pair| pair[0].start.saturating_add(pair[0].size) > pair[1].start)
+}
+
+#[cfg(test)]
+pub(crate) use tests::gpt_image;
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::bytes_of;
+    use gpt_disk_types::{GptPartitionType, LbaLe, U32Le};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECTORS: u64 = 4096;
+    const ENTRIES: u32 = 128;
+
+    fn sectors_of_array(sector: u32) -> u64 {
+        u64::from(ENTRIES * 128 / sector)
+    }
+
+    /// A disk with a table, made of the types of the crate that reads it, by the specification.
+    struct Image {
+        sector: u32,
+        /// What the header says that partitions may lie in.
+        usable: RangeInclusive<u64>,
+        bytes: Vec<u8>,
+    }
+
+    impl Image {
+        fn new(sector: u32, partitions: &[(Guid, u64, u64)]) -> Self {
+            let array = sectors_of_array(sector);
+            Self::with_usable(sector, 2 + array..=SECTORS - 2 - array, partitions)
+        }
+
+        fn with_usable(sector: u32, usable: RangeInclusive<u64>, partitions: &[(Guid, u64, u64)]) -> Self {
+            let bytes = vec![0; (SECTORS * u64::from(sector)) as usize];
+            let mut image = Self { sector, usable, bytes };
+            image.put(0, bytes_of(&MasterBootRecord::protective_mbr(SECTORS)));
+            image.write(1, SECTORS - 1, 2, partitions);
+            image.write(SECTORS - 1, 1, SECTORS - 1 - sectors_of_array(sector), partitions);
+            image
+        }
+
+        /// One copy of a table, with right checksums.
+        fn write(&mut self, lba: u64, other: u64, array: u64, partitions: &[(Guid, u64, u64)]) {
+            let mut entries = vec![0; (ENTRIES * 128) as usize];
+            for (place, (kind, first, last)) in entries.chunks_exact_mut(128).zip(partitions) {
+                let entry = GptPartitionEntry {
+                    partition_type_guid: GptPartitionType(*kind),
+                    starting_lba: LbaLe::from_u64(*first),
+                    ending_lba: LbaLe::from_u64(*last),
+                    ..GptPartitionEntry::default()
+                };
+                place.copy_from_slice(bytes_of(&entry));
+            }
+            let checksum = Crc::<u32>::new(&Crc32::ALGORITHM).checksum(&entries);
+            let mut header = GptHeader {
+                my_lba: LbaLe::from_u64(lba),
+                alternate_lba: LbaLe::from_u64(other),
+                first_usable_lba: LbaLe::from_u64(*self.usable.start()),
+                last_usable_lba: LbaLe::from_u64(*self.usable.end()),
+                partition_entry_lba: LbaLe::from_u64(array),
+                number_of_partition_entries: U32Le::from_u32(ENTRIES),
+                partition_entry_array_crc32: Crc32(U32Le::from_u32(checksum)),
+                ..GptHeader::default()
+            };
+            header.update_header_crc32();
+            self.put(array, &entries);
+            self.put(lba, bytes_of(&header));
+        }
+
+        fn put(&mut self, lba: u64, bytes: &[u8]) {
+            let at = (lba * u64::from(self.sector)) as usize;
+            self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+
+        fn break_at(&mut self, lba: u64) {
+            let at = (lba * u64::from(self.sector)) as usize;
+            self.bytes[at + 24] ^= 1;
+        }
+
+        fn read(&self) -> Option<PartitionTable> {
+            read(&self.bytes, self.sector)
+        }
+    }
+
+    /// A disk of 2 MiB with a table of partitions: type, first and last sector.
+    pub(crate) fn gpt_image(partitions: &[(Guid, u64, u64)]) -> Vec<u8> {
+        Image::new(512, partitions).bytes
+    }
+
+    fn read(bytes: &[u8], sector: u32) -> Option<PartitionTable> {
+        let size = Bytes::new(bytes.len() as u64);
+        PartitionTable::read(size, sector, |buffer, at| {
+            let at = usize::try_from(at).unwrap();
+            let found = bytes.get(at..at + buffer.len()).expect("nothing beyond the disk is read");
+            buffer.copy_from_slice(found);
+            Ok(())
+        })
+        .unwrap()
+    }
+
+    const OTHER: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+
+    fn image() -> Image {
+        Image::new(512, &[(OTHER, 64, 127), (Guid::ZERO, 0, 0), (DATA_PARTITION, 128, 255)])
+    }
+
+    #[test]
+    fn partitions_are_read_from_sectors_of_any_size() {
+        for sector in [512, 4096] {
+            let table = Image::new(sector, &[(OTHER, 64, 127), (DATA_PARTITION, 128, 255)]).read().unwrap();
+            let size = Bytes::new(128 * u64::from(sector));
+            let data = Partition { number: 2, kind: DATA_PARTITION, start: size, size };
+            assert_eq!(table.data_partitions().collect::<Vec<_>>(), [&data]);
+            assert_eq!((table.partitions.len(), table.state), (2, TableState::Whole));
+        }
+    }
+
+    #[test]
+    fn a_table_for_other_sectors_is_none() {
+        assert_eq!(read(&image().bytes, 4096), None);
+    }
+
+    #[test]
+    fn numbers_count_unused_entries_too() {
+        assert_eq!(image().read().unwrap().data_partitions().next().unwrap().number, 3);
+    }
+
+    #[test]
+    fn one_copy_with_wrong_checksums_is_told() {
+        for lba in [SECTORS - 1, SECTORS - 1 - 32] {
+            let mut image = image();
+            image.break_at(lba);
+            let table = image.read().unwrap();
+            assert_eq!((table.data_partitions().count(), table.state), (1, TableState::FirstOnly));
+        }
+        for lba in [1, 2] {
+            let mut image = image();
+            image.break_at(lba);
+            let table = image.read().unwrap();
+            assert_eq!((table.data_partitions().count(), table.state), (1, TableState::LastOnly));
+        }
+    }
+
+    #[test]
+    fn copies_that_differ_are_both_told() {
+        let mut image = image();
+        image.write(1, SECTORS - 1, 2, &[(OTHER, 64, 127)]);
+        let table = image.read().unwrap();
+        assert_eq!((table.data_partitions().count(), table.state), (1, TableState::Different));
+    }
+
+    #[test]
+    fn the_second_copy_of_an_enlarged_disk_is_where_the_first_one_says() {
+        let mut image = image();
+        image.bytes.resize(image.bytes.len() * 2, 0);
+        assert_eq!(image.read().unwrap().state, TableState::Whole);
+    }
+
+    #[test]
+    fn without_a_protective_mbr_there_is_no_table() {
+        let mut image = image();
+        // It begins at another sector: the kernel shows no partitions.
+        image.bytes[446 + 8] = 2;
+        assert_eq!(image.read(), None);
+        image.bytes[..512].fill(0);
+        assert_eq!(image.read(), None);
+    }
+
+    #[test]
+    fn a_partition_over_its_own_table_is_not_believed_whatever_is_called_usable() {
+        // The protective MBR, the header, the first and the last sector of the entries; and of the second copy.
+        for first in [0, 1, 2, 33, SECTORS - 33, SECTORS - 1] {
+            let over = [(DATA_PARTITION, first, first)];
+            let mut image = Image::with_usable(512, 0..=SECTORS - 1, &over);
+            // Only the copy that it lies over is there.
+            image.break_at(if first <= 33 { SECTORS - 1 } else { 1 });
+            assert_eq!(image.read().map(|table| table.partitions), None, "{first}");
+        }
+        let beside = Image::with_usable(512, 0..=SECTORS - 1, &[(DATA_PARTITION, 34, SECTORS - 34)]);
+        assert_eq!(beside.read().map(|table| table.partitions.len()), Some(1));
+    }
+
+    #[test]
+    fn a_table_that_contradicts_itself_is_not_believed() {
+        let impossible: [&[_]; 4] = [
+            &[(DATA_PARTITION, 255, 128)],
+            &[(DATA_PARTITION, 1, 2)],
+            &[(DATA_PARTITION, 128, u64::MAX)],
+            &[(DATA_PARTITION, 128, 255), (OTHER, 255, 300)],
+        ];
+        for partitions in impossible {
+            assert_eq!(Image::new(512, partitions).read(), None, "{partitions:?}");
+        }
+    }
+
+    #[test]
+    fn an_array_of_absurd_size_is_not_read() {
+        for (count, size) in [(u32::MAX, 128), (1, 1 << 31), (0, 128), (128, 1), (128, 0)] {
+            let mut image = image();
+            image.break_at(SECTORS - 1);
+            let mut header: GptHeader = pod_read_unaligned(&image.bytes[512..512 + 92]);
+            header.number_of_partition_entries = U32Le::from_u32(count);
+            header.size_of_partition_entry = U32Le::from_u32(size);
+            header.update_header_crc32();
+            image.put(1, bytes_of(&header));
+            assert_eq!(image.read(), None, "{count} entries of {size}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(bytes: Vec<u8>, sector: u32, size: u64) {
+            let _ = PartitionTable::read(Bytes::new(size), sector, |buffer, at| {
+                let at = usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+                let found = &bytes[at..];
+                let length = found.len().min(buffer.len());
+                buffer[..length].copy_from_slice(&found[..length]);
+                Ok(())
+            });
+        }
+
+        #[test]
+        fn no_header_with_a_right_checksum_makes_reading_panic(
+            fields in prop::array::uniform6(any::<u64>()),
+            count: u32,
+            entry in prop_oneof![Just(128_u32), any::<u32>()],
+            near in prop::bool::ANY,
+        ) {
+            let mut image = image();
+            let field = |at: usize| LbaLe::from_u64(if near { fields[at] % (SECTORS + 2) } else { fields[at] });
+            let mut header = GptHeader {
+                my_lba: LbaLe::from_u64(1),
+                alternate_lba: field(0),
+                first_usable_lba: field(1),
+                last_usable_lba: field(2),
+                partition_entry_lba: field(3),
+                number_of_partition_entries: U32Le::from_u32(if near { count % 512 } else { count }),
+                size_of_partition_entry: U32Le::from_u32(entry),
+                ..GptHeader::default()
+            };
+            header.update_header_crc32();
+            image.put(1, bytes_of(&header));
+            image.read();
+        }
+
+        #[test]
+        fn what_is_found_lies_on_the_disk(first in 0_u64..SECTORS * 2, length in 0_u64..SECTORS * 2) {
+            let image = Image::new(512, &[(DATA_PARTITION, first, first + length)]);
+            if let Some(table) = image.read() {
+                for partition in table.partitions {
+                    prop_assert!(partition.start.get() + partition.size.get() <= SECTORS * 512);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Programs of other projects that the node runs on disks.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Where the programs are. The default is their place in the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    /// `mkfs.xfs` of xfsprogs.
+    pub mkfs: PathBuf,
+    /// `blkid` of util-linux.
+    pub blkid: PathBuf,
+}
+
+impl Default for Programs {
+    fn default() -> Self {
+        Self { mkfs: "/usr/bin/mkfs.xfs".into(), blkid: "/usr/bin/blkid".into() }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) output: Vec<u8>,
+    pub(crate) errors: Vec<u8>,
+}
+
+/// How long a program may take, and how much it may write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) time: Duration,
+    pub(crate) bytes: usize,
+}
+
+/// A program could not be started, or did not stay within its bounds and was killed.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It is not there, or cannot be executed.
+    #[error("it cannot be run")]
+    Start(#[source] io::Error),
+    /// What it wrote cannot be read.
+    #[error("its output cannot be read")]
+    Read(#[source] io::Error),
+    /// It did not end.
+    #[error("it did not end within {} s", limit.as_secs())]
+    Slow {
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// It did not stop writing.
+    #[error("it wrote more than {limit} bytes")]
+    Long {
+        /// How much it may write.
+        limit: usize,
+    },
+}
+
+/// Runs a program to its end with nothing to read and an empty environment.
+pub(crate) fn run(command: &mut Command, bounds: Bounds) -> Result<Ended, RunError> {
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(RunError::Start)?;
+    match collect(&mut child, bounds) {
+        Ok((output, errors)) => {
+            let status = child.wait().map_err(RunError::Read)?;
+            Ok(Ended { status, output, errors })
+        }
+        Err(error) => {
+            // Not waited for: a program that hangs in the kernel because of its disk does not die either.
+            let _ = child.kill();
+            let _ = child.try_wait();
+            Err(error)
+        }
+    }
+}
+
+/// What the program writes until it closes both streams, as it does by ending.
+fn collect(child: &mut Child, bounds: Bounds) -> Result<(Vec<u8>, Vec<u8>), RunError> {
+    let output = Stream::new(child.stdout.take().map(OwnedFd::from));
+    let errors = Stream::new(child.stderr.take().map(OwnedFd::from));
+    let mut streams = [output, errors];
+    let deadline = Instant::now() + bounds.time;
+    while streams.iter().any(|stream| stream.open.is_some()) {
+        wait(&mut streams, deadline).map_err(RunError::Read)?;
+        if Instant::now() >= deadline {
+            return Err(RunError::Slow { limit: bounds.time });
+        }
+        if streams.iter().map(|stream| stream.read.len()).sum::<usize>() > bounds.bytes {
+            return Err(RunError::Long { limit: bounds.bytes });
+        }
+    }
+    let [output, errors] = streams;
+    Ok((output.read, errors.read))
+}
+
+/// Waits until there is something to read, or until the deadline, and takes what is there.
+fn wait(streams: &mut [Stream], deadline: Instant) -> io::Result<()> {
+    let mut open: Vec<&mut Stream> = streams.iter_mut().filter(|stream| stream.open.is_some()).collect();
+    let left = deadline.saturating_duration_since(Instant::now());
+    let descriptors = open.iter().filter_map(|stream| stream.open.as_ref());
+    let mut polled: Vec<_> = descriptors.map(|open| PollFd::new(open.as_fd(), PollFlags::POLLIN)).collect();
+    match poll(&mut polled, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+        Ok(_) => {}
+        Err(Errno::EINTR) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    let ready: Vec<bool> = polled.iter().map(|one| one.any() == Some(true)).collect();
+    open.iter_mut().zip(ready).filter(|(_, ready)| *ready).try_for_each(|(stream, _)| stream.take())
+}
+
+/// One output of a program, until it is closed.
+struct Stream {
+    open: Option<File>,
+    read: Vec<u8>,
+}
+
+impl Stream {
+    fn new(open: Option<OwnedFd>) -> Self {
+        Self { open: open.map(File::from), read: Vec::new() }
+    }
+
+    /// Takes what is there.
+    fn take(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        let Some(open) = &mut self.open else { return Ok(()) };
+        match open.read(&mut buffer)? {
+            0 => self.open = None,
+            length => self.read.extend_from_slice(&buffer[..length]),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { time: Duration::from_secs(30), bytes: 1000 };
+
+    fn shell(script: &str, bounds: Bounds) -> Result<Ended, RunError> {
+        run(Command::new("/bin/sh").args(["-c", script]), bounds)
+    }
+
+    #[test]
+    fn both_streams_and_the_status_are_kept() {
+        let ended = shell("echo out; echo error >&2; exit 8", BOUNDS).unwrap();
+        assert_eq!((ended.status.code(), &*ended.output, &*ended.errors), (Some(8), &b"out\n"[..], &b"error\n"[..]));
+    }
+
+    #[test]
+    fn nothing_of_the_environment_gets_through() {
+        let ended = shell("test -z \"$CARGO_MANIFEST_DIR$HOME\"", BOUNDS).unwrap();
+        assert!(ended.status.success());
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let bounds = Bounds { time: Duration::from_millis(50), ..BOUNDS };
+        assert!(matches!(shell("exec sleep 600", bounds), Err(RunError::Slow { .. })));
+    }
+
+    #[test]
+    fn a_program_that_does_not_stop_writing_is_killed() {
+        assert!(matches!(shell("while :; do echo more; done", BOUNDS), Err(RunError::Long { limit: 1000 })));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told() {
+        assert!(matches!(run(&mut Command::new("/absent"), BOUNDS), Err(RunError::Start(_))));
+    }
+}

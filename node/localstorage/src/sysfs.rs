@@ -1,0 +1,121 @@
+//! What the kernel tells of block devices, below `/sys/block`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::libc::dev_t;
+use nix::sys::stat::{major, minor};
+use units::Bytes;
+
+use crate::error::FindError;
+
+/// Sizes and places count sectors of 512 bytes, whatever the disk's own are.
+const SECTOR: u64 = 512;
+
+/// How deep devices are stacked on each other, at most. The kernel knows no end, but nobody stacks more.
+const DEEPEST: u32 = 16;
+
+/// A number as the kernel writes it into an attribute: decimal, with a line feed.
+pub fn number(attribute: &str) -> Option<u64> {
+    let digits = attribute.strip_suffix('\n').unwrap_or(attribute);
+    // No sign: the standard library would take one.
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+pub(crate) fn read_number(path: &Path) -> Result<u64, FindError> {
+    let text = fs::read_to_string(path).map_err(look("read", path))?;
+    number(&text).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
+}
+
+/// An attribute that counts sectors.
+pub(crate) fn read_size(path: &Path) -> Result<Bytes, FindError> {
+    let sectors = Bytes::new(read_number(path)?);
+    sectors.checked_mul(SECTOR).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
+}
+
+/// The name of a device node is that of the device, but `!` stands for `/`.
+pub(crate) fn name(device: &Path) -> Option<String> {
+    Some(device.file_name()?.to_str()?.replace('!', "/"))
+}
+
+/// Whether a disk has no node: so are the single paths to an NVMe disk that has several.
+pub(crate) fn is_hidden(disk: &Path) -> Result<bool, FindError> {
+    Ok(read_number(&disk.join("hidden"))? != 0)
+}
+
+/// The serial number of a disk. virtio-blk has it at the disk, other drivers at its hardware; some have
+/// none.
+pub(crate) fn serial(disk: &Path) -> Result<Option<String>, FindError> {
+    for place in ["serial", "device/serial"] {
+        let place = disk.join(place);
+        match fs::read(&place) {
+            Ok(serial) => return Ok(Some(String::from_utf8_lossy(&serial).trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(look("read", &place)(error)),
+        }
+    }
+    Ok(None)
+}
+
+/// The partitions that the kernel shows of a disk.
+pub(crate) fn partitions(disk: &Path) -> Result<Vec<PathBuf>, FindError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(disk).map_err(look("list", disk))? {
+        let path = entry.map_err(look("list", disk))?.path();
+        if path.join("partition").exists() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a disk, one of its partitions, or what is stacked on them is this device.
+pub(crate) fn holds(disk: &Path, device: dev_t) -> Result<bool, FindError> {
+    let wanted = format!("{}:{}", major(device), minor(device));
+    let places = partitions(disk)?;
+    Ok(is_below(disk, &wanted, DEEPEST) || places.iter().any(|place| is_below(place, &wanted, DEEPEST)))
+}
+
+fn is_below(place: &Path, wanted: &str, depth: u32) -> bool {
+    if fs::read_to_string(place.join("dev")).is_ok_and(|found| found.trim() == wanted) {
+        return true;
+    }
+    let Some(depth) = depth.checked_sub(1) else { return false };
+    // Not there for a device that nothing can be stacked on.
+    let Ok(holders) = fs::read_dir(place.join("holders")) else { return false };
+    holders.flatten().any(|holder| is_below(&holder.path(), wanted, depth))
+}
+
+pub(crate) fn look(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FindError {
+    let path = path.to_owned();
+    move |source| FindError::Look { step, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_number_is_digits_and_a_line_feed() {
+        assert_eq!(number("0\n"), Some(0));
+        assert_eq!(number("18446744073709551615\n"), Some(u64::MAX));
+        for wrong in ["", "\n", "1\n\n", "+1\n", "-1\n", " 1\n", "0x10\n", "18446744073709551616\n", "1 2\n"] {
+            assert_eq!(number(wrong), None, "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_survives_the_way_through_the_kernel(wanted: u64) {
+            prop_assert_eq!(number(&format!("{wanted}\n")), Some(wanted));
+        }
+
+        #[test]
+        fn no_text_makes_reading_panic(text: String) {
+            let _ = number(&text);
+        }
+    }
+}

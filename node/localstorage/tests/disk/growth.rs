@@ -1,0 +1,119 @@
+//! A file system on something that becomes larger while it is in use.
+
+use std::fs::File;
+
+use localstorage::{Role, Seen, examine};
+
+use super::*;
+
+/// A device that can be made larger at any time: a part of the machine's disk.
+struct Elastic<'machine> {
+    machine: &'machine Machine,
+    path: PathBuf,
+}
+
+impl<'machine> Elastic<'machine> {
+    fn new(machine: &'machine Machine, size: Bytes) -> Self {
+        let elastic = Self { machine, path: "/dev/dm-0".into() };
+        elastic.dmsetup(&["create", "elastic", "--table", &elastic.table(size)]);
+        elastic
+    }
+
+    fn table(&self, size: Bytes) -> String {
+        format!("0 {} linear {} 0", size.get() / 512, self.machine.path())
+    }
+
+    fn enlarge(&self, size: Bytes) {
+        self.dmsetup(&["reload", "elastic", "--table", &self.table(size)]);
+        self.dmsetup(&["resume", "elastic"]);
+    }
+
+    fn dmsetup(&self, arguments: &[&str]) {
+        run("dmsetup", &[&["--noudevsync", "--noudevrules"], arguments].concat());
+    }
+
+    fn content(&self) -> Content {
+        examine(&self.path, size_of(&self.path), &Programs::default()).unwrap()
+    }
+
+    fn try_mount(&self) -> Result<Mounted<Data>, MountError> {
+        let seen = Seen {
+            name: "dm-0".to_owned(),
+            device: self.path.clone(),
+            role: Role::Unnamed,
+            read_only: false,
+            size: size_of(&self.path),
+            content: self.content(),
+        };
+        DataDisk::choose(&[seen]).unwrap().mount(self.machine.root().data)
+    }
+
+    fn mount(&self) -> Mounted<Data> {
+        self.try_mount().unwrap()
+    }
+}
+
+impl Drop for Elastic<'_> {
+    fn drop(&mut self) {
+        let _ = umount2(self.machine.root().data.path(), MntFlags::empty());
+        self.dmsetup(&["remove", "elastic"]);
+    }
+}
+
+fn size_of(device: &Path) -> Bytes {
+    use std::io::{Seek, SeekFrom};
+    Bytes::new(File::open(device).unwrap().seek(SeekFrom::End(0)).unwrap())
+}
+
+/// What a file system says that it has, less its log.
+fn capacity(data: &Mounted<Data>) -> Bytes {
+    let seen = statvfs(data.path()).unwrap();
+    Bytes::new(seen.blocks() * seen.fragment_size())
+}
+
+#[test]
+fn a_device_that_is_enlarged_while_mounted_is_used_as_a_whole_and_keeps_its_data() {
+    const BEFORE: Bytes = Bytes::new(600 << 20);
+    const AFTER: Bytes = Bytes::new(1000 << 20);
+    let machine = Machine::new();
+    let elastic = Elastic::new(&machine, BEFORE);
+    let data = elastic.mount();
+    let file = data.pki.path().join("kept");
+    fs::write(&file, vec![7; 3 << 20]).unwrap();
+    let before = capacity(&data);
+    assert!(before < BEFORE);
+
+    elastic.enlarge(AFTER);
+    let data = elastic.mount();
+    let after = capacity(&data);
+    assert_eq!(after.checked_sub(before), AFTER.checked_sub(BEFORE));
+    assert_eq!(fs::read(&file).unwrap(), vec![7; 3 << 20]);
+
+    // The superblock on the disk is still the old one: what is mounted decides how far there is to grow.
+    let data = elastic.mount();
+    assert_eq!(capacity(&data), after);
+}
+
+#[test]
+fn a_disk_that_was_enlarged_while_the_machine_was_off_is_used_as_a_whole() {
+    let machine = Machine::new();
+    let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
+    let data = elastic.mount();
+    let before = capacity(&data);
+    machine.unmount(data);
+    drop(elastic);
+    let data = machine.mount().unwrap();
+    assert_eq!(capacity(&data).get() - before.get(), machine.size() - (600 << 20));
+}
+
+#[test]
+fn a_file_system_that_is_larger_than_its_disk_is_not_mounted() {
+    let machine = Machine::new();
+    machine.mkfs(&["-L", LABEL]);
+    let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
+    assert!(matches!(elastic.content(), Content::Ours(_)));
+    let written = machine.written();
+    let failed = elastic.try_mount();
+    assert!(matches!(failed, Err(MountError::Mount(_))), "{failed:?}");
+    assert_eq!(machine.written(), written);
+}

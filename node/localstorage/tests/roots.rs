@@ -1,0 +1,380 @@
+//! The parts of the data disk and their limits, as XFS keeps them. Needs root and one scratch disk, large
+//! enough (8 GiB) that no part has only the least that it can have.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fsquota::{Allocator, Limits, SetError};
+use ktest_support::Disk;
+use localstorage::{Budget, Data, DataDisk, LABEL, Mounted, Part, Root, Tree};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::{Statvfs, statvfs};
+use tempfile::TempDir;
+use units::{Bytes, Inodes};
+
+/// A machine whose data disk has our file system, with nothing in it.
+struct Machine {
+    data: Data,
+    disk: Disk,
+    _place: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Self {
+        let (place, disk) = (tempfile::tempdir().unwrap(), Disk::take());
+        let data = Root::at(place.path()).data;
+        fs::create_dir(data.path()).unwrap();
+        let made =
+            Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-L", LABEL]).args(options).arg(disk.path()).status();
+        assert!(made.unwrap().success());
+        Self { data, disk, _place: place }
+    }
+
+    /// As a boot does.
+    fn boot(&self) -> Mounted<Data> {
+        DataDisk::find().unwrap().mount(self.data.clone()).unwrap()
+    }
+
+    fn boot_again(&self, data: Mounted<Data>) -> Mounted<Data> {
+        drop(data);
+        self.unmount();
+        self.boot()
+    }
+
+    /// As something else than this release mounts it.
+    fn mount(&self) {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount(Some(self.disk.path()), self.data.path(), Some("xfs"), flags, Some("prjquota")).unwrap();
+    }
+
+    fn unmount(&self) {
+        umount2(self.data.path(), MntFlags::empty()).unwrap();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = umount2(self.data.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+fn path(data: &Data, part: Part) -> &Path {
+    match part {
+        Part::Containerd => data.containerd.path(),
+        Part::Kubelet => data.kubelet.path(),
+        Part::Etcd => data.etcd.path(),
+        Part::Log => data.log.path(),
+    }
+}
+
+fn quota(path: &Path) -> fsquota::Quota {
+    fsquota::get(File::open(path).unwrap()).unwrap()
+}
+
+/// What the kernel says is the size of the file system at a path.
+fn size(seen: &Statvfs) -> Bytes {
+    Bytes::new(seen.blocks() * seen.fragment_size())
+}
+
+/// Makes a file longer, with blocks of its own.
+fn extend(file: &File, from: Bytes, by: Bytes) -> nix::Result<()> {
+    fallocate(file, FallocateFlags::empty(), from.get().cast_signed(), by.get().cast_signed())
+}
+
+/// Takes all that a directory can have, in ever smaller steps. Returns how much that is.
+fn fill(directory: &Path) -> Bytes {
+    let file = File::create(directory.join("all")).unwrap();
+    let (mut taken, mut step) = (Bytes::ZERO, Bytes::new(256 << 20));
+    while step.get() >= 4096 {
+        match extend(&file, taken, step) {
+            Ok(()) => taken = taken.saturating_add(step),
+            Err(errno) => {
+                assert_eq!(errno, Errno::ENOSPC);
+                // XFS allocates in pieces, and those that it has stay.
+                file.set_len(taken.get()).unwrap();
+                step = Bytes::new(step.get() / 2);
+            }
+        }
+    }
+    taken
+}
+
+#[test]
+fn every_part_has_its_limits_before_anything_is_in_it() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let budget = data.budget().unwrap();
+    for part in Part::ALL {
+        assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
+    }
+    // Itself and the two directories in it: none of them escaped.
+    assert_eq!(quota(data.kubelet.path()).used.inodes, Inodes::new(3));
+    assert_eq!(quota(data.kubelet.plugins.path()).id, quota(data.kubelet.path()).id);
+    assert_eq!(quota(data.log.pods.path()).id, quota(data.log.path()).id);
+}
+
+#[test]
+fn what_the_node_alone_writes_to_has_no_project() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    for directory in [data.path(), data.pki.path(), data.kubelet_pki.path(), data.volumes.path()] {
+        assert_eq!(fsquota::project(File::open(directory).unwrap()), Ok(None), "{}", directory.display());
+    }
+}
+
+#[test]
+fn the_projects_of_volumes_are_others_than_those_of_parts() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
+    let volume = data.volumes.path().join("volume");
+    fs::create_dir(&volume).unwrap();
+    fsquota::set(File::open(&volume).unwrap(), Limits::for_size(Bytes::MIB), &ids).unwrap();
+    for part in Part::ALL {
+        assert_ne!(quota(path(&data, part)).id, quota(&volume).id);
+    }
+    let known = fsquota::report(&data).unwrap().count();
+    assert_eq!(known, Part::ALL.len() + 1);
+}
+
+#[test]
+fn a_later_boot_keeps_the_projects_and_sets_the_limits_again() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let before = Part::ALL.map(|part| quota(path(&data, part)));
+    for quota in before {
+        let other = Limits { bytes: Some(Bytes::GIB), inodes: Some(Inodes::new(7)) };
+        fsquota::set_limits(&data, quota.id, other).unwrap();
+    }
+    let data = machine.boot_again(data);
+    assert_eq!(Part::ALL.map(|part| quota(path(&data, part))), before);
+}
+
+#[test]
+fn an_enlarged_disk_has_larger_parts() {
+    let machine = Machine::with(&["-d", "size=512m"]);
+    machine.mount();
+    let small = Budget::of(size(&statvfs(machine.data.path()).unwrap()));
+    machine.unmount();
+    let large = machine.boot().budget().unwrap();
+    for part in Part::ALL {
+        assert!(small.bytes(part) < large.bytes(part), "{part:?}");
+        assert_eq!(quota(path(&machine.data, part)).limits, large.limits(part), "{part:?}");
+    }
+}
+
+#[test]
+fn a_boot_that_ended_before_the_limit_was_set_is_finished() {
+    let machine = Machine::new();
+    machine.mount();
+    for directory in [machine.data.volumes.path(), machine.data.kubelet.path()] {
+        fs::create_dir(directory).unwrap();
+    }
+    machine.unmount();
+    let data = machine.boot();
+    assert_eq!(quota(data.kubelet.path()).limits, data.budget().unwrap().limits(Part::Kubelet));
+}
+
+#[test]
+fn a_part_that_was_filled_without_a_limit_keeps_its_data_and_the_others_are_limited() {
+    let machine = Machine::new();
+    machine.mount();
+    let file = machine.data.containerd.path().join("image");
+    fs::create_dir(machine.data.containerd.path()).unwrap();
+    fs::write(&file, "an image").unwrap();
+    machine.unmount();
+    let data = machine.boot();
+    assert_eq!(fs::read(&file).unwrap(), b"an image");
+    assert_eq!(fsquota::project(data.open(|data| &data.containerd).unwrap()), Ok(None));
+    assert_eq!(quota(data.etcd.path()).limits, data.budget().unwrap().limits(Part::Etcd));
+}
+
+#[test]
+fn the_size_that_programs_see_in_a_part_is_its_limit() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let budget = data.budget().unwrap();
+    for part in Part::ALL {
+        let seen = statvfs(path(&data, part)).unwrap();
+        assert_eq!(size(&seen), budget.bytes(part), "{part:?}");
+        assert_eq!(Some(Inodes::new(seen.files())), budget.limits(part).inodes, "{part:?}");
+    }
+    // What kubelet looks at: the mount, and so the disk.
+    assert_eq!(size(&statvfs(data.path()).unwrap()), budget.size());
+}
+
+#[test]
+fn full_parts_leave_volumes_all_that_was_not_reserved() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let budget = data.budget().unwrap();
+    let free = budget.size().saturating_sub(budget.reserve());
+    let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
+    let volume = data.volumes.path().join("volume");
+    fs::create_dir(&volume).unwrap();
+    // The volume has few inodes, so that nearly all of the promise is bytes: the harder case.
+    let promise = free.saturating_sub(Bytes::MIB);
+    let limits = Limits { bytes: Some(promise), inodes: Some(Inodes::new(64)) };
+    fsquota::set(File::open(&volume).unwrap(), limits, &ids).unwrap();
+    for part in Part::ALL {
+        let taken = fill(path(&data, part));
+        let lost = budget.bytes(part).saturating_sub(taken);
+        assert!(lost < Bytes::MIB, "{part:?} has {taken} of {}", budget.bytes(part));
+    }
+    let had = fill(&volume);
+    // What is missing is the map of the file's blocks.
+    assert!(promise.saturating_sub(had) < Bytes::MIB, "{had} of {promise}");
+    let written = File::options().write(true).open(volume.join("all")).unwrap();
+    written.write_all_at(&[1; 4096], had.get() - 4096).unwrap();
+    written.sync_all().unwrap();
+    // Below this kubelet would evict pods that did no wrong.
+    let seen = statvfs(data.path()).unwrap();
+    assert!(seen.blocks_available() * 100 > seen.blocks(), "{} of {}", seen.blocks_available(), seen.blocks());
+}
+
+#[test]
+fn a_part_full_of_empty_files_leaves_the_others_their_files() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let limit = data.budget().unwrap().limits(Part::Etcd).inodes.unwrap().get();
+    let mut made = 1; // the directory itself
+    let refused = loop {
+        match File::create(data.etcd.path().join(made.to_string())) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+        assert!(made <= limit, "no limit of files");
+    };
+    assert_eq!((refused.kind(), made), (io::ErrorKind::StorageFull, limit));
+    for other in [data.kubelet.path(), data.log.pods.path(), data.pki.path()] {
+        fs::write(other.join("file"), "x").unwrap();
+    }
+}
+
+#[test]
+fn nothing_moves_from_one_part_to_another() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let from = data.kubelet.path().join("file");
+    fs::write(&from, "x").unwrap();
+    for to in [data.containerd.path(), data.log.pods.path()] {
+        let to = to.join("file");
+        assert_eq!(fs::rename(&from, &to).unwrap_err().kind(), io::ErrorKind::CrossesDevices);
+        assert_eq!(fs::hard_link(&from, &to).unwrap_err().kind(), io::ErrorKind::CrossesDevices);
+    }
+    assert_eq!(fs::read(from).unwrap(), b"x");
+}
+
+#[test]
+fn a_part_does_not_hold_another_project() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
+    let inner = data.containerd.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let refused = fsquota::set(File::open(&inner).unwrap(), Limits::for_size(Bytes::MIB), &ids);
+    let outer = quota(data.containerd.path()).id;
+    assert!(matches!(refused, Err(SetError::Nested { outer: found }) if found == outer), "{refused:?}");
+}
+
+/// An overlay as containerd's snapshotter makes it, all below one part.
+struct Overlay {
+    root: PathBuf,
+    merged: TempDir,
+}
+
+impl Overlay {
+    /// `prepare` fills the lower directory.
+    fn mount(root: &Path, prepare: impl FnOnce(&Path)) -> Self {
+        let overlay = Self { root: root.to_owned(), merged: tempfile::tempdir().unwrap() };
+        for name in ["lower", "upper", "work"] {
+            fs::create_dir(root.join(name)).unwrap();
+        }
+        prepare(&root.join("lower"));
+        let option = |name: &str| format!("{name}dir={}", root.join(name.trim_end_matches("dir")).display());
+        let options = ["lower", "upper", "work"].map(option).join(",");
+        let merged = overlay.merged.path();
+        mount(Some("overlay"), merged, Some("overlay"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        overlay
+    }
+
+    fn merged(&self) -> &Path {
+        self.merged.path()
+    }
+
+    fn upper(&self) -> PathBuf {
+        self.root.join("upper")
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = umount2(self.merged(), MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn containers_write_to_an_overlay_in_a_part_as_to_any_other() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let overlay = Overlay::mount(data.containerd.path(), |lower| {
+        for file in ["changed", "deleted", "renamed", "linked"] {
+            fs::write(lower.join(file), "lower").unwrap();
+        }
+        fs::create_dir(lower.join("directory")).unwrap();
+        symlink("changed", lower.join("link")).unwrap();
+    });
+    let merged = overlay.merged();
+    fs::write(merged.join("link"), "upper").unwrap();
+    fs::remove_file(merged.join("deleted")).unwrap();
+    fs::rename(merged.join("renamed"), merged.join("directory/renamed")).unwrap();
+    fs::hard_link(merged.join("linked"), merged.join("directory/linked")).unwrap();
+    fs::write(merged.join("new"), "upper").unwrap();
+    fs::rename(merged.join("new"), merged.join("changed")).unwrap();
+    fs::set_permissions(merged.join("directory"), fs::Permissions::from_mode(0o711)).unwrap();
+
+    assert_eq!(fs::read(merged.join("changed")).unwrap(), b"upper");
+    assert_eq!(fs::read(merged.join("directory/renamed")).unwrap(), b"lower");
+    assert_eq!(fs::metadata(merged.join("linked")).unwrap().nlink(), 2);
+    assert!(!merged.join("deleted").exists());
+    let whiteout = fs::symlink_metadata(overlay.upper().join("deleted")).unwrap();
+    assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
+}
+
+#[test]
+fn what_containers_write_is_limited_with_their_images() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let overlay = Overlay::mount(data.containerd.path(), |_| {});
+    let limit = data.budget().unwrap().bytes(Part::Containerd);
+    let before = quota(data.containerd.path()).used.bytes;
+    assert_eq!(size(&statvfs(overlay.merged()).unwrap()), limit);
+    let taken = fill(overlay.merged());
+    assert!(taken <= limit.saturating_sub(before));
+    assert!(limit.saturating_sub(taken) < Bytes::MIB, "{taken} of {limit}");
+}
+
+#[test]
+fn programs_move_files_within_their_part() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    for part in [Part::Containerd, Part::Kubelet, Part::Etcd] {
+        let (ingest, blobs) = (path(&data, part).join("ingest"), path(&data, part).join("blobs/sha256"));
+        fs::create_dir_all(&ingest).unwrap();
+        fs::create_dir_all(&blobs).unwrap();
+        fs::write(ingest.join("data"), "x").unwrap();
+        fs::rename(ingest.join("data"), blobs.join("digest")).unwrap();
+        fs::hard_link(blobs.join("digest"), ingest.join("again")).unwrap();
+        fs::rename(&ingest, blobs.join("moved")).unwrap();
+        assert_eq!(fs::read(blobs.join("moved/again")).unwrap(), b"x");
+    }
+}
