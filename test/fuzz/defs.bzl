@@ -1,0 +1,103 @@
+"""fuzz_test: coverage-guided fuzzing with libFuzzer, on stable Rust, as an ordinary test."""
+
+load("@crates//:defs.bzl", "aliases", "all_crate_deps")
+load("@rules_rust//rust:defs.bzl", "rust_binary")
+
+_FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
+
+# What `cargo fuzz --sanitizer none` sets: counters of the edges that were taken, and the operands of
+# comparisons, for libFuzzer to learn from. Nothing of it needs a nightly compiler.
+_INSTRUMENTATION = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "--cfg=fuzzing",
+    "-Copt-level=3",
+    "-Cdebug-assertions=on",
+    "-Coverflow-checks=on",
+]
+
+def _instrumented_impl(settings, _attr):
+    # libFuzzer finds the C library's own memcmp, which it replaces, by dlsym: not in a static program.
+    flags = [flag for flag in settings[_FLAGS] if flag != "-Ctarget-feature=+crt-static"]
+    return {_FLAGS: flags + _INSTRUMENTATION}
+
+# On the `program` attribute: the target and all crates below it are built once more, with instrumentation.
+_instrumented = transition(implementation = _instrumented_impl, inputs = [_FLAGS], outputs = [_FLAGS])
+
+def _fuzz_test_impl(ctx):
+    executable = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.symlink(output = executable, target_file = ctx.executable._runner, is_executable = True)
+    seeds = {file.short_path.rpartition("/")[0]: None for file in ctx.files.corpus}.keys()
+    if len(seeds) != 1:
+        fail("the seeds of a target are in one directory, those of {} in {}".format(ctx.label, seeds))
+    runfiles = ctx.runfiles([ctx.executable.program] + ctx.files.corpus)
+    for used in [ctx.attr.program[0], ctx.attr._runner]:
+        runfiles = runfiles.merge(used[DefaultInfo].default_runfiles)
+    return [
+        DefaultInfo(executable = executable, runfiles = runfiles),
+        RunEnvironmentInfo(environment = {
+            "FUZZ_FINDS": ctx.attr.finds,
+            "FUZZ_LABEL": "//{}:{}".format(ctx.label.package, ctx.label.name),
+            "FUZZ_PROGRAM": ctx.executable.program.short_path,
+            "FUZZ_RUNS": str(ctx.attr.runs),
+            "FUZZ_SEEDS": seeds[0],
+        }),
+    ]
+
+_fuzz_test = rule(
+    implementation = _fuzz_test_impl,
+    doc = "The runner with the description of a fuzz target.",
+    test = True,
+    attrs = {
+        "corpus": attr.label_list(mandatory = True, allow_files = True, doc = "Seeds, all in one directory."),
+        "finds": attr.string(doc = "What a target with a bug says when it is found. Empty: there must be none."),
+        "program": attr.label(mandatory = True, executable = True, cfg = _instrumented, doc = "A rust_binary with a fuzz_target!."),
+        "runs": attr.int(mandatory = True, doc = "Inputs of a test."),
+        "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
+        "_runner": attr.label(default = "//test/fuzz:runner", executable = True, cfg = "target"),
+    },
+)
+
+def fuzz_test(name, src, runs, corpus = None, finds = "", deps = [], size = "small", timeout = "moderate", **kwargs):
+    """A bounded, repeatable fuzz run of one parser. A macro.
+
+    It groups the program (NAME_program) and the test (NAME). The test makes `runs` inputs from the seeds,
+    always the same ones for the same program and seeds. Longer, until it finds something:
+
+        bazel run //test/fuzz:NAME -- -max_total_time=600
+
+    Args:
+        name: name of the test, and of the directory of its seeds.
+        src: a file with `#![no_main]` and a `libfuzzer_sys::fuzz_target!`.
+        runs: how many inputs the test makes. Choose what takes some seconds.
+        corpus: files with seeds, all in one directory; corpus/NAME/* if not given.
+        finds: for a target with a bug on purpose: the message with which it has to fail.
+        deps: crates of this workspace that the target uses.
+        size: as for every test.
+        timeout: as for every test. A busy machine needs more than a minute.
+        **kwargs: other attributes of a test.
+    """
+    rust_binary(
+        name = name + "_program",
+        testonly = True,
+        srcs = [src],
+        aliases = aliases(),
+        crate_name = name + "_program",
+        proc_macro_deps = all_crate_deps(proc_macro = True),
+        tags = ["manual"],  # Only with instrumentation.
+        visibility = ["//visibility:private"],
+        deps = all_crate_deps(normal = True) + deps,
+    )
+    _fuzz_test(
+        name = name,
+        size = size,
+        corpus = corpus if corpus != None else native.glob(["corpus/%s/*" % name]),
+        finds = finds,
+        program = ":%s_program" % name,
+        runs = runs,
+        timeout = timeout,
+        **kwargs
+    )

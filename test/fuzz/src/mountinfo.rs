@@ -1,0 +1,48 @@
+//! `/proc/PID/mountinfo`, where anybody who may mount chooses the paths.
+
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// What is read, written as the kernel would, is read again as the same. Codes are those of an octal
+/// number and nothing else.
+///
+/// # Panics
+/// If not.
+pub fn check(input: &[u8]) {
+    let Ok(table) = mount::parse_table(input) else { return };
+    let lines = input.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let mut text = String::new();
+    for (entry, line) in table.iter().zip(lines) {
+        let (major, minor) = entry.device;
+        let (root, point) = (escaped(&entry.root), escaped(&entry.point));
+        writeln!(text, "{} 0 {major}:{minor} {root} {point} rw - none none rw", entry.mount).expect("memory");
+        assert!(entry.point.as_os_str().len() <= line.len());
+    }
+    assert_eq!(mount::parse_table(text.as_bytes()).expect("what was written here"), table);
+}
+
+/// More than the kernel escapes, so that it is text; the same codes.
+fn escaped(path: &Path) -> String {
+    path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, byte| {
+        match byte {
+            b'!'..=b'[' | b']'..=b'~' => text.push(char::from(*byte)),
+            other => write!(text, "\\{other:03o}").expect("memory"),
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_tables() {
+        for (name, seed) in crate::seeds("mountinfo") {
+            let lines = seed.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+            assert_eq!(mount::parse_table(&seed).map(|table| table.len()).ok(), Some(lines), "{name}");
+            check(&seed);
+        }
+    }
+}
