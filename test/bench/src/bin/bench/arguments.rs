@@ -1,0 +1,83 @@
+//! The command line.
+
+use std::convert::Infallible;
+use std::env;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Parser, Subcommand};
+
+/// Counts what Granary's parts ask of the kernel.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+pub(crate) struct Arguments {
+    /// The guest that measures storage; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) storage_guest: PathBuf,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// System calls and flushes of project quotas, durable files and loop devices.
+    Storage {
+        /// How often everything is measured.
+        #[arg(long, default_value = "5")]
+        runs: NonZeroU32,
+        /// Where the figures go as JSON: a file, or `-` for JSON alone on standard output. Without
+        /// it, JSON is the last line below the table.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
+}
+
+/// Where the figures go as JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Json {
+    BelowTheTable,
+    Alone,
+    File(PathBuf),
+}
+
+impl FromStr for Json {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "" => Self::BelowTheTable,
+            "-" => Self::Alone,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+/// Bazel starts programs elsewhere.
+pub(crate) fn from_where_the_person_is(path: &Path) -> PathBuf {
+    env::var_os("BUILD_WORKING_DIRECTORY")
+        .map_or_else(|| path.to_path_buf(), |directory| Path::new(&directory).join(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
+        let all = ["bench", "--storage-guest=guest", "storage"].iter().chain(arguments);
+        let Command::Storage { runs, json } = Arguments::try_parse_from(all)?.command;
+        Ok((runs.get(), json))
+    }
+
+    #[test]
+    fn json_goes_where_it_is_sent() {
+        assert_eq!(storage(&[]).unwrap(), (5, Json::BelowTheTable));
+        assert_eq!(storage(&["--json", "-"]).unwrap(), (5, Json::Alone));
+        assert_eq!(storage(&["--runs=3", "--json=a.json"]).unwrap(), (3, Json::File("a.json".into())));
+    }
+
+    #[test]
+    fn no_run_at_all_is_wrong_usage() {
+        assert_eq!(storage(&["--runs=0"]).unwrap_err().exit_code(), 2);
+    }
+}

@@ -1,0 +1,100 @@
+//! The guest, as a program whose output is words.
+
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use bench::{Sample, Word};
+
+/// What the guest told.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) kernel: String,
+    pub(crate) samples: Vec<Sample>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GuestError {
+    #[error("cannot start {program}")]
+    Start {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot wait for the guest")]
+    Wait(#[source] io::Error),
+    #[error("cannot listen to the guest")]
+    Listen(#[source] io::Error),
+    #[error("the guest says what is not understood: {line:?}")]
+    Word {
+        line: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("the guest ended with {0}; what it said is above")]
+    Failed(ExitStatus),
+}
+
+/// Boots the guest, lets it measure everything so often, and listens to its end.
+pub(crate) fn measure(program: &Path, runs: u32) -> Result<Heard, GuestError> {
+    let start = |source| GuestError::Start { program: program.to_path_buf(), source };
+    let mut child = Command::new(program)
+        .args(["measure", &format!("--runs={runs}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    let heard = child.stdout.take().map_or_else(|| Ok(Heard::default()), |stdout| listen(BufReader::new(stdout), runs));
+    let status = child.wait().map_err(GuestError::Wait)?;
+    match heard {
+        // Then a line that is cut off is no surprise.
+        Ok(_) | Err(GuestError::Word { .. }) if !status.success() => Err(GuestError::Failed(status)),
+        heard => heard,
+    }
+}
+
+/// Listens to the end, whatever comes: the guest shall not wait for its listener.
+fn listen(lines: impl BufRead, runs: u32) -> Result<Heard, GuestError> {
+    let mut heard = Heard::default();
+    let mut wrong = None;
+    for line in lines.lines() {
+        let line = line.map_err(GuestError::Listen)?;
+        match serde_json::from_str(&line) {
+            Ok(Word::Kernel(release)) => heard.kernel = release,
+            Ok(Word::Sample(sample)) => {
+                if heard.samples.last().is_none_or(|last| last.run != sample.run) {
+                    eprintln!("run {} of {runs}", sample.run);
+                }
+                heard.samples.push(sample);
+            }
+            Err(source) => wrong = wrong.or(Some(GuestError::Word { line, source })),
+        }
+    }
+    wrong.map_or(Ok(heard), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use bench::Operation;
+
+    use super::*;
+
+    #[test]
+    fn words_become_samples() {
+        let lines = concat!(
+            r#"{"kernel":"6.12"}"#,
+            "\n",
+            r#"{"sample":{"operation":"get","present":0,"run":1,"syscalls":{"ioctl":1},"flushes":0}}"#,
+            "\n"
+        );
+        let heard = listen(lines.as_bytes(), 1).unwrap();
+        assert_eq!(heard.kernel, "6.12");
+        assert_eq!((heard.samples.len(), heard.samples[0].operation), (1, Operation::Get));
+    }
+
+    #[test]
+    fn what_is_no_word_is_shown() {
+        let error = listen("Segmentation fault\nand more\n".as_bytes(), 1).unwrap_err();
+        assert_eq!(error.to_string(), r#"the guest says what is not understood: "Segmentation fault""#);
+    }
+}

@@ -1,0 +1,80 @@
+//! `bazel run //test/bench -- storage`: counts in a guest, prints figures.
+//!
+//! Exit status 0: all is as promised. 1: it is not, or there are no figures. 2: wrong usage.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod guest;
+
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bench::{Missing, Report};
+use clap::Parser;
+
+use crate::arguments::{Arguments, Command, Json};
+use crate::guest::GuestError;
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    #[error("the guest did not measure")]
+    Guest(#[from] GuestError),
+    #[error("the guest did not measure everything")]
+    Missing(#[from] Missing),
+    #[error("cannot write {path}")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot print the figures")]
+    Print(#[source] io::Error),
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut next = error.source();
+            while let Some(cause) = next {
+                eprintln!("caused by: {cause}");
+                next = cause.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Is everything as promised?
+fn run(arguments: Arguments) -> Result<bool, BenchError> {
+    let Command::Storage { runs, json } = arguments.command;
+    let heard = guest::measure(&arguments.storage_guest, runs.get())?;
+    let report = Report::new(heard.kernel, &heard.samples)?;
+    print(&report, &json)?;
+    for violation in &report.violations {
+        eprintln!("error: {violation}");
+    }
+    Ok(report.violations.is_empty())
+}
+
+fn print(report: &Report, json: &Json) -> Result<(), BenchError> {
+    // A report is numbers and text: it has a JSON form.
+    let text = serde_json::to_string(report).map_err(|error| BenchError::Print(error.into()))? + "\n";
+    let mut out = io::stdout().lock();
+    let printed = match json {
+        Json::BelowTheTable => write!(out, "{report}\n{text}"),
+        Json::Alone => out.write_all(text.as_bytes()),
+        Json::File(path) => {
+            let path = arguments::from_where_the_person_is(path);
+            fs::write(&path, text).map_err(|source| BenchError::Write { path, source })?;
+            write!(out, "{report}")
+        }
+    };
+    printed.and_then(|()| out.flush()).map_err(BenchError::Print)
+}

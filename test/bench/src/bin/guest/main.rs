@@ -1,0 +1,67 @@
+//! Measures in the guest: `guest measure` tells samples, a JSON word a line. For each sample it starts
+//! itself again as `guest call`, which makes one operation under its eyes.
+#![forbid(unsafe_code)]
+
+mod call;
+mod control;
+mod files;
+mod loops;
+mod measure;
+mod names;
+mod quota;
+mod region;
+mod tracer;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bench::Operation;
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measures all operations.
+    Measure {
+        /// How often each is measured.
+        #[arg(long, default_value_t = 5)]
+        runs: u32,
+    },
+    /// Makes one operation, traced by its parent.
+    Call {
+        /// Which one.
+        operation: Operation,
+        /// Where the file system is mounted.
+        #[arg(long)]
+        directory: PathBuf,
+        /// How many projects or devices exist.
+        #[arg(long)]
+        present: u32,
+    },
+    /// Makes system calls whose number is known, traced by its parent.
+    Control,
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Measure { runs } => measure::all(runs).map_err(Box::<dyn Error>::from),
+        Command::Call { operation, directory, present } => {
+            call::make(operation, &directory, present).map_err(Box::<dyn Error>::from)
+        }
+        Command::Control => control::make().map_err(Box::<dyn Error>::from),
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    eprintln!("error: {error}");
+    let mut next = error.source();
+    while let Some(cause) = next {
+        eprintln!("caused by: {cause}");
+        next = cause.source();
+    }
+    ExitCode::FAILURE
+}

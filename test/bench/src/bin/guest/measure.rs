@@ -1,0 +1,104 @@
+//! The tracing side: all operations, in turn and again.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use bench::{Operation, Sample, Subject, Word};
+use ktest_support::{XfsDisk, block_stats};
+use nix::errno::Errno;
+use nix::sys::utsname::uname;
+
+use crate::call::CallError;
+use crate::control::{self, ControlError};
+use crate::loops::Attached;
+use crate::quota;
+use crate::tracer::{Seen, TraceError, trace};
+
+/// Why there are no samples, or not all.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MeasureError {
+    #[error("the control experiment failed")]
+    Control(#[from] ControlError),
+    #[error("cannot ask for the kernel's release")]
+    Kernel(#[source] Errno),
+    #[error("cannot arrange {present} {things}")]
+    Populate {
+        present: u32,
+        things: &'static str,
+        #[source]
+        source: CallError,
+    },
+    #[error("cannot count the system calls of {operation} with {present} {}", operation.subject().things())]
+    Trace {
+        operation: Operation,
+        present: u32,
+        #[source]
+        source: TraceError,
+    },
+    #[error("cannot tell what was counted")]
+    Tell(#[source] io::Error),
+}
+
+/// Measures every operation so often, and tells the samples.
+///
+/// Runs are interleaved: an operation with few things there, the same with many, the next operation;
+/// then all again. What drifts meets all alike.
+pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
+    control::check()?;
+    let kernel = uname().map_err(MeasureError::Kernel)?;
+    tell(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
+    let [few, many] = Subject::Fsquota.populations();
+    let disks = [(arrange(few)?, few), (arrange(many)?, many)];
+    // The kernel keeps a device that is not attached any more: from here on there are always as many,
+    // with the one that is measured.
+    let [_, most] = Subject::Loopdev.populations();
+    devices(disks[0].0.path(), most + 1, || Ok(()))?;
+    for run in 1..=runs {
+        for operation in Subject::Fsquota.operations().chain(Subject::Dir.operations()) {
+            for (disk, present) in &disks {
+                one(operation, *present, run, disk)?;
+            }
+        }
+        // Devices are the machine's: few and many cannot be there at the same time.
+        let disk = &disks[0].0;
+        for present in Subject::Loopdev.populations() {
+            devices(disk.path(), present, || {
+                Subject::Loopdev.operations().try_for_each(|operation| one(operation, present, run, disk))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Acts while so many devices are attached.
+fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
+    let failed = |source| MeasureError::Populate { present, things: Subject::Loopdev.things(), source };
+    let attached = Attached::new(mount, present).map_err(failed)?;
+    act()?;
+    attached.detach().map_err(failed)
+}
+
+fn arrange(present: u32) -> Result<XfsDisk, MeasureError> {
+    let disk = XfsDisk::with_project_quota();
+    let things = Subject::Fsquota.things();
+    quota::populate(disk.path(), present).map_err(|source| MeasureError::Populate { present, things, source })?;
+    Ok(disk)
+}
+
+fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), MeasureError> {
+    let arguments = [
+        "call".into(),
+        operation.to_string(),
+        format!("--directory={}", disk.path().display()),
+        format!("--present={present}"),
+    ];
+    let Seen { syscalls, observed: [before, after] } = trace(&arguments, || block_stats(disk.device()))
+        .map_err(|source| MeasureError::Trace { operation, present, source })?;
+    tell(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))
+}
+
+fn tell(word: &Word) -> Result<(), MeasureError> {
+    let mut out = io::stdout().lock();
+    let told = serde_json::to_writer(&mut out, word).map_err(io::Error::from);
+    told.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).map_err(MeasureError::Tell)
+}

@@ -1,0 +1,44 @@
+//! Names of system calls.
+
+use nix::libc;
+
+macro_rules! names {
+    ($($call:ident)*) => { &[$((libc::$call, stringify!($call))),*] };
+}
+
+/// Those that these operations make or might make.
+const NAMES: &[(libc::c_long, &str)] = names! {
+    SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_faccessat SYS_faccessat2 SYS_fallocate
+    SYS_fchmod SYS_fchmodat SYS_fchownat SYS_fcntl SYS_fdatasync SYS_flock SYS_fork SYS_fstat SYS_fstatfs SYS_fsync
+    SYS_ftruncate SYS_futex SYS_getdents64 SYS_getpgid SYS_getpid SYS_getppid SYS_getrandom SYS_gettid SYS_ioctl SYS_linkat SYS_lseek
+    SYS_lstat SYS_madvise SYS_mkdirat SYS_mknodat SYS_mmap SYS_mount SYS_mprotect SYS_mremap SYS_munmap SYS_nanosleep
+    SYS_clock_nanosleep SYS_newfstatat SYS_open SYS_openat SYS_openat2 SYS_poll SYS_ppoll SYS_pread64 SYS_pwrite64
+    SYS_quotactl SYS_quotactl_fd SYS_read SYS_readlink SYS_readlinkat SYS_readv SYS_rename SYS_renameat SYS_renameat2
+    SYS_rmdir SYS_rt_sigaction SYS_rt_sigprocmask SYS_sched_yield SYS_sigaltstack SYS_stat SYS_statfs SYS_statx
+    SYS_symlinkat SYS_sync_file_range SYS_syncfs SYS_umount2 SYS_uname SYS_unlink SYS_unlinkat SYS_utimensat SYS_vfork
+    SYS_write SYS_writev
+};
+
+/// The name of a system call; one that is not in the list goes by its number, so that none is lost.
+pub(crate) fn name(number: libc::c_long) -> String {
+    let known = NAMES.iter().find(|(known, _)| *known == number);
+    known.map_or_else(|| format!("syscall {number}"), |(_, name)| name.trim_start_matches("SYS_").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_the_kernels_and_none_is_lost() {
+        assert_eq!(name(libc::SYS_quotactl_fd), "quotactl_fd");
+        assert_eq!(name(9999), "syscall 9999");
+    }
+
+    #[test]
+    fn no_number_has_two_names() {
+        let mut numbers: Vec<_> = NAMES.iter().map(|(number, _)| number).collect();
+        numbers.sort_unstable();
+        assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+}

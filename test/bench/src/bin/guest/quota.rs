@@ -1,0 +1,161 @@
+//! Operations of fsquota, and the baseline.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use bench::Operation;
+use fsquota::{Allocator, FsError, Limits, ProjectId};
+use units::Bytes;
+
+use crate::call::CallError;
+use crate::region::measured;
+
+/// Where the directories with projects are, below the mount.
+pub(crate) const VOLUMES: &str = "volumes";
+
+/// Makes so many directories with projects. Their IDs follow each other, from 1 on.
+pub(crate) fn populate(mount: &Path, projects: u32) -> Result<(), CallError> {
+    let fs = open(mount)?;
+    let ids = Allocator::open(&fs)?;
+    make_dir(&mount.join(VOLUMES))?;
+    for number in 0..projects {
+        let path = mount.join(VOLUMES).join(format!("volume-{number}"));
+        make_dir(&path)?;
+        fsquota::set(open(&path)?, limits(), &ids)?;
+    }
+    // The first ID of all makes the counter: no other call does that work.
+    ids.next()?;
+    Ok(fsquota::sync(&fs)?)
+}
+
+/// As many IDs as one write of the counter pays for.
+pub(crate) fn next(mount: &Path) -> Result<(), CallError> {
+    let fs = open(mount)?;
+    let ids = Allocator::open(&fs)?;
+    fsquota::sync(&fs)?;
+    Ok(measured(|| (0..Operation::Next.calls()).try_for_each(|_| ids.next().map(drop)))??)
+}
+
+/// The plain way to an ID for a new project, which keeps no counter: asks for one quota after the
+/// other, from ID 1 on, until an ID is missing.
+pub(crate) fn walk_for_id(mount: &Path, projects: u32) -> Result<(), CallError> {
+    let fs = open(mount)?;
+    fsquota::sync(&fs)?;
+    let found = measured(|| {
+        let mut candidate = 1;
+        for quota in fsquota::report(&fs)? {
+            if quota?.id.get() > candidate {
+                break;
+            }
+            candidate += 1;
+        }
+        Ok::<u32, FsError>(candidate)
+    })??;
+    require("first free project ID", found, projects + 1)
+}
+
+pub(crate) fn report(mount: &Path, projects: u32) -> Result<(), CallError> {
+    let fs = open(mount)?;
+    fsquota::sync(&fs)?;
+    let found = measured(|| fsquota::report(&fs)?.try_fold(0, |found, quota| quota.map(|_| found + 1)))??;
+    require("number of projects", found, projects)
+}
+
+pub(crate) fn set_first(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::bare(mount)?;
+    measured(|| fsquota::set(&volume.dir, limits(), &volume.ids))??;
+    volume.discard()
+}
+
+pub(crate) fn set_again(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::limited(mount)?;
+    measured(|| fsquota::set(&volume.dir, Limits::for_size(Bytes::GIB), &volume.ids))??;
+    volume.discard()
+}
+
+pub(crate) fn assign(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::bare(mount)?;
+    measured(|| fsquota::assign(&volume.dir, volume.id, limits()))??;
+    volume.discard()
+}
+
+pub(crate) fn get(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::limited(mount)?;
+    measured(|| fsquota::get(&volume.dir))??;
+    volume.discard()
+}
+
+pub(crate) fn quota(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::limited(mount)?;
+    measured(|| fsquota::quota(&volume.fs, volume.id))??;
+    volume.discard()
+}
+
+pub(crate) fn remove(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::limited(mount)?;
+    measured(|| fsquota::remove(&volume.dir))??;
+    volume.discard()
+}
+
+pub(crate) fn sync(mount: &Path) -> Result<(), CallError> {
+    let volume = Volume::limited(mount)?;
+    fsquota::set_limits(&volume.fs, volume.id, Limits::for_size(Bytes::GIB))?;
+    measured(|| fsquota::sync(&volume.fs))??;
+    volume.discard()
+}
+
+fn limits() -> Limits {
+    Limits::for_size(Bytes::MIB)
+}
+
+fn require(what: &'static str, found: u32, expected: u32) -> Result<(), CallError> {
+    if found == expected { Ok(()) } else { Err(CallError::Wrong { what, found, expected }) }
+}
+
+/// A new directory beside the others. What was done to make it has reached the disk.
+struct Volume {
+    fs: File,
+    /// With a batch in memory: the counter is not written soon.
+    ids: Allocator,
+    id: ProjectId,
+    path: PathBuf,
+    dir: File,
+}
+
+impl Volume {
+    fn bare(mount: &Path) -> Result<Self, CallError> {
+        let volume = Self::make(mount)?;
+        fsquota::sync(&volume.fs)?;
+        Ok(volume)
+    }
+
+    fn limited(mount: &Path) -> Result<Self, CallError> {
+        let volume = Self::make(mount)?;
+        fsquota::assign(&volume.dir, volume.id, limits())?;
+        fsquota::sync(&volume.fs)?;
+        Ok(volume)
+    }
+
+    fn make(mount: &Path) -> Result<Self, CallError> {
+        let fs = open(mount)?;
+        let ids = Allocator::open(&fs)?;
+        let id = ids.next()?;
+        let path = mount.join(VOLUMES).join("measured");
+        make_dir(&path)?;
+        Ok(Self { dir: open(&path)?, fs, ids, id, path })
+    }
+
+    /// Leaves no project behind that a later walk would find.
+    fn discard(self) -> Result<(), CallError> {
+        fsquota::remove(&self.dir)?;
+        fs::remove_dir(&self.path).map_err(CallError::arrange("remove", &self.path))
+    }
+}
+
+fn open(path: &Path) -> Result<File, CallError> {
+    File::open(path).map_err(CallError::arrange("open", path))
+}
+
+fn make_dir(path: &Path) -> Result<(), CallError> {
+    fs::create_dir(path).map_err(CallError::arrange("make", path))
+}

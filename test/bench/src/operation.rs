@@ -1,0 +1,252 @@
+//! [`Operation`]: what is counted.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// One call of a crate of ours, or what it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
+    Next,
+    /// What `Next` is compared with: a walk over all quotas for the first ID that nobody has.
+    WalkForId,
+    /// `fsquota::set` on an empty directory without a project.
+    SetFirst,
+    /// `fsquota::set` on a directory that has a project.
+    SetAgain,
+    /// `fsquota::assign` on an empty directory without a project.
+    Assign,
+    /// `fsquota::get`.
+    Get,
+    /// `fsquota::quota`: limits and usage of an ID that the caller knows.
+    Quota,
+    /// `fsquota::report`, to its end.
+    Report,
+    /// `fsquota::remove`.
+    Remove,
+    /// `fsquota::sync` after limits were set.
+    Sync,
+    /// `dir::Dir::write` of a new file.
+    WriteNew,
+    /// `dir::Dir::write` over a file.
+    WriteOver,
+    /// `loopdev::Control::attach`.
+    Attach,
+    /// `loopdev::Device::status`.
+    Status,
+    /// `loopdev::Device::refresh_size` after the backing file grew.
+    Refresh,
+    /// `loopdev::Device::detach`.
+    Detach,
+    /// `loopdev::list`.
+    List,
+}
+
+/// The crate that an operation is of, and with it what the operation must not depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    /// Project quotas.
+    Fsquota,
+    /// Durable files.
+    Dir,
+    /// Loop devices.
+    Loopdev,
+}
+
+/// What the contract promises of an operation's file system calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Expected {
+    /// How many more there are for each thing that exists already; `None`: only shown.
+    pub slope: Option<u32>,
+    /// How many there are at most.
+    pub at_most: Option<u32>,
+}
+
+impl Operation {
+    /// All of them, in the order of the report.
+    pub const ALL: [Self; 17] = [
+        Self::Next,
+        Self::WalkForId,
+        Self::SetFirst,
+        Self::SetAgain,
+        Self::Assign,
+        Self::Get,
+        Self::Quota,
+        Self::Report,
+        Self::Remove,
+        Self::Sync,
+        Self::WriteNew,
+        Self::WriteOver,
+        Self::Attach,
+        Self::Status,
+        Self::Refresh,
+        Self::Detach,
+        Self::List,
+    ];
+
+    /// What it is a call of.
+    pub const fn subject(self) -> Subject {
+        match self {
+            Self::Next
+            | Self::WalkForId
+            | Self::SetFirst
+            | Self::SetAgain
+            | Self::Assign
+            | Self::Get
+            | Self::Quota
+            | Self::Report
+            | Self::Remove
+            | Self::Sync => Subject::Fsquota,
+            Self::WriteNew | Self::WriteOver => Subject::Dir,
+            Self::Attach | Self::Status | Self::Refresh | Self::Detach | Self::List => Subject::Loopdev,
+        }
+    }
+
+    /// How often it is called in one measured region. What happens once in several calls is then
+    /// shared by all of them.
+    pub const fn calls(self) -> u32 {
+        match self {
+            // A batch of the allocator.
+            Self::Next => 32,
+            _ => 1,
+        }
+    }
+
+    /// What the contract promises.
+    pub const fn expected(self) -> Expected {
+        match self {
+            Self::Report => Expected { slope: Some(1), at_most: None },
+            Self::Quota => Expected { slope: Some(0), at_most: Some(3) },
+            Self::WalkForId | Self::List => Expected { slope: None, at_most: None },
+            _ => Expected { slope: Some(0), at_most: None },
+        }
+    }
+
+    /// Its name on command lines and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Next => "next",
+            Self::WalkForId => "walk-for-id",
+            Self::SetFirst => "set-first",
+            Self::SetAgain => "set-again",
+            Self::Assign => "assign",
+            Self::Get => "get",
+            Self::Quota => "quota",
+            Self::Report => "report",
+            Self::Remove => "remove",
+            Self::Sync => "sync",
+            Self::WriteNew => "write-new",
+            Self::WriteOver => "write-over",
+            Self::Attach => "attach",
+            Self::Status => "status",
+            Self::Refresh => "refresh",
+            Self::Detach => "detach",
+            Self::List => "list",
+        }
+    }
+
+    /// What people read in the table.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Next => "Allocator::next, one of 32",
+            Self::WalkForId => "(baseline: walk for an ID)",
+            Self::SetFirst => "set, first time",
+            Self::SetAgain => "set, other limits",
+            Self::Assign => "assign",
+            Self::Get => "get",
+            Self::Quota => "quota, ID known",
+            Self::Report => "report, all projects",
+            Self::Remove => "remove",
+            Self::Sync => "sync",
+            Self::WriteNew => "Dir::write, new file",
+            Self::WriteOver => "Dir::write, replace",
+            Self::Attach => "attach",
+            Self::Status => "status",
+            Self::Refresh => "refresh_size",
+            Self::Detach => "detach",
+            Self::List => "list",
+        }
+    }
+}
+
+impl Subject {
+    /// All of them, in the order of the report.
+    pub const ALL: [Self; 3] = [Self::Fsquota, Self::Dir, Self::Loopdev];
+
+    /// Its operations, in the order of the report.
+    pub fn operations(self) -> impl Iterator<Item = Operation> {
+        Operation::ALL.into_iter().filter(move |operation| operation.subject() == self)
+    }
+
+    /// The two numbers of existing things that its operations are counted at.
+    pub const fn populations(self) -> [u32; 2] {
+        match self {
+            Self::Fsquota | Self::Dir => [0, 1000],
+            Self::Loopdev => [0, 100],
+        }
+    }
+
+    /// What exists in those numbers.
+    pub const fn things(self) -> &'static str {
+        match self {
+            Self::Fsquota | Self::Dir => "projects",
+            Self::Loopdev => "devices",
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fsquota => "fsquota",
+            Self::Dir => "dir",
+            Self::Loopdev => "loopdev",
+        })
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no operation has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no operation")]
+pub struct UnknownOperation(String);
+
+impl FromStr for Operation {
+    type Err = UnknownOperation;
+
+    fn from_str(name: &str) -> Result<Self, UnknownOperation> {
+        Self::ALL
+            .into_iter()
+            .find(|operation| operation.name() == name)
+            .ok_or_else(|| UnknownOperation(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_on_the_command_line_is_the_one_in_json() {
+        for operation in Operation::ALL {
+            assert_eq!(operation.name().parse(), Ok(operation));
+            assert_eq!(serde_json::to_value(operation).unwrap(), operation.name());
+        }
+        assert_eq!("sweep".parse::<Operation>(), Err(UnknownOperation("sweep".into())));
+    }
+
+    #[test]
+    fn operations_come_in_the_order_of_their_subjects() {
+        assert!(Operation::ALL.is_sorted_by_key(|operation| operation.subject()));
+        assert!(Operation::ALL.is_sorted());
+    }
+}

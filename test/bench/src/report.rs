@@ -1,0 +1,304 @@
+//! [`Report`]: what the samples come to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::operation::{Expected, Operation, Subject};
+use crate::sample::Sample;
+use crate::statistics::{Spread, slope};
+
+/// All figures of a run of the benchmarks. Its text is a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The release of the kernel that was asked.
+    pub kernel: String,
+    /// How often each region was measured.
+    pub runs: u32,
+    /// A figure for each operation.
+    pub figures: Vec<Figure>,
+    /// What is compared with a baseline.
+    pub ratios: Vec<Ratio>,
+    /// What does not hold of what is promised.
+    pub violations: Vec<Violation>,
+}
+
+/// What an operation costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// The crate that it is of.
+    pub subject: Subject,
+    /// The operation.
+    pub operation: Operation,
+    /// With few things there, and with many.
+    pub counts: [Count; 2],
+    /// How many more system calls there are for each thing that exists already.
+    pub slope: f64,
+    /// What is promised of it.
+    pub expected: Expected,
+}
+
+/// What a call costs when so many things exist.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Count {
+    /// How many projects or devices exist.
+    pub present: u32,
+    /// System calls that ask something of the file system or a device.
+    pub syscalls: Spread,
+    /// System calls about the process itself: its memory, locks, signals and number.
+    pub housekeeping: Spread,
+    /// Flushes that reached the disk.
+    pub flushes: Spread,
+    /// Medians of all system calls by name.
+    pub by_name: BTreeMap<String, f64>,
+}
+
+/// How our way compares with one that walks over all quotas for each new project's ID.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    /// What is done.
+    pub task: &'static str,
+    /// How many projects exist.
+    pub present: u32,
+    /// System calls of the walk.
+    pub baseline: f64,
+    /// System calls of ours.
+    pub ours: f64,
+    /// The first over the second.
+    pub ratio: f64,
+}
+
+/// Something promised that does not hold.
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", tag = "violation")]
+pub enum Violation {
+    /// The cost grows with what exists, or not as it must.
+    #[error("{operation} makes {found} more system calls for each of the {things} that exist; promised are {promised}")]
+    Slope {
+        /// Of this operation.
+        operation: Operation,
+        /// What exists.
+        things: &'static str,
+        /// What is promised.
+        promised: u32,
+        /// What was counted.
+        found: f64,
+    },
+    /// A call makes too many.
+    #[error("{operation} makes {found} system calls with {present} {things}; promised are at most {promised}")]
+    TooMany {
+        /// Of this operation.
+        operation: Operation,
+        /// When so many existed.
+        present: u32,
+        /// What exists.
+        things: &'static str,
+        /// What is promised.
+        promised: u32,
+        /// What was counted in the worst run.
+        found: f64,
+    },
+}
+
+/// Samples without which there is no report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest told no run of {operation} with {present} {}", operation.subject().things())]
+pub struct Missing {
+    operation: Operation,
+    present: u32,
+}
+
+impl Report {
+    /// Draws up the figures of all operations.
+    ///
+    /// # Errors
+    /// [`Missing`]: an operation was not measured.
+    pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, Missing> {
+        let figures: Vec<Figure> =
+            Operation::ALL.into_iter().map(|operation| figure(operation, samples)).collect::<Result<_, _>>()?;
+        let runs: BTreeSet<u32> = samples.iter().map(|sample| sample.run).collect();
+        Ok(Self {
+            kernel,
+            runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
+            ratios: ratios(&figures),
+            violations: figures.iter().flat_map(violations).collect(),
+            figures,
+        })
+    }
+}
+
+fn figure(operation: Operation, samples: &[Sample]) -> Result<Figure, Missing> {
+    let subject = operation.subject();
+    let populations = subject.populations();
+    let [few, many] = populations;
+    let counts = [count(operation, few, samples)?, count(operation, many, samples)?];
+    let medians = [counts[0].syscalls.median, counts[1].syscalls.median];
+    Ok(Figure { subject, operation, slope: slope(populations, medians), counts, expected: operation.expected() })
+}
+
+fn count(operation: Operation, present: u32, samples: &[Sample]) -> Result<Count, Missing> {
+    let of_this = |sample: &&Sample| sample.operation == operation && sample.present == present;
+    let samples: Vec<&Sample> = samples.iter().filter(of_this).collect();
+    let spread = |count: &dyn Fn(&Sample) -> u64| {
+        let counts = samples.iter().map(|sample| count(sample));
+        Spread::of(counts, operation.calls()).ok_or(Missing { operation, present })
+    };
+    let names: BTreeSet<&String> = samples.iter().flat_map(|sample| sample.syscalls.keys()).collect();
+    let by_name = names.into_iter().map(|name| {
+        let spread = spread(&|sample| sample.syscalls.get(name).copied().unwrap_or_default())?;
+        Ok((name.clone(), spread.median))
+    });
+    Ok(Count {
+        present,
+        syscalls: spread(&Sample::work)?,
+        housekeeping: spread(&Sample::housekeeping)?,
+        flushes: spread(&|sample| sample.flushes)?,
+        by_name: by_name.collect::<Result<_, _>>()?,
+    })
+}
+
+fn ratios(figures: &[Figure]) -> Vec<Ratio> {
+    let mut ratios = Vec::new();
+    for (index, present) in Subject::Fsquota.populations().into_iter().enumerate() {
+        let median = |operation| {
+            let found = figures.iter().find(|figure| figure.operation == operation);
+            found.map_or(0.0, |figure| figure.counts[index].syscalls.median)
+        };
+        let (walk, next, set) = (median(Operation::WalkForId), median(Operation::Next), median(Operation::SetFirst));
+        for (task, baseline, ours) in
+            [("a project ID", walk, next), ("a project ID, then the first set", walk + set, next + set)]
+        {
+            ratios.push(Ratio { task, present, baseline, ours, ratio: baseline / ours });
+        }
+    }
+    ratios
+}
+
+fn violations(figure: &Figure) -> Vec<Violation> {
+    let (operation, things) = (figure.operation, figure.subject.things());
+    let slope = figure.expected.slope.filter(|promised| (figure.slope - f64::from(*promised)).abs() > f64::EPSILON);
+    let slope = slope.map(|promised| Violation::Slope { operation, things, promised, found: figure.slope });
+    let too_many = figure.expected.at_most.into_iter().flat_map(|promised| {
+        let over = figure.counts.iter().filter(move |count| count.syscalls.max > f64::from(promised));
+        over.map(move |count| Violation::TooMany {
+            operation,
+            present: count.present,
+            things,
+            promised,
+            found: count.syscalls.max,
+        })
+    });
+    slope.into_iter().chain(too_many).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// All operations at all populations, a run for each number that `cost` gives.
+    fn samples(runs: u32, cost: impl Fn(Operation, u32) -> u64) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for run in 1..=runs {
+            for operation in Operation::ALL {
+                for present in operation.subject().populations() {
+                    let syscalls = BTreeMap::from([("ioctl".into(), cost(operation, present)), ("brk".into(), 1)]);
+                    samples.push(Sample { operation, present, run, syscalls, flushes: 0 });
+                }
+            }
+        }
+        samples
+    }
+
+    /// What is promised, and no more.
+    fn promised(operation: Operation, present: u32) -> u64 {
+        let slope = operation.expected().slope.unwrap_or(1);
+        2 + u64::from(slope * present)
+    }
+
+    fn report(cost: impl Fn(Operation, u32) -> u64) -> Report {
+        Report::new("6.12".into(), &samples(3, cost)).unwrap()
+    }
+
+    #[test]
+    fn what_keeps_its_promises_violates_nothing() {
+        let report = report(promised);
+        assert_eq!(report.violations, vec![]);
+        assert_eq!((report.runs, report.figures.len()), (3, Operation::ALL.len()));
+    }
+
+    #[test]
+    fn one_more_system_call_among_a_thousand_projects_is_a_violation() {
+        let more =
+            |operation, present| promised(operation, present) + u64::from(operation == Operation::Get && present > 0);
+        let found = report(more).violations;
+        let slope = Violation::Slope { operation: Operation::Get, things: "projects", promised: 0, found: 0.001 };
+        assert_eq!(found, vec![slope]);
+        assert_eq!(
+            found[0].to_string(),
+            "get makes 0.001 more system calls for each of the projects that exist; promised are 0"
+        );
+    }
+
+    #[test]
+    fn a_report_that_leaves_projects_out_is_a_violation() {
+        let less = |operation, present| if operation == Operation::Report { 2 } else { promised(operation, present) };
+        let slope = Violation::Slope { operation: Operation::Report, things: "projects", promised: 1, found: 0.0 };
+        assert_eq!(report(less).violations, vec![slope]);
+    }
+
+    #[test]
+    fn more_calls_than_promised_are_a_violation_wherever_they_are_counted() {
+        let many = |operation, present| if operation == Operation::Quota { 4 } else { promised(operation, present) };
+        let too_many = |present| Violation::TooMany {
+            operation: Operation::Quota,
+            present,
+            things: "projects",
+            promised: 3,
+            found: 4.0,
+        };
+        assert_eq!(report(many).violations, vec![too_many(0), too_many(1000)]);
+    }
+
+    #[test]
+    fn housekeeping_is_told_apart() {
+        let report = report(promised);
+        let count = &report.figures.iter().find(|figure| figure.operation == Operation::Get).unwrap().counts[0];
+        assert_eq!((count.syscalls.median, count.housekeeping.median), (2.0, 1.0));
+        assert_eq!(count.by_name, BTreeMap::from([("brk".into(), 1.0), ("ioctl".into(), 2.0)]));
+    }
+
+    #[test]
+    fn the_baseline_is_compared_at_both_populations() {
+        let report = report(|operation, present| match operation {
+            Operation::WalkForId => 3 + u64::from(present),
+            Operation::Next => 32,
+            _ => promised(operation, present),
+        });
+        let ratios: Vec<_> = report.ratios.iter().map(|ratio| (ratio.present, ratio.ratio)).collect();
+        assert_eq!(ratios, [(0, 3.0), (0, 5.0 / 3.0), (1000, 1003.0), (1000, 335.0)]);
+    }
+
+    #[test]
+    fn an_operation_that_was_not_measured_is_named() {
+        let mut samples = samples(1, promised);
+        samples.retain(|sample| sample.operation != Operation::Detach || sample.present == 0);
+        let missing = Report::new(String::new(), &samples).unwrap_err();
+        assert_eq!(missing.to_string(), "the guest told no run of detach with 100 devices");
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_samples_does_not_matter(costs in prop::collection::vec(1_u64..100, 5), turn: usize) {
+            let mut samples = samples(5, promised);
+            for (sample, cost) in samples.iter_mut().zip(costs.iter().cycle()) {
+                sample.flushes = *cost;
+            }
+            let report = Report::new("6.12".into(), &samples).unwrap();
+            let length = samples.len();
+            samples.rotate_left(turn % length);
+            prop_assert_eq!(Report::new("6.12".into(), &samples).unwrap(), report);
+        }
+    }
+}

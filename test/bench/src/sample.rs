@@ -1,0 +1,92 @@
+//! [`Sample`]: one measured region, as the guest tells it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::operation::Operation;
+
+/// What the guest tells: JSON, one word a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Word {
+    /// The release of its kernel.
+    Kernel(String),
+    /// A measured region.
+    Sample(Sample),
+}
+
+/// One measured region: an operation, called [`Operation::calls`] times.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// What was called.
+    pub operation: Operation,
+    /// How many projects or devices existed before.
+    pub present: u32,
+    /// The round of measurements, from 1 on.
+    pub run: u32,
+    /// How often each system call was made, by name.
+    pub syscalls: BTreeMap<String, u64>,
+    /// How many flushes reached the disk meanwhile.
+    pub flushes: u64,
+}
+
+impl Sample {
+    /// System calls that ask something of the file system or a device.
+    pub fn work(&self) -> u64 {
+        self.sum(|name| !is_housekeeping(name))
+    }
+
+    /// System calls about the process itself.
+    pub fn housekeeping(&self) -> u64 {
+        self.sum(is_housekeeping)
+    }
+
+    fn sum(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        self.syscalls.iter().filter(|(name, _)| counts(name)).map(|(_, count)| count).sum()
+    }
+}
+
+/// Whether a system call is about the process itself, its memory, locks, signals and number: nothing
+/// on a disk is looked at or changed. A name that is not known here counts as work.
+pub fn is_housekeeping(syscall: &str) -> bool {
+    matches!(
+        syscall,
+        "brk"
+            | "futex"
+            | "getpid"
+            | "getrandom"
+            | "gettid"
+            | "madvise"
+            | "mmap"
+            | "mprotect"
+            | "mremap"
+            | "munmap"
+            | "rt_sigaction"
+            | "rt_sigprocmask"
+            | "sched_yield"
+            | "sigaltstack"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_counts_as_work() {
+        let syscalls = [("mmap", 2), ("openat", 3), ("syscall 999", 1)].map(|(name, count)| (name.into(), count));
+        let sample =
+            Sample { operation: Operation::Get, present: 0, run: 1, syscalls: BTreeMap::from(syscalls), flushes: 0 };
+        assert_eq!((sample.work(), sample.housekeeping()), (4, 2));
+    }
+
+    #[test]
+    fn a_word_is_one_line_of_json() {
+        let line = r#"{"sample":{"operation":"set-first","present":1000,"run":1,"syscalls":{"ioctl":3},"flushes":0}}"#;
+        let word: Word = serde_json::from_str(line).unwrap();
+        assert_eq!(serde_json::to_string(&word).unwrap(), line);
+        assert!(serde_json::from_str::<Word>(r#"{"sample":{"operation":"sweep"}}"#).is_err());
+    }
+}

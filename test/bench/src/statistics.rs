@@ -1,0 +1,103 @@
+//! Medians, spreads, slopes.
+
+use serde::Serialize;
+
+/// The middle of several runs, and the runs farthest from it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Half of the runs are not above it, half not below.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of these counts, each shared by `calls` calls; `None` without a count.
+    pub fn of(counts: impl IntoIterator<Item = u64>, calls: u32) -> Option<Self> {
+        let mut counts: Vec<u64> = counts.into_iter().collect();
+        counts.sort_unstable();
+        let (&min, &max) = (counts.first()?, counts.last()?);
+        let middle = counts.len() / 2;
+        let median = if counts.len().is_multiple_of(2) {
+            f64::midpoint(precise(counts[middle - 1]), precise(counts[middle]))
+        } else {
+            precise(counts[middle])
+        };
+        let each = |count: f64| count / f64::from(calls.max(1));
+        Some(Self { median: each(median), min: each(precise(min)), max: each(precise(max)) })
+    }
+
+    /// Whether all runs were alike.
+    pub fn is_constant(&self) -> bool {
+        self.min.total_cmp(&self.max).is_eq()
+    }
+}
+
+/// What one thing more costs, from what `few` and `many` things cost.
+pub fn slope([few, many]: [u32; 2], [at_few, at_many]: [f64; 2]) -> f64 {
+    if few == many { 0.0 } else { (at_many - at_few) / (f64::from(many) - f64::from(few)) }
+}
+
+/// Counts are far below 2^52.
+#[expect(clippy::cast_precision_loss, reason = "a region makes some thousand calls")]
+fn precise(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_of_runs_lies_between_the_middle_ones() {
+        assert_eq!(Spread::of([4, 1, 2, 9], 1), Some(Spread { median: 3.0, min: 1.0, max: 9.0 }));
+        assert_eq!(Spread::of([], 1), None);
+    }
+
+    #[test]
+    fn what_several_calls_share_is_divided_among_them() {
+        assert_eq!(Spread::of([8, 8, 8], 32), Some(Spread { median: 0.25, min: 0.25, max: 0.25 }));
+    }
+
+    proptest! {
+        #[test]
+        fn half_of_the_runs_are_on_each_side_of_the_median(counts in prop::collection::vec(0_u64..100_000, 1..50)) {
+            let spread = Spread::of(counts.iter().copied(), 1).unwrap();
+            let below = counts.iter().filter(|count| precise(**count) <= spread.median).count();
+            let above = counts.iter().filter(|count| precise(**count) >= spread.median).count();
+            prop_assert!(below * 2 >= counts.len() && above * 2 >= counts.len());
+            prop_assert!(spread.min <= spread.median && spread.median <= spread.max);
+        }
+
+        #[test]
+        fn the_order_of_runs_does_not_matter(counts in prop::collection::vec(0_u64..1000, 1..50), turn: usize) {
+            let mut turned = counts.clone();
+            turned.rotate_left(turn % counts.len());
+            prop_assert_eq!(Spread::of(counts, 3), Spread::of(turned, 3));
+        }
+
+        #[test]
+        fn equal_runs_have_no_spread(count in 0_u64..100_000, runs in 1_usize..20) {
+            let spread = Spread::of(std::iter::repeat_n(count, runs), 1).unwrap();
+            prop_assert!(spread.is_constant());
+            prop_assert!((spread.median - precise(count)).abs() < f64::EPSILON);
+        }
+
+        #[test]
+        fn the_slope_of_a_line_is_its_own(base in 0_u32..1000, each in 0_u32..1000, few in 0_u32..100, more in 1_u32..1000) {
+            let at = |things: u32| f64::from(base) + f64::from(each) * f64::from(things);
+            let found = slope([few, few + more], [at(few), at(few + more)]);
+            prop_assert!((found - f64::from(each)).abs() < 1e-9);
+        }
+
+        #[test]
+        fn a_slope_is_exactly_zero_where_nothing_changes(cost in 0_u32..1000, few: u32, many: u32) {
+            let cost = f64::from(cost) / 32.0;
+            prop_assert!(slope([few, many], [cost, cost]).abs().total_cmp(&0.0).is_eq());
+        }
+    }
+}

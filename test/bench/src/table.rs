@@ -1,0 +1,192 @@
+//! The report as a table for people.
+
+use std::fmt;
+
+use crate::operation::Subject;
+use crate::report::{Count, Figure, Report};
+use crate::sample::is_housekeeping;
+use crate::statistics::Spread;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = if self.runs == 1 { "one run".into() } else { format!("medians of {} interleaved runs", self.runs) };
+        writeln!(
+            f,
+            "System calls and disk flushes of one call; {runs} (min–max where they differ), Linux {}",
+            self.kernel
+        )?;
+        for subject in Subject::ALL {
+            let of_subject = |figure: &&Figure| figure.subject == subject;
+            writeln!(f, "\n{}", counts(subject, self.figures.iter().filter(of_subject)))?;
+        }
+        writeln!(f, "\n{}", names(&self.figures))?;
+        writeln!(f, "\n{}", ratios(self))?;
+        match self.violations.len() {
+            0 => writeln!(f, "\nAll slopes and limits are as promised."),
+            broken => writeln!(f, "\nNOT as promised: {broken} of the slopes and limits."),
+        }
+    }
+}
+
+fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Table {
+    let [few, many] = subject.populations();
+    let things = subject.things();
+    let heads = [
+        subject.to_string(),
+        format!("{few} {things}"),
+        format!("{many} {things}"),
+        "slope".into(),
+        "promised".into(),
+        format!("flushes at {few}"),
+        format!("at {many}"),
+    ];
+    let rows = figures.map(|figure| {
+        let [few, many] = &figure.counts;
+        vec![
+            figure.operation.title().into(),
+            spread(&few.syscalls),
+            spread(&many.syscalls),
+            number(figure.slope),
+            promise(figure),
+            spread(&few.flushes),
+            spread(&many.flushes),
+        ]
+    });
+    Table::new(heads.into(), rows.collect())
+}
+
+/// The limit where there is one, else the slope.
+fn promise(figure: &Figure) -> String {
+    match (figure.expected.slope, figure.expected.at_most) {
+        (Some(slope), Some(limit)) => format!("slope {slope}, ≤ {limit}"),
+        (Some(slope), None) => format!("slope {slope}"),
+        (None, Some(limit)) => format!("≤ {limit}"),
+        (None, None) => "–".into(),
+    }
+}
+
+/// Which system calls these are.
+fn names(figures: &[Figure]) -> Table {
+    let rows = figures.iter().map(|figure| {
+        let [few, many] = &figure.counts;
+        let title = format!("{}: {}", figure.subject, figure.operation.title());
+        // Where they differ in number, the shorter list tells which they are.
+        let calls = figure.operation.calls();
+        let names = list(if figure.slope > 0.0 { few } else { many }, calls);
+        vec![title, if calls == 1 { names } else { format!("in {calls} calls: {names}") }]
+    });
+    Table::new(vec!["which calls".into(), String::new()], rows.collect())
+}
+
+fn list(count: &Count, calls: u32) -> String {
+    let names = count.by_name.iter().filter(|(name, _)| !is_housekeeping(name));
+    let names = names.map(|(name, each)| match number(each * f64::from(calls)).as_str() {
+        "1" => name.clone(),
+        times => format!("{times} {name}"),
+    });
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn ratios(report: &Report) -> Table {
+    let heads = ["compared with a walk over all quotas", "projects", "walk", "ours", "ratio"].map(String::from);
+    let rows = report.ratios.iter().map(|ratio| {
+        vec![
+            ratio.task.into(),
+            ratio.present.to_string(),
+            number(ratio.baseline),
+            number(ratio.ours),
+            format!("{:.1}", ratio.ratio),
+        ]
+    });
+    Table::new(heads.into(), rows.collect())
+}
+
+fn spread(spread: &Spread) -> String {
+    if spread.is_constant() {
+        number(spread.median)
+    } else {
+        format!("{} ({}–{})", number(spread.median), number(spread.min), number(spread.max))
+    }
+}
+
+/// With as few decimals as tell it, at most three.
+fn number(value: f64) -> String {
+    let text = format!("{value:.3}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".into() } else { text.into() }
+}
+
+/// Columns as wide as their widest cell; the first one is text, the others are numbers unless they
+/// are the last of two.
+struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(heads: Vec<String>, mut rows: Vec<Vec<String>>) -> Self {
+        rows.insert(0, heads);
+        Self { rows }
+    }
+
+    fn width(&self, column: usize) -> usize {
+        self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, row) in self.rows.iter().enumerate() {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let width = self.width(column);
+                match (column, row.len()) {
+                    (0, _) => line.push_str(&format!("{cell:width$}")),
+                    (1, 2) => line.push_str(&format!("  {cell}")),
+                    _ => line.push_str(&format!("  {cell:>width$}")),
+                }
+            }
+            let end = if index + 1 == self.rows.len() { "" } else { "\n" };
+            write!(f, "{}{end}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_as_short_as_they_can_be() {
+        for (value, text) in
+            [(0.0, "0"), (-0.0, "0"), (15.0, "15"), (0.218_75, "0.219"), (0.5, "0.5"), (1000.0, "1000")]
+        {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn runs_that_differ_are_shown() {
+        assert_eq!(spread(&Spread { median: 15.0, min: 15.0, max: 15.0 }), "15");
+        assert_eq!(spread(&Spread { median: 15.0, min: 14.0, max: 17.0 }), "15 (14–17)");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let cells = |row: [&str; 3]| row.map(String::from).to_vec();
+        let table = Table::new(cells(["loopdev", "at 0", "slope"]), vec![cells(["attach", "12", "0"])]);
+        assert_eq!(table.to_string(), "loopdev  at 0  slope\nattach     12      0");
+    }
+
+    proptest! {
+        #[test]
+        fn all_lines_of_numbers_are_equally_long(cells in prop::collection::vec("[0-9–]{1,9}", 12)) {
+            let rows: Vec<Vec<String>> = cells.chunks(3).map(<[String]>::to_vec).collect();
+            let text = Table::new(vec!["a".into(), "b".into(), "c".into()], rows).to_string();
+            let lengths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
+            prop_assert!(lengths.windows(2).all(|pair| pair[0] == pair[1]));
+        }
+    }
+}

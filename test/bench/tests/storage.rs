@@ -1,0 +1,32 @@
+//! What the benchmark promises holds in every test run, not only where somebody reads the table.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+fn program(variable: &str) -> PathBuf {
+    PathBuf::from(env::var_os(variable).unwrap_or_else(|| panic!("{variable} names no program")))
+}
+
+#[test]
+fn slopes_and_limits_of_storage_are_as_promised() {
+    let output = Command::new(program("BENCH"))
+        .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
+        .args(["storage", "--runs=1", "--json=-"])
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["violations"], Value::Array(vec![]), "{report:#}");
+    assert!(output.status.success(), "{}", output.status);
+
+    let syscalls = |operation: &str| {
+        let figure = report["figures"].as_array().unwrap().iter().find(|figure| figure["operation"] == operation);
+        figure.unwrap()["counts"][1]["syscalls"]["median"].as_f64().unwrap()
+    };
+    // A walk is what is not done.
+    assert!(syscalls("walk-for-id") > 1000.0);
+    assert!(syscalls("next") < 1.0);
+}
