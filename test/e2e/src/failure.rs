@@ -1,8 +1,6 @@
 //! Why a case failed, but for what it asserts.
 
-use std::error::Error;
-use std::fmt::Write;
-use std::time::Duration;
+use eventually::Late;
 
 /// Why a case could not go on. What a case asserts is a panic, as in any test.
 #[derive(Debug, thiserror::Error)]
@@ -20,15 +18,8 @@ pub enum Failure {
     #[error("cannot make an object for the API")]
     Object(#[from] serde_json::Error),
     /// It did not come.
-    #[error("waited {limit:?} for {what}; last seen: {last}")]
-    Late {
-        /// What was waited for.
-        what: String,
-        /// For how long.
-        limit: Duration,
-        /// The last state.
-        last: String,
-    },
+    #[error(transparent)]
+    Late(#[from] Late),
     /// A pod that makes a check ended in failure.
     #[error("pod {pod} failed: {message}")]
     Pod {
@@ -56,16 +47,4 @@ impl Failure {
         let doing = doing.into();
         move |source| Self::Api { doing, source: Box::new(source) }
     }
-}
-
-/// An error with its causes, a line each.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        // Writing to a String does not fail.
-        _ = write!(text, "\ncaused by: {cause}");
-        next = cause.source();
-    }
-    text
 }

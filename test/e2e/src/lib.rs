@@ -9,7 +9,6 @@
 
 mod case;
 mod claim;
-mod eventually;
 mod failure;
 mod pod;
 mod report;
@@ -18,7 +17,7 @@ mod suite;
 
 pub use case::Case;
 pub use claim::{AccessMode, Claim};
-pub use eventually::{Seen, eventually};
+pub use eventually::Seen;
 pub use failure::Failure;
 pub use pod::Pod;
 pub use setting::{Setting, SettingError};
@@ -28,3 +27,14 @@ use std::time::Duration;
 
 /// How long anything may take that a cluster does on its own: seconds in emulation, more beside a build.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Looks until it has come: [`eventually::eventually`] for what a [`Case`] looks at.
+///
+/// # Errors
+/// [`Failure::Late`] with the last state.
+pub async fn eventually<T, F>(limit: Duration, what: &str, look: impl FnMut() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<Seen<T>, Failure>>,
+{
+    Ok(eventually::eventually(limit, what, look).await?)
+}

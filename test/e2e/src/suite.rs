@@ -1,9 +1,9 @@
 //! Cases that share one boot.
 
 use crate::case::{self, Case};
-use crate::failure::chain;
 use crate::report::{self, Outcome};
 use crate::{Failure, Setting};
+use eventually::chain;
 use kube::Client;
 use launch::{Node, SHUTDOWN_LIMIT};
 use std::any::Any;

@@ -20,14 +20,14 @@ use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{Instrument as _, Span, debug, info, info_span, warn};
 use units::Bytes;
-use volume::{Record, Store, VolumeId};
+use volume::{Record, VolumeId};
 
 use crate::backoff::{self, Attempts, Retry};
 use crate::claim::{self, Ask, Ours};
 use crate::delete::{self, Verdict};
 use crate::events::Events;
 use crate::sweep::{self, Pending};
-use crate::{FINALIZER, pv};
+use crate::{FINALIZER, Volumes, pv};
 
 /// Claims, and volumes, that are worked on at once: enough to share log forces, few enough for threads.
 const PARALLEL: u16 = 8;
@@ -47,7 +47,7 @@ pub struct Settings {
     /// The node's name, in Kubernetes and in the label `kubernetes.io/hostname`.
     pub node: String,
     /// The node's volumes.
-    pub store: Arc<Store>,
+    pub store: Arc<dyn Volumes>,
 }
 
 /// Why the provisioner has to be started again.
@@ -100,7 +100,7 @@ impl ApiError {
 pub(crate) struct Provisioner {
     pub(crate) node: String,
     pub(crate) client: Client,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<dyn Volumes>,
     pub(crate) volumes: Api<PersistentVolume>,
     pub(crate) pending: Pending,
     classes: Api<StorageClass>,
@@ -339,11 +339,11 @@ impl Provisioner {
     /// Works on the disk in a thread that may wait. It ends by itself if nobody waits for it any more.
     pub(crate) async fn on_disk<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Store) -> T + Send + 'static,
+        work: impl FnOnce(&dyn Volumes) -> T + Send + 'static,
     ) -> Result<T, JoinError> {
         let store = Arc::clone(&self.store);
         let span = Span::current();
-        spawn_blocking(move || span.in_scope(|| work(&store))).await
+        spawn_blocking(move || span.in_scope(|| work(&*store))).await
     }
 }
 

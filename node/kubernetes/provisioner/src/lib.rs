@@ -19,8 +19,10 @@ mod events;
 mod pv;
 mod quantity;
 mod sweep;
+mod volumes;
 
 pub use controller::{ApiCause, ApiError, RunError, Settings, run};
+pub use volumes::Volumes;
 
 /// On the PVs whose data is deleted with them: they stay until it is out of use.
 pub const FINALIZER: &str = "local.granary.dev/volume";

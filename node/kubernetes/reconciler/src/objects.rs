@@ -6,8 +6,10 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 use volume::DRIVER_NAME;
 
+use crate::admission;
+
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 1;
+pub const REVISION: u32 = 2;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
@@ -33,9 +35,9 @@ pub(crate) struct Object {
     pub(crate) immutable: &'static [&'static str],
 }
 
-/// All objects, in the order in which they are needed.
-pub(crate) fn all() -> [Object; 4] {
-    [role(), binding(), driver(), class()]
+/// All objects, in the order in which they are needed: what a node may not do stands before what it may.
+pub(crate) fn all() -> Vec<Object> {
+    admission::all().into_iter().chain([role(), binding(), driver(), class()]).collect()
 }
 
 fn driver() -> Object {
@@ -138,12 +140,13 @@ fn binding() -> Object {
     }
 }
 
-fn metadata(name: &str) -> Value {
+pub(crate) fn metadata(name: &str) -> Value {
     json!({"name": name, "annotations": {REVISION_ANNOTATION: REVISION.to_string()}})
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
     use serde::Serialize;
     use serde::de::DeserializeOwned;
 
@@ -164,6 +167,13 @@ mod tests {
         is_understood_as::<StorageClass>(class());
         is_understood_as::<ClusterRole>(role());
         is_understood_as::<ClusterRoleBinding>(binding());
+        for object in admission::all() {
+            if object.resource.kind == "ValidatingAdmissionPolicy" {
+                is_understood_as::<ValidatingAdmissionPolicy>(object);
+            } else {
+                is_understood_as::<ValidatingAdmissionPolicyBinding>(object);
+            }
+        }
     }
 
     #[test]

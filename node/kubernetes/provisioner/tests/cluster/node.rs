@@ -1,0 +1,238 @@
+//! A node whose provisioner runs against the cluster, and the scheduler, whom the tests play.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure, Identity, PATIENCE};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use provisioner::Settings;
+use serde_json::{Value, json};
+use supervisor::Supervisor;
+use units::Bytes;
+
+use crate::fake::FakeVolumes;
+
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const STOP: Duration = Duration::from_secs(20);
+
+/// A node with its own disk, its own classes and its own namespace.
+pub struct Node {
+    pub admin: Client,
+    pub name: String,
+    pub volumes: Arc<FakeVolumes>,
+    pub namespace: String,
+    class: String,
+    storage: Client,
+    running: Option<Supervisor>,
+}
+
+impl Node {
+    /// With a provisioner that runs, and a disk of 100 GiB.
+    pub async fn start(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        Self::with_disk(cluster, namespace, Bytes::new(100 << 30)).await
+    }
+
+    /// With a provisioner that runs.
+    pub async fn with_disk(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
+        let mut node = Self::stopped(cluster, namespace, size).await?;
+        node.run().await?;
+        Ok(node)
+    }
+
+    /// Whose provisioner does not run yet.
+    pub async fn stopped(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
+        let admin = cluster.admin();
+        let client = admin.clone();
+        let reconciler = Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
+            reconciler::run(cx, client.clone())
+        });
+        reconciler.handle().healthy().await?;
+        reconciler.stop(STOP).await?;
+        let space = json!({"metadata": {"name": namespace}});
+        Api::all(admin.clone())
+            .create(&PostParams::default(), &serde_json::from_value::<k8s_openapi::api::core::v1::Namespace>(space)?)
+            .await?;
+        let node = Self {
+            name: cluster.node().to_owned(),
+            class: format!("class-{namespace}"),
+            storage: cluster.client(Identity::Storage).await?,
+            volumes: Arc::new(FakeVolumes::with_size(size)),
+            namespace: namespace.to_owned(),
+            running: None,
+            admin,
+        };
+        node.make_class(json!({})).await?;
+        // Roles come to the API server's knowledge by a watch.
+        let volumes = Api::<PersistentVolume>::all(node.storage.clone());
+        eventually(PATIENCE, "the storage identity's role", async || {
+            volumes.list(&ListParams::default().limit(1)).await.map(|_| Seen::Done(()))
+        })
+        .await?;
+        Ok(node)
+    }
+
+    /// Starts the provisioner.
+    pub async fn run(&mut self) -> Result<(), Failure> {
+        let settings = Settings { client: self.storage.clone(), node: self.name.clone(), store: self.volumes.clone() };
+        let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
+            provisioner::run(cx, settings.clone())
+        });
+        tree.handle().healthy().await?;
+        self.running = Some(tree);
+        Ok(())
+    }
+
+    /// Ends the provisioner.
+    pub async fn halt(&mut self) -> Result<(), Failure> {
+        if let Some(running) = self.running.take() {
+            running.stop(STOP).await?;
+        }
+        Ok(())
+    }
+
+    /// How often the provisioner was started again.
+    pub fn attempts(&self) -> u32 {
+        self.running.as_ref().map_or(0, |tree| tree.status().attempts)
+    }
+
+    /// Makes the storage class anew, with more fields.
+    pub async fn make_class(&self, more: Value) -> Result<(), Failure> {
+        let classes = Api::<StorageClass>::all(self.admin.clone());
+        let mut class = json!({
+            "metadata": {"name": self.class}, "provisioner": "local.granary.dev",
+            "volumeBindingMode": "WaitForFirstConsumer", "reclaimPolicy": "Delete",
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            class[key] = value.clone();
+        }
+        if classes.get_opt(&self.class).await?.is_some() {
+            classes.delete(&self.class, &DeleteParams::default()).await?;
+        }
+        classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+        Ok(())
+    }
+
+    pub fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.admin.clone(), &self.namespace)
+    }
+
+    pub fn pvs(&self) -> Api<PersistentVolume> {
+        Api::all(self.admin.clone())
+    }
+
+    /// Makes a claim of 1 GiB that waits for a consumer, with more fields of its spec.
+    pub async fn claim(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
+        let mut claim = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+                "storageClassName": self.class,
+            },
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            claim["spec"][key] = value.clone();
+        }
+        Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
+    }
+
+    /// What the scheduler does when a pod with the claim is to run on `node`.
+    pub async fn schedule(&self, claim: &str, node: &str) -> Result<(), Failure> {
+        let chosen = json!({"metadata": {"annotations": {SELECTED_NODE: node, PROVISIONER: "local.granary.dev"}}});
+        self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(chosen)).await?;
+        Ok(())
+    }
+
+    /// A claim that the scheduler puts here.
+    pub async fn claim_here(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
+        let claim = self.claim(name, more).await?;
+        self.schedule(name, &self.name).await?;
+        Ok(claim)
+    }
+
+    /// Waits until the claim is bound; its PV.
+    pub async fn bound(&self, claim: &str) -> Result<PersistentVolume, Failure> {
+        let claims = self.claims();
+        let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
+            let found = claims.get(claim).await?;
+            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
+            Ok::<_, kube::Error>(match found.spec.and_then(|spec| spec.volume_name) {
+                Some(volume) if phase == "Bound" => Seen::Done(volume),
+                other => Seen::NotYet(format!("{phase} {other:?}")),
+            })
+        })
+        .await?;
+        Ok(self.pvs().get(&name).await?)
+    }
+
+    /// Waits for an event of this reason about the object; its note.
+    pub async fn event(&self, name: &str, reason: &str) -> Result<String, Failure> {
+        let what = format!("event {reason} about {name}");
+        let note = eventually(PATIENCE, &what, async || {
+            let events = self.events(name).await?;
+            Ok::<_, kube::Error>(match events.iter().find(|event| event.reason.as_deref() == Some(reason)) {
+                Some(event) => Seen::Done(event.note.clone().unwrap_or_default()),
+                None => Seen::NotYet(format!("{:?}", events.iter().map(|event| &event.reason).collect::<Vec<_>>())),
+            })
+        });
+        Ok(note.await?)
+    }
+
+    /// All events about the object.
+    pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
+        let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
+        let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
+        Ok(all.into_iter().filter(about).collect())
+    }
+
+    /// Waits until the PV is gone, and everything of it from the disk.
+    pub async fn gone(&self, pv: &PersistentVolume) -> Result<(), Failure> {
+        let (pvs, name) = (self.pvs(), pv.name_any());
+        let id = name.parse()?;
+        eventually(PATIENCE, &format!("the end of {name}"), async || {
+            let (found, record) = (pvs.get_opt(&name).await?, self.volumes.record(&id));
+            Ok::<_, kube::Error>(match (found, record) {
+                (None, None) => Seen::Done(()),
+                (found, record) => Seen::NotYet(format!("PV: {}, record: {record:?}", found.is_some())),
+            })
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Takes everything away that a case made, so that the next one finds nothing.
+    pub async fn end(mut self) -> Result<(), Failure> {
+        let all = ListParams::default();
+        self.claims().delete_collection(&DeleteParams::default(), &all).await?;
+        let claims = self.claims();
+        eventually(PATIENCE, "the end of the claims", async || {
+            let left = claims.list(&all).await?.items.len();
+            Ok::<_, kube::Error>(if left == 0 { Seen::Done(()) } else { Seen::NotYet(left.to_string()) })
+        })
+        .await?;
+        let pvs = self.pvs();
+        eventually(PATIENCE, "the end of the PVs with policy Delete", async || {
+            let left: Vec<_> = pvs
+                .list(&all)
+                .await?
+                .into_iter()
+                .filter(|pv| pv.spec.as_ref().is_some_and(|spec| spec.storage_class_name.as_ref() == Some(&self.class)))
+                .filter(|pv| {
+                    let policy = pv.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.clone());
+                    policy.as_deref() == Some("Delete")
+                })
+                .map(|pv| pv.name_any())
+                .collect();
+            Ok::<_, kube::Error>(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
+        })
+        .await?;
+        self.halt().await?;
+        Api::<StorageClass>::all(self.admin.clone()).delete(&self.class, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+"""envtest: a test against a real API server."""
+
+load("@rules_rust//rust:defs.bzl", "rust_test")
+
+def envtest(name, size = "medium", tags = [], data = [], env = {}, **kwargs):
+    """A suite of //test/envtest as a test: the control plane's programs, a network of its own. A macro.
+
+    Args:
+        name: name of the test.
+        size: as for every test.
+        tags: as for every test.
+        data: as for every test.
+        env: as for every test.
+        **kwargs: other attributes of a rust_test.
+    """
+    rust_test(
+        name = name,
+        size = size,
+        data = data + [
+            Label("//third_party/kubernetes:etcd"),
+            Label("//third_party/kubernetes:kube"),
+        ],
+        env = env | {
+            "ENVTEST_ETCD": "$(rootpath //third_party/kubernetes:etcd)",
+            "ENVTEST_KUBE": "$(rootpath //third_party/kubernetes:kube)",
+        },
+        # The programs' ports are fixed: a loopback device of its own.
+        tags = tags + [
+            "block-network",
+            "cpu:2",
+        ],
+        use_libtest_harness = False,
+        **kwargs
+    )

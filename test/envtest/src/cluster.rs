@@ -1,0 +1,214 @@
+//! The programs of a control plane.
+
+use std::env;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use services::{Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd};
+use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
+use tempfile::TempDir;
+use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use units::Bytes;
+
+/// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
+const KUBE: &str = "ENVTEST_KUBE";
+const ETCD: &str = "ENVTEST_ETCD";
+
+/// The node in whose name storage acts.
+const NODE: &str = "granary";
+
+/// What is told to clients as the API server's address. Nobody listens there: of the documentation's network.
+const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// How long a program may take to end.
+const STOP: Duration = Duration::from_secs(20);
+
+/// Why there is no cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The target is not complete.
+    #[error("{0} is not set; run the test by its Bazel target")]
+    Missing(&'static str),
+    /// No place for data and programs.
+    #[error("cannot prepare a directory for the control plane")]
+    Directory(#[from] io::Error),
+    /// The example networks are wrong.
+    #[error("cannot use the networks of pods and services")]
+    Network(#[from] services::NetworkError),
+    /// Keys and certificates.
+    #[error("cannot make keys and certificates")]
+    Pki(#[from] services::PkiError),
+    /// A program ended for good.
+    #[error("{program} does not start: {reason}")]
+    Program {
+        /// Which.
+        program: &'static str,
+        /// What it said.
+        reason: String,
+        /// How it ended.
+        #[source]
+        source: Ended,
+    },
+    /// The administrator's kubeconfig.
+    #[error("cannot use the administrator's kubeconfig")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// No client with another identity.
+    #[error("cannot take on another identity")]
+    Impersonation(#[source] Box<kube::Error>),
+    /// No client.
+    #[error("cannot make a client of the API server")]
+    Client(#[from] services::ClientError),
+}
+
+/// A control plane that runs. Dropped, it ends.
+pub struct Cluster {
+    config: services::Config,
+    credentials: Arc<Credentials>,
+    admin: Client,
+    api_server: Mutex<Option<Supervisor>>,
+    _others: [Supervisor; 2],
+    // After the programs.
+    _directory: TempDir,
+}
+
+impl Cluster {
+    /// Starts the programs. Returns when the default service account is there.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start() -> Result<Self, StartError> {
+        let directory = TempDir::with_prefix("envtest-")?;
+        let programs = directory.path().join("bin");
+        std::fs::create_dir(&programs)?;
+        let (kube, server) = (program(KUBE)?, program(ETCD)?);
+        symlink(server, programs.join("etcd"))?;
+        for name in ["kube-apiserver", "kube-controller-manager"] {
+            symlink(&kube, programs.join(name))?;
+        }
+        let config = config(directory.path(), programs)?;
+        let credentials = Arc::new(Credentials::ensure(&config, OffsetDateTime::now_utc())?);
+        let etcd = start("etcd", etcd::service(&config)).await?;
+        let api_server = start("kube-apiserver", apiserver::service(&config, &credentials)).await?;
+        let controllers = start("kube-controller-manager", controller_manager::service(&config, &credentials)).await?;
+        let admin = credentials.client(Identity::Admin).await?;
+        Ok(Self {
+            config,
+            credentials,
+            admin,
+            api_server: Mutex::new(Some(api_server)),
+            _others: [controllers, etcd],
+            _directory: directory,
+        })
+    }
+
+    /// A client who may do everything.
+    pub fn admin(&self) -> Client {
+        self.admin.clone()
+    }
+
+    /// A client with another identity of the node [`Cluster::node`].
+    ///
+    /// # Errors
+    /// [`StartError::Client`].
+    pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
+        Ok(self.credentials.client(identity).await?)
+    }
+
+    /// A client with the storage identity of any node, which an administrator takes on.
+    ///
+    /// # Errors
+    /// [`StartError::Kubeconfig`], [`StartError::Impersonation`].
+    pub async fn storage_of(&self, node: &str) -> Result<Client, StartError> {
+        let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.auth_info.impersonate = Some(format!("granary:node:{node}"));
+        config.auth_info.impersonate_groups = Some(vec!["granary:nodes".to_owned()]);
+        Client::try_from(config).map_err(|source| StartError::Impersonation(Box::new(source)))
+    }
+
+    /// The name of the node that [`Identity::Kubelet`] and [`Identity::Storage`] belong to. It has no Node object.
+    pub fn node(&self) -> &str {
+        &self.config.node
+    }
+
+    /// Ends the API server. Its data stays with etcd.
+    ///
+    /// # Errors
+    /// [`Overdue`]: it was killed.
+    pub async fn stop_api_server(&self) -> Result<(), Overdue> {
+        match self.api_server.lock().await.take() {
+            Some(running) => running.stop(STOP).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the API server again, and returns when it is ready. Does nothing while it runs.
+    ///
+    /// # Errors
+    /// [`StartError::Program`].
+    pub async fn start_api_server(&self) -> Result<(), StartError> {
+        let mut running = self.api_server.lock().await;
+        if running.is_none() {
+            *running = Some(start("kube-apiserver", apiserver::service(&self.config, &self.credentials)).await?);
+        }
+        Ok(())
+    }
+}
+
+fn program(variable: &'static str) -> Result<PathBuf, StartError> {
+    let path = env::var_os(variable).ok_or(StartError::Missing(variable))?;
+    Ok(std::path::absolute(path)?)
+}
+
+fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, StartError> {
+    let paths = Paths {
+        cni_programs: programs.clone(),
+        programs,
+        cgroups: None,
+        pki: directory.join("pki"),
+        etcd: directory.join("etcd"),
+        ephemeral: directory.join("run"),
+        ..Paths::default()
+    };
+    Ok(services::Config {
+        node: NODE.to_owned(),
+        address: ADVERTISED,
+        services: "10.96.0.0/16".parse()?,
+        pods: "10.244.0.0/24".parse()?,
+        cluster_pods: "10.244.0.0/16".parse()?,
+        durability: Durability::UnsafeNoFsync,
+        disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), kubelet: Bytes::new(4 << 30) },
+        paths,
+    })
+}
+
+/// Starts a program, and returns when it is ready. One that fails is not started again: a test shall say so.
+async fn start(program: &'static str, service: services::Service) -> Result<Supervisor, StartError> {
+    let never = Duration::from_secs(24 * 60 * 60);
+    let settings = Settings { backoff: Backoff { first: never, most: never, settled: never }, ..Settings::default() };
+    let tree = Supervisor::start(program, settings, service);
+    let handle = tree.handle();
+    let ended = tokio::select! {
+        ready = handle.healthy() => match ready {
+            Ok(()) => return Ok(tree),
+            Err(ended) => ended,
+        },
+        () = failed(&tree) => Ended { service: program.to_owned() },
+    };
+    let reason = tree.status().last_error.unwrap_or_else(|| "it ended".to_owned());
+    Err(StartError::Program { program, reason, source: ended })
+}
+
+/// Returns when the program has failed.
+async fn failed(tree: &Supervisor) {
+    while tree.status().state != supervisor::State::Failed {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

@@ -1,0 +1,122 @@
+//! Waiting for what another party does: a condition with a deadline, never a time.
+//!
+//! ```
+//! use std::convert::Infallible;
+//! use std::time::Duration;
+//! use eventually::{Seen, eventually};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), eventually::Late> {
+//! let mut looks = 0;
+//! let found = eventually(Duration::from_secs(60), "the second look", || {
+//!     looks += 1;
+//!     let seen = if looks == 2 { Seen::Done(looks) } else { Seen::NotYet(looks.to_string()) };
+//!     async { Ok::<_, Infallible>(seen) }
+//! });
+//! assert_eq!(found.await?, 2);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_millis(300);
+
+/// What one look saw.
+#[derive(Debug)]
+pub enum Seen<T> {
+    /// It has come.
+    Done(T),
+    /// Not yet: this is there instead.
+    NotYet(String),
+}
+
+/// It did not come.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("waited {limit:?} for {what}; last seen: {last}")]
+pub struct Late {
+    /// What was waited for.
+    pub what: String,
+    /// For how long.
+    pub limit: Duration,
+    /// The last state.
+    pub last: String,
+}
+
+/// Looks until it has come. An error of a look is a state as well: an API server may be busy.
+///
+/// # Errors
+/// [`Late`] with the last state.
+pub async fn eventually<T, E, F>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T, Late>
+where
+    E: Error + 'static,
+    F: Future<Output = Result<Seen<T>, E>>,
+{
+    let start = Instant::now();
+    loop {
+        let last = match look().await {
+            Ok(Seen::Done(found)) => return Ok(found),
+            Ok(Seen::NotYet(state)) => state,
+            Err(error) => chain(&error),
+        };
+        if start.elapsed() >= limit {
+            return Err(Late { what: what.to_owned(), limit, last });
+        }
+        sleep(INTERVAL).await;
+    }
+}
+
+/// An error with its causes, a line each.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        // Writing to a String does not fail.
+        _ = write!(text, "\ncaused by: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_late_is_returned() {
+        let mut looks = 0;
+        let found = eventually(Duration::from_secs(60), "the third look", || {
+            looks += 1;
+            let seen = if looks == 3 { Seen::Done(looks) } else { Seen::NotYet(looks.to_string()) };
+            async { Ok::<_, Infallible>(seen) }
+        });
+        assert_eq!(found.await, Ok(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_never_comes_ends_with_the_last_thing_seen() {
+        let never =
+            eventually(Duration::ZERO, "rain", async || Ok::<_, Infallible>(Seen::<()>::NotYet("sunshine".into())));
+        assert_eq!(never.await.unwrap_err().to_string(), "waited 0ns for rain; last seen: sunshine");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_is_a_state_and_not_the_end() {
+        let mut looks = 0;
+        let found = eventually(Duration::from_secs(60), "an answer", || {
+            looks += 1;
+            let seen = if looks == 1 { Err(std::io::Error::other("busy")) } else { Ok(Seen::Done(())) };
+            async { seen }
+        });
+        assert_eq!(found.await, Ok(()));
+    }
+}
