@@ -95,6 +95,14 @@ fn a_partition_is_a_part_of_the_file() {
     assert_eq!(&found, b"in the second");
 }
 
+/// Waits until no partition of a former file is left: the kernel forgets the file first, and then reads the table again.
+fn gone(partition: &Path) {
+    eventually("the partition of a former file is gone", || match partition.try_exists() {
+        Ok(false) => Ok(()),
+        other => Err(other),
+    });
+}
+
 #[test]
 fn a_partition_is_not_a_loop_device() {
     let _driver = Driver::load(c"");
@@ -116,7 +124,7 @@ fn a_partition_in_use_keeps_the_device_attached() {
     assert_eq!(attached(image.backing()).len(), 1);
     drop(user);
     detached(image.backing());
-    assert!(!path.exists(), "no partition of a former file is left");
+    gone(&path);
 }
 
 #[test]
@@ -132,10 +140,13 @@ fn a_device_that_nobody_scanned_can_be_partitioned() {
     assert!(partition(&device, 2).exists());
 }
 
+/// While somebody has a partition open, the kernel does not read the table again: one that is opened all the time may be
+/// missing after an attach, and may be left behind, empty, by a detach (blktests loop/010). It heals with the next file.
 #[test]
-fn who_opens_a_partition_while_the_device_goes_leaves_no_stale_one() {
+fn who_opens_partitions_while_the_device_goes_does_not_stop_others() {
     let _driver = Driver::load(c"");
     let image = partitioned();
+    let attach = || image.attach(&Config { partscan: true, ..temporary() });
     thread::scope(|scope| {
         let (going_on, stopped) = mpsc::channel::<()>();
         scope.spawn(move || {
@@ -147,16 +158,16 @@ fn who_opens_a_partition_while_the_device_goes_leaves_no_stale_one() {
         });
         let _going_on = going_on;
         for _ in 0..30 {
-            let device = image.attach(&Config { partscan: true, ..temporary() });
-            let path = partition(&device, 1);
-            // Who opens a device that is being attached makes the kernel read the table twice.
-            eventually("the partition is there", || fs::metadata(&path).map(drop));
-            // Deferred if the other one has it open just now.
-            let _ = device.detach(&image.file).unwrap();
+            // Deferred if the other one has a partition open just now.
+            let _ = attach().detach(&image.file).unwrap();
             detached(image.backing());
-            assert!(!path.exists(), "a partition of a former file");
         }
     });
+    let device = attach();
+    let path = partition(&device, 1);
+    eventually("the partition is there", || fs::metadata(&path).map(drop));
+    assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+    gone(&path);
 }
 
 #[test]
