@@ -13,7 +13,9 @@ use kube::{Api, Client};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use prometheus::Registry;
-use services::{Credentials, Identity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler};
+use services::{
+    Credentials, Identity, StorageIdentity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
+};
 use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tracing::info;
@@ -24,7 +26,7 @@ use crate::network::{self, NetworkError};
 use crate::power::{End, Requests};
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
-use crate::{log, orphans};
+use crate::{csinode, log, orphans, restart, status};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
@@ -100,7 +102,7 @@ pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootErro
     let config = Config::parse(&line)?;
     system::prepare(&config.node)?;
     host.stage("data-disk", StageState::Started);
-    let storage = Storage::open()?;
+    let storage = Storage::open(config.overcommit)?;
     system::prepare_links(storage.ephemeral(), &config.node, config.dns)?;
     host.stage("data-disk", StageState::Ready);
 
@@ -128,18 +130,21 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
     let wanted = services.clone();
     let credentials =
         tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;
-    let plugin = csi::Plugin::new(
-        storage.csi(&config.node),
-        csi::Linux::new(storage.kubelet(), storage.volumes()),
-        &Registry::new(),
-    )
-    .map_err(BootError::Metrics)?;
+    let credentials = Arc::new(credentials);
+    let registry = Registry::new();
+    let plugin =
+        csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
+            .map_err(BootError::Metrics)?;
+    let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     let cluster = Arc::new(Cluster {
         config: config.clone(),
-        credentials: Arc::new(credentials),
+        identity: StorageIdentity::new(&services, &credentials),
+        credentials,
         services,
         storage,
         plugin: Arc::new(plugin),
+        registry,
+        metrics,
         since: Timestamp::now(),
         host: host.clone(),
     });
@@ -167,9 +172,15 @@ const CLUSTER_PODS: &str = "10.244.0.0/16";
 struct Cluster {
     config: Config,
     credentials: Arc<Credentials>,
+    /// What the provisioner is to the API server.
+    identity: StorageIdentity,
     services: services::Config,
     storage: Storage,
     plugin: Arc<csi::Plugin<csi::Linux>>,
+    /// All metrics of the node.
+    registry: Registry,
+    /// The provisioner's, which outlive it.
+    metrics: provisioner::Metrics,
     /// When the services were started.
     since: Timestamp,
     host: Host,
@@ -179,6 +190,8 @@ impl Cluster {
     /// The root of the services, in boot order.
     async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         cx.start("orphans", orphans::run);
+        let (address, registry) = (self.services.address, self.registry.clone());
+        cx.start("status", move |cx| status::run(cx, address, registry.clone()));
         let modules = cx.start("network-modules", network_modules);
         let etcd = cx.start("etcd", etcd::service(&self.services));
         let containerd = cx.start("containerd", containerd::service(&self.services));
@@ -189,35 +202,80 @@ impl Cluster {
         containerd.healthy().await?;
         let images = cx.start("images", containerd::images(&self.services));
         let plugin = Arc::clone(&self.plugin);
-        let csi = cx.start("csi", move |cx| Arc::clone(&plugin).run(cx));
+        let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
 
         apiserver.healthy().await?;
         self.announce_credentials();
         cx.start("kube-controller-manager", controller_manager::service(&self.services, &self.credentials));
         cx.start("kube-scheduler", scheduler::service(&self.services, &self.credentials));
+        let admin = self.credentials.client(Identity::Admin).await?;
+        let client = admin.clone();
+        cx.start("approver", move |cx| reconciler::approve(cx, client.clone()));
+        let this = Arc::clone(&self);
+        let identity = cx.start("storage-identity", move |cx| Arc::clone(&this).identify(cx));
         modules.healthy().await?;
         cx.start("kube-proxy", proxy::service(&self.services, &self.credentials));
         images.healthy().await?;
         csi.healthy().await?;
         cx.start("kubelet", kubelet::service(&self.services, &self.credentials));
 
-        let admin = self.credentials.client(Identity::Admin).await?;
-        let client = admin.clone();
         // What the provisioner's identity may do is one of the reconciler's objects.
+        let client = admin.clone();
         cx.start("reconciler", move |cx| reconciler::run(cx, client.clone())).healthy().await?;
-        let storage = self.credentials.client(Identity::Storage).await?;
-        let settings = provisioner::Settings {
-            client: storage,
-            node: self.config.node.to_string(),
-            store: self.storage.volumes(),
-        };
-        cx.start("provisioner", move |cx| provisioner::run(cx, settings.clone()));
-
+        let client = admin.clone();
+        cx.start("release", move |cx| reconciler::release(cx, client.clone()));
         let this = Arc::clone(&self);
         cx.start("node", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
+
+        identity.healthy().await?;
+        let this = Arc::clone(&self);
+        cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&this).provision(cx)));
         cx.healthy();
         cx.cancelled().await;
         Ok(())
+    }
+
+    /// Done when the storage identity has a certificate.
+    async fn identify(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            lasting = self.identity.ensure() => { lasting?; }
+        }
+        cx.done();
+        Ok(())
+    }
+
+    /// The provisioner, and what else works with the storage identity: started anew with each certificate.
+    async fn provision(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
+        loop {
+            let lasting = tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                lasting = self.identity.ensure() => lasting?,
+            };
+            let client = self.credentials.client(Identity::Storage).await?;
+            let settings = provisioner::Settings {
+                client: client.clone(),
+                node: self.config.node.to_string(),
+                store: self.storage.volumes(),
+                parallel: provisioner::Settings::PARALLEL,
+                metrics: self.metrics.clone(),
+            };
+            let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
+            let this = Arc::clone(&self);
+            let csinode = cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, client.clone()));
+            volumes.healthy().await?;
+            cx.healthy();
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = lasting.renewal() => info!("the storage identity's certificate is renewed"),
+            }
+            csinode.stop().await;
+            volumes.stop().await;
+        }
+    }
+
+    async fn watch_csinode(self: Arc<Self>, cx: Context, client: Client) -> Result<(), csinode::WatchEnded> {
+        csinode::run(cx, client, self.config.node.as_str(), || self.plugin.register_again()).await
     }
 
     fn announce_credentials(&self) {

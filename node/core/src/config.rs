@@ -6,6 +6,7 @@ use std::num::ParseIntError;
 use std::str::FromStr;
 
 use tracing::Level;
+use volume::{Overcommit, OvercommitError};
 
 /// The name of a node, a DNS label (RFC 1123): lower-case letters, digits and `-`, at most 63.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +77,9 @@ pub enum ValueError {
     /// No level of the log.
     #[error("a level is wanted: error, warn, info, debug or trace")]
     Level,
+    /// No factor.
+    #[error(transparent)]
+    Overcommit(OvercommitError),
 }
 
 /// Why the node does not start with this command line.
@@ -111,8 +115,9 @@ const ADDRESS: &str = "granary.address";
 const GATEWAY: &str = "granary.gateway";
 const DNS: &str = "granary.dns";
 const LOG: &str = "granary.log";
+const OVERCOMMIT: &str = "granary.overcommit";
 /// `granary.system` and `granary.failure` are for the initramfs.
-const KEYS: [&str; 7] = [NODE, ADDRESS, GATEWAY, DNS, LOG, "granary.system", "granary.failure"];
+const KEYS: [&str; 8] = [NODE, ADDRESS, GATEWAY, DNS, LOG, OVERCOMMIT, "granary.system", "granary.failure"];
 
 /// The node's configuration, checked as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +132,8 @@ pub struct Config {
     pub dns: Option<Ipv4Addr>,
     /// From which level on the node's programs are heard on the console, `error` if none is given.
     pub log: Level,
+    /// How much of the data disk volumes may be promised, once its size if none is given.
+    pub overcommit: Overcommit,
 }
 
 impl Config {
@@ -150,6 +157,7 @@ impl Config {
             gateway: address(line, GATEWAY)?,
             dns: address(line, DNS)?,
             log: level(line)?,
+            overcommit: overcommit(line)?,
         })
     }
 }
@@ -161,6 +169,15 @@ impl Config {
 pub fn level(line: &str) -> Result<Level, ConfigError> {
     let bad = |text: &str| ConfigError::Value { key: LOG, value: text.to_owned(), source: ValueError::Level };
     word(line, LOG).map_or(Ok(Level::ERROR), |text| text.parse().map_err(|_| bad(text)))
+}
+
+fn overcommit(line: &str) -> Result<Overcommit, ConfigError> {
+    let bad = |text: &str, e| ConfigError::Value {
+        key: OVERCOMMIT,
+        value: text.to_owned(),
+        source: ValueError::Overcommit(e),
+    };
+    word(line, OVERCOMMIT).map_or(Ok(Overcommit::default()), |text| text.parse().map_err(|e| bad(text, e)))
 }
 
 fn word<'a>(line: &'a str, key: &str) -> Option<&'a str> {
@@ -194,6 +211,13 @@ mod tests {
         assert_eq!(config.gateway, Some(Ipv4Addr::new(10, 0, 2, 2)));
         assert_eq!(config.dns, None);
         assert_eq!(config.log, Level::ERROR);
+        assert_eq!(config.overcommit, Overcommit::NONE);
+    }
+
+    #[test]
+    fn the_disk_is_promised_more_than_once_only_if_somebody_says_so() {
+        let config = Config::parse("granary.address=10.0.2.15/24 granary.overcommit=1.5").unwrap();
+        assert_eq!(config.overcommit, "1.5".parse().unwrap());
     }
 
     #[test]
@@ -211,6 +235,8 @@ mod tests {
             ("granary.address=10.0.2.15/24 granary.gateway=router", GATEWAY),
             ("granary.address=10.0.2.15/24 granary.node=Node_1", NODE),
             ("granary.address=10.0.2.15/24 granary.log=loud", LOG),
+            ("granary.address=10.0.2.15/24 granary.overcommit=0.5", OVERCOMMIT),
+            ("granary.address=10.0.2.15/24 granary.overcommit=", OVERCOMMIT),
         ] {
             assert!(
                 matches!(Config::parse(line), Err(ConfigError::Value { key: found, .. }) if found == key),

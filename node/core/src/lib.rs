@@ -2,15 +2,21 @@
 //!
 //! [`boot`] reads top to bottom: the kernel's settings, the data disk, the network, then the services in
 //! the order in which they need each other.
+//!
+//! What a person can ask of a running node: SIGTERM or its power button ends it in order, SIGINT (Ctrl-Alt-Del) restarts
+//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] serves metrics.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod boot;
 pub mod config;
+pub mod csinode;
 pub mod host;
 pub mod log;
 pub mod network;
 pub mod orphans;
 pub mod power;
+pub mod restart;
+pub mod status;
 pub mod storage;
 pub mod system;

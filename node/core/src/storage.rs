@@ -1,10 +1,13 @@
 //! The node's disk, and what the services need to know of it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use dir::Dir;
+use fsquota::ProjectId;
 use localstorage::{Budget, Data, DataDisk, Ephemeral, Mounted, Part, Root, Tree as _, mount_ephemeral};
-use volume::Store;
+use volume::{Overcommit, Store};
 
 use crate::config::NodeName;
 
@@ -20,6 +23,9 @@ pub enum StorageError {
     /// A directory of it is gone.
     #[error("cannot open a directory of the data disk")]
     Open(#[from] localstorage::OpenError),
+    /// The limits of a directory of it.
+    #[error("cannot read the project of a directory of the data disk")]
+    Project(#[from] fsquota::FsError),
     /// What is in the volumes directory.
     #[error("cannot use the volumes directory")]
     Volumes(#[from] volume::StartError),
@@ -35,16 +41,17 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`.
+    /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`. Volumes may be promised so
+    /// many times the disk.
     ///
     /// # Errors
     /// [`StorageError`]: nothing was written to a disk that is not ours.
-    pub fn open() -> Result<Self, StorageError> {
+    pub fn open(overcommit: Overcommit) -> Result<Self, StorageError> {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
         let data = DataDisk::find()?.mount(root.data)?;
         let budget = data.budget()?;
-        let settings = volume::Settings { reserve: budget.reserve() };
+        let settings = volume::Settings { reserve: budget.reserve(), overcommit, other_projects: projects(&data)? };
         let volumes = Store::open(&data.open(|data| &data.volumes)?, settings)?;
         Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }
@@ -88,4 +95,16 @@ impl Storage {
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
     }
+}
+
+/// Those of what is no volume, and has limits too.
+fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
+    let parts: [Dir; Part::ALL.len()] = [
+        data.open(|data| &data.etcd)?,
+        data.open(|data| &data.kubelet)?,
+        data.open(|data| &data.containerd)?,
+        data.open(|data| &data.log)?,
+    ];
+    let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());
+    Ok(projects.collect::<Result<_, _>>()?)
 }

@@ -1,15 +1,17 @@
 //! The data disk's file.
 
-use crate::options::{Data, Options};
+use crate::options::Data;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use units::Bytes;
 
 /// The data disk cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make data disk {path} of {}", Options::DATA_SIZE)]
+#[error("cannot make data disk {path} of {size}")]
 pub struct DataError {
     path: PathBuf,
+    size: Bytes,
     #[source]
     source: io::Error,
 }
@@ -23,21 +25,21 @@ pub(crate) struct DataDisk {
 
 impl DataDisk {
     /// Opens or makes it. A file that is there is not touched.
-    pub(crate) fn prepare(data: &Data, state: &Path) -> Result<Self, DataError> {
+    pub(crate) fn prepare(data: &Data, size: Bytes, state: &Path) -> Result<Self, DataError> {
         let disk = match data {
             Data::Temporary => Self { path: state.join("data.img"), kept: false },
             Data::File(path) => Self { path: path.clone(), kept: true },
         };
         match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
             Ok(file) => {
-                if let Err(source) = file.set_len(Options::DATA_SIZE.get()) {
+                if let Err(source) = file.set_len(size.get()) {
                     // Nothing half-made: the next run would take it for a small disk.
                     _ = fs::remove_file(&disk.path);
-                    return Err(DataError { path: disk.path.clone(), source });
+                    return Err(DataError { path: disk.path.clone(), size, source });
                 }
             }
             Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(DataError { path: disk.path.clone(), source }),
+            Err(source) => return Err(DataError { path: disk.path.clone(), size, source }),
         }
         Ok(disk)
     }
@@ -66,13 +68,15 @@ impl Drop for DataDisk {
 mod tests {
     use super::*;
 
+    const SIZE: Bytes = Bytes::new(8 << 30);
+
     #[test]
     fn a_temporary_disk_is_sparse_and_leaves_no_name() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().unwrap();
-        let disk = DataDisk::prepare(&Data::Temporary, directory.path()).unwrap();
+        let disk = DataDisk::prepare(&Data::Temporary, SIZE, directory.path()).unwrap();
         let metadata = fs::metadata(disk.path()).unwrap();
-        assert_eq!((metadata.len(), metadata.blocks()), (Options::DATA_SIZE.get(), 0));
+        assert_eq!((metadata.len(), metadata.blocks()), (SIZE.get(), 0));
         drop(disk);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -82,7 +86,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kept.img");
         fs::write(&path, "content").unwrap();
-        drop(DataDisk::prepare(&Data::File(path.clone()), directory.path()).unwrap());
+        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path()).unwrap());
         assert_eq!(fs::read_to_string(path).unwrap(), "content");
     }
 
@@ -90,7 +94,7 @@ mod tests {
     fn a_missing_file_is_made_and_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new.img");
-        drop(DataDisk::prepare(&Data::File(path.clone()), directory.path()).unwrap());
-        assert_eq!(fs::metadata(path).unwrap().len(), Options::DATA_SIZE.get());
+        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path()).unwrap());
+        assert_eq!(fs::metadata(path).unwrap().len(), SIZE.get());
     }
 }

@@ -10,6 +10,7 @@ use qemu::{
 };
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use volume::Overcommit;
 
 /// Where the API server listens in the guest.
 const API_PORT: u16 = 6443;
@@ -32,7 +33,7 @@ pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootErro
     let path = &options.image.command_line;
     let base = std::fs::read_to_string(path).map_err(|source| BootError::CommandLine { path: path.clone(), source })?;
     let accelerator = Accelerator::probe(&program);
-    let data = DataDisk::prepare(&options.data, &options.state)?;
+    let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
     let api = match options.port {
         Some(port) => port.get(),
         None => qemu::free_port().map_err(BootError::NoPort)?,
@@ -40,7 +41,7 @@ pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootErro
     let mut config = Config::new(Boot::Kernel {
         kernel: options.image.kernel.clone(),
         initrd: Some(options.image.initramfs.clone()),
-        command_line: command_line(&base, accelerator),
+        command_line: command_line(&base, options.overcommit, accelerator),
     });
     config.memory = options.memory;
     config.cpus = options.cpus;
@@ -67,11 +68,14 @@ fn data_disk(data: &DataDisk) -> Result<Disk, BootError> {
 }
 
 /// What depends on the machine: the addresses are those of QEMU's user network.
-fn command_line(base: &str, accelerator: Accelerator) -> String {
+fn command_line(base: &str, overcommit: Overcommit, accelerator: Accelerator) -> String {
     let mut line = base.trim().to_owned();
     line.push_str(&format!(
         " granary.node={NAME} granary.address=10.0.2.15/24 granary.gateway=10.0.2.2 granary.dns=10.0.2.3"
     ));
+    if overcommit != Overcommit::default() {
+        line.push_str(&format!(" granary.overcommit={overcommit}"));
+    }
     if accelerator == Accelerator::Tcg {
         // The guest is one process of the machine: mitigations protect nobody in there.
         line.push_str(" mitigations=off");
@@ -85,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_images_own_arguments_come_first_and_on_one_line() {
-        let line = command_line("console=ttyS0 granary.system=5ad0\n", Accelerator::Tcg);
+        let line = command_line("console=ttyS0 granary.system=5ad0\n", Overcommit::NONE, Accelerator::Tcg);
         assert_eq!(
             line,
             "console=ttyS0 granary.system=5ad0 granary.node=granary granary.address=10.0.2.15/24 \
@@ -95,6 +99,12 @@ mod tests {
 
     #[test]
     fn mitigations_stay_on_where_the_cpu_itself_runs_the_guest() {
-        assert!(!command_line("quiet", Accelerator::Kvm).contains("mitigations"));
+        assert!(!command_line("quiet", Overcommit::NONE, Accelerator::Kvm).contains("mitigations"));
+    }
+
+    #[test]
+    fn the_node_is_told_of_overcommit_in_its_own_words() {
+        let line = command_line("quiet", "1.50".parse().unwrap(), Accelerator::Kvm);
+        assert!(line.ends_with(" granary.overcommit=1.5"), "{line}");
     }
 }

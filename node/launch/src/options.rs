@@ -4,6 +4,7 @@ use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use units::Bytes;
+use volume::Overcommit;
 
 /// The files of a node image, as `//node/image` makes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,10 @@ pub struct Options {
     pub port: Option<NonZeroU16>,
     /// The data disk.
     pub data: Data,
+    /// Size of the data disk if it is made, as a sparse file.
+    pub data_size: Bytes,
+    /// How many times its data disk the node may promise to volumes.
+    pub overcommit: Overcommit,
     /// An existing directory for the kubeconfig and for a temporary data disk.
     pub state: PathBuf,
     /// An existing directory for the console's log.
@@ -49,7 +54,7 @@ pub enum Data {
 }
 
 impl Options {
-    /// Size of a data disk that is made, as a sparse file.
+    /// Size of a data disk that is made, if nothing else is asked for.
     pub const DATA_SIZE: Bytes = Bytes::new(8 << 30);
 
     /// 2 GiB of memory, two CPUs, any port and a temporary data disk; everything in one directory.
@@ -60,6 +65,8 @@ impl Options {
             cpus: const { NonZeroU8::new(2).unwrap() },
             port: None,
             data: Data::Temporary,
+            data_size: Self::DATA_SIZE,
+            overcommit: Overcommit::default(),
             state: directory.to_path_buf(),
             logs: directory.to_path_buf(),
             // About 45 s in emulation on an idle machine, some minutes beside a build.

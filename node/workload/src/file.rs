@@ -2,16 +2,20 @@
 
 use crate::CheckError;
 use crate::finding::{Executed, Text};
-use crate::{Check, Request, fill};
+use crate::{Check, Request, content, fill};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes the file and makes it durable, and its name in the directory too.
+/// Writes the file and makes it durable, and its name in the directory too; of a device the beginning.
 pub(crate) fn write(path: &Path, text: &str) -> Result<Text, CheckError> {
+    if path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        content::begin(path, text)?;
+        return Ok(Text { text: text.to_owned() });
+    }
     let mut file = File::create(path).map_err(CheckError::of("create", path))?;
     file.write_all(text.as_bytes()).map_err(CheckError::of("write", path))?;
     file.sync_all().map_err(CheckError::of("sync", path))?;
@@ -23,11 +27,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<Text, CheckError> {
 
 /// The beginning of a file.
 pub(crate) fn read(path: &Path) -> Result<Text, CheckError> {
-    let mut content = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(Check::READ_LIMIT).read_to_end(&mut content))
-        .map_err(CheckError::of("read", path))?;
-    Ok(Text { text: String::from_utf8_lossy(&content).into_owned() })
+    Ok(Text { text: content::beginning(path, Check::READ_LIMIT)? })
 }
 
 /// SHA-256 of a file.

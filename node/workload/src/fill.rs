@@ -18,7 +18,8 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let before = space::of(directory)?;
     let path = directory.join("fill");
     let mut file = File::create(&path).map_err(CheckError::of("create", &path))?;
-    let (written, refusal) = until_refused(&mut file);
+    // Not zeros: a file system may store those as a hole.
+    let (written, refusal) = until_refused(&mut file, &[0xa5; CHUNK]);
     let full = space::of(directory)?;
     if !keep {
         // XFS gives the space of a removed file back in the background, that of a truncated one at once.
@@ -29,21 +30,21 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     Ok(Fill { before, written, errno: name(&refusal), full })
 }
 
-/// Writes to the last block: returns the bytes that an `fsync` took, and the error of the write that
-/// was refused.
-fn until_refused(file: &mut File) -> (u64, io::Error) {
-    // Not zeros: a file system may store those as a hole.
-    let content = [0xa5; CHUNK];
-    let (mut chunk, mut written, mut durable) = (CHUNK, 0, 0);
+/// Writes the content over and over, to the last block: returns the bytes that an `fsync` took, and the error
+/// of the write that was refused.
+pub(crate) fn until_refused(file: &mut File, content: &[u8]) -> (u64, io::Error) {
+    let (mut chunk, mut written, mut durable) = (content.len(), 0, 0);
     loop {
         match file.write(&content[..chunk]) {
+            // A device may say so at its end.
+            Ok(0) => return (durable, io::ErrorKind::WriteZero.into()),
             Ok(count) => written += count as u64,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // XFS counts reserved blocks until they are written back: only after that the rest is known.
             Err(error) => match file.sync_data() {
                 Ok(()) => {
                     durable = written;
-                    if chunk == BLOCK {
+                    if chunk <= BLOCK {
                         return (durable, error);
                     }
                     chunk = (chunk / 4).max(BLOCK);
@@ -54,8 +55,8 @@ fn until_refused(file: &mut File) -> (u64, io::Error) {
     }
 }
 
-/// Fills the directory with empty files, and removes them.
-pub(crate) fn inodes(directory: &Path) -> Result<FillInodes, CheckError> {
+/// Fills the directory with empty files.
+pub(crate) fn inodes(directory: &Path, keep: bool) -> Result<FillInodes, CheckError> {
     let before = space::of(directory)?;
     let files = directory.join("fill-inodes");
     fs::create_dir(&files).map_err(CheckError::of("create", &files))?;
@@ -67,7 +68,9 @@ pub(crate) fn inodes(directory: &Path) -> Result<FillInodes, CheckError> {
         }
     };
     let full = space::of(directory)?;
-    fs::remove_dir_all(&files).map_err(CheckError::of("remove", &files))?;
+    if !keep {
+        fs::remove_dir_all(&files).map_err(CheckError::of("remove", &files))?;
+    }
     Ok(FillInodes { before, created, errno: name(&refusal), full })
 }
 

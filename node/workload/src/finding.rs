@@ -16,19 +16,28 @@ pub enum Finding {
     Write(Text),
     /// Of `read`.
     Read(Text),
+    /// Of `try-write`.
+    TryWrite(Tried),
+    /// Of `paint`.
+    Paint(Paint),
+    /// Of `scan`.
+    Scan(Scan),
     /// Of `checksum`.
-    Checksum {
-        /// The digest in hexadecimal digits.
-        sha256: String,
-    },
+    Checksum(Checksum),
     /// Of `execute`.
     Execute(Executed),
+    /// Of `device`.
+    Device(Device),
+    /// Of `direct`.
+    Direct(Tried),
     /// Of `demo`.
     Demo(Demo),
     /// Of `volumes`.
     Volumes(Volumes),
-    /// Of `sleep`, at its end.
-    Sleep,
+    /// Of `signal`.
+    Signal(Signalled),
+    /// Of `serve`, at its end.
+    Serve,
 }
 
 /// A file system as `statvfs` shows it; with a project quota that is the project's share.
@@ -97,6 +106,64 @@ pub struct Text {
     pub text: String,
 }
 
+/// A write that may be refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tried {
+    /// Name of the error, like `EROFS`; absent if it worked.
+    pub errno: Option<String>,
+}
+
+/// A device or directory that was filled with a text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Paint {
+    /// Bytes that were written and reached the disk (`fsync`).
+    pub written: u64,
+    /// Name of the error that stopped the last write, like `ENOSPC`.
+    pub errno: String,
+}
+
+/// A device or directory that was looked through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Scan {
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Bytes in blocks of 4 KiB that hold anything but zeros.
+    pub data: u64,
+    /// How often the text was found.
+    pub found: u64,
+}
+
+/// A whole file or device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Checksum {
+    /// The digest in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// A block device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// Bytes.
+    pub size: u64,
+    /// The smallest unit of a write, in bytes.
+    pub logical_block: u64,
+    /// Whether the device itself refuses writes.
+    pub read_only: bool,
+    /// Whether a loop device goes past the page cache to its file; absent if it is no loop device.
+    pub direct: Option<bool>,
+    /// Major and minor number, like `7:0`.
+    pub number: String,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
 /// A program that was started from the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -129,6 +196,10 @@ pub struct Volumes {
     pub entries: Vec<Entry>,
     /// Every project that has a limit or uses anything.
     pub projects: Vec<Project>,
+    /// Every loop device that has a file.
+    pub loops: Vec<Loop>,
+    /// Every place below kubelet's directory where a volume is mounted.
+    pub mounts: Vec<Mount>,
 }
 
 /// A file or directory of the node.
@@ -138,7 +209,21 @@ pub struct Entry {
     /// Its path, relative to the directory that was listed.
     pub path: String,
     /// The project of a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
+    /// The image of a block volume that is in the directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+}
+
+/// The file of a block volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Image {
+    /// Its size in bytes.
+    pub size: u64,
+    /// What it takes of the disk, in bytes.
+    pub allocated: u64,
 }
 
 /// A project of the node's data disk.
@@ -151,4 +236,34 @@ pub struct Project {
     pub bytes: Option<u64>,
     /// Its limit in inodes.
     pub inodes: Option<u64>,
+}
+
+/// A loop device of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Loop {
+    /// Like `loop0`.
+    pub name: String,
+    /// The file behind it.
+    pub file: String,
+}
+
+/// A mount of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mount {
+    /// What of its file system is mounted.
+    pub root: String,
+    /// Where.
+    pub point: String,
+    /// Its flags, like `ro`, `nosuid`, `nodev`.
+    pub flags: Vec<String>,
+}
+
+/// Processes that were sent a signal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Signalled {
+    /// Their process IDs on the node.
+    pub processes: Vec<i32>,
 }

@@ -2,8 +2,8 @@
 //!
 //! [`Request`] is a command line as a type: the program parses one, who starts the container makes
 //! one. [`Finding`] is what the program then prints, one JSON object, so that nobody reads text. The
-//! checks are those of an ordinary tenant: no privilege is used but in [`Check::Volumes`], which looks
-//! at the node's side.
+//! checks are those of an ordinary tenant: no privilege is used but in [`Check::Volumes`] and [`Check::Signal`],
+//! which are about the node. A container that stays makes checks for whoever asks ([`Check::Serve`]).
 //!
 //! ```
 //! use workload::{Check, Request};
@@ -15,18 +15,27 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod check;
+mod content;
 mod demo;
+mod device;
 mod error;
 mod file;
 mod fill;
 mod finding;
 mod request;
+pub mod serve;
+mod signal;
 mod space;
 mod volumes;
 
+pub use check::Check;
 pub use error::CheckError;
-pub use finding::{Demo, Entry, Executed, Fill, FillInodes, Finding, Inspect, Project, Space, Text, Volumes};
-pub use request::{Check, Request, UsageError};
+pub use finding::{
+    Checksum, Demo, Device, Entry, Executed, Fill, FillInodes, Finding, Image, Inspect, Loop, Mount, Paint, Project,
+    Scan, Signalled, Space, Text, Tried, Volumes,
+};
+pub use request::{Request, UsageError};
 
 /// Makes one check.
 ///
@@ -36,13 +45,19 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
     match check {
         Check::Inspect { path } => space::inspect(path).map(Finding::Inspect),
         Check::Fill { path, keep } => fill::bytes(path, *keep).map(Finding::Fill),
-        Check::FillInodes { path } => fill::inodes(path).map(Finding::FillInodes),
+        Check::FillInodes { path, keep } => fill::inodes(path, *keep).map(Finding::FillInodes),
         Check::Write { path, text } => file::write(path, text).map(Finding::Write),
         Check::Read { path } => file::read(path).map(Finding::Read),
-        Check::Checksum { path } => file::checksum(path).map(|sha256| Finding::Checksum { sha256 }),
+        Check::TryWrite { path } => Ok(Finding::TryWrite(device::try_write(path))),
+        Check::Paint { path, text } => content::paint(path, text).map(Finding::Paint),
+        Check::Scan { path, text } => content::scan(path, text).map(Finding::Scan),
+        Check::Checksum { path } => file::checksum(path).map(|sha256| Finding::Checksum(Checksum { sha256 })),
         Check::Execute { path } => file::execute(path).map(Finding::Execute),
+        Check::Device { path } => device::look(path).map(Finding::Device),
+        Check::Direct { path } => device::direct(path).map(Finding::Direct),
         Check::Demo { path, text } => demo::run(path, text).map(Finding::Demo),
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
-        Check::Sleep => space::wait_for_the_end().map(|()| Finding::Sleep),
+        Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
+        Check::Serve { port } => serve::run(*port).map(|()| Finding::Serve),
     }
 }

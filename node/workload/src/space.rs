@@ -1,8 +1,7 @@
-//! What a file system shows of itself, and the wait for the end.
+//! What a file system shows of itself.
 
 use crate::CheckError;
 use crate::finding::{Inspect, Space};
-use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::{FsFlags, Statvfs, statvfs};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -30,15 +29,6 @@ pub(crate) fn inspect(path: &Path) -> Result<Inspect, CheckError> {
         gid: metadata.gid(),
         mode: format!("{:04o}", metadata.mode() & 0o7777),
     })
-}
-
-/// Returns at SIGTERM or SIGINT. PID 1 of a container gets neither unless it asks for them.
-pub(crate) fn wait_for_the_end() -> Result<(), CheckError> {
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    let path = Path::new("signals");
-    signals.thread_block().map_err(CheckError::of("block", path))?;
-    signals.wait().map_err(CheckError::of("wait for", path))?;
-    Ok(())
 }
 
 fn stat(path: &Path) -> Result<Statvfs, CheckError> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 /// A refused operation on a directory or on a name in it. The kernel's errno is the source.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("cannot {operation} {}", name.display())]
 pub struct Error {
     operation: Operation,
@@ -22,6 +22,7 @@ pub enum Operation {
     Open,
     CreateDir,
     SetMode,
+    SetFlags,
     Read,
     Write,
     Rename,
@@ -58,6 +59,7 @@ impl fmt::Display for Operation {
             Self::Open => "open",
             Self::CreateDir => "create directory",
             Self::SetMode => "set the mode of",
+            Self::SetFlags => "set the flags of",
             Self::Read => "read",
             Self::Write => "write",
             Self::Rename => "rename",

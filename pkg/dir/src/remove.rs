@@ -1,12 +1,15 @@
 //! Removing a tree that someone else made.
 
-use std::collections::VecDeque;
 use std::ffi::OsStr;
+use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 
 use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::libc;
+use nix::sys::stat::{Mode, fstatat};
 
-use crate::{Dir, Error, Name, Operation};
+use crate::{Dir, Error, Name, Operation, sys};
 
 /// Descriptors held at once. The owner of a tree chooses its depth, beyond any stack and any limit of descriptors:
 /// what is deeper is moved up first.
@@ -23,17 +26,47 @@ impl Dir {
     /// Nobody may add to the tree meanwhile.
     ///
     /// # Errors
-    /// `EXDEV` or `EBUSY` if something is mounted in the tree; `EPERM` for an immutable file; `EIO`. What was not
-    /// removed stays.
+    /// `EXDEV` or `EBUSY` if something is mounted in the tree; `EPERM` for what is immutable, without the privilege to
+    /// change that; `EIO`. What was not removed stays.
     pub fn remove_all(&self, name: &Name) -> Result<(), Error> {
-        match self.remove_file(name) {
+        match self.insist(name, || self.remove_file(name)) {
             Ok(()) => return Ok(()),
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) if error.errno() == Errno::EISDIR => {}
             Err(error) => return Err(error),
         }
         self.empty_dir(name)?;
-        self.remove_dir(name)
+        self.insist(name, || self.remove_dir(name))
+    }
+
+    /// Takes the flags "immutable" and "append only" off `name`, so that it can be moved and removed. Returns whether it
+    /// had one; what is neither a file nor a directory has none.
+    ///
+    /// # Errors
+    /// `ENOENT`; `EPERM` without `CAP_LINUX_IMMUTABLE`.
+    ///
+    /// `FS_IOC_SETFLAGS`, ioctl_iflags(2).
+    pub fn unprotect(&self, name: &Name) -> Result<bool, Error> {
+        let failed = |errno| Error::new(Operation::SetFlags, name.as_os_str(), errno);
+        let stat = fstatat(self, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW).map_err(failed)?;
+        if !matches!(stat.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
+            return Ok(false);
+        }
+        let inode = self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, Mode::empty())?;
+        sys::unprotect(inode.as_fd()).map_err(failed)
+    }
+
+    /// Once more without the flags that forbid it: who may set them may do so anywhere in a tree.
+    fn insist(&self, name: &Name, remove: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
+        match remove() {
+            Err(error) if error.errno() == Errno::EPERM => {
+                // Those of the directory too. What the kernel says of the removal is the reason to tell.
+                let here = sys::unprotect(self.as_fd()).unwrap_or(false);
+                let there = self.unprotect(name).unwrap_or(false);
+                if here || there { remove() } else { Err(error) }
+            }
+            done => done,
+        }
     }
 
     /// Removes everything below the directory `name` as [`Dir::remove_all`] does, but not the directory itself.
@@ -44,19 +77,19 @@ impl Dir {
         let dir = self.open_dir(name)?;
         let mut deep = Deep::found_beside(self, name)?;
         deep.empty(&dir, 1)?;
-        while let Some(moved) = deep.waiting.pop_front() {
+        while let Some(moved) = deep.waiting()? {
             deep.empty(&self.open_dir(&moved)?, 1)?;
-            self.remove_dir(&moved)?;
+            self.insist(&moved, || self.remove_dir(&moved))?;
         }
         Ok(())
     }
 }
 
-/// The subtrees that were too deep, waiting beside the tree they come from.
+/// The subtrees that were too deep, waiting beside the tree they come from. As many as the tree's owner likes: they are
+/// remembered on the disk only.
 struct Deep<'a> {
     beside: &'a Dir,
     prefix: Vec<u8>,
-    waiting: VecDeque<Name>,
     next: u64,
 }
 
@@ -64,18 +97,33 @@ impl<'a> Deep<'a> {
     /// With those that a cut run left.
     fn found_beside(beside: &'a Dir, name: &Name) -> Result<Self, Error> {
         let prefix = [b".", name.as_os_str().as_bytes(), b"."].concat();
-        let mut deep = Self { beside, prefix, waiting: VecDeque::new(), next: 0 };
-        for found in beside.names()? {
-            if let Some(number) = deep.number_of(&found) {
+        let mut deep = Self { beside, prefix, next: 0 };
+        for entry in beside.stream()?.iter() {
+            let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
+            if let Some(number) = deep.number_of(entry.file_name().to_bytes()) {
                 deep.next = deep.next.max(number.saturating_add(1));
-                deep.waiting.push_back(found);
             }
         }
         Ok(deep)
     }
 
-    fn number_of(&self, name: &Name) -> Option<u64> {
-        let digits = name.as_os_str().as_bytes().strip_prefix(self.prefix.as_slice())?;
+    /// One of them, if there is any.
+    fn waiting(&self) -> Result<Option<Name>, Error> {
+        if self.next == 0 {
+            return Ok(None);
+        }
+        for entry in self.beside.stream()?.iter() {
+            let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
+            let name = entry.file_name().to_bytes();
+            if self.number_of(name).is_some() {
+                return Ok(Name::try_from(OsStr::from_bytes(name)).ok());
+            }
+        }
+        Ok(None)
+    }
+
+    fn number_of(&self, name: &[u8]) -> Option<u64> {
+        let digits = name.strip_prefix(self.prefix.as_slice())?;
         if !digits.iter().all(u8::is_ascii_digit) {
             return None;
         }
@@ -90,7 +138,7 @@ impl<'a> Deep<'a> {
                 let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
                 // Only `.` and `..` are no names.
                 let Ok(name) = Name::try_from(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
-                match dir.remove_file(&name) {
+                match dir.insist(&name, || dir.remove_file(&name)) {
                     Ok(()) => {}
                     Err(error) if error.errno() == Errno::EISDIR => self.remove_subtree(dir, &name, depth)?,
                     Err(error) => return Err(error),
@@ -105,20 +153,19 @@ impl<'a> Deep<'a> {
     }
 
     fn remove_subtree(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Error> {
-        match dir.remove_dir(name) {
+        match dir.insist(name, || dir.remove_dir(name)) {
             Err(error) if error.errno() == Errno::ENOTEMPTY => {}
             done => return done,
         }
         if depth < MAX_DEPTH {
             self.empty(&dir.open_dir(name)?, depth + 1)?;
-            return dir.remove_dir(name);
+            return dir.insist(name, || dir.remove_dir(name));
         }
         let moved = [self.prefix.as_slice(), self.next.to_string().as_bytes()].concat();
         let moved = Name::try_from(OsStr::from_bytes(&moved))
             .map_err(|_| Error::new(Operation::Rename, name.as_os_str(), Errno::ENAMETOOLONG))?;
-        dir.rename(name, self.beside, &moved)?;
+        dir.insist(name, || dir.rename(name, self.beside, &moved))?;
         self.next += 1;
-        self.waiting.push_back(moved);
         Ok(())
     }
 }
@@ -127,9 +174,6 @@ impl<'a> Deep<'a> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
-
-    use nix::fcntl::OFlag;
-    use nix::sys::stat::Mode;
 
     use super::*;
 
@@ -164,6 +208,18 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 2500); // a path of 5000 bytes: over PATH_MAX
+        dir.remove_all(&name("tree")).unwrap();
+        assert!(dir.is_empty().unwrap());
+    }
+
+    #[test]
+    fn many_trees_that_are_too_deep_are_removed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Dir::open(scratch.path()).unwrap();
+        let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+        for number in 0..12 {
+            chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
+        }
         dir.remove_all(&name("tree")).unwrap();
         assert!(dir.is_empty().unwrap());
     }

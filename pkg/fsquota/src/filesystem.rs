@@ -29,6 +29,11 @@ impl<'fd> FileSystem<'fd> {
         enforced(sys::project_quota(inode), sys::has_quotactl_fd).map(|()| Self(inode))
     }
 
+    /// The same, where all is known already.
+    pub(crate) fn checked(inode: BorrowedFd<'fd>) -> Self {
+        Self(inode)
+    }
+
     pub(crate) fn quota(self, id: ProjectId) -> Result<Quota, FsError> {
         let found = match sys::quota(self.0, id.get()) {
             Err(Errno::ENOENT) => sys::DiskQuota::default(),

@@ -56,7 +56,7 @@ pub fn quota(fs: impl AsFd, id: ProjectId) -> Result<Quota, FsError> {
 ///
 /// `Q_XGETNEXTQUOTA`, Linux 5.14 with `quotactl_fd`.
 pub fn report<'fd, F: AsFd>(fs: &'fd F) -> Result<Report<'fd>, FsError> {
-    Ok(Report { fs: FileSystem::of(fs)?, next: ProjectId::new(1) })
+    FileSystem::of(fs).map(Report::of)
 }
 
 /// The quotas of a file system, by ascending project ID. Ends after an error.
@@ -64,6 +64,12 @@ pub fn report<'fd, F: AsFd>(fs: &'fd F) -> Result<Report<'fd>, FsError> {
 pub struct Report<'fd> {
     fs: FileSystem<'fd>,
     next: Option<ProjectId>,
+}
+
+impl<'fd> Report<'fd> {
+    pub(crate) fn of(fs: FileSystem<'fd>) -> Self {
+        Self { fs, next: ProjectId::new(1) }
+    }
 }
 
 impl Iterator for Report<'_> {

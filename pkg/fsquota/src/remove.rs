@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use units::Inodes;
 
 use crate::directory::open_directory;
-use crate::error::RemoveError;
-use crate::filesystem::FileSystem;
+use crate::error::{FsError, RemoveError};
+use crate::filesystem::{FileSystem, require_xfs};
 use crate::project::ProjectId;
-use crate::seen::Seen;
+use crate::seen::{Seen, attributes, set_project};
+use crate::sys::PROJINHERIT;
 
 /// Takes the project off an empty directory: clears the limits, then the project. Returns the
 /// project it had; `None` if it had none, as after an earlier call.
@@ -42,9 +43,31 @@ pub fn remove(dir: impl AsFd) -> Result<Option<ProjectId>, RemoveError> {
 /// # Errors
 /// [`RemoveError::InUse`]: nothing has changed.
 pub fn clear(fs: impl AsFd, id: ProjectId) -> Result<(), RemoveError> {
-    let fs = FileSystem::of(&fs)?;
+    clear_in(FileSystem::of(&fs)?, id)
+}
+
+pub(crate) fn clear_in(fs: FileSystem<'_>, id: ProjectId) -> Result<(), RemoveError> {
     unused_but_for(fs, id, Inodes::ZERO)?;
     Ok(fs.clear_limits(id)?)
+}
+
+/// Takes project and inherit flag off a directory, whatever is in it, and leaves the limits of that project alone: for
+/// a directory between projects, that projects are moved through. With either, moving them would end with `EXDEV`.
+/// Returns whether it had one of the two.
+///
+/// # Errors
+/// [`FsError`].
+///
+/// `FS_IOC_FSSETXATTR`, Linux 4.5.
+pub fn disown(dir: impl AsFd) -> Result<bool, FsError> {
+    let dir = open_directory(dir.as_fd())?;
+    require_xfs(dir.as_fd())?;
+    let found = attributes(dir.as_fd())?;
+    let owned = found.projid != 0 || found.xflags & PROJINHERIT != 0;
+    if owned {
+        set_project(dir.as_fd(), found, None)?;
+    }
+    Ok(owned)
 }
 
 fn unused_but_for(fs: FileSystem<'_>, id: ProjectId, expected: Inodes) -> Result<(), RemoveError> {

@@ -76,14 +76,19 @@ impl<'fd> Seen<'fd> {
 
     /// Gives the directory this project and the inherit flag, or takes both away. One transaction.
     pub(crate) fn set_project(&self, project: Option<ProjectId>) -> Result<(), FsError> {
-        let mut wanted = self.attributes;
-        wanted.projid = project.map_or(0, ProjectId::get);
-        match project {
-            Some(_) => wanted.xflags |= sys::PROJINHERIT,
-            None => wanted.xflags &= !sys::PROJINHERIT,
-        }
-        sys::set_fsxattr(self.fd, &wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
+        set_project(self.fd, self.attributes, project)
     }
+}
+
+/// Gives a directory with these attributes a project and the inherit flag, or takes both away. One transaction.
+pub(crate) fn set_project(dir: BorrowedFd<'_>, attributes: FsXattr, project: Option<ProjectId>) -> Result<(), FsError> {
+    let mut wanted = attributes;
+    wanted.projid = project.map_or(0, ProjectId::get);
+    match project {
+        Some(_) => wanted.xflags |= sys::PROJINHERIT,
+        None => wanted.xflags &= !sys::PROJINHERIT,
+    }
+    sys::set_fsxattr(dir, &wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
 }
 
 /// The project of a directory of an XFS.
@@ -96,6 +101,6 @@ pub(crate) fn project_of(dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, FsErr
     Ok(ProjectId::new(found?.projid))
 }
 
-fn attributes(inode: BorrowedFd<'_>) -> Result<FsXattr, FsError> {
+pub(crate) fn attributes(inode: BorrowedFd<'_>) -> Result<FsXattr, FsError> {
     sys::fsxattr(inode).map_err(FsError::system("FS_IOC_FSGETXATTR"))
 }

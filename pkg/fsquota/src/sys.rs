@@ -116,7 +116,7 @@ mod ioctl {
     nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::FsXattr);
     nix::ioctl_read!(xfs_ioc_free_eofblocks, b'X', 58, super::FreeBlocks);
     // The number counts the request without the records that follow it.
-    nix::ioctl_read_bad!(xfs_ioc_bulkstat, nix::request_code_read!(b'X', 127, 64), super::BulkRequest);
+    nix::ioctl_read_bad!(xfs_ioc_bulkstat, nix::request_code_read!(b'X', 127, 64), super::BulkRequest<0>);
 }
 
 /// `struct xfs_fs_eofblocks`, fs/xfs/libxfs/xfs_fs.h.
@@ -171,24 +171,40 @@ impl Inode {
         u32::from(self.mode) & libc::S_IFMT == libc::S_IFDIR
     }
 
+    /// Whether it has a name; one that was deleted while it was open has none.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.links > 0
+    }
+
     pub(crate) fn inherits(&self) -> bool {
         self.xflags & u64::from(PROJINHERIT) != 0
     }
 }
 
-/// `struct xfs_bulk_ireq` and room for one record.
+/// `struct xfs_bulk_ireq` and room for some records.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct BulkRequest {
+#[derive(Clone, Copy, Debug)]
+struct BulkRequest<const RECORDS: usize> {
     first: u64,
     flags: u32,
     wanted: u32,
     found: u32,
     group: u32,
     reserved: [u64; 5],
-    inode: Inode,
+    inodes: [Inode; RECORDS],
 }
-const _: () = assert!(offset_of!(BulkRequest, inode) == 64 && size_of::<BulkRequest>() == 256);
+const _: () = assert!(offset_of!(BulkRequest<1>, inodes) == 64 && size_of::<BulkRequest<1>>() == 256);
+const _: () = assert!(size_of::<BulkRequest<MANY>>() == 64 + 192 * MANY);
+
+/// How many inodes [`inodes_from`] takes at once.
+const MANY: usize = 64;
+
+impl<const RECORDS: usize> BulkRequest<RECORDS> {
+    fn from(first: u64) -> Self {
+        let inodes = [Inode::default(); RECORDS];
+        Self { first, flags: 0, wanted: RECORDS as u32, found: 0, group: 0, reserved: [0; 5], inodes }
+    }
+}
 
 /// `XFS_EOFBLOCKS_VERSION`.
 const FREE_BLOCKS_VERSION: u32 = 1;
@@ -227,13 +243,27 @@ pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errn
 ///
 /// `XFS_IOC_BULKSTAT`, Linux 5.4.
 pub(crate) fn inode(fs: BorrowedFd<'_>, number: u64) -> Result<Option<Inode>, Errno> {
-    let mut request = BulkRequest { first: number, wanted: 1, ..BulkRequest::default() };
-    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_bulk_ireq` and
-    // behind it at most one `struct xfs_bulkstat` (`wanted`; sizes asserted above) through the pointer
-    // and keeps nothing; every bit pattern of them is valid.
-    unsafe { ioctl::xfs_ioc_bulkstat(fs.as_raw_fd(), &raw mut request) }?;
+    let mut request = BulkRequest::<1>::from(number);
+    bulkstat(fs, &mut request)?;
     // The call goes on to the next inode there is.
-    Ok((request.found == 1 && request.inode.number == number).then_some(request.inode))
+    let [inode] = request.inodes;
+    Ok((request.found == 1 && inode.number == number).then_some(inode))
+}
+
+/// The next inodes of the file system from a number on, in their order; none at the end. With the number to go on from.
+///
+/// `XFS_IOC_BULKSTAT`, Linux 5.4.
+pub(crate) fn inodes_from(fs: BorrowedFd<'_>, number: u64) -> Result<(Vec<Inode>, u64), Errno> {
+    let mut request = BulkRequest::<MANY>::from(number);
+    bulkstat(fs, &mut request)?;
+    Ok((request.inodes.into_iter().take(request.found as usize).collect(), request.first))
+}
+
+fn bulkstat<const RECORDS: usize>(fs: BorrowedFd<'_>, request: &mut BulkRequest<RECORDS>) -> Result<(), Errno> {
+    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_bulk_ireq` and
+    // behind it at most `wanted` times a `struct xfs_bulkstat`, which is how many there are (sizes asserted
+    // above), through the pointer and keeps nothing; every bit pattern of them is valid.
+    unsafe { ioctl::xfs_ioc_bulkstat(fs.as_raw_fd(), from_mut(request).cast()) }.map(drop)
 }
 
 /// The next entries of a directory as rows of `struct linux_dirent64`, and how many bytes they are; 0

@@ -20,10 +20,14 @@ pub struct Identity {
 pub enum Kind {
     /// A directory: directories can be mounted on it.
     Directory,
-    /// A regular file, device node, socket or pipe: files can be mounted on it.
+    /// A regular file. Files of any kind can be mounted on it.
     File,
+    /// The node of a block device, with its major and minor number. Like a file for mounts.
+    BlockDevice(u32, u32),
     /// A symbolic link: nothing can be mounted on it.
     Link,
+    /// The node of a character device, a socket or a pipe. Like a file for mounts.
+    Other,
 }
 
 /// What an open descriptor stands on.
@@ -33,6 +37,8 @@ pub struct Place {
     pub identity: Identity,
     /// What kind of file.
     pub kind: Kind,
+    /// Bytes in a regular file; means nothing for other kinds.
+    pub size: u64,
     /// The mount's number, unique as long as it is mounted.
     pub mount: u64,
     /// Attributes of the mount, if the place is a mount's root. Read-only is what holds: it is also said of a
@@ -78,10 +84,13 @@ fn look(file: BorrowedFd<'_>) -> Result<Place, LookError> {
     };
     let kind = match libc::mode_t::from(found.stx_mode) & libc::S_IFMT {
         libc::S_IFDIR => Kind::Directory,
+        libc::S_IFREG => Kind::File,
+        libc::S_IFBLK => Kind::BlockDevice(found.stx_rdev_major, found.stx_rdev_minor),
         libc::S_IFLNK => Kind::Link,
-        _ => Kind::File,
+        _ => Kind::Other,
     };
-    Ok(Place { identity: identity_of(&found), kind, mount: found.stx_mnt_id, mounted, removed: found.stx_nlink == 0 })
+    let (identity, mount, removed) = (identity_of(&found), found.stx_mnt_id, found.stx_nlink == 0);
+    Ok(Place { identity, kind, size: found.stx_size, mount, mounted, removed })
 }
 
 #[cfg(test)]
@@ -101,19 +110,25 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_no_file() {
+        let null = at(File::open("/dev/null").expect("open it")).expect("look at it");
+        assert_eq!(null.kind, Kind::Other);
+    }
+
+    #[test]
     fn a_file_a_link_and_a_removed_directory_are_told_apart() {
         use nix::fcntl::{OFlag, open};
         use nix::sys::stat::Mode;
 
         let scratch = tempfile::tempdir().expect("a directory");
         let (file, link, gone) = (scratch.path().join("f"), scratch.path().join("l"), scratch.path().join("d"));
-        fs::write(&file, "").expect("a file");
+        fs::write(&file, "abc").expect("a file");
         std::os::unix::fs::symlink("f", &link).expect("a link");
         fs::create_dir(&gone).expect("a directory");
 
         let path = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let open = |name| open(name, path, Mode::empty()).expect("open it");
-        assert_eq!(at(open(&file)).map(|place| place.kind), Ok(Kind::File));
+        assert_eq!(at(open(&file)).map(|place| (place.kind, place.size)), Ok((Kind::File, 3)));
         assert_eq!(at(open(&link)).map(|place| place.kind), Ok(Kind::Link));
         let held = open(&gone);
         fs::remove_dir(&gone).expect("remove it");

@@ -62,7 +62,7 @@ pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Resul
 /// Linux 5.8).
 pub(crate) fn statx(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
     let flags: c_int = libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_AS_STAT;
-    let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_MNT_ID;
+    let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_SIZE | libc::STATX_MNT_ID;
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `file` is open during the call. The kernel reads a static string and writes one `struct statx` (size
     // asserted above) through the pointer, which stays ours.

@@ -5,12 +5,14 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod burst;
 mod operation;
 mod report;
 mod sample;
 mod statistics;
 mod table;
 
+pub use burst::{Burst, BurstFigure, BurstSample, Way};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use report::{Count, Figure, Missing, Ratio, Report, Violation};
 pub use sample::{Sample, Word, is_housekeeping};

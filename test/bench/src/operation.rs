@@ -33,6 +33,22 @@ pub enum Operation {
     WriteNew,
     /// `dir::Dir::write` over a file.
     WriteOver,
+    /// A new filesystem claim: `volume::Store::provision` and `announce`.
+    Claim,
+    /// A new block claim, whose image is allocated.
+    ClaimBlock,
+    /// `Store::open_volume`, not for the first time.
+    OpenVolume,
+    /// Limits and usage of a volume by its name.
+    VolumeStats,
+    /// `Store::expand` of a filesystem volume.
+    Expand,
+    /// `Store::expand` of a block volume.
+    ExpandBlock,
+    /// `Store::retire`.
+    Retire,
+    /// `Store::discard` of an empty volume.
+    Discard,
     /// `loopdev::Control::attach`.
     Attach,
     /// `loopdev::Device::status`.
@@ -53,6 +69,8 @@ pub enum Subject {
     Fsquota,
     /// Durable files.
     Dir,
+    /// Volumes: what a claim costs.
+    Volume,
     /// Loop devices.
     Loopdev,
 }
@@ -64,11 +82,13 @@ pub struct Expected {
     pub slope: Option<u32>,
     /// How many there are at most.
     pub at_most: Option<u32>,
+    /// How many flushes reach the disk at most.
+    pub flushes: Option<u32>,
 }
 
 impl Operation {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 25] = [
         Self::Next,
         Self::WalkForId,
         Self::SetFirst,
@@ -81,6 +101,14 @@ impl Operation {
         Self::Sync,
         Self::WriteNew,
         Self::WriteOver,
+        Self::Claim,
+        Self::ClaimBlock,
+        Self::OpenVolume,
+        Self::VolumeStats,
+        Self::Expand,
+        Self::ExpandBlock,
+        Self::Retire,
+        Self::Discard,
         Self::Attach,
         Self::Status,
         Self::Refresh,
@@ -102,6 +130,14 @@ impl Operation {
             | Self::Remove
             | Self::Sync => Subject::Fsquota,
             Self::WriteNew | Self::WriteOver => Subject::Dir,
+            Self::Claim
+            | Self::ClaimBlock
+            | Self::OpenVolume
+            | Self::VolumeStats
+            | Self::Expand
+            | Self::ExpandBlock
+            | Self::Retire
+            | Self::Discard => Subject::Volume,
             Self::Attach | Self::Status | Self::Refresh | Self::Detach | Self::List => Subject::Loopdev,
         }
     }
@@ -119,10 +155,13 @@ impl Operation {
     /// What the contract promises.
     pub const fn expected(self) -> Expected {
         match self {
-            Self::Report => Expected { slope: Some(1), at_most: None },
-            Self::Quota => Expected { slope: Some(0), at_most: Some(3) },
-            Self::WalkForId | Self::List => Expected { slope: None, at_most: None },
-            _ => Expected { slope: Some(0), at_most: None },
+            Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
+            Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), flushes: None },
+            // Two forces of the log.
+            Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
+            // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
+            Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
+            _ => Expected { slope: Some(0), at_most: None, flushes: None },
         }
     }
 
@@ -141,6 +180,14 @@ impl Operation {
             Self::Sync => "sync",
             Self::WriteNew => "write-new",
             Self::WriteOver => "write-over",
+            Self::Claim => "claim",
+            Self::ClaimBlock => "claim-block",
+            Self::OpenVolume => "open-volume",
+            Self::VolumeStats => "volume-stats",
+            Self::Expand => "expand",
+            Self::ExpandBlock => "expand-block",
+            Self::Retire => "retire",
+            Self::Discard => "discard",
             Self::Attach => "attach",
             Self::Status => "status",
             Self::Refresh => "refresh",
@@ -164,6 +211,14 @@ impl Operation {
             Self::Sync => "sync",
             Self::WriteNew => "Dir::write, new file",
             Self::WriteOver => "Dir::write, replace",
+            Self::Claim => "claim, filesystem",
+            Self::ClaimBlock => "claim, block (thick)",
+            Self::OpenVolume => "open_volume",
+            Self::VolumeStats => "open_volume, then quota",
+            Self::Expand => "expand, filesystem",
+            Self::ExpandBlock => "expand, block (thick)",
+            Self::Retire => "retire",
+            Self::Discard => "discard",
             Self::Attach => "attach",
             Self::Status => "status",
             Self::Refresh => "refresh_size",
@@ -175,7 +230,7 @@ impl Operation {
 
 impl Subject {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 3] = [Self::Fsquota, Self::Dir, Self::Loopdev];
+    pub const ALL: [Self; 4] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Loopdev];
 
     /// Its operations, in the order of the report.
     pub fn operations(self) -> impl Iterator<Item = Operation> {
@@ -185,7 +240,7 @@ impl Subject {
     /// The two numbers of existing things that its operations are counted at.
     pub const fn populations(self) -> [u32; 2] {
         match self {
-            Self::Fsquota | Self::Dir => [0, 1000],
+            Self::Fsquota | Self::Dir | Self::Volume => [0, 1000],
             Self::Loopdev => [0, 100],
         }
     }
@@ -194,6 +249,7 @@ impl Subject {
     pub const fn things(self) -> &'static str {
         match self {
             Self::Fsquota | Self::Dir => "projects",
+            Self::Volume => "volumes",
             Self::Loopdev => "devices",
         }
     }
@@ -204,6 +260,7 @@ impl fmt::Display for Subject {
         f.write_str(match self {
             Self::Fsquota => "fsquota",
             Self::Dir => "dir",
+            Self::Volume => "volume",
             Self::Loopdev => "loopdev",
         })
     }

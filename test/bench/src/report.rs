@@ -98,6 +98,20 @@ pub enum Violation {
         /// What was counted in the worst run.
         found: f64,
     },
+    /// A call waits for the disk too often.
+    #[error("{operation} makes {found} flushes with {present} {things}; promised are at most {promised}")]
+    TooManyFlushes {
+        /// Of this operation.
+        operation: Operation,
+        /// When so many existed.
+        present: u32,
+        /// What exists.
+        things: &'static str,
+        /// What is promised.
+        promised: u32,
+        /// The median: a flush now and then is the kernel's own.
+        found: f64,
+    },
 }
 
 /// Samples without which there is no report.
@@ -188,7 +202,17 @@ fn violations(figure: &Figure) -> Vec<Violation> {
             found: count.syscalls.max,
         })
     });
-    slope.into_iter().chain(too_many).collect()
+    let flushes = figure.expected.flushes.into_iter().flat_map(|promised| {
+        let over = figure.counts.iter().filter(move |count| count.flushes.median > f64::from(promised));
+        over.map(move |count| Violation::TooManyFlushes {
+            operation,
+            present: count.present,
+            things,
+            promised,
+            found: count.flushes.median,
+        })
+    });
+    slope.into_iter().chain(too_many).chain(flushes).collect()
 }
 
 #[cfg(test)]

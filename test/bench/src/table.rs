@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::operation::Subject;
+use crate::operation::{Expected, Subject};
 use crate::report::{Count, Figure, Report};
 use crate::sample::is_housekeeping;
 use crate::statistics::Spread;
@@ -55,14 +55,15 @@ fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Ta
     Table::new(heads.into(), rows.collect())
 }
 
-/// The limit where there is one, else the slope.
 fn promise(figure: &Figure) -> String {
-    match (figure.expected.slope, figure.expected.at_most) {
-        (Some(slope), Some(limit)) => format!("slope {slope}, ≤ {limit}"),
-        (Some(slope), None) => format!("slope {slope}"),
-        (None, Some(limit)) => format!("≤ {limit}"),
-        (None, None) => "–".into(),
-    }
+    let Expected { slope, at_most, flushes } = figure.expected;
+    let promises = [
+        slope.map(|slope| format!("slope {slope}")),
+        at_most.map(|limit| format!("≤ {limit}")),
+        flushes.map(|limit| format!("≤ {limit} flushes")),
+    ];
+    let promises: Vec<_> = promises.into_iter().flatten().collect();
+    if promises.is_empty() { "–".into() } else { promises.join(", ") }
 }
 
 /// Which system calls these are.
@@ -110,7 +111,7 @@ fn spread(spread: &Spread) -> String {
 }
 
 /// With as few decimals as tell it, at most three.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".into() } else { text.into() }
@@ -118,12 +119,12 @@ fn number(value: f64) -> String {
 
 /// Columns as wide as their widest cell; the first one is text, the others are numbers unless they
 /// are the last of two.
-struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(heads: Vec<String>, mut rows: Vec<Vec<String>>) -> Self {
+    pub(crate) fn new(heads: Vec<String>, mut rows: Vec<Vec<String>>) -> Self {
         rows.insert(0, heads);
         Self { rows }
     }

@@ -1,32 +1,43 @@
 //! What a case works with: a namespace of its own, and verbs.
 
-use crate::{Claim, Failure, PATIENCE, Pod, Seen, eventually};
+use crate::{Failure, PATIENCE, Seen, eventually, observer};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
-use std::sync::atomic::{AtomicU32, Ordering};
-use workload::{Check, Finding, Volumes};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::{self, Debug};
+use workload::Volumes;
 
-/// The node's volumes, on its data disk.
-const VOLUMES: &str = "/data/volumes";
+/// Which case an object without a namespace belongs to.
+const LABEL: &str = "e2e-case";
 
-/// One test of a suite.
+/// One test of a suite: its namespace, and what can be done in it. A clone is the same one.
+#[derive(Clone)]
 pub struct Case {
     client: Client,
     namespace: String,
-    /// Makes names of pods different.
-    looks: AtomicU32,
+}
+
+impl Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
 }
 
 impl Case {
     /// Makes the namespace.
-    pub(crate) async fn begin(client: Client, namespace: String) -> Result<Self, Failure> {
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn begin(client: Client, namespace: String) -> Result<Self, Failure> {
         let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };
         let object = core::Namespace { metadata, ..core::Namespace::default() };
         let namespaces: Api<core::Namespace> = Api::all(client.clone());
         namespaces.create(&PostParams::default(), &object).await.map_err(Failure::api("create a namespace"))?;
-        let case = Self { client, namespace, looks: AtomicU32::new(0) };
+        let case = Self { client, namespace };
         // Pods are refused until the controller manager has made it.
         let accounts: Api<core::ServiceAccount> = case.api();
         eventually(PATIENCE, "the namespace's service account", async || {
@@ -37,130 +48,63 @@ impl Case {
         Ok(case)
     }
 
-    /// A storage class of the cluster.
-    ///
-    /// # Errors
-    /// It never appears.
-    pub async fn class(&self, name: &str) -> Result<StorageClass, Failure> {
-        let classes: Api<StorageClass> = Api::all(self.client.clone());
-        eventually(PATIENCE, &format!("storage class {name}"), async || {
-            let found = classes.get_opt(name).await.map_err(Failure::api("look for a storage class"))?;
-            Ok(found.map_or_else(|| Seen::NotYet("no such class".to_owned()), Seen::Done))
-        })
-        .await
+    /// The namespace of an earlier boot of the same disk.
+    pub fn resume(client: Client, namespace: String) -> Self {
+        Self { client, namespace }
     }
 
-    /// Makes a claim.
-    ///
-    /// # Errors
-    /// The API server refuses it.
-    pub async fn claim(&self, claim: &Claim) -> Result<(), Failure> {
-        let doing = format!("create claim {}", claim.name);
-        self.claims().create(&PostParams::default(), &claim.object()?).await.map_err(Failure::api(doing))?;
-        Ok(())
+    /// Its name.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
-    /// Reads a claim.
-    ///
-    /// # Errors
-    /// It is not there.
-    pub async fn read_claim(&self, name: &str) -> Result<core::PersistentVolumeClaim, Failure> {
-        self.claims().get(name).await.map_err(Failure::api(format!("read claim {name}")))
+    /// A name for an object without a namespace that no other case has.
+    pub fn unique(&self, name: &str) -> String {
+        format!("{}-{name}", self.namespace)
     }
 
-    /// Deletes a claim.
-    ///
-    /// # Errors
-    /// It is not there.
-    pub async fn delete_claim(&self, name: &str) -> Result<(), Failure> {
-        let deleted = self.claims().delete(name, &DeleteParams::default()).await;
-        deleted.map(drop).map_err(Failure::api(format!("delete claim {name}")))
+    /// Objects without a namespace that have these labels go with the case.
+    pub fn labels(&self) -> Value {
+        json!({LABEL: self.namespace})
     }
 
-    /// The volume that a claim is bound to.
+    /// Makes an object of the namespace.
     ///
     /// # Errors
-    /// It is bound to none.
-    pub async fn volume_of(&self, claim: &str) -> Result<core::PersistentVolume, Failure> {
-        let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
-            let found = self.read_claim(claim).await?;
-            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
-            let volume = found.spec.and_then(|spec| spec.volume_name);
-            Ok(volume.filter(|_| phase == "Bound").map_or_else(|| Seen::NotYet(phase), Seen::Done))
-        })
-        .await?;
-        self.volumes().get(&name).await.map_err(Failure::api(format!("read volume {name}")))
+    /// It is none, or the API server refuses it.
+    pub async fn create<K>(&self, object: Value) -> Result<K, Failure>
+    where
+        K: kube::Resource<Scope = kube::core::NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+        K::DynamicType: Default,
+    {
+        let object: K = serde_json::from_value(object)?;
+        let doing = format!("create {} {}", K::kind(&K::DynamicType::default()), object.name_any());
+        self.api::<K>().create(&PostParams::default(), &object).await.map_err(Failure::api(doing))
     }
 
-    /// A persistent volume, if it is there.
+    /// The node's side of all volumes: directories, projects, loop devices, mounts.
     ///
     /// # Errors
-    /// The API server does not answer.
-    pub async fn find_volume(&self, name: &str) -> Result<Option<core::PersistentVolume>, Failure> {
-        self.volumes().get_opt(name).await.map_err(Failure::api(format!("look for volume {name}")))
-    }
-
-    /// Makes a pod and leaves it to its fate.
-    ///
-    /// # Errors
-    /// The API server refuses it.
-    pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
-        let doing = format!("create pod {}", pod.name);
-        self.pods().create(&PostParams::default(), &pod.object()?).await.map_err(Failure::api(doing))?;
-        Ok(())
-    }
-
-    /// Makes a pod, waits for its end, removes it, and returns what it found.
-    ///
-    /// # Errors
-    /// The pod does not end, or its check could not be made.
-    pub async fn run(&self, pod: &Pod) -> Result<Finding, Failure> {
-        self.start(pod).await?;
-        let what = format!("the end of pod {}", pod.name);
-        let (phase, message) = eventually(PATIENCE, &what, async || {
-            let found = self.pods().get(&pod.name).await.map_err(Failure::api("read the pod"))?;
-            let status = found.status.unwrap_or_default();
-            match status.phase.as_deref() {
-                Some(phase @ ("Succeeded" | "Failed")) => Ok(Seen::Done((phase.to_owned(), message(&status)))),
-                phase => {
-                    let events = self.events(&pod.name).await?;
-                    Ok(Seen::NotYet(format!("{}; {}", phase.unwrap_or_default(), events.join("; "))))
-                }
-            }
-        })
-        .await?;
-        self.remove(&pod.name).await?;
-        if phase == "Failed" {
-            return Err(Failure::Pod { pod: pod.name.clone(), message });
-        }
-        serde_json::from_str(&message).map_err(|source| Failure::Report { pod: pod.name.clone(), message, source })
-    }
-
-    /// Deletes a pod and waits until it is gone.
-    ///
-    /// # Errors
-    /// It does not go.
-    pub async fn remove(&self, pod: &str) -> Result<(), Failure> {
-        let deleted = self.pods().delete(pod, &DeleteParams::default()).await;
-        deleted.map_err(Failure::api(format!("delete pod {pod}")))?;
-        eventually(PATIENCE, &format!("the removal of pod {pod}"), async || {
-            let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
-            Ok(found.map_or(Seen::Done(()), |_| Seen::NotYet("it is there".to_owned())))
-        })
-        .await
-    }
-
-    /// The node's side: directories and projects of all volumes.
-    ///
-    /// # Errors
-    /// As [`Case::run`].
+    /// The pod that looks does not answer.
     pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {
-        let name = format!("look-{}", self.looks.fetch_add(1, Ordering::Relaxed));
-        let check = Check::Volumes { path: Pod::PATH.into() };
-        match self.run(&Pod::of_the_node(&name, VOLUMES, check)).await? {
-            Finding::Volumes(volumes) => Ok(volumes),
-            other => Err(Failure::Pod { pod: name, message: format!("it made another check: {other:?}") }),
-        }
+        observer::look(&self.client).await
+    }
+
+    /// Sends a signal to a program of the node by its name; returns the process IDs that it had.
+    ///
+    /// # Errors
+    /// It does not run, or the pod that sends does not answer.
+    pub async fn signal(&self, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
+        observer::signal(&self.client, program, number).await
+    }
+
+    /// What the API server has at a path.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub async fn get(&self, path: &str) -> Result<String, Failure> {
+        let request = http::Request::get(path).body(Vec::new()).map_err(Failure::Request)?;
+        self.client.request_text(request).await.map_err(Failure::api(format!("get {path}")))
     }
 
     /// Waits for an event about an object of the namespace, and returns its message.
@@ -168,16 +112,26 @@ impl Case {
     /// # Errors
     /// No event with this reason.
     pub async fn event(&self, object: &str, reason: &str) -> Result<String, Failure> {
-        eventually(PATIENCE, &format!("event {reason} about {object}"), async || {
+        self.event_with(object, reason, "").await
+    }
+
+    /// Waits for an event whose message has this part.
+    ///
+    /// # Errors
+    /// No such event.
+    pub async fn event_with(&self, object: &str, reason: &str, part: &str) -> Result<String, Failure> {
+        let what = format!("event {reason} with {part:?} about {object}");
+        eventually(PATIENCE, &what, async || {
             let events = self.events(object).await?;
-            let found = events.iter().find_map(|event| event.strip_prefix(reason)?.strip_prefix(": "));
+            let mut messages = events.iter().filter_map(|event| event.strip_prefix(reason)?.strip_prefix(": "));
+            let found = messages.find(|message| message.contains(part));
             Ok(found.map_or_else(|| Seen::NotYet(events.join("; ")), |message| Seen::Done(message.to_owned())))
         })
         .await
     }
 
     /// `REASON: MESSAGE` of each event about an object.
-    async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
         let about = ListParams::default().fields(&format!("involvedObject.name={object}"));
         let events = self.api::<core::Event>().list(&about).await.map_err(Failure::api("list events"))?;
         let text =
@@ -185,7 +139,8 @@ impl Case {
         Ok(events.items.into_iter().map(text).collect())
     }
 
-    fn api<K>(&self) -> Api<K>
+    /// Objects of the namespace.
+    pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,
         K::DynamicType: Default,
@@ -193,21 +148,31 @@ impl Case {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    fn claims(&self) -> Api<core::PersistentVolumeClaim> {
-        self.api()
+    /// Objects of another namespace.
+    pub fn api_of<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), namespace)
     }
 
-    fn pods(&self) -> Api<core::Pod> {
-        self.api()
-    }
-
-    fn volumes(&self) -> Api<core::PersistentVolume> {
+    /// Objects without a namespace.
+    pub fn cluster<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = kube::core::ClusterResourceScope>,
+        K::DynamicType: Default,
+    {
         Api::all(self.client.clone())
     }
 }
 
-/// Deletes the namespace of a case; does not wait until it is gone.
+/// Deletes the namespace of a case and its classes; does not wait until they are gone.
 pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure> {
+    let classes: Api<StorageClass> = Api::all(client.clone());
+    let its = ListParams::default().labels(&format!("{LABEL}={namespace}"));
+    let deleted = classes.delete_collection(&DeleteParams::default(), &its).await;
+    deleted.map_err(Failure::api(format!("delete the classes of {namespace}")))?;
     let namespaces: Api<core::Namespace> = Api::all(client.clone());
     match namespaces.delete(namespace, &DeleteParams::default()).await {
         Ok(_) => Ok(()),
@@ -217,7 +182,7 @@ pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure>
     }
 }
 
-/// Waits until the namespaces and all volumes are gone.
+/// Waits until the namespaces and all volumes are gone, in the cluster and on the node.
 pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(), Failure> {
     let spaces: Api<core::Namespace> = Api::all(client.clone());
     let volumes: Api<core::PersistentVolume> = Api::all(client.clone());
@@ -226,15 +191,12 @@ pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(
         let spaces = spaces.list(&everything).await.map_err(Failure::api("list namespaces"))?;
         let volumes = volumes.list(&everything).await.map_err(Failure::api("list volumes"))?;
         let spaces = spaces.items.iter().map(ResourceExt::name_any).filter(|name| namespaces.contains(name));
-        let left: Vec<String> = spaces.chain(volumes.items.iter().map(ResourceExt::name_any)).collect();
+        let mut left: Vec<String> = spaces.chain(volumes.items.iter().map(ResourceExt::name_any)).collect();
+        let node = observer::look(client).await?;
+        left.extend(node.entries.into_iter().map(|entry| entry.path).filter(|path| path.contains("pvc-")));
+        left.extend(node.loops.into_iter().map(|device| format!("{} of {}", device.name, device.file)));
+        left.extend(node.mounts.into_iter().map(|mount| format!("a mount at {}", mount.point)));
         Ok(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
     })
     .await
-}
-
-/// What the container reported, or what kubelet says about the pod.
-fn message(status: &core::PodStatus) -> String {
-    let container = status.container_statuses.iter().flatten().next();
-    let reported = container.and_then(|container| container.state.as_ref()?.terminated.as_ref()?.message.clone());
-    reported.or_else(|| status.message.clone()).unwrap_or_default()
 }

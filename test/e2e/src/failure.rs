@@ -14,6 +14,9 @@ pub enum Failure {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The test's own request is none.
+    #[error("cannot make a request for the API")]
+    Request(#[source] http::Error),
     /// The test's own object is none.
     #[error("cannot make an object for the API")]
     Object(#[from] serde_json::Error),
@@ -43,7 +46,7 @@ pub enum Failure {
 
 impl Failure {
     /// For `map_err`.
-    pub(crate) fn api(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+    pub fn api(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Api { doing, source: Box::new(source) }
     }

@@ -2,31 +2,38 @@
 //! from the inside.
 //!
 //! One boot serves a [`Suite`]. Each of its cases gets a [`Case`]: a namespace of its own, and verbs that
-//! read like a user's ([`Case::claim`], [`Case::run`]). Nothing sleeps for a fixed time: [`eventually`]
-//! waits for what is to come, and ends with the last thing that it saw.
+//! read like a user's ([`Case::claim`], [`Case::open`]). A pod that stays is a [`Server`], which is asked to look
+//! at its volumes. Nothing sleeps for a fixed time: [`eventually`] waits for what is to come, and ends with the
+//! last thing that it saw.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod case;
 mod claim;
+mod claims;
 mod failure;
+pub mod observer;
 mod pod;
+mod pods;
 mod report;
+mod server;
 mod setting;
 mod suite;
 
 pub use case::Case;
-pub use claim::{AccessMode, Claim};
+pub use claim::{AccessMode, Claim, Class, DRIVER, VolumeMode};
+pub use claims::{OnNode, is_ours, promised};
 pub use eventually::Seen;
 pub use failure::Failure;
-pub use pod::Pod;
+pub use pod::{Pod, Volume};
+pub use server::Server;
 pub use setting::{Setting, SettingError};
 pub use suite::Suite;
 
 use std::time::Duration;
 
-/// How long anything may take that a cluster does on its own: seconds in emulation, more beside a build.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+/// How long anything may take that a cluster does on its own: seconds in emulation, minutes beside a build.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Looks until it has come: [`eventually::eventually`] for what a [`Case`] looks at.
 ///

@@ -1,67 +1,183 @@
-//! A pod that makes one check.
+//! A pod that checks its volumes.
 
+use crate::Claim;
 use k8s_openapi::api::core::v1 as core;
-use serde_json::json;
+use serde_json::{Value, json};
 use workload::{Check, Request};
 
+/// Where a pod that stays listens.
+pub(crate) const PORT: u16 = 8080;
+
 /// A pod with one container of the image that the node carries.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     /// Its name in the case's namespace.
     pub name: String,
     /// What it does.
     pub check: Check,
-    /// What it has at [`Pod::PATH`].
-    volume: Volume,
+    /// What it has.
+    volumes: Vec<Volume>,
+    /// The container's user, root if absent.
+    user: Option<u32>,
+    /// The group that its volumes shall have.
+    group: Option<u32>,
+    /// Whether its container is started again when it ends.
+    restarts: bool,
+    /// Whether it looks at the node, which needs rights that tenants do not have.
+    of_the_node: bool,
+}
+
+/// A volume of a pod, and where its container has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Volume {
+    /// Its name in the pod.
+    name: String,
+    /// As the API takes it.
+    source: Value,
+    place: Place,
+    sub_path: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Volume {
-    Claim(&'static str),
-    /// A directory of the node, for a container that may ask for quotas.
-    Node(&'static str),
+enum Place {
+    Directory(String),
+    Device(String),
+}
+
+impl Volume {
+    /// A claim's directory, at `/NAME`.
+    pub fn claim(claim: &str) -> Self {
+        let source = json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}});
+        Self::new(claim, source, Place::Directory(format!("/{claim}")))
+    }
+
+    /// A claim's block device, at `/dev/NAME`.
+    pub fn device(claim: &str) -> Self {
+        Self { place: Place::Device(format!("/dev/{claim}")), ..Self::claim(claim) }
+    }
+
+    /// The claim's directory or device, read-only.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.source["persistentVolumeClaim"]["readOnly"] = true.into();
+        self
+    }
+
+    /// A directory of the volume instead of its root.
+    #[must_use]
+    pub fn sub_path(mut self, path: &'static str) -> Self {
+        self.sub_path = Some(path);
+        self
+    }
+
+    /// A directory of the node that the pod has for itself, at `/NAME`.
+    pub fn empty_directory(name: &str) -> Self {
+        Self::new(name, json!({"name": name, "emptyDir": {}}), Place::Directory(format!("/{name}")))
+    }
+
+    /// A claim that comes and goes with the pod, at `/NAME`.
+    pub fn ephemeral(claim: &Claim) -> Self {
+        let template = json!({"volumeClaimTemplate": {"spec": claim.spec()}});
+        let source = json!({"name": claim.name, "ephemeral": template});
+        Self::new(claim.name, source, Place::Directory(format!("/{}", claim.name)))
+    }
+
+    /// A directory of the node, at `/NAME`.
+    pub(crate) fn node(name: &str, path: &str) -> Self {
+        let source = json!({"name": name, "hostPath": {"path": path, "type": "Directory"}});
+        Self::new(name, source, Place::Directory(format!("/{name}")))
+    }
+
+    fn new(name: &str, source: Value, place: Place) -> Self {
+        Self { name: name.to_owned(), source, place, sub_path: None }
+    }
 }
 
 impl Pod {
-    /// Where the volume is in the container.
+    /// Where the claim `data` is in a container.
     pub const PATH: &str = "/data";
+    /// Where the claim `data` is, if it is a block volume.
+    pub const DEVICE: &str = "/dev/data";
 
-    /// A pod with a claim's volume.
-    pub fn new(name: impl Into<String>, claim: &'static str, check: Check) -> Self {
-        Self { name: name.into(), check, volume: Volume::Claim(claim) }
+    /// A pod that makes one check of claim `claim`, and ends.
+    pub fn new(name: impl Into<String>, claim: &str, check: Check) -> Self {
+        Self { check, ..Self::server(name).with(Volume::claim(claim)) }
     }
 
-    /// A pod that looks at a directory of the node.
-    pub(crate) fn of_the_node(name: impl Into<String>, path: &'static str, check: Check) -> Self {
-        Self { name: name.into(), check, volume: Volume::Node(path) }
+    /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
+    pub fn server(name: impl Into<String>) -> Self {
+        let check = Check::Serve { port: PORT };
+        let (user, group, restarts, of_the_node) = (None, None, false, false);
+        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node }
+    }
+
+    /// With this volume, too.
+    #[must_use]
+    pub fn with(mut self, volume: Volume) -> Self {
+        self.volumes.push(volume);
+        self
+    }
+
+    /// As this user, with volumes of this group (`fsGroup`).
+    #[must_use]
+    pub fn user(self, user: u32, group: u32) -> Self {
+        Self { user: Some(user), group: Some(group), ..self }
+    }
+
+    /// Started again whenever it ends, and after a boot.
+    #[must_use]
+    pub fn restarting(self) -> Self {
+        Self { restarts: true, ..self }
+    }
+
+    /// With the node's processes, and what is needed to ask for quotas.
+    pub(crate) fn of_the_node(self) -> Self {
+        Self { of_the_node: true, restarts: true, ..self }
     }
 
     /// As the API takes it.
     pub(crate) fn object(&self) -> Result<core::Pod, serde_json::Error> {
-        let (volume, security) = match self.volume {
-            Volume::Claim(name) => (json!({"name": "volume", "persistentVolumeClaim": {"claimName": name}}), json!({})),
-            Volume::Node(path) => (
-                json!({"name": "volume", "hostPath": {"path": path, "type": "Directory"}}),
-                // quotactl_fd needs the capability, and a filter of system calls may not know it.
-                json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}}),
-            ),
+        serde_json::from_value(json!({"metadata": {"name": self.name}, "spec": self.spec()}))
+    }
+
+    /// The specification alone, as templates of pods have it.
+    pub fn spec(&self) -> Value {
+        let request = Request { check: self.check.clone(), report: self.check != Check::Serve { port: PORT } };
+        let mut mounts = Vec::new();
+        let mut devices = Vec::new();
+        for volume in &self.volumes {
+            match &volume.place {
+                Place::Directory(path) => {
+                    mounts.push(json!({"name": volume.name, "mountPath": path, "subPath": volume.sub_path}));
+                }
+                Place::Device(path) => devices.push(json!({"name": volume.name, "devicePath": path})),
+            }
+        }
+        let container = if self.of_the_node {
+            // quotactl_fd needs the capability, and a filter of system calls may not know it.
+            json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}})
+        } else {
+            json!({})
         };
-        let request = Request { check: self.check.clone(), report: true };
-        serde_json::from_value(json!({
-            "metadata": {"name": self.name},
-            "spec": {
-                "restartPolicy": "Never",
-                "containers": [{
-                    "name": "workload",
-                    "image": "granary.invalid/workload:1",
-                    "imagePullPolicy": "Never",
-                    "args": request.arguments(),
-                    "securityContext": security,
-                    "volumeMounts": [{"name": "volume", "mountPath": Self::PATH}],
-                }],
-                "volumes": [volume],
+        json!({
+            "restartPolicy": if self.restarts { "Always" } else { "Never" },
+            "hostPID": self.of_the_node,
+            "securityContext": {
+                "runAsUser": self.user,
+                "runAsNonRoot": self.user.map(|user| user != 0),
+                "fsGroup": self.group,
             },
-        }))
+            "containers": [{
+                "name": "workload",
+                "image": "granary.invalid/workload:1",
+                "imagePullPolicy": "Never",
+                "args": request.arguments(),
+                "securityContext": container,
+                "volumeMounts": mounts,
+                "volumeDevices": devices,
+            }],
+            "volumes": self.volumes.iter().map(|volume| &volume.source).collect::<Vec<&Value>>(),
+        })
     }
 }
 
@@ -71,13 +187,22 @@ mod tests {
 
     #[test]
     fn only_a_pod_that_looks_at_the_node_has_a_capability() {
-        let check = Check::Inspect { path: Pod::PATH.into() };
-        let capabilities = |pod: Pod| {
+        let capabilities = |pod: &Pod| {
             let spec = pod.object().unwrap().spec.unwrap();
             spec.containers[0].security_context.as_ref().unwrap().capabilities.as_ref().and_then(|all| all.add.clone())
         };
-        assert_eq!(capabilities(Pod::new("a", "data", check.clone())), None);
-        let look = Pod::of_the_node("a", "/data/volumes", check);
-        assert_eq!(capabilities(look), Some(vec!["SYS_ADMIN".to_owned()]));
+        let tenant = Pod::server("a").with(Volume::claim("data"));
+        assert_eq!(capabilities(&tenant), None);
+        assert_eq!(capabilities(&tenant.of_the_node()), Some(vec!["SYS_ADMIN".to_owned()]));
+    }
+
+    #[test]
+    fn a_device_is_no_mount() {
+        let pod = Pod::server("a").with(Volume::device("data").read_only()).object().unwrap();
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.containers[0].volume_devices.as_ref().unwrap()[0].device_path, Pod::DEVICE);
+        assert_eq!(spec.containers[0].volume_mounts, Some(vec![]));
+        let claim = spec.volumes.unwrap().remove(0).persistent_volume_claim.unwrap();
+        assert_eq!((claim.claim_name.as_str(), claim.read_only), ("data", Some(true)));
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::case::{self, Case};
 use crate::report::{self, Outcome};
-use crate::{Failure, Setting};
+use crate::{Failure, Setting, observer};
 use eventually::chain;
 use kube::Client;
-use launch::{Node, SHUTDOWN_LIMIT};
+use launch::{Node, Options, SHUTDOWN_LIMIT};
 use std::any::Any;
 use std::env;
 use std::path::Path;
@@ -17,36 +17,67 @@ use tokio::task::{JoinError, JoinSet};
 /// Lines of the console that are shown when something failed.
 const CONSOLE_LINES: usize = 400;
 
-type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>>;
+/// How many cases run beside each other: mostly they wait, for kubelet or for a container's start.
+const AT_ONCE: usize = 4;
+
+type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send>;
 
 /// Cases that share one boot of the node.
 pub struct Suite {
     name: &'static str,
-    cases: Vec<(&'static str, Body)>,
+    options: fn(&mut Options),
+    beside: Vec<Planned>,
+    alone: Vec<Planned>,
+}
+
+/// A case that has not begun.
+struct Planned {
+    name: &'static str,
+    body: Body,
 }
 
 impl Suite {
     /// A suite without cases.
     pub fn new(name: &'static str) -> Self {
-        Self { name, cases: Vec::new() }
+        Self { name, options: |_| {}, beside: Vec::new(), alone: Vec::new() }
     }
 
-    /// Adds a case. Its name is the behaviour that it shows.
+    /// Changes what the node is booted with.
+    #[must_use]
+    pub fn options(self, options: fn(&mut Options)) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Adds a case that runs beside others. Its name is the behaviour that it shows.
     #[must_use]
     pub fn case<F, T>(mut self, name: &'static str, body: F) -> Self
     where
-        F: FnOnce(Case) -> T + 'static,
+        F: FnOnce(Case) -> T + Send + 'static,
         T: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.cases.push((name, Box::new(move |case| Box::pin(body(case)))));
+        self.beside.push(Planned { name, body: Box::new(move |case| Box::pin(body(case))) });
+        self
+    }
+
+    /// Adds a case that would disturb others. It runs after them, by itself.
+    #[must_use]
+    pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
+    where
+        F: FnOnce(Case) -> T + Send + 'static,
+        T: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.alone.push(Planned { name, body: Box::new(move |case| Box::pin(body(case))) });
         self
     }
 
     /// Boots the node and runs the cases whose names contain one of the arguments, all if there are none;
     /// then shuts the node down. Prints a line for each, and writes JUnit XML to `XML_OUTPUT_FILE`.
-    pub fn run(self) -> ExitCode {
+    pub fn run(mut self) -> ExitCode {
         let wanted: Vec<String> = env::args().skip(1).chain(env::var("TESTBRIDGE_TEST_ONLY")).collect();
-        let cases = self.cases.into_iter().filter(|(name, _)| matches(name, &wanted)).collect();
+        for cases in [&mut self.beside, &mut self.alone] {
+            cases.retain(|case| matches(case.name, &wanted));
+        }
+        let name = self.name;
         let runtime = match tokio::runtime::Runtime::new() {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -54,11 +85,11 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let outcomes = runtime.block_on(run(cases));
+        let outcomes = runtime.block_on(run(self));
         let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
         let verdict = if failed == 0 { "ok" } else { "FAILED" };
         println!("\ntest result: {verdict}. {} passed; {failed} failed", outcomes.len() - failed);
-        let written = env::var_os("XML_OUTPUT_FILE").map(|path| report::write(Path::new(&path), self.name, &outcomes));
+        let written = env::var_os("XML_OUTPUT_FILE").map(|path| report::write(Path::new(&path), name, &outcomes));
         if let Some(Err(error)) = &written {
             eprintln!("error: {}", chain(error));
         }
@@ -71,36 +102,24 @@ fn matches(name: &str, wanted: &[String]) -> bool {
 }
 
 /// Boot, cases, end: each is a line, so that a failure of any is counted.
-async fn run(cases: Vec<(&'static str, Body)>) -> Vec<Outcome> {
-    let mut outcomes = Vec::new();
+async fn run(suite: Suite) -> Vec<Outcome> {
     let start = Instant::now();
     // The setting's directory stays until the end.
-    let (mut node, _setting) = match boot().await {
+    let (mut node, _setting) = match boot(suite.options).await {
         Ok(booted) => booted,
         Err(message) => return vec![outcome("the_node_boots", start, Some(message))],
     };
-    outcomes.push(outcome("the_node_boots", start, None));
-    let client = node.client();
+    let mut outcomes = vec![outcome("the_node_boots", start, None)];
     let mut namespaces = Vec::new();
-    for (number, (name, body)) in cases.into_iter().enumerate() {
-        let namespace = format!("case-{number}");
-        let start = Instant::now();
-        let result = tokio::select! {
-            result = attempt(&client, &namespace, body) => result,
-            reason = node.ended() => Err(format!("the node ended: {reason}")),
-        };
-        let ended = node.has_ended();
-        outcomes.push(outcome(name, start, result.err()));
-        if ended {
+    let singly = suite.alone.into_iter().map(|case| vec![case]);
+    for group in [suite.beside].into_iter().chain(singly) {
+        outcomes.extend(together(&mut node, group, &mut namespaces).await);
+        if node.has_ended() {
             return outcomes;
         }
-        if let Err(error) = case::end(&client, &namespace).await {
-            eprintln!("warning: {}", chain(&error));
-        }
-        namespaces.push(namespace);
     }
     let start = Instant::now();
-    let cleaned = case::all_gone(&client, &namespaces).await;
+    let cleaned = case::all_gone(&node.client(), &namespaces).await;
     outcomes.push(outcome("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error))));
     if outcomes.iter().any(|outcome| outcome.failure.is_some()) {
         show_console(node.console());
@@ -111,22 +130,64 @@ async fn run(cases: Vec<(&'static str, Body)>) -> Vec<Outcome> {
     outcomes
 }
 
-async fn boot() -> Result<(Node, Setting), String> {
+async fn boot(change: fn(&mut Options)) -> Result<(Node, Setting), String> {
     let setting = Setting::from_target().map_err(|error| chain(&error))?;
-    let node = Node::boot(&setting.options(), |event| println!("{event}")).await.map_err(|error| chain(&error))?;
+    let mut options = setting.options();
+    change(&mut options);
+    let node = Node::boot(&options, |event| println!("{event}")).await.map_err(|error| chain(&error))?;
+    observer::start(&node.client()).await.map_err(|error| chain(&error))?;
     Ok((node, setting))
 }
 
-/// Runs one case. What it asserts is a panic: it ends the case's task, not the suite.
-async fn attempt(client: &Client, namespace: &str, body: Body) -> Result<(), String> {
-    let case = Case::begin(client.clone(), namespace.to_owned()).await.map_err(|error| chain(&error))?;
-    let mut task = JoinSet::new();
-    task.spawn(body(case));
-    match task.join_next().await {
-        Some(Ok(result)) => result.map_err(|error| chain(&error)),
-        Some(Err(error)) => Err(panic_message(error)),
-        None => Err("the case was not started".to_owned()),
+/// Runs cases beside each other. If the node ends, those that run fail, and no more are started.
+async fn together(node: &mut Node, cases: Vec<Planned>, namespaces: &mut Vec<String>) -> Vec<Outcome> {
+    let client = node.client();
+    let mut outcomes = Vec::new();
+    let mut waiting = cases.into_iter();
+    let mut running = JoinSet::new();
+    loop {
+        while running.len() < AT_ONCE
+            && let Some(case) = waiting.next()
+        {
+            let namespace = format!("case-{}", namespaces.len());
+            namespaces.push(namespace.clone());
+            running.spawn(attempt(client.clone(), namespace, case));
+        }
+        tokio::select! {
+            ended = running.join_next() => match ended {
+                Some(Ok(ended)) => outcomes.push(ended),
+                // What a case asserts does not come here.
+                Some(Err(error)) => outcomes.push(outcome("a_case_is_run", Instant::now(), Some(error.to_string()))),
+                None => return outcomes,
+            },
+            reason = node.ended() => {
+                outcomes.push(outcome("the_node_runs", Instant::now(), Some(format!("the node ended: {reason}"))));
+                return outcomes;
+            }
+        }
     }
+}
+
+/// Runs one case. What it asserts is a panic: it ends the case's task, not the suite.
+async fn attempt(client: Client, namespace: String, planned: Planned) -> Outcome {
+    let start = Instant::now();
+    let result = match Case::begin(client.clone(), namespace.clone()).await {
+        Ok(case) => {
+            let mut task = JoinSet::new();
+            task.spawn((planned.body)(case));
+            match task.join_next().await {
+                Some(Ok(result)) => result.map_err(|error| chain(&error)),
+                Some(Err(error)) => Err(panic_message(error)),
+                None => Err("the case was not started".to_owned()),
+            }
+        }
+        Err(error) => Err(chain(&error)),
+    };
+    let ended = outcome(planned.name, start, result.err());
+    if let Err(error) = case::end(&client, &namespace).await {
+        eprintln!("warning: {}", chain(&error));
+    }
+    ended
 }
 
 fn panic_message(error: JoinError) -> String {

@@ -1,26 +1,29 @@
-//! What a user sees of volumes.
+//! What a user sees of volumes with a file system.
 
-use e2e::{AccessMode, Case, Claim, Failure, PATIENCE, Pod, Seen, Suite, eventually};
-use k8s_openapi::api::core::v1::PersistentVolume;
+use e2e::{Case, Claim, DRIVER, Failure, Pod, Seen, Suite, VolumeMode, eventually, is_ours, promised};
+use e2e::{PATIENCE, Volume};
 use std::process::ExitCode;
-use workload::{Check, Executed, Fill, FillInodes, Finding, Text};
+use workload::{Check, Executed, Finding, Text};
 
 const MIB: u64 = 1 << 20;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
 const METADATA: u64 = 256 << 10;
-const DRIVER: &str = "local.granary.dev";
 
 fn main() -> ExitCode {
     Suite::new("volumes")
-        .case("the_clusters_default_class_is_the_nodes", the_clusters_default_class_is_the_nodes)
+        .case("kubelet_has_statistics_of_the_volume", kubelet_has_statistics_of_the_volume)
         .case("a_volume_ends_at_its_promised_size", a_volume_ends_at_its_promised_size)
         .case("a_volume_ends_at_its_inode_limit", a_volume_ends_at_its_inode_limit)
         .case("what_one_pod_wrote_the_next_one_reads", what_one_pod_wrote_the_next_one_reads)
         .case("a_program_on_a_volume_can_be_executed", a_program_on_a_volume_can_be_executed)
+        .case("a_read_only_volume_can_be_read_and_not_written", a_read_only_volume_can_be_read_and_not_written)
+        .case("a_sub_path_is_a_directory_of_the_volume", a_sub_path_is_a_directory_of_the_volume)
+        .case("a_pod_that_is_not_root_writes_by_its_group", a_pod_that_is_not_root_writes_by_its_group)
+        .case("a_volume_is_inert_on_the_node", a_volume_is_inert_on_the_node)
         .case("two_claims_at_once_get_a_volume_each", two_claims_at_once_get_a_volume_each)
         .case("nothing_is_left_of_a_deleted_claim", nothing_is_left_of_a_deleted_claim)
-        .case("a_claim_for_readers_on_many_nodes_is_refused", a_claim_for_readers_on_many_nodes_is_refused)
-        .case("a_claim_with_a_data_source_is_refused", a_claim_with_a_data_source_is_refused)
+        .case("a_tenants_data_is_not_found_by_the_next", a_tenants_data_is_not_found_by_the_next)
+        .case("the_clusters_default_class_is_the_nodes", the_clusters_default_class_is_the_nodes)
         .run()
 }
 
@@ -28,6 +31,7 @@ async fn the_clusters_default_class_is_the_nodes(case: Case) -> Result<(), Failu
     let class = case.class("local").await?;
     assert_eq!(class.provisioner, DRIVER);
     assert_eq!(class.volume_binding_mode.as_deref(), Some("WaitForFirstConsumer"));
+    assert_eq!(class.allow_volume_expansion, Some(true));
     let annotations = class.metadata.annotations.unwrap_or_default();
     assert_eq!(annotations.get("storageclass.kubernetes.io/is-default-class").map(String::as_str), Some("true"));
     Ok(())
@@ -35,37 +39,35 @@ async fn the_clusters_default_class_is_the_nodes(case: Case) -> Result<(), Failu
 
 async fn a_volume_ends_at_its_promised_size(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("data", 64 * MIB)).await?;
-    let fill = fill(&case, "filler", "data").await?;
+    let pod = case.open(&Pod::server("filler").with(Volume::claim("data"))).await?;
+    // As df shows it.
+    let fill = pod.fill(Pod::PATH, false).await?;
     assert_eq!(fill.before.size, 64 * MIB);
     assert_eq!(fill.before.inodes, 64 * MIB / 2048);
     assert_eq!(fill.errno, "ENOSPC");
-    let promised = 64 * MIB - METADATA..=64 * MIB;
-    assert!(promised.contains(&fill.written), "{} of {} bytes could be written", fill.written, 64 * MIB);
+    let most = 64 * MIB - METADATA..=64 * MIB;
+    assert!(most.contains(&fill.written), "{} of {} bytes could be written", fill.written, 64 * MIB);
     assert!(fill.full.free < METADATA, "{} bytes are free in a full volume", fill.full.free);
 
     let volume = case.volume_of("data").await?;
-    assert_eq!(capacity(&volume), "64Mi");
-    let source = volume.spec.and_then(|spec| spec.csi).map(|csi| csi.driver);
-    assert_eq!(source.as_deref(), Some(DRIVER));
+    assert_eq!(promised(&volume), Some(64 * MIB));
+    assert!(is_ours(&volume), "{volume:?}");
     Ok(())
 }
 
 async fn a_volume_ends_at_its_inode_limit(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("data", MIB)).await?;
-    let check = Check::FillInodes { path: Pod::PATH.into() };
-    let Finding::FillInodes(FillInodes { before, created, errno, full }) =
-        case.run(&Pod::new("filler", "data", check)).await?
-    else {
-        panic!("another check was made");
-    };
-    assert_eq!(before.inodes, MIB / 2048);
+    let pod = case.open(&Pod::server("filler").with(Volume::claim("data"))).await?;
+    let fill = pod.fill_inodes(Pod::PATH, false).await?;
+    assert_eq!(fill.before.inodes, MIB / 2048);
     // The volume's root is one of them.
-    assert_eq!(created, MIB / 2048 - 1);
-    assert_eq!(errno, "ENOSPC");
-    assert_eq!(full.inodes_free, 0);
+    assert_eq!(fill.created, MIB / 2048 - 1);
+    assert_eq!(fill.errno, "ENOSPC");
+    assert_eq!(fill.full.inodes_free, 0);
     Ok(())
 }
 
+/// With pods that end by themselves.
 async fn what_one_pod_wrote_the_next_one_reads(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("data", 16 * MIB)).await?;
     let (path, text) = ("/data/note".into(), "hello".to_owned());
@@ -75,91 +77,133 @@ async fn what_one_pod_wrote_the_next_one_reads(case: Case) -> Result<(), Failure
     Ok(())
 }
 
+/// The node's mount forbids it, the container's does not.
 async fn a_program_on_a_volume_can_be_executed(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("data", 64 * MIB)).await?;
-    let executed = case.run(&Pod::new("runner", "data", Check::Execute { path: Pod::PATH.into() })).await?;
-    assert_eq!(executed, Finding::Execute(Executed { status: Some(0), errno: None }));
+    let pod = case.open(&Pod::server("runner").with(Volume::claim("data"))).await?;
+    let executed: Executed = pod.ask(&Check::Execute { path: Pod::PATH.into() }).await?;
+    assert_eq!(executed, Executed { status: Some(0), errno: None });
+    Ok(())
+}
+
+async fn a_read_only_volume_can_be_read_and_not_written(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    let writer = case.open(&Pod::server("writer").with(Volume::claim("data"))).await?;
+    writer.write("/data/note", "hello").await?;
+
+    // Beside the writer: each target has its own flags.
+    let reader = case.open(&Pod::server("reader").with(Volume::claim("data").read_only())).await?;
+    assert_eq!(reader.read("/data/note").await?, "hello");
+    assert_eq!(reader.try_write("/data/other").await?.as_deref(), Some("EROFS"));
+    assert_eq!(reader.try_write("/data/note").await?.as_deref(), Some("EROFS"));
+    assert!(reader.inspect(Pod::PATH).await?.flags.contains(&"ro".to_owned()));
+
+    assert_eq!(writer.try_write("/data/other").await?, None);
+    Ok(())
+}
+
+async fn a_sub_path_is_a_directory_of_the_volume(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    let below = case.open(&Pod::server("below").with(Volume::claim("data").sub_path("deep/inside"))).await?;
+    below.write("/data/note", "hello").await?;
+    let inside = below.inspect(Pod::PATH).await?;
+    assert_eq!(inside.space.size, 16 * MIB, "the limit is that of the volume");
+
+    let whole = case.open(&Pod::server("whole").with(Volume::claim("data"))).await?;
+    assert_eq!(whole.read("/data/deep/inside/note").await?, "hello");
+    Ok(())
+}
+
+async fn a_pod_that_is_not_root_writes_by_its_group(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    let pod = case.open(&Pod::server("tenant").with(Volume::claim("data")).user(1000, 2000)).await?;
+    let root = pod.inspect(Pod::PATH).await?;
+    assert_eq!((root.uid, root.gid), (0, 2000));
+    assert_eq!(pod.try_write("/data/note").await?, None);
+    // Files get the group of the directory, by its set-group-ID bit.
+    let note = pod.inspect("/data/note").await?;
+    assert_eq!((note.uid, note.gid), (1000, 2000));
+    Ok(())
+}
+
+/// Set-user-ID programs and device nodes of tenants do nothing where they are mounted on the node.
+async fn a_volume_is_inert_on_the_node(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    let _pod = case.open(&Pod::server("tenant").with(Volume::claim("data"))).await?;
+    let volume = case.volume_name("data").await?;
+    let found = case.on_the_node(&volume).await?;
+    assert_eq!(found.mounts.len(), 1, "{found:?}");
+    for flag in ["rw", "nosuid", "nodev", "noexec"] {
+        assert!(found.mounts[0].flags.iter().any(|one| one == flag), "{flag} is missing: {found:?}");
+    }
     Ok(())
 }
 
 async fn two_claims_at_once_get_a_volume_each(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("one", 16 * MIB)).await?;
     case.claim(&Claim::new("two", 32 * MIB)).await?;
-    let (one, two) = tokio::try_join!(fill(&case, "fills-one", "one"), fill(&case, "fills-two", "two"))?;
+    let pod = case.open(&Pod::server("filler").with(Volume::claim("one")).with(Volume::claim("two"))).await?;
+    let (one, two) = tokio::try_join!(pod.fill("/one", false), pod.fill("/two", false))?;
     assert_eq!((one.before.size, two.before.size), (16 * MIB, 32 * MIB));
     assert_eq!((one.errno.as_str(), two.errno.as_str()), ("ENOSPC", "ENOSPC"));
-    let (one, two) = tokio::try_join!(case.volume_of("one"), case.volume_of("two"))?;
-    assert_ne!(one.metadata.name, two.metadata.name);
+    let (one, two) = tokio::try_join!(case.volume_name("one"), case.volume_name("two"))?;
+    assert_ne!(one, two);
     Ok(())
 }
 
 async fn nothing_is_left_of_a_deleted_claim(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::new("data", 16 * MIB)).await?;
-    let write = Check::Write { path: "/data/note".into(), text: "secret".to_owned() };
-    case.run(&Pod::new("writer", "data", write)).await?;
-    let volume = case.volume_of("data").await?.metadata.name.unwrap_or_default();
+    let pod = case.open(&Pod::server("writer").with(Volume::claim("data"))).await?;
+    pod.write("/data/note", "secret").await?;
+    let volume = case.volume_name("data").await?;
+    let limits = case.on_the_node(&volume).await?.project.unwrap_or_else(|| panic!("volume {volume} has no limits"));
+    assert_eq!((limits.bytes, limits.inodes), (Some(16 * MIB), Some(16 * MIB / 2048)));
 
-    let before = case.look_at_the_node().await?;
-    let directory = before.entries.iter().find(|entry| entry.path.ends_with(&volume) && entry.project.is_some());
-    let project = directory.and_then(|entry| entry.project);
-    let limits = before.projects.iter().find(|known| Some(known.id) == project);
-    let limit = limits.and_then(|known| known.bytes);
-    assert_eq!(limit, Some(16 * MIB), "volume {volume} has no limit on the node: {before:?}");
-
+    pod.remove().await?;
     case.delete_claim("data").await?;
-    eventually(PATIENCE, "the removal of the volume's object", async || {
-        let found = case.find_volume(&volume).await?;
-        let phase = found.map(|volume| volume.status.and_then(|status| status.phase));
-        Ok(phase.map_or(Seen::Done(()), |phase| Seen::NotYet(format!("it is {phase:?}"))))
+    case.volume_is_gone(&volume, Some(limits.id)).await
+}
+
+async fn a_tenants_data_is_not_found_by_the_next(case: Case) -> Result<(), Failure> {
+    const MARK: &str = "the first tenant's secret";
+    let claim = Claim::new("data", 16 * MIB);
+    case.claim(&claim).await?;
+    let pod = case.open(&Pod::server("first").with(Volume::claim("data"))).await?;
+    let painted = pod.paint(Pod::PATH, MARK).await?;
+    assert!(painted.written > 16 * MIB - METADATA, "{painted:?}");
+    assert!(pod.scan(Pod::PATH, MARK).await?.found > 0, "a mark that is there is found");
+    let volume = case.volume_name("data").await?;
+    pod.remove().await?;
+    case.delete_claim("data").await?;
+    case.volume_is_gone(&volume, None).await?;
+    eventually(PATIENCE, "the claim's end", async || {
+        let found = case.api::<k8s_openapi::api::core::v1::PersistentVolumeClaim>().get_opt("data").await;
+        Ok(if matches!(found, Ok(None)) { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
     })
     .await?;
-    eventually(PATIENCE, "the removal of directory, record, limit and project", async || {
-        let after = case.look_at_the_node().await?;
-        let named = after.entries.iter().any(|entry| entry.path.contains(&volume));
-        let limited = after.projects.iter().any(|known| Some(known.id) == project);
-        Ok(if named || limited { Seen::NotYet(format!("{after:?}")) } else { Seen::Done(()) })
-    })
-    .await
-}
 
-async fn a_claim_for_readers_on_many_nodes_is_refused(case: Case) -> Result<(), Failure> {
-    let claim = Claim { access: AccessMode::ReadOnlyMany, ..Claim::new("data", 16 * MIB) };
-    let message = refused(&case, &claim).await?;
-    assert!(message.contains("spec.accessModes") && message.contains("ReadOnlyMany"), "{message}");
+    case.claim(&claim).await?;
+    let pod = case.open(&Pod::server("second").with(Volume::claim("data"))).await?;
+    let scan = pod.scan(Pod::PATH, MARK).await?;
+    assert!(scan.bytes > 16 * MIB - METADATA, "the whole volume was read: {scan:?}");
+    assert_eq!((scan.found, scan.data), (0, 0));
     Ok(())
 }
 
-async fn a_claim_with_a_data_source_is_refused(case: Case) -> Result<(), Failure> {
-    case.claim(&Claim::new("source", 16 * MIB)).await?;
-    let claim = Claim { source: Some("source"), ..Claim::new("data", 16 * MIB) };
-    let message = refused(&case, &claim).await?;
-    assert!(message.contains("spec.dataSource"), "{message}");
-    Ok(())
-}
-
-/// Makes a claim with a pod, and returns why it gets no volume; nothing was made for it then.
-async fn refused(case: &Case, claim: &Claim) -> Result<String, Failure> {
-    case.claim(claim).await?;
-    case.start(&Pod::new("user", claim.name, Check::Inspect { path: Pod::PATH.into() })).await?;
-    let message = case.event(claim.name, "ProvisioningFailed").await?;
-    let waiting = case.read_claim(claim.name).await?;
-    let phase = waiting.status.and_then(|status| status.phase);
-    assert_eq!(phase.as_deref(), Some("Pending"));
-    let volume = format!("pvc-{}", waiting.metadata.uid.unwrap_or_default());
-    assert!(case.find_volume(&volume).await?.is_none());
-    let node = case.look_at_the_node().await?;
-    assert!(!node.entries.iter().any(|entry| entry.path.contains(&volume)), "{node:?}");
-    Ok(message)
-}
-
-async fn fill(case: &Case, pod: &str, claim: &'static str) -> Result<Fill, Failure> {
-    match case.run(&Pod::new(pod, claim, Check::Fill { path: Pod::PATH.into(), keep: false })).await? {
-        Finding::Fill(fill) => Ok(fill),
-        other => panic!("another check was made: {other:?}"),
+async fn kubelet_has_statistics_of_the_volume(case: Case) -> Result<(), Failure> {
+    for mode in VolumeMode::ALL {
+        let name = if mode == VolumeMode::Block { "device" } else { "data" };
+        case.claim(&Claim { mode, ..Claim::new(name, 16 * MIB) }).await?;
     }
-}
-
-fn capacity(volume: &PersistentVolume) -> String {
-    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
-    capacity.and_then(|sizes| sizes.get("storage")).map(|size| size.0.clone()).unwrap_or_default()
+    let pod = Pod::server("tenant").with(Volume::claim("data")).with(Volume::device("device"));
+    let pod = case.open(&pod).await?;
+    pod.fill(Pod::PATH, true).await?;
+    let files = case.volume_statistics(pod.name(), "data").await?;
+    assert_eq!((files["capacityBytes"].as_u64(), files["inodes"].as_u64()), (Some(16 * MIB), Some(8192)), "{files}");
+    for number in ["usedBytes", "availableBytes", "inodesUsed", "inodesFree"] {
+        assert!(files[number].is_u64(), "{number} is missing: {files}");
+    }
+    let device = case.volume_statistics(pod.name(), "device").await?;
+    assert_eq!(device["capacityBytes"].as_u64(), Some(16 * MIB), "{device}");
+    Ok(())
 }

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use services::{Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd};
+use services::{
+    Credentials, Disk, Durability, Identity, Paths, STORAGE_GROUP, STORAGE_USER_PREFIX, apiserver, controller_manager,
+    etcd, scheduler,
+};
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -89,7 +92,7 @@ impl Cluster {
         std::fs::create_dir(&programs)?;
         let (kube, server) = (program(KUBE)?, program(ETCD)?);
         symlink(server, programs.join("etcd"))?;
-        for name in ["kube-apiserver", "kube-controller-manager"] {
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
             symlink(&kube, programs.join(name))?;
         }
         let config = config(directory.path(), programs)?;
@@ -116,9 +119,13 @@ impl Cluster {
     /// A client with another identity of the node [`Cluster::node`].
     ///
     /// # Errors
-    /// [`StartError::Client`].
+    /// [`StartError::Client`]; as [`Cluster::storage_of`].
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
-        Ok(self.credentials.client(identity).await?)
+        match identity {
+            // Its certificate would have to be approved first, and not every suite has an approver.
+            Identity::Storage => self.storage_of(self.node()).await,
+            other => Ok(self.credentials.client(other).await?),
+        }
     }
 
     /// A client with the storage identity of any node, which an administrator takes on.
@@ -126,16 +133,42 @@ impl Cluster {
     /// # Errors
     /// [`StartError::Kubeconfig`], [`StartError::Impersonation`].
     pub async fn storage_of(&self, node: &str) -> Result<Client, StartError> {
+        self.impersonate(&format!("{STORAGE_USER_PREFIX}{node}"), &[STORAGE_GROUP]).await
+    }
+
+    /// A client with any identity, which an administrator takes on.
+    ///
+    /// # Errors
+    /// [`StartError::Kubeconfig`], [`StartError::Impersonation`].
+    pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
         let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        config.auth_info.impersonate = Some(format!("granary:node:{node}"));
-        config.auth_info.impersonate_groups = Some(vec!["granary:nodes".to_owned()]);
+        config.auth_info.impersonate = Some(user.to_owned());
+        config.auth_info.impersonate_groups = Some(groups.iter().map(|group| (*group).to_owned()).collect());
         Client::try_from(config).map_err(|source| StartError::Impersonation(Box::new(source)))
+    }
+
+    /// What the programs were started with.
+    pub fn config(&self) -> &services::Config {
+        &self.config
+    }
+
+    /// The keys and certificates of the control plane.
+    pub fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
     }
 
     /// The name of the node that [`Identity::Kubelet`] and [`Identity::Storage`] belong to. It has no Node object.
     pub fn node(&self) -> &str {
         &self.config.node
+    }
+
+    /// Starts the scheduler. Dropped or stopped, it ends: most suites play it themselves.
+    ///
+    /// # Errors
+    /// [`StartError::Program`].
+    pub async fn start_scheduler(&self) -> Result<Supervisor, StartError> {
+        start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
     }
 
     /// Ends the API server. Its data stays with etcd.

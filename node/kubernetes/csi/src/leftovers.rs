@@ -7,14 +7,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{Mode, fstat};
 use tracing::{info, warn};
 
-/// kubelet writes it for each volume, without fsync, and cannot unmount what has an empty one.
-const VOLUME_DATA: &str = "vol_data.json";
-
-/// Directories, and the files in them; `*` is every name. Volumes of pods, and devices of block volumes.
-const PLACES: [&[&str]; 2] = [
-    &["pods", "*", "volumes", "kubernetes.io~csi", "*", VOLUME_DATA],
-    &["plugins", "kubernetes.io", "csi", "volumeDevices", "*", "data", VOLUME_DATA],
-];
+use crate::layout::DATA;
 
 /// kubelet's directory cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +20,7 @@ pub struct LeftoversError(#[from] dir::Error);
 /// [`LeftoversError`] if the directory itself cannot be opened. What cannot be reached below it is logged.
 pub fn remove_empty_volume_data(kubelet: &Path) -> Result<usize, LeftoversError> {
     let kubelet = Dir::open(kubelet)?;
-    Ok(PLACES.iter().map(|place| sweep(&kubelet, place)).sum())
+    Ok(DATA.iter().map(|place| sweep(&kubelet, place)).sum())
 }
 
 fn sweep(dir: &Dir, place: &[&str]) -> usize {
@@ -73,6 +66,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::layout::VOLUME_DATA;
 
     #[test]
     fn only_empty_files_are_removed() {

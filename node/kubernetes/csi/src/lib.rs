@@ -2,22 +2,26 @@
 //!
 //! How a call travels, once down and never back up: `server` takes it from a socket that only root may use; `node` has
 //! a few lines for it; `request` turns the message into a checked value; `turns` lets one operation at a time work on a
-//! volume; `host` looks at the disk and the mounts; `plan` says what is left to do; `host` does it; and `status` gives
-//! errors their codes.
+//! volume; `host` looks at the disk, the mounts and the loop devices; `plan` says what is left to do; `host` does it; and
+//! `status` gives errors their codes.
 //!
-//! Filesystem volumes only: a block volume is refused as such. Nothing is staged, and nothing is remembered: what is
-//! published is what is mounted.
+//! A filesystem volume is a directory that is mounted on a directory. A block volume is an image that a loop device
+//! stands on, whose node is mounted on a file. Nothing is staged, and nothing is remembered: what is published is what
+//! is mounted.
 //!
 //! Clients may send any `:authority`, also a socket's path, as kubelet does when it registers a plugin: `authority`
 //! makes it `localhost` before the server sees it.
 //!
-//! Linux 5.12, for mounts that never exist without their flags.
+//! Linux 5.14, as the volumes; 5.12 is enough for mounts that never exist without their flags.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod authority;
+mod condition;
+mod connection;
 mod host;
 mod identity;
+mod layout;
 mod leftovers;
 mod metrics;
 mod node;
@@ -29,10 +33,12 @@ mod server;
 mod status;
 mod turns;
 
-pub use host::{ActError, Host, Linux, LookError, QuotaError, ReadyError};
+pub use host::{
+    ActError, Found, GrowError, Host, Inspection, Linux, LookError, LoopDevice, Opened, ReadyError, ReleaseError,
+};
 pub use leftovers::{LeftoversError, remove_empty_volume_data};
-pub use plan::{Elsewhere, Refusal, Seen, Step, Target, Volume};
+pub use plan::{Device, Elsewhere, Refusal, Seen, Shape, Step, Target, Volume};
 pub use plugin::{Plugin, RunError, Settings};
 pub use registration::RegisterError;
-pub use request::{PathError, Question, Range, RequestError, Sharing, TargetPath};
+pub use request::{Mode, PathError, Purpose, Question, Range, RequestError, Sharing, TargetPath};
 pub use server::ServeError;

@@ -1,10 +1,16 @@
-//! How many calls there were, how they ended, how long they took.
+//! How many calls there were, how they ended, how long they took; how many loop devices there are. docs/metrics.md
+//! describes each.
 
 use std::time::Instant;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 use tonic::{Code, Response, Status};
 use tracing::warn;
+
+/// A mount takes microseconds; a call that waits for its turn, or for a device that is in use, takes longer.
+const SECONDS: [f64; 10] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
 /// The calls that are counted, by their names in csi.proto.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +27,18 @@ pub(crate) enum Method {
 }
 
 impl Method {
+    const ALL: [Self; 9] = [
+        Self::GetPluginInfo,
+        Self::GetPluginCapabilities,
+        Self::Probe,
+        Self::NodeGetInfo,
+        Self::NodeGetCapabilities,
+        Self::NodePublishVolume,
+        Self::NodeUnpublishVolume,
+        Self::NodeExpandVolume,
+        Self::NodeGetVolumeStats,
+    ];
+
     const fn name(self) -> &'static str {
         match self {
             Self::GetPluginInfo => "GetPluginInfo",
@@ -45,15 +63,30 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = Self::new()?;
+        for collector in metrics.collectors() {
+            registry.register(collector)?;
+        }
+        Ok(metrics)
+    }
+
+    fn new() -> Result<Self, prometheus::Error> {
         let calls = Opts::new("granary_csi_calls_total", "Calls of the CSI plugin by method and gRPC code.");
         let duration = HistogramOpts::new("granary_csi_call_duration_seconds", "Duration of calls of the CSI plugin.");
         let metrics = Self {
             calls: IntCounterVec::new(calls, &["method", "code"])?,
-            duration: HistogramVec::new(duration, &["method"])?,
+            duration: HistogramVec::new(duration.buckets(SECONDS.into()), &["method"])?,
         };
-        registry.register(Box::new(metrics.calls.clone()))?;
-        registry.register(Box::new(metrics.duration.clone()))?;
+        // Series that exist from the start: a rate over them is right from the first call on.
+        for method in Method::ALL {
+            metrics.calls.with_label_values(&[method.name(), name(Code::Ok)]);
+            metrics.duration.with_label_values(&[method.name()]);
+        }
         Ok(metrics)
+    }
+
+    fn collectors(&self) -> [Box<dyn Collector>; 2] {
+        [Box::new(self.calls.clone()), Box::new(self.duration.clone())]
     }
 
     /// Awaits a call, counts it, and gives its error the form that goes over the wire. A call that the client gave up
@@ -73,6 +106,35 @@ impl Metrics {
             warn!(method = method.name(), code = name(code), reason = status.message(), "call refused");
         }
         answer.map(Response::new)
+    }
+}
+
+/// The loop devices of the node's volumes, counted when somebody asks.
+pub(crate) struct LoopDevices<C> {
+    /// `None` if the kernel does not tell.
+    count: C,
+    attached: IntGauge,
+}
+
+impl<C: Fn() -> Option<usize> + Send + Sync> LoopDevices<C> {
+    pub(crate) fn new(count: C) -> Result<Self, prometheus::Error> {
+        let attached = IntGauge::new(
+            "granary_loop_devices",
+            "Loop devices attached to images of volumes; 0 if no pod uses a block volume.",
+        )?;
+        Ok(Self { count, attached })
+    }
+}
+
+impl<C: Fn() -> Option<usize> + Send + Sync> Collector for LoopDevices<C> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.attached.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Some(found) = (self.count)() else { return Vec::new() };
+        self.attached.set(i64::try_from(found).unwrap_or(i64::MAX));
+        self.attached.collect()
     }
 }
 
@@ -96,5 +158,80 @@ const fn name(code: Code) -> &'static str {
         Code::Unavailable => "UNAVAILABLE",
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use prometheus::TextEncoder;
+
+    use super::*;
+
+    const DOCS: &str = include_str!("../../../../docs/metrics.md");
+
+    fn text(registry: &Registry) -> String {
+        TextEncoder::new().encode_to_string(&registry.gather()).expect("text")
+    }
+
+    /// The rows of the section's table by metric: type, labels, description.
+    fn described() -> BTreeMap<&'static str, [String; 3]> {
+        let section = DOCS.split("\n## ").find(|section| section.starts_with("CSI plugin\n")).expect("the section");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|row| {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let &[name, kind, labels, what] = &*cells else { panic!("four cells: {row}") };
+            (name.trim_matches('`'), [kind, labels, what].map(|cell| cell.replace('`', "")))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn every_metric_is_described_and_every_description_has_its_metric() {
+        let registry = Registry::new();
+        let devices: Box<dyn Collector> = Box::new(LoopDevices::new(|| Some(0)).unwrap());
+        let mut rows = described();
+        for collector in Metrics::new().unwrap().collectors().into_iter().chain([devices]) {
+            for desc in collector.desc() {
+                let row = rows.remove(&*desc.fq_name).unwrap_or_else(|| panic!("no row for {}", desc.fq_name));
+                assert_eq!(row[1..], [desc.variable_labels.join(", "), desc.help.clone()], "{}", desc.fq_name);
+            }
+            registry.register(collector).unwrap();
+        }
+        assert_eq!(rows.keys().collect::<BTreeSet<_>>(), BTreeSet::new(), "described, but gone");
+        let text = text(&registry);
+        for (name, [kind, ..]) in described() {
+            assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_is_counted_by_its_code() {
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).unwrap();
+        let good = async { Ok::<_, Status>(()) };
+        metrics.observe(Method::Probe, good).await.unwrap();
+        let bad = async { Err::<(), _>(Status::not_found("no such volume")) };
+        metrics.observe(Method::NodePublishVolume, bad).await.unwrap_err();
+        let text = text(&registry);
+        for line in [
+            r#"granary_csi_calls_total{code="OK",method="Probe"} 1"#,
+            r#"granary_csi_calls_total{code="NOT_FOUND",method="NodePublishVolume"} 1"#,
+            r#"granary_csi_calls_total{code="OK",method="NodePublishVolume"} 0"#,
+            r#"granary_csi_call_duration_seconds_count{method="NodePublishVolume"} 1"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn loop_devices_are_counted_at_every_scrape_and_left_out_if_nobody_can_tell() {
+        for (found, line) in [(Some(2), "granary_loop_devices 2\n"), (None, "")] {
+            let registry = Registry::new();
+            registry.register(Box::new(LoopDevices::new(move || found).unwrap())).unwrap();
+            assert!(text(&registry).ends_with(line));
+            assert_eq!(text(&registry).is_empty(), found.is_none());
+        }
     }
 }

@@ -3,26 +3,25 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fsquota::Quota;
 use proto::csi::node_server::Node;
-use proto::csi::volume_usage::Unit;
 use proto::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse,
     NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse,
     NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
-    VolumeCondition, VolumeUsage,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
-use tracing::info;
+use tracing::{info, warn};
 use units::Bytes;
 
-use crate::host::Host;
+use crate::condition::{condition, usage};
+use crate::host::{Found, Host, Inspection};
 use crate::identity::{node_capabilities, node_info};
+use crate::layout::{DEVICES, matches};
 use crate::metrics::{Method, Metrics};
-use crate::plan;
-use crate::request::{Expand, Publish, Stats, Unpublish};
+use crate::plan::{self, Refusal, Step, Volume};
+use crate::request::{Expand, Mode, Publish, Stats, Unpublish};
 use crate::status::{Failure, InspectError, PublishError, UnpublishError};
 use crate::turns::Turns;
 
@@ -97,29 +96,43 @@ impl<H: Host> NodeService<H> {
                 source,
             })
         });
-        let quota = work.await.map_err(InspectError::Panicked)??;
-        Ok(NodeGetVolumeStatsResponse { usage: usage(&quota), volume_condition: Some(condition(&quota)) })
+        let found = work.await.map_err(InspectError::Panicked)??;
+        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found)) })
     }
 }
 
 fn publish(host: &impl Host, want: &Publish) -> Result<(), Failure> {
-    let (at, seen) = host.look(want.question())?;
+    let (mut at, seen) = host.look(want.question())?;
     let steps = plan::publish(want, &seen)?;
-    for step in &steps {
-        host.act(&at, *step)?;
+    for (index, step) in steps.iter().enumerate() {
+        if let Err(error) = host.act(&mut at, *step) {
+            take_back(host, &mut at, &steps[..index], want);
+            return Err(error.into());
+        }
     }
     if !steps.is_empty() {
-        let Publish { volume, target, attributes, .. } = want;
-        info!(%volume, %target, read_only = attributes.read_only, "volume published");
+        let Publish { volume, target, mode, attributes, .. } = want;
+        info!(%volume, %target, %mode, read_only = attributes.read_only, "volume published");
     }
     Ok(())
 }
 
+/// kubelet does not unpublish what it could not publish.
+fn take_back<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
+    for step in plan::undo(done) {
+        if let Err(reason) = host.act(at, step) {
+            let error: &dyn std::error::Error = &reason;
+            warn!(%volume, %target, ?step, error, "half-made target stays behind");
+            return;
+        }
+    }
+}
+
 fn unpublish(host: &impl Host, want: &Unpublish) -> Result<(), Failure> {
-    let (at, seen) = host.look(want.question())?;
+    let (mut at, seen) = host.look(want.question())?;
     let steps = plan::unpublish(&seen)?;
     for step in &steps {
-        host.act(&at, *step)?;
+        host.act(&mut at, *step)?;
     }
     if !steps.is_empty() {
         let Unpublish { volume, target } = want;
@@ -129,49 +142,32 @@ fn unpublish(host: &impl Host, want: &Unpublish) -> Result<(), Failure> {
 }
 
 fn expand(host: &impl Host, want: &Expand) -> Result<Bytes, Failure> {
-    let (at, seen) = host.look(want.question())?;
-    plan::published(&seen)?;
-    Ok(plan::expand(want.range, host.quota(&at)?.limits.bytes)?)
-}
-
-fn stats(host: &impl Host, want: &Stats) -> Result<Quota, Failure> {
-    let (at, seen) = host.look(want.question())?;
-    plan::published(&seen)?;
-    Ok(host.quota(&at)?)
-}
-
-/// What has no limit has no total, and CSI has no other way to say so than to leave it out.
-fn usage(quota: &Quota) -> Vec<VolumeUsage> {
-    let Quota { limits, used, .. } = quota;
-    let entry = |unit: Unit, total: u64, used: u64| VolumeUsage {
-        available: signed(total.saturating_sub(used)),
-        total: signed(total),
-        used: signed(used),
-        unit: unit.into(),
+    let Inspection { volume, found } = host.inspect(&want.volume, &want.path)?;
+    let size = match (plan::is(volume, want.mode)?, found) {
+        (Mode::Filesystem, Found::Filesystem(quota)) => quota.limits.bytes.ok_or(Refusal::NoQuota)?,
+        (Mode::Filesystem, _) => return Err(Refusal::NotPublished.into()),
+        // kubelet may name a target that is gone: of two pods, it remembers the one that came last.
+        (Mode::Block, Found::Nothing) if !matches(&want.path.beneath(), DEVICES) => {
+            return Err(Refusal::NotPublished.into());
+        }
+        (Mode::Block, _) => host.grow(&want.volume)?.ok_or(Refusal::NotPublished)?,
     };
-    let bytes = limits.bytes.map(|total| entry(Unit::Bytes, total.get(), used.bytes.get()));
-    let inodes = limits.inodes.map(|total| entry(Unit::Inodes, total.get(), used.inodes.get()));
-    bytes.into_iter().chain(inodes).collect()
+    Ok(plan::expand(want.range, size)?)
 }
 
-fn condition(Quota { limits, used, .. }: &Quota) -> VolumeCondition {
-    let abnormal = |message: String| VolumeCondition { abnormal: true, message };
-    match (limits.bytes, limits.inodes) {
-        (None, _) | (_, None) => abnormal("the volume has no quota and can fill the node's disk".to_owned()),
-        (Some(limit), _) if used.bytes > limit => abnormal(format!(
-            "the volume holds {}, more than its limit of {limit}; delete files or expand it",
-            used.bytes
-        )),
-        (_, Some(limit)) if used.inodes > limit => abnormal(format!(
-            "the volume holds {}, more than its limit of {limit}; delete files or expand it",
-            used.inodes
-        )),
-        (Some(_), Some(_)) => VolumeCondition { abnormal: false, message: "the volume works".to_owned() },
+fn stats(host: &impl Host, want: &Stats) -> Result<Found, Failure> {
+    let Inspection { volume, found } = host.inspect(&want.volume, &want.path)?;
+    match (volume, found) {
+        (Volume::Unknown, _) => Err(Refusal::Unknown.into()),
+        (Volume::Known(_) | Volume::NotAnnounced | Volume::Damaged, Found::Nothing) => {
+            Err(Refusal::NotPublished.into())
+        }
+        (Volume::Known(_) | Volume::NotAnnounced | Volume::Damaged, found) => Ok(found),
     }
 }
 
 /// CSI counts in `int64`.
-fn signed(number: u64) -> i64 {
+pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

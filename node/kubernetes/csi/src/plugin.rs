@@ -18,10 +18,10 @@ use tracing::{info, warn};
 use crate::host::Host;
 use crate::identity::IdentityService;
 use crate::leftovers::{LeftoversError, remove_empty_volume_data};
-use crate::metrics::Metrics;
+use crate::metrics::{LoopDevices, Metrics};
 use crate::node::NodeService;
 use crate::registration::{RegisterError, RegistrationService, Standing, outside_for};
-use crate::server::{ServeError, Socket};
+use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
 use crate::turns::Turns;
 
 /// Below kubelet's directory.
@@ -41,6 +41,10 @@ pub struct Settings {
     pub peer: Uid,
     /// How long kubelet may take to register the plugin before it is asked again.
     pub patience: Duration,
+    /// How often it is looked whether the sockets are still in their places.
+    pub look: Duration,
+    /// How long a stop waits for clients to take their answers. Calls that run are finished in any case.
+    pub grace: Duration,
 }
 
 impl Settings {
@@ -52,6 +56,8 @@ impl Settings {
             version: version.into(),
             peer: Uid::from_raw(0),
             patience: Duration::from_secs(30),
+            look: Duration::from_secs(5),
+            grace: Duration::from_secs(5),
         }
     }
 }
@@ -63,7 +69,7 @@ pub enum RunError {
     #[error(transparent)]
     Leftovers(#[from] LeftoversError),
     /// The thread that does it panicked.
-    #[error("removing kubelet's leftovers ended early")]
+    #[error("removing what was left over ended early")]
     Panicked(#[from] JoinError),
     /// A part of it was stopped.
     #[error(transparent)]
@@ -87,25 +93,21 @@ impl<H: Host> Plugin<H> {
     /// # Errors
     /// A metric of these names exists already.
     pub fn new(settings: Settings, host: H, registry: &Registry) -> Result<Self, prometheus::Error> {
-        let metrics = Metrics::register(registry)?;
-        Ok(Self {
-            settings,
-            host: Arc::new(host),
-            turns: Turns::default(),
-            metrics,
-            again: Notify::new(),
-            swept: OnceCell::new(),
-        })
+        let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
+        let counting = Arc::clone(&host);
+        registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
+        Ok(Self { settings, host, turns: Turns::default(), metrics, again: Notify::new(), swept: OnceCell::new() })
     }
 
-    /// The whole plugin as a supervised service, to be started before kubelet: removes what a power cut left, then
-    /// serves both sockets. Healthy when kubelet can find it.
+    /// The whole plugin as a supervised service, to be started before kubelet: removes what a power cut left, detaches
+    /// loop devices that no target has, then serves both sockets. Healthy when kubelet can find it.
     ///
     /// # Errors
     /// [`RunError`].
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), RunError> {
         // Before kubelet runs, and not again when this service restarts: what kubelet is writing is empty for a moment.
         self.swept.get_or_try_init(|| self.sweep()).await?;
+        self.release().await?;
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;
         let plugin = Arc::clone(&self);
@@ -121,12 +123,36 @@ impl<H: Host> Plugin<H> {
         Ok(())
     }
 
+    /// Detaches the loop devices that an unclean end left attached. Those are not lost: the next call for their volumes
+    /// uses them. So what fails here stops nothing.
+    async fn release(&self) -> Result<(), RunError> {
+        let host = Arc::clone(&self.host);
+        let idle = match spawn_blocking(move || host.idle()).await? {
+            Ok(idle) => idle,
+            Err(reason) => {
+                warn!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are left over");
+                return Ok(());
+            }
+        };
+        for volume in idle {
+            let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
+            let work = spawn_blocking(move || {
+                let _turn = turn;
+                if let Err(reason) = host.release(&volume) {
+                    warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
+                }
+            });
+            work.await?;
+        }
+        Ok(())
+    }
+
     /// Serves CSI on `plugins/DRIVER.sock`. Stopped, it finishes the calls that run, also those that kubelet gave up.
     ///
     /// # Errors
     /// [`ServeError`].
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
-        let Settings { kubelet, node, version, peer, .. } = &self.settings;
+        let Settings { kubelet, node, version, .. } = &self.settings;
         let identity =
             IdentityService { version: version.clone(), host: Arc::clone(&self.host), metrics: self.metrics.clone() };
         let node = NodeService {
@@ -136,10 +162,11 @@ impl<H: Host> Plugin<H> {
             turns: self.turns.clone(),
             metrics: self.metrics.clone(),
         };
-        let routes = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
-        let socket = Socket::bind(kubelet, SOCKETS, &socket_name())?;
+        let routes = Routes::new(IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE))
+            .add_service(NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE));
+        let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();
-        socket.serve(*peer, routes, cx.cancelled()).await?;
+        socket.serve(routes, Arc::default(), || {}, cx.cancelled()).await?;
         self.turns.finish().await;
         Ok(())
     }
@@ -150,28 +177,43 @@ impl<H: Host> Plugin<H> {
     /// # Errors
     /// [`RegisterError`].
     pub async fn register(self: Arc<Self>, cx: Context) -> Result<(), RegisterError> {
-        let Settings { kubelet, peer, patience, .. } = &self.settings;
-        let endpoint = kubelet.join(SOCKETS).join(socket_name()).display().to_string();
-        while !cx.is_cancelled() {
-            let (standing, seen) = watch::channel(Standing::Outside);
-            let service = RegistrationService { endpoint: endpoint.clone(), standing };
-            let socket = Socket::bind(kubelet, REGISTRATION_SOCKETS, &registration_name())?;
-            cx.healthy();
-            let end = async {
+        let endpoint = self.address(SOCKETS, socket_name()).path().display().to_string();
+        let (standing, seen) = watch::channel(Standing::Outside);
+        let standing = Arc::new(standing);
+        let service = RegistrationServer::new(RegistrationService { endpoint, standing: Arc::clone(&standing) });
+        let routes = Routes::new(service.max_decoding_message_size(MAX_MESSAGE));
+        let socket = Socket::bind(self.address(REGISTRATION_SOCKETS, registration_name())).await?;
+        cx.healthy();
+        let anew = Arc::new(Notify::new());
+        let ask = async {
+            loop {
                 tokio::select! {
-                    () = cx.cancelled() => {}
-                    () = outside_for(seen, *patience) => warn!("no registration yet, its socket is made anew"),
+                    () = outside_for(seen.clone(), self.settings.patience) => {
+                        warn!("no registration yet, its socket is made anew");
+                    }
                     () = self.again.notified() => info!("registration is asked for, its socket is made anew"),
                 }
-            };
-            socket.serve(*peer, Routes::new(RegistrationServer::new(service)), end).await?;
+                anew.notify_one();
+            }
+        };
+        // kubelet forgets a plugin whose socket goes.
+        let made = || {
+            standing.send_replace(Standing::Outside);
+        };
+        tokio::select! {
+            served = socket.serve(routes, Arc::clone(&anew), made, cx.cancelled()) => Ok(served?),
+            () = ask => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes the registration socket anew: for whoever sees that the node's CSINode object has lost the driver.
     pub fn register_again(&self) {
         self.again.notify_one();
+    }
+
+    fn address(&self, directory: &'static str, name: String) -> Address {
+        let Settings { kubelet, peer, look, grace, .. } = &self.settings;
+        Address { parent: kubelet.clone(), directory, name, peer: *peer, look: *look, grace: *grace }
     }
 }
 

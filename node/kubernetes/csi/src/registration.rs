@@ -1,5 +1,6 @@
 //! kubelet's plugin registration: it finds a socket, asks who is there, and says whether it liked the answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::registration::registration_server::Registration;
@@ -27,7 +28,7 @@ pub(crate) enum Standing {
 #[derive(Debug)]
 pub(crate) struct RegistrationService {
     pub(crate) endpoint: String,
-    pub(crate) standing: watch::Sender<Standing>,
+    pub(crate) standing: Arc<watch::Sender<Standing>>,
 }
 
 /// Ends when kubelet did not register the plugin for `patience`: some kubelets try only once for each socket.

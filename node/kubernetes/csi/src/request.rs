@@ -5,11 +5,11 @@ use std::path::{Component, Path, PathBuf};
 
 use dir::{Name, NameError};
 use mount::Attributes;
-use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_capability::access_mode::Mode as Access;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{
     CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, VolumeCapability,
+    NodeUnpublishVolumeRequest,
 };
 use units::Bytes;
 use volume::{VolumeId, VolumeIdError};
@@ -38,9 +38,6 @@ pub enum RequestError {
         #[source]
         source: PathError,
     },
-    /// A block volume.
-    #[error("this release serves filesystem volumes only; ask for a claim with volumeMode Filesystem")]
-    Block,
     /// Many nodes, or a mode of a newer CSI.
     #[error(
         "access mode {mode} is not supported; a local volume is used from one node (ReadWriteOnce, ReadWriteOncePod)"
@@ -132,6 +129,11 @@ impl TargetPath {
         &self.parent
     }
 
+    /// It, relative to kubelet's directory.
+    pub fn beneath(&self) -> PathBuf {
+        self.parent.join(self.name.as_os_str()).components().filter(|part| *part != Component::CurDir).collect()
+    }
+
     /// Its last component.
     pub const fn name(&self) -> &Name {
         &self.name
@@ -159,11 +161,34 @@ pub enum Sharing {
     ManyTargets,
 }
 
+/// What a pod sees of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// A directory.
+    Filesystem,
+    /// A device.
+    Block,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filesystem => "filesystem",
+            Self::Block => "block",
+        })
+    }
+}
+
+/// The mount of a device's node: as inert as any, but the node works.
+pub(crate) const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
+
 /// `NodePublishVolume`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Publish {
     pub(crate) volume: VolumeId,
     pub(crate) target: TargetPath,
+    pub(crate) mode: Mode,
+    /// Of the mount. `read_only` also means the device.
     pub(crate) attributes: Attributes,
     pub(crate) sharing: Sharing,
 }
@@ -180,6 +205,8 @@ pub(crate) struct Unpublish {
 pub(crate) struct Expand {
     pub(crate) volume: VolumeId,
     pub(crate) path: TargetPath,
+    /// `None` if the caller does not say.
+    pub(crate) mode: Option<Mode>,
     pub(crate) range: Range,
 }
 
@@ -206,8 +233,25 @@ pub struct Question<'a> {
     pub volume: &'a VolumeId,
     /// Where it should be, or is.
     pub target: &'a TargetPath,
-    /// Whether other targets matter. To find them costs time that grows with the number of mounts.
-    pub sharing: Sharing,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// Why the host looks: what is not needed is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// `NodePublishVolume`.
+    Publish {
+        /// As what.
+        mode: Mode,
+        /// Whether nothing may be written.
+        read_only: bool,
+        /// Whether other targets matter. To find those of a filesystem volume costs time that grows with the number of
+        /// mounts.
+        sharing: Sharing,
+    },
+    /// `NodeUnpublishVolume`.
+    Unpublish,
 }
 
 impl Publish {
@@ -215,24 +259,31 @@ impl Publish {
         let volume = volume_id(&message.volume_id)?;
         let target = path("target_path", &message.target_path, kubelet)?;
         let capability = required("volume_capability", message.volume_capability.as_ref())?;
-        check_mount(required("volume_capability.access_type", mount_volume(capability)?)?)?;
-        let mode = required("volume_capability.access_mode", capability.access_mode.as_ref())?.mode;
-        let (sharing, reads_only) = match Mode::try_from(mode) {
-            Ok(Mode::SingleNodeWriter | Mode::SingleNodeSingleWriter) => (Sharing::OneTarget, false),
-            Ok(Mode::SingleNodeReaderOnly) => (Sharing::OneTarget, true),
-            Ok(Mode::SingleNodeMultiWriter) => (Sharing::ManyTargets, false),
-            Ok(Mode::Unknown) => return Err(RequestError::Missing { field: "volume_capability.access_mode.mode" }),
-            Ok(other @ (Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter)) => {
-                return Err(RequestError::AccessMode { mode: other.as_str_name().to_owned() });
+        let (mode, attributes) = match required("volume_capability.access_type", capability.access_type.as_ref())? {
+            AccessType::Mount(mount) => {
+                check_mount(mount)?;
+                (Mode::Filesystem, Attributes::INERT)
             }
-            Err(_) => return Err(RequestError::AccessMode { mode: mode.to_string() }),
+            AccessType::Block(_) => (Mode::Block, NODE),
         };
-        let attributes = Attributes { read_only: message.readonly || reads_only, ..Attributes::INERT };
-        Ok(Self { volume, target, attributes, sharing })
+        let access = required("volume_capability.access_mode", capability.access_mode.as_ref())?.mode;
+        let (sharing, reads_only) = match Access::try_from(access) {
+            Ok(Access::SingleNodeWriter | Access::SingleNodeSingleWriter) => (Sharing::OneTarget, false),
+            Ok(Access::SingleNodeReaderOnly) => (Sharing::OneTarget, true),
+            Ok(Access::SingleNodeMultiWriter) => (Sharing::ManyTargets, false),
+            Ok(Access::Unknown) => return Err(RequestError::Missing { field: "volume_capability.access_mode.mode" }),
+            Ok(
+                other @ (Access::MultiNodeReaderOnly | Access::MultiNodeSingleWriter | Access::MultiNodeMultiWriter),
+            ) => return Err(RequestError::AccessMode { mode: other.as_str_name().to_owned() }),
+            Err(_) => return Err(RequestError::AccessMode { mode: access.to_string() }),
+        };
+        let attributes = Attributes { read_only: message.readonly || reads_only, ..attributes };
+        Ok(Self { volume, target, mode, attributes, sharing })
     }
 
     pub(crate) const fn question(&self) -> Question<'_> {
-        Question { volume: &self.volume, target: &self.target, sharing: self.sharing }
+        let purpose = Purpose::Publish { mode: self.mode, read_only: self.attributes.read_only, sharing: self.sharing };
+        Question { volume: &self.volume, target: &self.target, purpose }
     }
 }
 
@@ -243,7 +294,7 @@ impl Unpublish {
     }
 
     pub(crate) const fn question(&self) -> Question<'_> {
-        Question { volume: &self.volume, target: &self.target, sharing: Sharing::ManyTargets }
+        Question { volume: &self.volume, target: &self.target, purpose: Purpose::Unpublish }
     }
 }
 
@@ -251,15 +302,14 @@ impl Expand {
     pub(crate) fn parse(message: &NodeExpandVolumeRequest, kubelet: &Path) -> Result<Self, RequestError> {
         let volume = volume_id(&message.volume_id)?;
         let path = path("volume_path", &message.volume_path, kubelet)?;
-        if let Some(capability) = &message.volume_capability {
-            mount_volume(capability)?; // nothing else of it matters here
-        }
+        // Nothing else of the capability matters here.
+        let access = message.volume_capability.as_ref().and_then(|capability| capability.access_type.as_ref());
+        let mode = access.map(|access| match access {
+            AccessType::Mount(_) => Mode::Filesystem,
+            AccessType::Block(_) => Mode::Block,
+        });
         let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
-        Ok(Self { volume, path, range })
-    }
-
-    pub(crate) const fn question(&self) -> Question<'_> {
-        Question { volume: &self.volume, target: &self.path, sharing: Sharing::ManyTargets }
+        Ok(Self { volume, path, mode, range })
     }
 }
 
@@ -267,10 +317,6 @@ impl Stats {
     pub(crate) fn parse(message: &NodeGetVolumeStatsRequest, kubelet: &Path) -> Result<Self, RequestError> {
         let volume = volume_id(&message.volume_id)?;
         Ok(Self { volume, path: path("volume_path", &message.volume_path, kubelet)? })
-    }
-
-    pub(crate) const fn question(&self) -> Question<'_> {
-        Question { volume: &self.volume, target: &self.path, sharing: Sharing::ManyTargets }
     }
 }
 
@@ -285,14 +331,6 @@ fn volume_id(text: &str) -> Result<VolumeId, RequestError> {
 fn path(field: &'static str, text: &str, kubelet: &Path) -> Result<TargetPath, RequestError> {
     let text = required(field, (!text.is_empty()).then_some(text))?;
     TargetPath::parse(text, kubelet).map_err(|source| RequestError::Path { field, source })
-}
-
-fn mount_volume(capability: &VolumeCapability) -> Result<Option<&MountVolume>, RequestError> {
-    match &capability.access_type {
-        Some(AccessType::Mount(mount)) => Ok(Some(mount)),
-        Some(AccessType::Block(_)) => Err(RequestError::Block),
-        None => Ok(None),
-    }
 }
 
 fn check_mount(MountVolume { fs_type, mount_flags, volume_mount_group }: &MountVolume) -> Result<(), RequestError> {
@@ -328,6 +366,7 @@ fn range(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proto::csi::VolumeCapability;
     use proto::csi::volume_capability::{AccessMode, BlockVolume};
 
     use super::*;
@@ -335,7 +374,7 @@ mod tests {
     const KUBELET: &str = "/data/kubelet";
     const TARGET: &str = "/data/kubelet/pods/u/volumes/kubernetes.io~csi/pvc-1/mount";
 
-    fn capability(mode: Mode) -> VolumeCapability {
+    fn capability(mode: Access) -> VolumeCapability {
         VolumeCapability {
             access_mode: Some(AccessMode { mode: mode.into() }),
             access_type: Some(AccessType::Mount(MountVolume::default())),
@@ -346,7 +385,7 @@ mod tests {
         NodePublishVolumeRequest {
             volume_id: "pvc-1".to_owned(),
             target_path: TARGET.to_owned(),
-            volume_capability: Some(capability(Mode::SingleNodeMultiWriter)),
+            volume_capability: Some(capability(Access::SingleNodeMultiWriter)),
             ..NodePublishVolumeRequest::default()
         }
     }
@@ -364,14 +403,15 @@ mod tests {
     fn with_mount(mount: MountVolume) -> RequestError {
         let access_type = Some(AccessType::Mount(mount));
         with(|message| {
-            message.volume_capability = Some(VolumeCapability { access_type, ..capability(Mode::SingleNodeWriter) });
+            message.volume_capability = Some(VolumeCapability { access_type, ..capability(Access::SingleNodeWriter) });
         })
     }
 
     #[test]
     fn a_good_message_is_a_writable_inert_mount() {
         let want = publish(&message()).expect("a request");
-        assert_eq!((want.attributes, want.sharing), (Attributes::INERT, Sharing::ManyTargets));
+        assert_eq!((want.mode, want.attributes), (Mode::Filesystem, Attributes::INERT));
+        assert_eq!(want.sharing, Sharing::ManyTargets);
         assert_eq!(want.target.full(), Path::new(TARGET));
         assert_eq!(want.target.parent(), Path::new("pods/u/volumes/kubernetes.io~csi/pvc-1"));
         assert_eq!(want.target.name().to_str(), Some("mount"));
@@ -391,7 +431,7 @@ mod tests {
         };
         assert_eq!(without(|capability| capability.access_type = None), "volume_capability.access_type");
         assert_eq!(without(|capability| capability.access_mode = None), "volume_capability.access_mode");
-        let unknown = capability(Mode::Unknown);
+        let unknown = capability(Access::Unknown);
         assert_eq!(
             missing(with(|message| message.volume_capability = Some(unknown))),
             "volume_capability.access_mode.mode"
@@ -412,11 +452,11 @@ mod tests {
             let want = publish(&NodePublishVolumeRequest { volume_capability: Some(capability(mode)), ..message() });
             want.map(|want| (want.sharing, want.attributes.read_only))
         };
-        assert_eq!(parsed(Mode::SingleNodeWriter).expect("a mode"), (Sharing::OneTarget, false));
-        assert_eq!(parsed(Mode::SingleNodeSingleWriter).expect("a mode"), (Sharing::OneTarget, false));
-        assert_eq!(parsed(Mode::SingleNodeReaderOnly).expect("a mode"), (Sharing::OneTarget, true));
-        assert_eq!(parsed(Mode::SingleNodeMultiWriter).expect("a mode"), (Sharing::ManyTargets, false));
-        for mode in [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter] {
+        assert_eq!(parsed(Access::SingleNodeWriter).expect("a mode"), (Sharing::OneTarget, false));
+        assert_eq!(parsed(Access::SingleNodeSingleWriter).expect("a mode"), (Sharing::OneTarget, false));
+        assert_eq!(parsed(Access::SingleNodeReaderOnly).expect("a mode"), (Sharing::OneTarget, true));
+        assert_eq!(parsed(Access::SingleNodeMultiWriter).expect("a mode"), (Sharing::ManyTargets, false));
+        for mode in [Access::MultiNodeReaderOnly, Access::MultiNodeSingleWriter, Access::MultiNodeMultiWriter] {
             let refused = parsed(mode).expect_err("one node only").to_string();
             assert!(refused.contains(mode.as_str_name()), "{refused}");
         }
@@ -433,21 +473,24 @@ mod tests {
     }
 
     #[test]
-    fn block_is_refused_as_such() {
+    fn a_block_volume_is_a_node_that_works() {
         let block = Some(AccessType::Block(BlockVolume {}));
-        let block = VolumeCapability { access_type: block, ..capability(Mode::SingleNodeWriter) };
-        let refused = with(|message| message.volume_capability = Some(block.clone()));
-        assert_eq!(
-            refused.to_string(),
-            "this release serves filesystem volumes only; ask for a claim with volumeMode Filesystem"
-        );
-        let expand = NodeExpandVolumeRequest {
-            volume_id: "pvc-1".to_owned(),
-            volume_path: TARGET.to_owned(),
-            volume_capability: Some(block),
-            ..NodeExpandVolumeRequest::default()
+        let block = VolumeCapability { access_type: block, ..capability(Access::SingleNodeWriter) };
+        let asked = NodePublishVolumeRequest { volume_capability: Some(block.clone()), ..message() };
+        let want = publish(&asked).expect("a request");
+        assert_eq!((want.mode, want.attributes), (Mode::Block, NODE));
+        const { assert!(!NODE.no_dev && NODE.no_exec && NODE.no_suid && !NODE.read_only) };
+        let want = publish(&NodePublishVolumeRequest { readonly: true, ..asked }).expect("a request");
+        assert!(want.attributes.read_only);
+
+        let expand = |volume_capability| {
+            let (volume_id, volume_path) = ("pvc-1".to_owned(), TARGET.to_owned());
+            let message = NodeExpandVolumeRequest { volume_id, volume_path, volume_capability, ..Default::default() };
+            Expand::parse(&message, Path::new(KUBELET)).expect("a request").mode
         };
-        assert!(matches!(Expand::parse(&expand, Path::new(KUBELET)), Err(RequestError::Block)));
+        assert_eq!(expand(Some(block)), Some(Mode::Block));
+        assert_eq!(expand(Some(capability(Access::Unknown))), Some(Mode::Filesystem));
+        assert_eq!(expand(None), None);
     }
 
     #[test]
@@ -511,7 +554,7 @@ mod tests {
             let _ = publish(&NodePublishVolumeRequest {
                 volume_id,
                 target_path,
-                volume_capability: Some(VolumeCapability { access_mode: Some(access), ..capability(Mode::Unknown) }),
+                volume_capability: Some(VolumeCapability { access_mode: Some(access), ..capability(Access::Unknown) }),
                 ..NodePublishVolumeRequest::default()
             });
             let _ = range(&CapacityRange { required_bytes, limit_bytes });

@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use loopdev::AttachError;
 use tokio::task::JoinError;
 use tonic::{Code, Status};
 use volume::VolumeId;
 
-use crate::host::{ActError, LookError, QuotaError};
+use crate::host::{ActError, GrowError, LookError};
 use crate::plan::Refusal;
 use crate::request::{PathError, RequestError};
 
@@ -20,8 +21,8 @@ pub(crate) enum Failure {
     Refused(#[from] Refusal),
     #[error(transparent)]
     Act(#[from] ActError),
-    #[error("cannot read its quota")]
-    Quota(#[from] QuotaError),
+    #[error(transparent)]
+    Grow(#[from] GrowError),
 }
 
 /// `NodePublishVolume` failed.
@@ -100,7 +101,6 @@ fn of_request(error: &RequestError) -> Code {
         RequestError::Missing { .. }
         | RequestError::VolumeId(_)
         | RequestError::Path { .. }
-        | RequestError::Block
         | RequestError::AccessMode { .. }
         | RequestError::FilesystemType { .. }
         | RequestError::MountOptions
@@ -111,38 +111,64 @@ fn of_request(error: &RequestError) -> Code {
 
 fn of_failure(failure: &Failure) -> Code {
     match failure {
-        Failure::Look(error) => match error {
-            LookError::Link { .. } => Code::InvalidArgument,
-            LookError::Kubelet(_)
-            | LookError::Volume(_)
-            | LookError::Parent(_)
-            | LookError::Target(_)
-            | LookError::Place(_)
-            | LookError::Mounts(_) => Code::Internal,
-        },
+        Failure::Look(error) => of_look(error),
         Failure::Refused(refusal) => match refusal {
             Refusal::Unknown | Refusal::NotPublished => Code::NotFound,
+            Refusal::NotAnnounced => Code::Unavailable,
+            Refusal::Mode { .. } => Code::InvalidArgument,
             Refusal::Differs | Refusal::OtherVolume => Code::AlreadyExists,
-            Refusal::NoParent | Refusal::Foreign | Refusal::Obstructed | Refusal::InUse => Code::FailedPrecondition,
+            Refusal::NoParent | Refusal::Foreign | Refusal::Obstructed { .. } | Refusal::NotOurs | Refusal::InUse => {
+                Code::FailedPrecondition
+            }
             Refusal::Size { .. } => Code::OutOfRange,
-            Refusal::NoQuota => Code::Internal,
+            Refusal::Damaged | Refusal::NoQuota => Code::Internal,
         },
         Failure::Act(error) => match error {
+            ActError::Look(error) => of_look(error),
             ActError::NotEmpty | ActError::Busy => Code::FailedPrecondition,
             ActError::VolumeGone => Code::NotFound,
+            // The next call finds something else.
+            ActError::DeviceGone | ActError::AttachImage(AttachError::Contended { .. }) => Code::Unavailable,
             ActError::ParentGone
             | ActError::Make(_)
             | ActError::Open(_)
+            | ActError::Driver(_)
+            | ActError::AttachImage(_)
+            | ActError::Device(_)
+            | ActError::Status(_)
+            | ActError::Node
+            | ActError::Place(_)
             | ActError::Clone(_)
             | ActError::Set(_)
             | ActError::Attach(_)
             | ActError::Unmount(_)
-            | ActError::Remove(_) => Code::Internal,
+            | ActError::Remove(_)
+            | ActError::Detach(_) => Code::Internal,
         },
-        Failure::Quota(error) => match error {
-            QuotaError::Gone => Code::NotFound,
-            QuotaError::Read(_) => Code::Internal,
+        Failure::Grow(error) => match error {
+            GrowError::Look(error) => of_look(error),
+            GrowError::Device(_) | GrowError::Status(_) | GrowError::Resize(_) => Code::Internal,
         },
+    }
+}
+
+fn of_look(error: &LookError) -> Code {
+    match error {
+        LookError::Link { .. } => Code::InvalidArgument,
+        LookError::Kubelet(_)
+        | LookError::Volume(_)
+        | LookError::Volumes(_)
+        | LookError::Image(_)
+        | LookError::Size(_)
+        | LookError::Dev(_)
+        | LookError::Parent(_)
+        | LookError::Target(_)
+        | LookError::Place(_)
+        | LookError::Mounts(_)
+        | LookError::Devices(_)
+        | LookError::Device(_)
+        | LookError::Status(_)
+        | LookError::Quota(_) => Code::Internal,
     }
 }
 
@@ -190,6 +216,18 @@ mod tests {
         assert_eq!(publish(Refusal::Unknown).code(), Code::NotFound);
         assert_eq!(publish(Refusal::Differs).code(), Code::AlreadyExists);
         assert_eq!(publish(Refusal::InUse).code(), Code::FailedPrecondition);
+    }
+
+    #[test]
+    fn a_block_volume_is_no_directory() {
+        let refused = publish(Refusal::Mode { is: crate::Mode::Block });
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().ends_with("it is a block volume; ask for it with volumeMode of its claim"));
+    }
+
+    #[test]
+    fn a_volume_that_is_being_made_is_asked_for_again() {
+        assert_eq!(publish(Refusal::NotAnnounced).code(), Code::Unavailable);
     }
 
     #[test]

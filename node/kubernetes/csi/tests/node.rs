@@ -1,108 +1,28 @@
-//! The whole plugin on a real disk: XFS with project quotas, real mounts. Runs as root in a machine of its own.
+//! Filesystem volumes on a real disk: XFS with project quotas, real mounts. Runs as root in a machine of its own.
 
 mod kubelet;
+mod machine;
+mod traced;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
 
-use csi::{Linux, Plugin, Settings};
-use dir::{Dir, Mode, Name};
-use fsquota::Limits;
-use ktest_support::XfsDisk;
-use kubelet::{Kubelet, MANY, SINGLE};
+use csi::{Found, Host, Inspection, Mode, Purpose, Question, Shape, Sharing, Step, Target, TargetPath};
+use dir::Name;
+use kubelet::{MANY, SINGLE};
+use machine::{Node, SIZE, mounted, mounts_at};
 use mount::{Attributes, Filesystem};
+use nix::libc::{
+    SYS_ioctl, SYS_mkdirat, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_openat2, SYS_quotactl_fd,
+};
 use nix::mount::MsFlags;
 use nix::sys::statvfs::statvfs;
-use prometheus::Registry;
-use proto::csi::node_client::NodeClient;
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
-use supervisor::Supervisor;
 use tonic::Code;
-use tonic::transport::Channel;
-use units::{Bytes, Inodes};
-use volume::{Claim, Request, Store, VolumeId};
-
-const SIZE: Bytes = Bytes::new(64 << 20);
-const INODES: Inodes = Inodes::new(1000);
-
-/// A node with its data disk and a running plugin.
-struct Node {
-    supervisor: Supervisor,
-    store: Arc<Store>,
-    kubelet: Kubelet,
-    client: NodeClient<Channel>,
-    // Last: it can only be unmounted when nothing on it is open.
-    disk: XfsDisk,
-}
-
-impl Node {
-    async fn start() -> Self {
-        let disk = XfsDisk::with_project_quota();
-        let data = Dir::open(disk.path()).expect("the disk");
-        let private = Mode::from_bits_truncate(0o700);
-        let sub = |name: &str| data.create_dir(&Name::try_from(name).expect("a name"), private).expect("a directory");
-        sub("kubelet");
-        let store = Arc::new(Store::open(&sub("volumes"), volume::Settings::default()).expect("a store"));
-        let kubelet = Kubelet { directory: disk.path().join("kubelet") };
-        let settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
-        let host = Linux::new(kubelet.directory.clone(), Arc::clone(&store));
-        let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
-        let supervisor =
-            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&plugin).run(cx));
-        supervisor.handle().healthy().await.expect("it starts");
-        let client = kubelet.client().await;
-        Self { supervisor, store, kubelet, client, disk }
-    }
-
-    /// Takes everything down, in an order in which the disk can be unmounted.
-    async fn stop(self) {
-        let Self { supervisor, store, client, disk, .. } = self;
-        drop(client);
-        supervisor.stop(Duration::from_secs(20)).await.expect("nothing is aborted");
-        drop(store);
-        let table = mount::table().expect("table");
-        let below = |entry: &&mount::Entry| entry.point.starts_with(disk.path()) && entry.point != disk.path();
-        for entry in table.iter().rev().filter(below) {
-            mount::unmount(&entry.point).expect("unmount");
-        }
-    }
-
-    fn provision(&self, volume: &str) -> VolumeId {
-        let id: VolumeId = volume.parse().expect("an identifier");
-        let claim = Claim { uid: volume.to_owned(), namespace: "default".to_owned(), name: "claim".to_owned() };
-        let class = "local".to_owned();
-        let request = Request { claim, class, mode: volume::Mode::Filesystem, size: SIZE, inodes: INODES };
-        self.store.provision(&id, &request).expect("provision");
-        self.store.announce(&id).expect("announce");
-        id
-    }
-
-    fn target(&self, name: &str) -> PathBuf {
-        self.kubelet.directory.join(name)
-    }
-
-    async fn publish(&mut self, message: NodePublishVolumeRequest) -> Result<(), Code> {
-        self.client.node_publish_volume(message).await.map(drop).map_err(|status| status.code())
-    }
-
-    async fn unpublish(&mut self, volume: &str, target: &str) -> Result<(), Code> {
-        let message = self.kubelet.unpublish(volume, target);
-        self.client.node_unpublish_volume(message).await.map(drop).map_err(|status| status.code())
-    }
-}
-
-fn mounted(path: &Path) -> Option<Attributes> {
-    mount::at(File::open(path).expect("open")).expect("look").mounted
-}
-
-fn mounts_at(path: &Path) -> usize {
-    mount::table().expect("table").iter().filter(|entry| entry.point == path).count()
-}
+use traced::calls;
 
 #[tokio::test]
 async fn a_volume_is_mounted_inert_and_once() {
@@ -116,7 +36,10 @@ async fn a_volume_is_mounted_inert_and_once() {
     }
     fs::write(target.join("file"), "here").expect("write");
     let inside = node.store.open_volume(&volume).expect("the volume");
-    assert_eq!(inside.read(&Name::try_from("file").expect("a name")).expect("read").as_deref(), Some(&b"here"[..]));
+    assert_eq!(
+        inside.dir().read(&Name::try_from("file").expect("a name")).expect("read").as_deref(),
+        Some(&b"here"[..])
+    );
     let seen = statvfs(&target).expect("statvfs");
     assert_eq!(seen.blocks() * seen.fragment_size(), SIZE.get(), "the file system shows the quota as its size");
     drop(inside);
@@ -178,7 +101,7 @@ async fn statistics_equal_the_quota() {
 
     let message = node.kubelet.stats("pvc-1", "mount");
     let stats = node.client.node_get_volume_stats(message).await.expect("stats").into_inner();
-    let quota = fsquota::get(node.store.open_volume(&volume).expect("the volume")).expect("its quota");
+    let quota = node.store.open_volume(&volume).expect("the volume").quota().expect("its quota");
     let signed = |number: u64| i64::try_from(number).expect("small");
     let (used, inodes) = (signed(quota.used.bytes.get()), signed(quota.used.inodes.get()));
     assert!(used >= 1 << 20, "{used}");
@@ -204,10 +127,7 @@ async fn expansion_tells_what_the_quota_was_raised_to() {
     let early = node.client.node_expand_volume(message.clone()).await.expect_err("not raised yet");
     assert_eq!(early.code(), Code::OutOfRange);
 
-    let inside = node.store.open_volume(&volume).expect("the volume");
-    let quota = fsquota::get(&inside).expect("its quota");
-    fsquota::set_limits(&inside, quota.id, Limits { bytes: Some(double), inodes: None }).expect("raise it");
-    drop(inside);
+    node.store.expand(&volume, double).expect("raise it");
 
     let answer = node.client.node_expand_volume(message).await.expect("expand").into_inner();
     assert_eq!(answer.capacity_bytes, wanted);
@@ -215,7 +135,7 @@ async fn expansion_tells_what_the_quota_was_raised_to() {
 }
 
 #[tokio::test]
-async fn unknown_volumes_and_paths_outside_are_refused() {
+async fn unknown_volumes_other_modes_and_paths_outside_are_refused() {
     let mut node = Node::start().await;
     node.provision("pvc-1");
     assert_eq!(node.publish(node.kubelet.publish("pvc-unknown", "mount", MANY)).await, Err(Code::NotFound));
@@ -225,6 +145,9 @@ async fn unknown_volumes_and_paths_outside_are_refused() {
         assert_eq!(node.publish(message).await, Err(Code::InvalidArgument), "{target}");
     }
     assert_eq!(node.publish(node.kubelet.publish("pvc-1", "absent/mount", MANY)).await, Err(Code::FailedPrecondition));
+    node.provision_block("pvc-device");
+    assert_eq!(node.publish(node.kubelet.publish("pvc-device", "mount", MANY)).await, Err(Code::InvalidArgument));
+    assert_eq!(node.publish(node.kubelet.publish_block("pvc-1", "mount", MANY)).await, Err(Code::InvalidArgument));
     node.stop().await;
 }
 
@@ -232,7 +155,7 @@ async fn unknown_volumes_and_paths_outside_are_refused() {
 async fn a_link_is_followed_neither_on_the_way_nor_at_the_end() {
     let mut node = Node::start().await;
     node.provision("pvc-1");
-    let outside = node.disk.path().join("outside");
+    let outside = node.ground.path().join("outside");
     fs::create_dir(&outside).expect("a directory");
     symlink(&outside, node.target("pods")).expect("a link");
     symlink(&outside, node.target("mount")).expect("a link");
@@ -357,12 +280,64 @@ async fn targets_are_where_kubelet_sees_them() {
 #[tokio::test]
 async fn an_unpublish_outside_touches_nothing() {
     let mut node = Node::start().await;
-    let outside = node.disk.path().join("outside");
+    let outside = node.ground.path().join("outside");
     fs::create_dir(&outside).expect("a directory");
     let target_path = outside.display().to_string();
     let message = NodeUnpublishVolumeRequest { volume_id: "pvc-1".to_owned(), target_path };
     let refused = node.client.node_unpublish_volume(message).await.expect_err("outside");
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(outside.exists());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn publishing_and_statistics_cost_the_same_whatever_else_is_mounted() {
+    let mut node = Node::start().await;
+    let volume = node.provision("pvc-1");
+    // The first one makes the announcement durable.
+    node.publish(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
+    node.unpublish("pvc-1", "a").await.expect("unpublish");
+    let host = node.host();
+    let kubelet = node.kubelet.directory.clone();
+    let path = |name: &str| {
+        let path = kubelet.join(name).display().to_string();
+        TargetPath::parse(&path, &kubelet).expect("a path")
+    };
+    let publish = |name: &str| {
+        let target = path(name);
+        let purpose = Purpose::Publish { mode: Mode::Filesystem, read_only: false, sharing: Sharing::ManyTargets };
+        calls(|| {
+            let question = Question { volume: &volume, target: &target, purpose };
+            let (mut at, seen) = host.look(question).expect("look");
+            assert_eq!(seen.target, Target::Absent);
+            for step in [Step::MakeTarget(Shape::Directory), Step::Bind(Attributes::INERT)] {
+                host.act(&mut at, step).expect("act");
+            }
+        })
+    };
+    let stats = |name: &str| {
+        let target = path(name);
+        calls(|| {
+            let Ok(Inspection { found: Found::Filesystem(_), .. }) = host.inspect(&volume, &target) else {
+                panic!("it is there")
+            };
+        })
+    };
+    // The volume; who should hold the target; the target, which is not there; it is made, and opened; the mount.
+    let mount = [SYS_open_tree, SYS_mount_setattr, SYS_move_mount];
+    let expected = [&[SYS_openat2; 3][..], &[SYS_mkdirat, SYS_openat2], &mount].concat();
+    assert_eq!(publish("a"), expected);
+    assert!(expected.len() <= 10);
+    // The target; its project; the quota of that.
+    assert_eq!(stats("a"), [SYS_openat2, SYS_ioctl, SYS_quotactl_fd]);
+
+    let other = node.target("other");
+    fs::create_dir(&other).expect("a directory");
+    for _ in 0..500 {
+        nix::mount::mount(Some(&other), &other, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind");
+    }
+    assert_eq!(publish("b"), expected);
+    assert_eq!(stats("b").len(), 3);
+    drop(host);
     node.stop().await;
 }

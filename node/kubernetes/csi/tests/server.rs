@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi::{Plugin, Settings, Step};
+use csi::{Plugin, Settings, Shape, Step};
 use fake::FakeHost;
 use kubelet::{Kubelet, MANY, SINGLE, connect};
 use mount::Attributes;
@@ -21,7 +21,6 @@ use prometheus::Registry;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
 use proto::csi::node_service_capability::{Type, rpc};
-use proto::csi::volume_capability::{AccessType, BlockVolume};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
@@ -131,7 +130,7 @@ async fn publishing_twice_works_once() {
     let mut client = node.kubelet.client().await;
     for _ in 0..2 {
         client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-        assert_eq!(host.steps(), [Step::MakeTarget, Step::Bind(Attributes::INERT)]);
+        assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(Attributes::INERT)]);
     }
     for _ in 0..2 {
         client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
@@ -162,7 +161,7 @@ async fn the_table_of_second_publications_is_kept() {
 }
 
 #[tokio::test]
-async fn empty_messages_and_block_volumes_are_invalid() {
+async fn empty_messages_are_invalid() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
     let mut client = node.kubelet.client().await;
     let code = |status: tonic::Status| status.code();
@@ -174,12 +173,96 @@ async fn empty_messages_and_block_volumes_are_invalid() {
     assert_eq!(stats.map_err(code).err(), Some(Code::InvalidArgument));
     let expand = client.node_expand_volume(NodeExpandVolumeRequest::default()).await;
     assert_eq!(expand.map_err(code).err(), Some(Code::InvalidArgument));
+}
 
-    let mut block = node.kubelet.publish("pvc-1", "a", MANY);
-    block.volume_capability.as_mut().expect("it has one").access_type = Some(AccessType::Block(BlockVolume {}));
-    let refused = client.node_publish_volume(block).await.expect_err("refused");
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("filesystem volumes only"), "{}", refused.message());
+#[tokio::test]
+async fn a_volume_is_published_in_its_own_mode_only() {
+    let host = FakeHost::with_volumes(&["pvc-dir"]);
+    host.set_image("pvc-disk", Bytes::GIB);
+    let node = Node::start(&host).await;
+    let mut client = node.kubelet.client().await;
+    let cases = [
+        (node.kubelet.publish_block("pvc-dir", "a", MANY), "it is a filesystem volume"),
+        (node.kubelet.publish("pvc-disk", "a", MANY), "it is a block volume"),
+    ];
+    for (message, says) in cases {
+        let refused = client.node_publish_volume(message).await.expect_err("refused");
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(says), "{}", refused.message());
+    }
+    assert!(host.steps().is_empty());
+}
+
+#[tokio::test]
+async fn targets_share_a_device_and_the_last_one_takes_it_away() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let node = Node::start(&host).await;
+    let mut client = node.kubelet.client().await;
+    for target in ["a", "b", "a"] {
+        client.node_publish_volume(node.kubelet.publish_block("pvc-1", target, MANY)).await.expect("publish");
+        assert_eq!(host.devices(), 1);
+    }
+    let read_only = NodePublishVolumeRequest { readonly: true, ..node.kubelet.publish_block("pvc-1", "c", MANY) };
+    client.node_publish_volume(read_only).await.expect("publish");
+    assert_eq!(host.devices(), 2, "one for each kind of access");
+    for (target, left) in [("a", 2), ("b", 1), ("b", 1), ("c", 0)] {
+        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", target)).await.expect("unpublish");
+        assert_eq!(host.devices(), left, "{target}");
+    }
+    assert!(host.is_bare());
+}
+
+#[tokio::test]
+async fn what_cannot_be_finished_is_taken_back() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let node = Node::start(&host).await;
+    let mut client = node.kubelet.client().await;
+    host.fail(Step::Bind(Attributes { no_dev: false, ..Attributes::INERT }));
+    let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
+    assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
+    assert_eq!(host.devices(), 0);
+    assert!(host.is_bare());
+}
+
+#[tokio::test]
+async fn devices_of_an_unclean_end_are_detached_at_the_start() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    host.leave_device("pvc-1");
+    let _node = Node::start(&host).await;
+    assert_eq!(host.devices(), 0);
+}
+
+#[tokio::test]
+async fn a_device_tells_its_size_and_grows_with_its_image() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let node = Node::start(&host).await;
+    let mut client = node.kubelet.client().await;
+    let absent = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", None)).await;
+    assert_eq!(absent.expect_err("not published").code(), Code::NotFound);
+    client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
+
+    let gib = 1 << 30;
+    host.set_image("pvc-1", Bytes::new(2 << 30));
+    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
+    assert_eq!((stats.usage.len(), stats.usage[0].total, stats.usage[0].unit()), (1, gib, Unit::Bytes));
+    assert!(stats.volume_condition.expect("a condition").abnormal, "the device is smaller than the image");
+
+    // Of two pods, kubelet names the target of the one that came last, also when that one is gone.
+    for target in ["a", "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/gone"] {
+        let grown = client.node_expand_volume(node.kubelet.expand("pvc-1", target, Some((2 * gib, 0)))).await;
+        assert_eq!(grown.expect("expand").into_inner().capacity_bytes, 2 * gib, "{target}");
+    }
+    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
+    assert_eq!(stats.usage[0].total, 2 * gib);
+    assert!(!stats.volume_condition.expect("a condition").abnormal);
+    let elsewhere = client.node_expand_volume(node.kubelet.expand("pvc-1", "b", None)).await;
+    assert_eq!(elsewhere.expect_err("never published there").code(), Code::NotFound);
+    let more = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", Some((3 * gib, 0)))).await;
+    assert_eq!(more.expect_err("the image is smaller").code(), Code::OutOfRange);
 }
 
 #[tokio::test]
@@ -274,7 +357,7 @@ async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
     let release = async { host.release("pvc-1") };
     tokio::join!(again, release).0.expect("publish");
     assert!(!host.overlapped());
-    assert_eq!(host.steps(), [Step::MakeTarget, Step::Bind(Attributes::INERT)]);
+    assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(Attributes::INERT)]);
 }
 
 #[tokio::test]
@@ -408,6 +491,59 @@ async fn a_registered_plugin_can_be_registered_again() {
     registration(&node).await.get_info(InfoRequest {}).await.expect("info");
 }
 
+/// kubelet's directory may be cleared, or restored from elsewhere, while the node runs.
+#[tokio::test]
+async fn sockets_come_back_when_their_directories_are_made_anew() {
+    let look = Duration::from_millis(10);
+    let node = Node::start_with(&FakeHost::default(), |settings| settings.look = look).await;
+    let mut before = node.kubelet.client().await;
+    for socket in [node.kubelet.socket(), node.registration_socket()] {
+        let directory = socket.parent().expect("a directory");
+        fs::remove_dir_all(directory).expect("remove");
+        fs::create_dir(directory).expect("make");
+        eventually("the socket is back", || birth(&socket).is_ok()).await;
+        fs::remove_file(&socket).expect("remove");
+        eventually("the socket is back", || birth(&socket).is_ok()).await;
+    }
+    before.node_get_info(NodeGetInfoRequest {}).await.expect("connections go on");
+    registration(&node).await.get_info(InfoRequest {}).await.expect("info");
+    node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
+    node.supervisor.stop(LIMIT).await.expect("nothing is aborted");
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_does_not_delay_the_end() {
+    let node = Node::start_with(&FakeHost::default(), |settings| settings.grace = 100 * LIMIT).await;
+    let silent = [node.kubelet.socket(), node.registration_socket()]
+        .map(|socket| std::os::unix::net::UnixStream::connect(socket).expect("connect"));
+    // Both were accepted before.
+    node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
+    registration(&node).await.get_info(InfoRequest {}).await.expect("info");
+    node.supervisor.stop(LIMIT).await.expect("nothing is aborted");
+    drop(silent);
+}
+
+#[tokio::test]
+async fn a_client_that_stops_in_the_middle_delays_the_end_by_the_grace() {
+    let grace = Duration::from_millis(50);
+    let node = Node::start_with(&FakeHost::default(), |settings| settings.grace = grace).await;
+    let mut half = tokio::net::UnixStream::connect(node.kubelet.socket()).await.expect("connect");
+    tokio::io::AsyncWriteExt::write_all(&mut half, b"PRI * HTTP/2.0\r\n").await.expect("write");
+    node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
+    node.supervisor.stop(LIMIT).await.expect("nothing is aborted");
+    drop(half);
+}
+
+#[tokio::test]
+async fn a_message_of_more_than_a_megabyte_is_refused() {
+    let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
+    let mut client = node.kubelet.client().await;
+    let mut message = node.kubelet.publish("pvc-1", "a", MANY);
+    message.volume_context.insert("key".to_owned(), "x".repeat(1 << 20));
+    assert_eq!(client.node_publish_volume(message).await.expect_err("refused").code(), Code::OutOfRange);
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("the connection goes on");
+}
+
 #[tokio::test]
 async fn calls_are_counted_by_method_and_code() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
@@ -419,6 +555,7 @@ async fn calls_are_counted_by_method_and_code() {
     let mut codes: Vec<_> = calls
         .get_metric()
         .iter()
+        .filter(|metric| metric.get_counter().get_value() > 0.0)
         .map(|metric| {
             let labels: Vec<_> = metric.get_label().iter().map(|label| label.value()).collect();
             (labels.join(" "), metric.get_counter().get_value())

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::Metrics;
 
 const FIRST: Duration = Duration::from_secs(1);
 /// The longest wait.
@@ -26,7 +28,10 @@ pub(crate) fn random() -> u64 {
 
 /// The failures of objects since their last success.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts(Mutex<HashMap<String, Failures>>);
+pub(crate) struct Attempts {
+    failures: Mutex<HashMap<String, Failures>>,
+    metrics: Metrics,
+}
 
 #[derive(Debug)]
 struct Failures {
@@ -42,34 +47,53 @@ pub(crate) struct Retry {
 }
 
 impl Attempts {
+    /// The metrics tell how many objects fail.
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        metrics.failing(0);
+        Self { failures: Mutex::default(), metrics }
+    }
+
     /// Counts a failure of the object.
     pub(crate) fn failed(&self, uid: &str) -> Retry {
+        self.forget();
         let now = Instant::now();
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Objects that are gone do not succeed any more: what was not tried for long is forgotten.
-        failures.retain(|_, failed| failed.not_before + 2 * MOST > now);
+        let mut failures = self.failures();
         let failed = failures.entry(uid.to_owned()).or_insert(Failures { count: 0, not_before: now });
         failed.count = failed.count.saturating_add(1);
-        let after = delay(failed.count, random());
-        failed.not_before = now + after;
-        Retry { attempt: failed.count, after }
+        let retry = Retry { attempt: failed.count, after: delay(failed.count, random()) };
+        failed.not_before = now + retry.after;
+        self.metrics.failing(failures.len());
+        retry
     }
 
     /// The object is well.
     pub(crate) fn succeeded(&self, uid: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        let mut failures = self.failures();
+        failures.remove(uid);
+        self.metrics.failing(failures.len());
+    }
+
+    /// Objects that are gone do not succeed any more: what was not tried for long is forgotten.
+    pub(crate) fn forget(&self) {
+        let now = Instant::now();
+        let mut failures = self.failures();
+        failures.retain(|_, failed| failed.not_before + 2 * MOST > now);
+        self.metrics.failing(failures.len());
     }
 
     /// How long the object still has to wait, whatever else wakes it.
     pub(crate) fn wait(&self, uid: &str) -> Option<Duration> {
-        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = failures.get(uid)?.not_before.saturating_duration_since(Instant::now());
+        let left = self.failures().get(uid)?.not_before.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
     /// Whether the last try of the object failed.
     pub(crate) fn is_failing(&self, uid: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(uid)
+        self.failures().contains_key(uid)
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, Failures>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

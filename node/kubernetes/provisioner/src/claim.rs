@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
-use units::{Bytes, Inodes};
-use volume::{Claim, DRIVER_NAME, Mode, Request, VolumeId};
+use units::Bytes;
+use volume::{Claim, DRIVER_NAME, Request, VolumeId};
 
+use crate::class::{self, ReclaimPolicy, VolumeMode};
 use crate::quantity::{self, QuantityError};
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -14,13 +15,7 @@ pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// The file system's block: sizes are whole numbers of it.
-const BLOCK: u64 = 4096;
-/// Class parameter: how many bytes a volume has for each file it may hold.
-const BYTES_PER_INODE: &str = "bytesPerInode";
-/// One inode of XFS, and so the least that makes sense.
-const INODE: u64 = 512;
-/// A volume of any size can hold this many files.
-const LEAST_INODES: u64 = 64;
+pub(crate) const BLOCK: u64 = 4096;
 
 /// A claim that waits for a volume from this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,12 +40,6 @@ pub(crate) enum AccessMode {
     ReadWriteOncePod,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReclaimPolicy {
-    Delete,
-    Retain,
-}
-
 /// What a volume of this node cannot be. The text goes into the claim's event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
@@ -64,9 +53,7 @@ pub(crate) enum Refusal {
     AccessMode(String),
     #[error("spec.accessModes is empty; use ReadWriteOnce or ReadWriteOncePod")]
     NoAccessMode,
-    #[error("spec.volumeMode: Block is not supported yet: this release provisions filesystem volumes only")]
-    Block,
-    #[error("spec.volumeMode: {0} is unknown; use Filesystem")]
+    #[error("spec.volumeMode: {0} is unknown; use Filesystem or Block")]
     VolumeMode(String),
     #[error("spec.resources.requests.storage is missing")]
     NoSize,
@@ -78,14 +65,12 @@ pub(crate) enum Refusal {
     },
     #[error("spec.resources.requests.storage is zero; ask for at least one byte")]
     Zero,
-    #[error("the storage class {class} has mountOptions; they would not reach the container, leave them out")]
-    MountOptions { class: String },
-    #[error("the storage class {class} has the unknown parameter {name:?}; the only one is {BYTES_PER_INODE}")]
-    Parameter { class: String, name: String },
-    #[error("the storage class {class} has {name}={value:?}; it must be a whole number from {INODE} on")]
-    ParameterValue { class: String, name: &'static str, value: String },
-    #[error("the storage class {class} has the reclaimPolicy {policy}; use Delete or Retain")]
-    ReclaimPolicy { class: String, policy: String },
+    #[error("the storage class {class} cannot be used")]
+    Class {
+        class: String,
+        #[source]
+        source: class::Refusal,
+    },
 }
 
 /// The claim, if it waits for this node to make its volume.
@@ -99,18 +84,6 @@ pub(crate) fn ours(claim: &PersistentVolumeClaim, node: &str) -> Option<Ours> {
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
     let class = class.or_else(|| annotation(claim, OLD_CLASS).map(str::to_owned)).filter(|class| !class.is_empty());
     Some(Ours { id, claim: claim_of, class })
-}
-
-/// Sizes of a claim of this node that has its volume and wants a larger one.
-pub(crate) fn wants_expansion(claim: &PersistentVolumeClaim, node: &str) -> Option<(Bytes, Bytes)> {
-    if !selected(claim, node) || claim.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
-    volume_name(claim)?;
-    let has = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
-    let wants = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get("storage")?;
-    let (has, wants) = (quantity::bytes(&has.0).ok()?, quantity::bytes(&wants.0).ok()?);
-    (wants > has).then_some((has, wants))
 }
 
 /// What the claim asks for; `None` if its class is another provisioner's.
@@ -130,26 +103,18 @@ pub(crate) fn check(ours: &Ours, claim: &PersistentVolumeClaim, class: &StorageC
         return Err(Refusal::AttributesClass);
     }
     let class_name = class.metadata.name.clone().unwrap_or_default();
-    if class.mount_options.as_ref().is_some_and(|options| !options.is_empty()) {
-        return Err(Refusal::MountOptions { class: class_name });
-    }
+    let of_class = |source| Refusal::Class { class: class_name.clone(), source };
+    let parameters = class::parameters(class).map_err(of_class)?;
     let access_modes = access_modes(spec)?;
-    let mode = match spec.volume_mode.as_deref() {
-        None | Some("" | "Filesystem") => Mode::Filesystem,
-        Some("Block") => return Err(Refusal::Block),
+    let volume_mode = match spec.volume_mode.as_deref() {
+        None | Some("" | "Filesystem") => VolumeMode::Filesystem,
+        Some("Block") => VolumeMode::Block,
         Some(other) => return Err(Refusal::VolumeMode(other.to_owned())),
     };
-    let bytes_per_inode = bytes_per_inode(class, &class_name)?;
-    let reclaim = match class.reclaim_policy.as_deref() {
-        None | Some("" | "Delete") => ReclaimPolicy::Delete,
-        Some("Retain") => ReclaimPolicy::Retain,
-        Some(other) => return Err(Refusal::ReclaimPolicy { class: class_name, policy: other.to_owned() }),
-    };
     let size = size(spec)?;
-    let inodes = bytes_per_inode
-        .map_or_else(|| fsquota::default_inodes(size), |bytes| Inodes::new((size.get() / bytes).max(LEAST_INODES)));
-    let request = Request { claim: ours.claim.clone(), class: class_name, mode, size, inodes };
-    Ok(Some(Ask { id: ours.id.clone(), request, access_modes, reclaim }))
+    let mode = parameters.mode(volume_mode, size);
+    let request = Request { claim: ours.claim.clone(), class: class_name, mode, size };
+    Ok(Some(Ask { id: ours.id.clone(), request, access_modes, reclaim: parameters.reclaim }))
 }
 
 impl AccessMode {
@@ -157,15 +122,6 @@ impl AccessMode {
         match self {
             Self::ReadWriteOnce => "ReadWriteOnce",
             Self::ReadWriteOncePod => "ReadWriteOncePod",
-        }
-    }
-}
-
-impl ReclaimPolicy {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Delete => "Delete",
-            Self::Retain => "Retain",
         }
     }
 }
@@ -178,11 +134,9 @@ impl Refusal {
             Self::Selector => "Selector",
             Self::AttributesClass => "AttributesClass",
             Self::AccessMode(_) | Self::NoAccessMode => "AccessMode",
-            Self::Block | Self::VolumeMode(_) => "VolumeMode",
+            Self::VolumeMode(_) => "VolumeMode",
             Self::NoSize | Self::Size { .. } | Self::Zero => "Size",
-            Self::MountOptions { .. } => "MountOptions",
-            Self::Parameter { .. } | Self::ParameterValue { .. } => "Parameter",
-            Self::ReclaimPolicy { .. } => "ReclaimPolicy",
+            Self::Class { source, .. } => source.kind(),
         }
     }
 }
@@ -215,22 +169,6 @@ fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Ref
         .collect()
 }
 
-fn bytes_per_inode(class: &StorageClass, class_name: &str) -> Result<Option<u64>, Refusal> {
-    let mut bytes = None;
-    for (name, value) in class.parameters.iter().flatten() {
-        if name != BYTES_PER_INODE {
-            return Err(Refusal::Parameter { class: class_name.to_owned(), name: name.clone() });
-        }
-        let number = value.parse().ok().filter(|number| *number >= INODE).ok_or_else(|| Refusal::ParameterValue {
-            class: class_name.to_owned(),
-            name: BYTES_PER_INODE,
-            value: value.clone(),
-        })?;
-        bytes = Some(number);
-    }
-    Ok(bytes)
-}
-
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Refusal> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let text = &requests.and_then(|requests| requests.get("storage")).ok_or(Refusal::NoSize)?.0;
@@ -248,6 +186,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use units::Inodes;
+    use volume::{Allocation, Mode};
 
     use super::*;
 
@@ -294,16 +234,12 @@ mod tests {
         parse(claim)
     }
 
-    fn with_parameter(name: &str, value: &str) -> StorageClass {
-        StorageClass { parameters: Some([(name.to_owned(), value.to_owned())].into()), ..class() }
-    }
-
     #[test]
     fn an_ordinary_claim_is_asked_for_as_it_stands() {
         let ask = asked(&claim(), &class()).unwrap().unwrap();
         assert_eq!(ask.id.as_str(), "pvc-0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d");
         assert_eq!(ask.request.size, Bytes::GIB);
-        assert_eq!(ask.request.inodes, Inodes::new(524_288));
+        assert_eq!(ask.request.mode, Mode::Filesystem { inodes: Inodes::new(524_288) });
         assert_eq!(ask.request.class, "local");
         assert_eq!(ask.request.claim.to_string(), "default/data");
         assert_eq!(ask.access_modes, [AccessMode::ReadWriteOnce]);
@@ -345,7 +281,6 @@ mod tests {
     #[test]
     fn a_claim_without_any_field_is_not_ours_and_does_not_panic() {
         assert_eq!(ours(&PersistentVolumeClaim::default(), NODE), None);
-        assert_eq!(wants_expansion(&PersistentVolumeClaim::default(), NODE), None);
     }
 
     #[test]
@@ -372,8 +307,9 @@ mod tests {
     }
 
     #[test]
-    fn block_volumes_are_refused_and_filesystem_is_the_default() {
-        assert_eq!(refusal(&spec(|spec| spec.volume_mode = Some("Block".into())), &class()), Refusal::Block);
+    fn a_claim_chooses_between_disk_and_directory_and_a_directory_is_the_default() {
+        let block = asked(&spec(|spec| spec.volume_mode = Some("Block".into())), &class()).unwrap().unwrap();
+        assert_eq!(block.request.mode, Mode::Block { allocation: Allocation::Thick });
         let other = spec(|spec| spec.volume_mode = Some("Tape".into()));
         assert_eq!(refusal(&other, &class()), Refusal::VolumeMode("Tape".into()));
         let named = spec(|spec| spec.volume_mode = Some("Filesystem".into()));
@@ -381,27 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn classes_with_what_would_be_ignored_are_refused() {
-        let options = StorageClass { mount_options: Some(vec!["noatime".into()]), ..class() };
-        assert!(matches!(refusal(&claim(), &options), Refusal::MountOptions { .. }));
-        let unknown = with_parameter("type", "fast");
-        assert!(matches!(refusal(&claim(), &unknown), Refusal::Parameter { name, .. } if name == "type"));
-        let recycle = StorageClass { reclaim_policy: Some("Recycle".into()), ..class() };
-        assert!(matches!(refusal(&claim(), &recycle), Refusal::ReclaimPolicy { .. }));
-        let retain = StorageClass { reclaim_policy: Some("Retain".into()), ..class() };
-        assert_eq!(asked(&claim(), &retain).unwrap().unwrap().reclaim, ReclaimPolicy::Retain);
-    }
-
-    #[test]
-    fn a_class_chooses_how_many_files_a_volume_holds() {
-        let ask = asked(&claim(), &with_parameter(BYTES_PER_INODE, "16384")).unwrap().unwrap();
-        assert_eq!(ask.request.inodes, Inodes::new(65_536));
-        let ask = asked(&sized("1"), &with_parameter(BYTES_PER_INODE, "16384")).unwrap().unwrap();
-        assert_eq!(ask.request.inodes, Inodes::new(64));
-        for value in ["511", "0", "-1", "many", "", "1.5", "99999999999999999999"] {
-            let refused = refusal(&claim(), &with_parameter(BYTES_PER_INODE, value));
-            assert!(matches!(refused, Refusal::ParameterValue { .. }), "{value}: {refused}");
-        }
+    fn a_class_that_is_not_understood_is_refused_by_its_name() {
+        let class = StorageClass { mount_options: Some(vec!["noatime".into()]), ..class() };
+        let refused = refusal(&claim(), &class);
+        assert_eq!(refused.kind(), "MountOptions");
+        let text = crate::events::chain(&refused);
+        assert!(text.contains("storage class local cannot be used: it has mountOptions"), "{text}");
     }
 
     #[test]
@@ -421,26 +342,13 @@ mod tests {
         assert!(text.contains("spec.accessModes") && text.contains("ReadWriteMany"), "{text}");
     }
 
-    #[test]
-    fn only_a_bound_claim_that_wants_more_wants_expansion() {
-        let mut bound = claim();
-        bound.spec.get_or_insert_default().volume_name = Some("pvc-1".into());
-        let capacity = |storage: &str| serde_json::from_value(json!({"capacity": {"storage": storage}})).unwrap();
-        bound.status = Some(capacity("512Mi"));
-        assert_eq!(wants_expansion(&bound, NODE), Some((Bytes::new(512 << 20), Bytes::GIB)));
-        assert_eq!(wants_expansion(&bound, "other"), None);
-        bound.status = Some(capacity("1Gi"));
-        assert_eq!(wants_expansion(&bound, NODE), None);
-        assert_eq!(wants_expansion(&claim(), NODE), None);
-    }
-
     proptest! {
         #[test]
         fn nobody_gets_less_than_asked_for_and_sizes_are_whole_blocks(asked_for in 1u64..1 << 62) {
             let ask = asked(&sized(&asked_for.to_string()), &class()).unwrap().unwrap();
             let size = ask.request.size.get();
             prop_assert!(size >= asked_for && size - asked_for < BLOCK && size.is_multiple_of(BLOCK));
-            prop_assert_eq!(ask.request.inodes.get(), (size / 2048).max(64));
+            prop_assert_eq!(ask.request.mode, Mode::Filesystem { inodes: Inodes::new((size / 2048).max(64)) });
         }
     }
 }

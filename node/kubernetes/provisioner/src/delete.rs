@@ -2,17 +2,20 @@
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-use crate::FINALIZER;
+use crate::{FINALIZER, pv};
 
 /// What is to be done about a PV of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The data stays.
     Keep,
-    /// The data stays, and the PV gets these finalizers.
+    /// The data stays, and the PV gets these finalizers; with ours also the annotation that names us as its provisioner.
     Mark(Vec<String>),
     /// The data goes, and then the PV.
     Delete,
+    /// The PV goes without us, and stands for nothing any more: the data stays where it is. So ends a deletion of ours,
+    /// too.
+    Leave,
 }
 
 /// Decides. Data is deleted when its claim is gone (`Released`), the policy says so and our finalizer shows that we
@@ -22,10 +25,14 @@ pub(crate) fn judge(pv: &PersistentVolume) -> Verdict {
     let phase = pv.status.as_ref().and_then(|status| status.phase.as_deref());
     let marked = pv.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER);
     let leaving = pv.metadata.deletion_timestamp.is_some();
+    let named = pv.metadata.annotations.iter().flatten().any(|(key, _)| key == pv::PROVISIONED_BY);
     match (delete, marked, phase) {
         (true, true, Some("Released")) => Verdict::Delete,
         // Nobody may add a finalizer to an object that is being deleted.
         (true, false, _) if !leaving => Verdict::Mark(with_ours(pv)),
+        (true, false, phase) if phase != Some("Bound") => Verdict::Leave,
+        // Made by hand: without the annotation, the PV controller would call it failed as soon as it is released.
+        (true, true, _) if !named && !leaving => Verdict::Mark(with_ours(pv)),
         // `Retain` never touches data, and nothing else holds the PV for us.
         (false, true, _) => Verdict::Mark(without_ours(pv)),
         // Deleted while a claim has it: pv-protection holds it until it is released.
@@ -42,8 +49,7 @@ pub(crate) fn without_ours(pv: &PersistentVolume) -> Vec<String> {
 }
 
 fn with_ours(pv: &PersistentVolume) -> Vec<String> {
-    let others = pv.metadata.finalizers.iter().flatten().cloned();
-    others.chain([FINALIZER.to_owned()]).collect()
+    without_ours(pv).into_iter().chain([FINALIZER.to_owned()]).collect()
 }
 
 #[cfg(test)]
@@ -58,7 +64,10 @@ mod tests {
     fn pv(policy: &str, phase: Option<&str>, finalizers: &[&str], leaving: bool) -> PersistentVolume {
         let deletion = leaving.then_some("2026-01-01T00:00:00Z");
         serde_json::from_value(json!({
-            "metadata": {"name": "pvc-1", "finalizers": finalizers, "deletionTimestamp": deletion},
+            "metadata": {
+                "name": "pvc-1", "finalizers": finalizers, "deletionTimestamp": deletion,
+                "annotations": {pv::PROVISIONED_BY: "local.granary.dev"},
+            },
             "spec": {"persistentVolumeReclaimPolicy": policy},
             "status": {"phase": phase},
         }))
@@ -88,8 +97,20 @@ mod tests {
     }
 
     #[test]
+    fn a_pv_made_by_hand_gets_what_was_forgotten() {
+        let mut by_hand = pv("Delete", Some("Bound"), &[FINALIZER], false);
+        by_hand.metadata.annotations = None;
+        assert_eq!(judge(&by_hand), Verdict::Mark(vec![FINALIZER.into()]));
+        let mut retained = pv("Retain", Some("Bound"), &[], false);
+        retained.metadata.annotations = None;
+        assert_eq!(judge(&retained), Verdict::Keep);
+    }
+
+    #[test]
     fn a_pv_that_leaves_without_our_finalizer_takes_no_data_with_it() {
-        assert_eq!(judge(&pv("Delete", Some("Released"), &[OTHER], true)), Verdict::Keep);
+        assert_eq!(judge(&pv("Delete", Some("Released"), &[OTHER], true)), Verdict::Leave);
+        // A claim has it still.
+        assert_eq!(judge(&pv("Delete", Some("Bound"), &[OTHER], true)), Verdict::Keep);
     }
 
     #[test]

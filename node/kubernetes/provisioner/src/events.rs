@@ -1,11 +1,14 @@
 //! What owners of claims and volumes are told.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use tracing::warn;
 use units::Bytes;
-use volume::{DRIVER_NAME, Record, VolumeId};
+use volume::{DRIVER_NAME, Mode, Record, VolumeId};
+
+use crate::quantity;
 
 /// The API takes notes of up to 1 kB.
 const NOTE_LEN: usize = 1000;
@@ -30,8 +33,11 @@ impl Events {
         record: &Record,
         free: Option<Bytes>,
     ) {
-        let left = free.map_or_else(String::new, |free| format!("; {free} of the disk can still be promised"));
-        let note = format!("volume {id} is limited to {} and {}{left}", record.size, record.inodes);
+        let limits = match record.mode {
+            Mode::Filesystem { inodes } => format!("is limited to {} and {inodes}", record.size),
+            Mode::Block { allocation } => format!("is a disk of {} ({allocation})", record.size),
+        };
+        let note = format!("volume {id} {limits}{}", left(free));
         self.publish(EventType::Normal, "ProvisioningSucceeded", "Provision", note, claim.object_ref(&())).await;
     }
 
@@ -46,9 +52,83 @@ impl Events {
         self.publish(EventType::Warning, "ProvisioningFailed", &action, chain(error), claim.object_ref(&())).await;
     }
 
-    pub(crate) async fn resize_refused(&self, claim: &PersistentVolumeClaim, has: Bytes, wants: Bytes) {
-        let note = format!("volumes cannot be expanded yet: the volume keeps {has}, {wants} was asked for");
-        self.publish(EventType::Warning, "VolumeResizeFailed", "Resize", note, claim.object_ref(&())).await;
+    pub(crate) async fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
+        let note = format!("the volume grows from {has} to {to}");
+        self.of_size(EventType::Normal, "Resizing", "Expand", to, note, claim).await;
+    }
+
+    /// Once the volume has its size and pods do not see it yet.
+    pub(crate) async fn node_resizes(&self, claim: &PersistentVolumeClaim, size: Bytes) {
+        let note = format!("the volume has {size}; kubelet shows that to the pods that have its block device");
+        self.of_size(EventType::Normal, "FileSystemResizeRequired", "Expand", size, note, claim).await;
+    }
+
+    pub(crate) async fn resized(&self, claim: &PersistentVolumeClaim, size: Bytes, free: Option<Bytes>) {
+        let note = format!("the volume has {size}{}", left(free));
+        self.of_size(EventType::Normal, "VolumeResizeSuccessful", "Expand", size, note, claim).await;
+    }
+
+    pub(crate) async fn resize_failed(
+        &self,
+        claim: &PersistentVolumeClaim,
+        wanted: Bytes,
+        kind: &str,
+        error: &(dyn std::error::Error + Sync),
+    ) {
+        self.of_size(EventType::Warning, "VolumeResizeFailed", kind, wanted, chain(error), claim).await;
+    }
+
+    /// Events of one expansion are told apart from those of another, and counted among themselves.
+    async fn of_size(
+        &self,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        size: Bytes,
+        note: String,
+        claim: &PersistentVolumeClaim,
+    ) {
+        let action = format!("{action}To{}", quantity::text(size));
+        self.publish(type_, reason, &action, note, claim.object_ref(&())).await;
+    }
+
+    /// A volume that nothing in the cluster stands for. Its claim is gone: the node's owner is told.
+    pub(crate) async fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
+        let Record { claim, size, mode, class, .. } = record;
+        let note = format!(
+            "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: make a PV \
+             by hand to use it or to delete it",
+            claim.uid
+        );
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            // As kubelet does: `kubectl describe node` asks for the events with this uid.
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        };
+        let missing = PersistentVolume {
+            metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
+            ..PersistentVolume::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "OrphanedVolume".to_owned(),
+            note: Some(shortened(note)),
+            action: "Compare".to_owned(),
+            secondary: Some(missing.object_ref(&())),
+        };
+        self.send(&event, &about).await;
+    }
+
+    /// A PV that promises a volume which is not there.
+    pub(crate) async fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
+        let note = format!(
+            "{}; pods with this volume cannot start: bring the disk back, or delete claim and PV",
+            chain(reason)
+        );
+        self.publish(EventType::Warning, "VolumeLost", "Compare", note, pv.object_ref(&())).await;
     }
 
     pub(crate) async fn delete_failed(
@@ -69,11 +149,19 @@ impl Events {
             action: action.to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.0.publish(&event, &about).await {
+        self.send(&event, &about).await;
+    }
+
+    async fn send(&self, event: &Event, about: &ObjectReference) {
+        if let Err(error) = self.0.publish(event, about).await {
             let error: &dyn std::error::Error = &error;
-            warn!(reason, name = about.name, error, "event not published");
+            warn!(reason = event.reason, name = about.name, error, "event not published");
         }
     }
+}
+
+fn left(free: Option<Bytes>) -> String {
+    free.map_or_else(String::new, |free| format!("; {free} of the disk can still be promised"))
 }
 
 /// An error with its causes, in one line.

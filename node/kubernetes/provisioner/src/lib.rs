@@ -1,28 +1,45 @@
-//! Makes volumes for the claims that the scheduler put on this node, and deletes those whose time is over.
+//! Makes volumes for the claims that the scheduler put on this node, enlarges them, and deletes those whose time is
+//! over. Tells the scheduler what room is left, and Prometheus what was done (docs/metrics.md).
 //!
 //! One runs on every node; there is no central one. Two controllers watch claims and volumes. Each pass looks at what
 //! there is and does what is left: nothing is remembered between passes but how long to wait after a failure. The order
-//! is always durable data, API object, event.
+//! is always durable data, API object, event. README.md lists passes, events and class parameters.
 //!
-//! Refused, with an event on the claim: what a directory on this node's disk cannot give, and what this release does
-//! not serve yet (block volumes, expansion).
+//! Refused, with an event on the claim that names the field: what a directory or an image on this node's disk cannot
+//! give.
 //!
 //! [`run`] is a service of a supervisor.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod api;
 mod backoff;
+mod capacity;
 mod claim;
+mod claims;
+mod class;
 mod controller;
 mod delete;
+mod discard;
 mod events;
+mod expand;
+mod inventory;
+mod listing;
+mod metrics;
+mod observed;
+mod publication;
 mod pv;
+mod pvs;
 mod quantity;
+mod resize;
+mod status;
 mod sweep;
+mod turns;
 mod volumes;
 
-pub use controller::{ApiCause, ApiError, RunError, Settings, run};
-pub use volumes::Volumes;
+pub use controller::{RunError, Settings, run};
+pub use metrics::Metrics;
+pub use volumes::{Held, HeldError, Volumes};
 
 /// On the PVs whose data is deleted with them: they stay until it is out of use.
 pub const FINALIZER: &str = "local.granary.dev/volume";

@@ -4,26 +4,25 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-    PersistentVolume, PersistentVolumeSpec, VolumeNodeAffinity,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::ResourceExt;
-use volume::{DRIVER_NAME, Mode, Record, VolumeId};
+use units::Bytes;
+use volume::{DRIVER_NAME, Record, VolumeId};
 
-use crate::claim::{Ask, ReclaimPolicy};
+use crate::claim::Ask;
+use crate::class::{ReclaimPolicy, VolumeMode};
 use crate::{FINALIZER, quantity};
 
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// Without it, the PV controller calls a released PV with policy `Delete` failed.
+pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The PV that announces the volume, with what it really has.
 pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume {
     let finalizers = match ask.reclaim {
         ReclaimPolicy::Delete => Some(vec![FINALIZER.to_owned()]),
         ReclaimPolicy::Retain => None,
-    };
-    let volume_mode = match record.mode {
-        Mode::Filesystem => "Filesystem",
     };
     PersistentVolume {
         metadata: ObjectMeta {
@@ -51,7 +50,7 @@ pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume 
             node_affinity: Some(on_node(node)),
             persistent_volume_reclaim_policy: Some(ask.reclaim.as_str().to_owned()),
             storage_class_name: Some(record.class.clone()),
-            volume_mode: Some(volume_mode.to_owned()),
+            volume_mode: Some(VolumeMode::from(record.mode).as_str().to_owned()),
             ..PersistentVolumeSpec::default()
         }),
         status: None,
@@ -68,14 +67,15 @@ pub(crate) fn ours(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     csi.volume_handle.parse().ok()
 }
 
-/// Names of the PVs that stand for the volume, without `name`.
-pub(crate) fn others<'pv>(
-    all: impl Iterator<Item = &'pv PersistentVolume>,
-    name: &str,
-    id: &VolumeId,
-    node: &str,
-) -> impl Iterator<Item = String> {
-    all.filter(move |pv| pv.name_any() != name && ours(pv, node).as_ref() == Some(id)).map(ResourceExt::name_any)
+/// The size that the PV promises.
+pub(crate) fn capacity(pv: &PersistentVolume) -> Option<Bytes> {
+    quantity::bytes(&pv.spec.as_ref()?.capacity.as_ref()?.get("storage")?.0).ok()
+}
+
+/// Whether the PV is the claim's, and not that of a former one of the same name.
+pub(crate) fn is_of(pv: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let uid = pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.uid.as_ref());
+    uid.is_some() && uid == claim.metadata.uid.as_ref()
 }
 
 /// Whether the PV is of our driver, but lacks what says which volume of which node it is.
@@ -127,8 +127,8 @@ fn hostnames(affinity: &VolumeNodeAffinity) -> impl Iterator<Item = &str> {
 mod tests {
     use fsquota::ProjectId;
     use serde_json::{Value, json};
-    use units::{Bytes, Inodes};
-    use volume::{Claim, Request, State};
+    use units::Inodes;
+    use volume::{Allocation, Claim, Mode, Request, State};
 
     use super::*;
     use crate::claim::AccessMode;
@@ -137,15 +137,14 @@ mod tests {
 
     fn ask(reclaim: ReclaimPolicy) -> (Ask, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
-        let (size, inodes) = (Bytes::GIB, Inodes::new(64));
-        let request = Request { claim: claim.clone(), class: "local".into(), mode: Mode::Filesystem, size, inodes };
+        let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
+        let request = Request { claim: claim.clone(), class: "local".into(), mode, size };
         let id = "pvc-u1".parse().expect("an identifier");
         let record = Record {
             claim,
             class: "local".into(),
-            mode: Mode::Filesystem,
+            mode,
             size,
-            inodes,
             project: ProjectId::new(7).expect("an ID"),
             state: State::Staged,
         };
@@ -192,6 +191,13 @@ mod tests {
     }
 
     #[test]
+    fn the_pv_of_an_image_is_a_disk() {
+        let (ask, record) = ask(ReclaimPolicy::Delete);
+        let record = Record { mode: Mode::Block { allocation: Allocation::Thin }, ..record };
+        assert_eq!(build(&ask, &record, NODE).spec.unwrap().volume_mode.as_deref(), Some("Block"));
+    }
+
+    #[test]
     fn the_finalizer_is_in_the_drivers_domain() {
         assert_eq!(FINALIZER, format!("{DRIVER_NAME}/volume"));
     }
@@ -200,17 +206,6 @@ mod tests {
     fn only_volumes_that_are_deleted_with_their_pv_carry_the_finalizer() {
         assert_eq!(built(ReclaimPolicy::Retain).metadata.finalizers, None);
         assert_eq!(built(ReclaimPolicy::Delete).metadata.finalizers, Some(vec![FINALIZER.to_owned()]));
-    }
-
-    #[test]
-    fn a_second_pv_of_the_volume_is_found_by_its_handle() {
-        let first = built(ReclaimPolicy::Delete);
-        let second = changed(|pv| pv["metadata"]["name"] = json!("adopted"));
-        let strange = changed(|pv| pv["spec"]["csi"]["volumeHandle"] = json!("pvc-u2"));
-        let id = "pvc-u1".parse().unwrap();
-        let others = |all: &[PersistentVolume]| others(all.iter(), "pvc-u1", &id, NODE).collect::<Vec<_>>();
-        assert_eq!(others(&[first.clone(), strange.clone()]), [""; 0]);
-        assert_eq!(others(&[first, strange, second]), ["adopted"]);
     }
 
     #[test]

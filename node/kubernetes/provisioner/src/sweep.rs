@@ -1,121 +1,165 @@
-//! What passes over single objects cannot see: the data of PVs that are gone, and records whose claim or PV is.
+//! What passes over single objects cannot see: disk and cluster are compared in both directions, at start and every ten
+//! minutes.
 //!
-//! Disk and cluster are compared at start and every ten minutes; deleted volumes are removed as soon as their PV is
-//! gone, in the background of everything else.
+//! | on the disk | in the cluster | what is done |
+//! |---|---|---|
+//! | staged | claim waits | left to the claim's own pass |
+//! | staged | no claim, PV | noted as announced |
+//! | staged | neither | undone: no pod ever had it |
+//! | announced | no PV | an orphan: reported, kept |
+//! | in the trash | no PV | removed |
+//! | nothing | PV | lost: reported |
+//! | no record, or none that can be read | | reported, kept |
+//!
+//! An API server that knows no PV at all, of nobody, beside volumes that had one, is not believed: it may have lost its
+//! data, or be another one. Then nothing is undone and nothing removed.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
-use kube::api::ListParams;
 use supervisor::Context;
-use tokio::sync::Notify;
-use tokio::time::Instant;
-use tracing::warn;
-use volume::{Claim, Record, State, VolumeId};
+use tokio::task::JoinError;
+use tokio::time::{Instant, sleep};
+use tracing::{error, warn};
+use volume::{Claim, ListError, Record, Records, State, Strays, VolumeId};
 
+use crate::api::{ApiError, api};
 use crate::backoff::{delay, random};
-use crate::controller::{Provisioner, RunError, api};
+use crate::controller::{Provisioner, RunError};
+use crate::listing::Listing;
+use crate::metrics::Orphan;
+use crate::pvs::{TakenBack, VolumeError};
+use crate::volumes::HeldError;
 use crate::{claim, pv};
 
 const INTERVAL: Duration = Duration::from_mins(10);
 
-/// Volumes in the trash whose PV is gone. Lost in a restart, found again by the comparison.
+/// What the last comparison found that nobody may mend on a guess.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
-    volumes: Mutex<BTreeSet<VolumeId>>,
-    more: Notify,
+pub(crate) struct Findings {
+    /// Announced volumes without a PV.
+    pub(crate) orphans: BTreeSet<VolumeId>,
+    /// Volumes whose record cannot be read.
+    pub(crate) unreadable: BTreeSet<VolumeId>,
+    /// Volumes that have a PV, and nothing on the disk.
+    pub(crate) lost: BTreeSet<VolumeId>,
+    /// What has no record.
+    pub(crate) strays: Strays,
 }
 
-impl Pending {
-    /// Removes the volume's data soon.
-    pub(crate) fn add(&self, id: VolumeId) {
-        self.set().insert(id);
-        self.more.notify_one();
-    }
-
-    fn set(&self) -> MutexGuard<'_, BTreeSet<VolumeId>> {
-        // A set of names stays right if a thread panics beside it.
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Why disk and cluster could not be compared.
+#[derive(Debug, thiserror::Error)]
+enum CompareError {
+    #[error(transparent)]
+    List(#[from] ListError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(transparent)]
+    TakeBack(#[from] VolumeError),
+    #[error("work on the disk panicked")]
+    Panicked(#[from] JoinError),
 }
 
-/// Sweeps until it is cancelled.
+/// Compares until it is cancelled. Healthy after the first comparison.
 pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError> {
-    let mut orphans = BTreeSet::new();
+    let mut known = Findings::default();
     let mut failures = 0;
-    let mut compare_at = Instant::now();
-    while !cx.is_cancelled() {
-        if Instant::now() >= compare_at {
-            orphans = p.compare(&orphans).await?;
-            cx.healthy();
-            compare_at = Instant::now() + INTERVAL;
-        }
-        failures = if p.discard_pending().await? { 0 } else { failures + 1 };
-        let wake = if failures == 0 { compare_at } else { compare_at.min(Instant::now() + delay(failures, random())) };
+    loop {
+        let wait = match p.compare(&known).await {
+            Ok(found) => {
+                failures = 0;
+                known = found;
+                cx.healthy();
+                INTERVAL
+            }
+            Err(error) => {
+                failures += 1;
+                let error: &dyn std::error::Error = &error;
+                warn!(error, attempt = failures, "disk and cluster not compared yet");
+                delay(failures, random())
+            }
+        };
         tokio::select! {
-            () = cx.cancelled() => {}
-            () = tokio::time::sleep_until(wake) => {}
-            () = p.pending.more.notified(), if failures == 0 => {}
+            () = cx.cancelled() => return Ok(()),
+            () = sleep(wait) => {}
         }
     }
-    Ok(())
 }
 
 impl Provisioner {
-    /// Removes what is in the trash for good; whether nothing is left.
-    async fn discard_pending(&self) -> Result<bool, RunError> {
-        let waiting: Vec<VolumeId> = self.pending.set().iter().cloned().collect();
-        let mut all = true;
-        for id in waiting {
-            let volume = id.clone();
-            match self.on_disk(move |store| store.discard(&volume)).await? {
-                Ok(_) => {
-                    self.pending.set().remove(&id);
-                }
-                Err(reason) => {
-                    all = false;
-                    let error: &dyn std::error::Error = &reason;
-                    warn!(volume = %id, error, "deleted volume not removed yet");
-                }
+    /// Compares once; what is in `known` was reported before.
+    ///
+    /// The disk is read first: what is made after that has its PV, or its claim, when the API server is asked.
+    async fn compare(&self, known: &Findings) -> Result<Findings, CompareError> {
+        let (records, retired, strays) =
+            self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
+        let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
+        let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
+        let listing = self.listings.since(Instant::now(), &self.volumes, &self.node).await?;
+        if is_believed(&listing, &readable) {
+            for (id, record) in readable.iter().filter(|(_, record)| record.state == State::Staged) {
+                self.settle_staged(id, record).await?;
             }
+            for id in retired.iter().filter(|id| listing.of_volume(id).is_empty()) {
+                self.pending.add(id.clone());
+            }
+        } else {
+            warn!("the API server knows no PV at all, the disk has volumes that had one: nothing is undone or removed");
         }
-        Ok(all)
+        let found = Findings {
+            orphans: orphans(&readable, &retired, &listing),
+            unreadable: unreadable.keys().cloned().collect(),
+            lost: self.lost(&listing, &readable, &retired, known).await?,
+            strays,
+        };
+        self.count(&found);
+        self.report(&found, known, &readable).await;
+        for (id, reason) in unreadable.iter().filter(|(id, _)| !known.unreadable.contains(id)) {
+            let reason: &dyn std::error::Error = reason;
+            error!(volume = %id, error = reason, "volume's record cannot be read; the volume is kept and closed");
+        }
+        Ok(found)
     }
 
-    /// Compares the records with the cluster. Returns the orphans; those in `known` were reported before.
-    ///
-    /// The records are read first: what is staged after that is not judged.
-    async fn compare(&self, known: &BTreeSet<VolumeId>) -> Result<BTreeSet<VolumeId>, RunError> {
-        let (records, retired) = self.on_disk(|store| (store.records(), store.retired())).await?;
-        let (records, retired) = (records?, retired?);
-        for (id, record) in records.iter().filter(|(_, record)| record.state == State::Staged) {
-            self.settle_staged(id, record).await?;
+    fn count(&self, found: &Findings) {
+        let Findings { orphans, unreadable, lost, strays } = found;
+        self.metrics.orphans(Orphan::Volume, orphans.len());
+        self.metrics.orphans(Orphan::Record, unreadable.len());
+        self.metrics.orphans(Orphan::Pv, lost.len());
+        self.metrics.orphans(Orphan::Directory, strays.directories.len());
+        self.metrics.orphans(Orphan::Project, strays.projects.len());
+        self.attempts.forget();
+    }
+
+    /// Tells of what is new: it takes a person to mend it.
+    async fn report(&self, found: &Findings, known: &Findings, records: &BTreeMap<VolumeId, Record>) {
+        for id in found.orphans.difference(&known.orphans) {
+            let Some(record) = records.get(id) else { continue };
+            let Record { claim, size, class, mode, .. } = record;
+            error!(
+                volume = %id, %claim, claim_uid = claim.uid, limit = %size, %mode, class,
+                "volume has data and no PV; it is kept: make a PV by hand to use it or to delete it"
+            );
+            self.events.orphaned(&self.node, id, record).await;
         }
-        // Without a resource version the answer is as new as the request.
-        let volumes = self.volumes.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
-        let announced: BTreeSet<VolumeId> = volumes.iter().filter_map(|pv| pv::ours(pv, &self.node)).collect();
-        for id in retired.iter().filter(|id| !announced.contains(id)) {
-            self.pending.add(id.clone());
-        }
-        let orphans: BTreeSet<VolumeId> =
-            orphans(records.iter(), &announced, &retired.into_iter().collect()).cloned().collect();
-        for id in orphans.difference(known) {
-            if let Some(Record { claim, size, class, .. }) = records.get(id) {
-                warn!(
-                    volume = %id, %claim, limit = %size, class,
-                    "volume has data and no PV; it is kept: make a PV by hand to use it or to delete it"
-                );
+        if found.strays != known.strays {
+            for (place, name) in &found.strays.directories {
+                error!(?place, name = ?name, "directory without a record in the volumes directory; it is kept");
+            }
+            for project in &found.strays.projects {
+                warn!(%project, "quota without a record; it is kept");
             }
         }
-        Ok(orphans)
     }
 
     /// A volume that the API server may not know of: noted if it has a PV, finished by its claim's own passes if it has
     /// one, undone else.
-    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), RunError> {
+    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), CompareError> {
+        // Its claim's pass is at it.
+        let Some(_turn) = self.turns.take(id) else { return Ok(()) };
         if self.waits(&record.claim).await? {
             return Ok(());
         }
@@ -128,41 +172,93 @@ impl Provisioner {
             self.on_disk(move |store| store.undo(&volume)).await?
         };
         if let Err(error) = settled {
-            let error: &dyn std::error::Error = &error;
-            warn!(volume = %id, error, "half-made volume not settled yet");
+            log_unsettled(id, &error);
         }
         Ok(())
     }
 
     /// Whether the claim is there and waits for this node.
-    async fn waits(&self, claim: &Claim) -> Result<bool, RunError> {
+    async fn waits(&self, claim: &Claim) -> Result<bool, ApiError> {
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace);
         let found = claims.get_opt(&claim.name).await.map_err(api("look at a claim"))?;
         Ok(found.and_then(|found| claim::ours(&found, &self.node)).is_some_and(|ours| ours.claim.uid == claim.uid))
     }
+
+    /// Volumes that have a PV that is to stay, and nothing on the disk. Each is looked at once more: it may have been
+    /// made, or deleted, since the disk was read.
+    async fn lost(
+        &self,
+        listing: &Listing,
+        records: &BTreeMap<VolumeId, Record>,
+        retired: &BTreeSet<VolumeId>,
+        known: &Findings,
+    ) -> Result<BTreeSet<VolumeId>, CompareError> {
+        let mut lost = BTreeSet::new();
+        for (id, standing) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
+            // Whoever is at it knows better.
+            let Some(_turn) = self.turns.take(id) else { continue };
+            let volume = id.clone();
+            let held = self.on_disk(move |store| store.held(&volume)).await?;
+            let Some(reason) = held.err().filter(HeldError::is_missing) else { continue };
+            for standing in standing.iter().filter(|standing| !standing.is_deleted) {
+                match self.take_back(&standing.name, id).await {
+                    Ok(TakenBack::Yes) => break,
+                    Ok(TakenBack::PvGoes) => {}
+                    // One volume that the disk does not give back is no reason not to look at the others.
+                    Err(VolumeError::Store(error)) => log_unsettled(id, &error),
+                    Err(error) => return Err(error.into()),
+                    Ok(TakenBack::NotThere(pv)) => {
+                        if lost.insert(id.clone()) && !known.lost.contains(id) {
+                            log_lost(id, &standing.name, &reason);
+                            self.events.lost(&pv, &reason).await;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(lost)
+    }
+}
+
+fn log_unsettled(id: &VolumeId, error: &(dyn std::error::Error + 'static)) {
+    warn!(volume = %id, error, "volume not settled yet");
+}
+
+fn log_lost(id: &VolumeId, pv: &str, error: &(dyn std::error::Error + 'static)) {
+    error!(volume = %id, pv, error, "PV without a volume on the disk");
+}
+
+/// See the module.
+fn is_believed(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool {
+    !listing.is_empty || records.values().all(|record| record.state == State::Staged)
 }
 
 /// Volumes that were announced, are not being deleted, and have no PV.
-fn orphans<'a>(
-    records: impl Iterator<Item = (&'a VolumeId, &'a Record)>,
-    announced: &BTreeSet<VolumeId>,
+fn orphans(
+    records: &BTreeMap<VolumeId, Record>,
     retired: &BTreeSet<VolumeId>,
-) -> impl Iterator<Item = &'a VolumeId> {
+    listing: &Listing,
+) -> BTreeSet<VolumeId> {
     records
+        .iter()
         .filter(|(_, record)| record.state == State::Announced)
         .map(|(id, _)| id)
-        .filter(|id| !announced.contains(id) && !retired.contains(id))
+        .filter(|id| !retired.contains(id) && listing.of_volume(id).is_empty())
+        .cloned()
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use fsquota::ProjectId;
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use serde_json::json;
     use units::{Bytes, Inodes};
     use volume::Mode;
 
     use super::*;
+
+    const NODE: &str = "granary";
 
     fn id(text: &str) -> VolumeId {
         text.parse().expect("an identifier")
@@ -172,12 +268,24 @@ mod tests {
         Record {
             claim: Claim { uid: "u".into(), namespace: "n".into(), name: "c".into() },
             class: "local".into(),
-            mode: Mode::Filesystem,
+            mode: Mode::Filesystem { inodes: Inodes::new(64) },
             size: Bytes::GIB,
-            inodes: Inodes::new(64),
             project: ProjectId::new(7).expect("an ID"),
             state,
         }
+    }
+
+    fn pv(name: &str) -> PersistentVolume {
+        serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "csi": {"driver": "local.granary.dev", "volumeHandle": name},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]},
+                ]}]}},
+            },
+        }))
+        .expect("a PV")
     }
 
     #[test]
@@ -189,9 +297,18 @@ mod tests {
             (id("pvc-orphan"), record(State::Announced)),
         ]
         .into();
-        let announced = [id("pvc-used"), id("pvc-of-no-record")].into();
+        let listing = Listing::of(&[pv("pvc-used"), pv("pvc-of-no-record")], NODE);
         let retired = [id("pvc-trash")].into();
-        let found: Vec<_> = orphans(records.iter(), &announced, &retired).collect();
-        assert_eq!(found, [&id("pvc-orphan")]);
+        assert_eq!(orphans(&records, &retired, &listing), [id("pvc-orphan")].into());
+    }
+
+    #[test]
+    fn an_api_server_that_lost_everything_is_not_believed() {
+        let nothing = Listing::of(&[], NODE);
+        let had_one = [(id("pvc-used"), record(State::Announced)), (id("pvc-staged"), record(State::Staged))].into();
+        assert!(!is_believed(&nothing, &had_one));
+        assert!(is_believed(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
+        // The first claim of a new cluster, cut short.
+        assert!(is_believed(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
     }
 }

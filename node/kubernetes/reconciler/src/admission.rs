@@ -4,30 +4,42 @@
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
+use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use volume::{DRIVER_NAME, TOPOLOGY_KEY};
 
-use crate::objects::{NODES_GROUP, Object, metadata};
-
-/// The identity of a node is this and the node's name.
-const USER_PREFIX: &str = "granary:node:";
+use crate::objects::{Object, metadata};
 
 /// Where the scheduler tells which node a claim's volume is to be made on.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// What a node tells others in the annotations of its own Node begins with this.
+const NODE_ANNOTATIONS: &str = "node.granary.dev/";
+
+/// Where the capacities of all nodes are.
+const SYSTEM_NAMESPACE: &str = "kube-system";
 
 const VOLUMES: &str = "volumes.local.granary.dev";
 const CLAIMS: &str = "claims.local.granary.dev";
+const CLAIM_STATUS: &str = "claim-status.local.granary.dev";
+const CAPACITIES: &str = "capacities.local.granary.dev";
+const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
 
+const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
+
 /// The policies, each with the binding that puts it in force.
-pub(crate) fn all() -> [Object; 6] {
+pub(crate) fn all() -> Vec<Object> {
     [
-        policy(VOLUMES, &rule("", "persistentvolumes", &["CREATE", "UPDATE", "DELETE"]), &volumes()),
-        binding(VOLUMES),
-        policy(CLAIMS, &rule("", "persistentvolumeclaims", &["CREATE", "UPDATE", "DELETE"]), &claims()),
-        binding(CLAIMS),
-        policy(EVENTS, &rule("events.k8s.io", "events", &["CREATE", "UPDATE", "DELETE"]), &events()),
-        binding(EVENTS),
+        (VOLUMES, rule("", "persistentvolumes", WRITES), volumes()),
+        (CLAIMS, rule("", "persistentvolumeclaims", WRITES), claims()),
+        (CLAIM_STATUS, rule("", "persistentvolumeclaims/status", &["UPDATE"]), claim_status()),
+        (CAPACITIES, rule("storage.k8s.io", "csistoragecapacities", WRITES), capacities()),
+        (NODES, rule("", "nodes", WRITES), nodes()),
+        (EVENTS, rule("events.k8s.io", "events", WRITES), events()),
     ]
+    .into_iter()
+    .flat_map(|(name, rule, validations)| [policy(name, &rule, &validations), binding(name)])
+    .collect()
 }
 
 /// An expression that must hold, and what the node is told if it does not.
@@ -36,65 +48,135 @@ struct Validation {
     message: String,
 }
 
+/// All of them must hold, and one message says what for.
+fn explained(message: &str, expressions: impl IntoIterator<Item = String>) -> Vec<Validation> {
+    expressions.into_iter().map(|expression| Validation { expression, message: message.to_owned() }).collect()
+}
+
+/// Both what is there before and what is there after, as far as there is one.
+fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
+    ["object", "oldObject"].map(|object| format!("{object} == null || ({})", own(object)))
+}
+
+/// The field is what it was.
+fn same(field: &str) -> String {
+    format!("object.?{field} == oldObject.?{field}")
+}
+
+/// All of the metadata that a client may change but the annotations.
+fn same_metadata() -> String {
+    ["metadata.?labels", "metadata.?finalizers", "metadata.?ownerReferences"].map(same).join(" && ")
+}
+
+fn annotations(object: &str) -> String {
+    format!("({object}.metadata.?annotations.orValue({{}}))")
+}
+
 /// The volume is of our driver, and nowhere but on the node, before and after.
 fn volumes() -> Vec<Validation> {
     let own = |pv: &str| {
         format!(
-            "{pv} == null || (has({pv}.spec.csi) && {pv}.spec.csi.driver == '{DRIVER_NAME}' && \
+            "has({pv}.spec.csi) && {pv}.spec.csi.driver == '{DRIVER_NAME}' && \
              has({pv}.spec.nodeAffinity) && has({pv}.spec.nodeAffinity.required) && \
              {pv}.spec.nodeAffinity.required.nodeSelectorTerms.size() > 0 && \
              {pv}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, has(term.matchExpressions) && \
              term.matchExpressions.exists(only, only.key == '{TOPOLOGY_KEY}' && only.operator == 'In' && \
-             has(only.values) && only.values == [variables.node])))"
+             has(only.values) && only.values == [variables.node]))"
         )
     };
-    ["object", "oldObject"]
-        .map(|pv| Validation {
-            expression: own(pv),
-            message: format!("a node writes PVs of {DRIVER_NAME} that are on it alone"),
-        })
-        .into()
+    explained(&format!("a node writes PVs of {DRIVER_NAME} that are on it alone"), before_and_after(own))
 }
 
 /// The claim waits for the node, and nothing but that is taken back.
 fn claims() -> Vec<Validation> {
-    let annotations = |claim: &str| format!("({claim}.metadata.?annotations.orValue({{}}))");
     let (old, new) = (annotations("oldObject"), annotations("object"));
-    let same = |field: &str| format!("object.?{field} == oldObject.?{field}");
-    let message = "a node gives a claim back to the scheduler, and changes nothing else of it";
-    [
-        "request.operation == 'UPDATE'".to_owned(),
-        format!("request.operation != 'UPDATE' || {old}[?'{SELECTED_NODE}'].orValue('') == variables.node"),
+    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
+    explained(
+        "a node gives a claim back to the scheduler, and changes nothing else of it",
+        [
+            "request.operation == 'UPDATE'".to_owned(),
+            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node")),
+            when_updated(format!(
+                "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
+                 {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
+            )),
+            when_updated(same("spec")),
+            when_updated(same_metadata()),
+        ],
+    )
+}
+
+/// The claim is bound to a volume that the scheduler wanted on the node, and grows.
+fn claim_status() -> Vec<Validation> {
+    let old = annotations("oldObject");
+    let others = |claim: &str| {
         format!(
-            "request.operation != 'UPDATE' || ({old}.all(key, key == '{SELECTED_NODE}' || \
-             {new}[?key].orValue('') == {old}[key]) && {new}.all(key, key in {old} && key != '{SELECTED_NODE}'))"
-        ),
-        format!("request.operation != 'UPDATE' || ({})", same("spec")),
+            "{claim}.?status.?conditions.orValue([]).filter(condition, !(condition.type in \
+             ['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']))"
+        )
+    };
+    let capacity = |claim: &str| format!("quantity({claim}.?status.?capacity[?'storage'].orValue('0'))");
+    let kept = ["phase", "accessModes", "currentVolumeAttributesClassName", "modifyVolumeStatus"]
+        .map(|field| same(&format!("status.?{field}")))
+        .join(" && ");
+    explained(
+        "a node tells the size of volumes that are on it, and nothing else in the status of a claim",
+        [
+            format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node"),
+            "oldObject.spec.?volumeName.orValue('') != ''".to_owned(),
+            format!("{}.compareTo({}) >= 0", capacity("object"), capacity("oldObject")),
+            kept,
+            format!("{} == {}", others("object"), others("oldObject")),
+            format!("{} && {}", same("metadata.?annotations"), same_metadata()),
+        ],
+    )
+}
+
+/// The capacity is the node's, has a name that no other node uses, and goes when the Node goes.
+fn capacities() -> Vec<Validation> {
+    // Sixteen digits of a hash, and the rest: with more freedom, a name could be one that belongs to another node.
+    let own = |capacity: &str| {
         format!(
-            "request.operation != 'UPDATE' || ({} && {} && {})",
-            same("metadata.?labels"),
-            same("metadata.?finalizers"),
-            same("metadata.?ownerReferences")
-        ),
-    ]
-    .map(|expression| Validation { expression, message: message.to_owned() })
-    .into()
+            "request.namespace == '{SYSTEM_NAMESPACE}' && \
+             {capacity}.?nodeTopology.?matchLabels.orValue({{}}) == {{'{TOPOLOGY_KEY}': variables.node}} && \
+             {capacity}.?nodeTopology.?matchExpressions.orValue([]).size() == 0 && \
+             {capacity}.metadata.name.matches('^[0-9a-f]{{16}}[.]') && \
+             {capacity}.metadata.name.substring(17) == variables.node + '.{DRIVER_NAME}'"
+        )
+    };
+    let owners = "object == null || object.metadata.?ownerReferences.orValue([]).all(owner, \
+                  owner.apiVersion == 'v1' && owner.kind == 'Node' && owner.name == variables.node)";
+    let expressions = before_and_after(own).into_iter().chain([owners.to_owned()]);
+    explained("a node publishes the capacity of itself alone", expressions)
+}
+
+/// The Node is the node's own, and only annotations of ours change.
+fn nodes() -> Vec<Validation> {
+    let (old, new) = (annotations("oldObject"), annotations("object"));
+    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
+    explained(
+        &format!("a node's storage changes the annotations {NODE_ANNOTATIONS}* of its own Node, and nothing else"),
+        [
+            "request.operation == 'UPDATE' && request.name == variables.node".to_owned(),
+            when_updated(format!(
+                "{old}.all(key, key.startsWith('{NODE_ANNOTATIONS}') || {new}[?key] == {old}[?key]) && \
+                 {new}.all(key, key.startsWith('{NODE_ANNOTATIONS}') || key in {old})"
+            )),
+            when_updated(same("spec")),
+            when_updated(same_metadata()),
+        ],
+    )
 }
 
 /// The node speaks in its own name.
 fn events() -> Vec<Validation> {
     let own = |event: &str| {
         format!(
-            "{event} == null || ({event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
-             {event}.?reportingInstance.orValue('') == variables.node)"
+            "{event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
+             {event}.?reportingInstance.orValue('') == variables.node"
         )
     };
-    ["object", "oldObject"]
-        .map(|event| Validation {
-            expression: own(event),
-            message: format!("a node reports as {DRIVER_NAME} and in its own name"),
-        })
-        .into()
+    explained(&format!("a node reports as {DRIVER_NAME} and in its own name"), before_and_after(own))
 }
 
 fn rule(group: &str, resource: &str, operations: &[&str]) -> Value {
@@ -102,7 +184,7 @@ fn rule(group: &str, resource: &str, operations: &[&str]) -> Value {
 }
 
 fn policy(name: &'static str, rule: &Value, validations: &[Validation]) -> Object {
-    let length = USER_PREFIX.len();
+    let length = STORAGE_USER_PREFIX.len();
     let validations: Vec<Value> = validations
         .iter()
         .map(|Validation { expression, message }| json!({"expression": expression, "message": message}))
@@ -119,13 +201,13 @@ fn policy(name: &'static str, rule: &Value, validations: &[Validation]) -> Objec
                 "matchConstraints": {"resourceRules": [rule]},
                 "matchConditions": [{
                     "name": "nodes-storage",
-                    "expression": format!("'{NODES_GROUP}' in request.userInfo.groups"),
+                    "expression": format!("'{STORAGE_GROUP}' in request.userInfo.groups"),
                 }],
                 // Of another user in the group: no node's name.
                 "variables": [{
                     "name": "node",
                     "expression": format!(
-                        "request.userInfo.username.startsWith('{USER_PREFIX}') ? \
+                        "request.userInfo.username.startsWith('{STORAGE_USER_PREFIX}') ? \
                          request.userInfo.username.substring({length}) : ''"
                     ),
                 }],

@@ -4,14 +4,23 @@
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.
 //!
-//! [`run`] is a service of a supervisor, on the control-plane node, with an identity that may do all this.
+//! Two more things are done once for the whole cluster: [`approve`] decides which node gets a storage identity, and
+//! [`release`] gives claims back to the scheduler whose node is gone.
+//!
+//! [`run`], [`approve`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
+//! do all this.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod admission;
+mod approval;
+mod approve;
 mod objects;
 mod plan;
+mod release;
 mod run;
 
-pub use objects::{CLASS, NODES_GROUP, REVISION};
+pub use approve::{ApproveError, approve};
+pub use objects::{CLASS, REVISION};
+pub use release::{ReleaseError, release};
 pub use run::{RunError, run};

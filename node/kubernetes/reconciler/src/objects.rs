@@ -4,23 +4,21 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
+use services::STORAGE_GROUP;
 use volume::DRIVER_NAME;
 
 use crate::admission;
 
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 2;
+pub const REVISION: u32 = 3;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
 
-/// The group of the nodes' storage identities `granary:node:NAME`.
-pub const NODES_GROUP: &str = "granary:nodes";
-
 /// Where [`REVISION`] stands.
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
-const ROLE: &str = "granary:nodes";
+const ROLE: &str = STORAGE_GROUP;
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// One object that is kept.
@@ -35,9 +33,10 @@ pub(crate) struct Object {
     pub(crate) immutable: &'static [&'static str],
 }
 
-/// All objects, in the order in which they are needed: what a node may not do stands before what it may.
-pub(crate) fn all() -> Vec<Object> {
-    admission::all().into_iter().chain([role(), binding(), driver(), class()]).collect()
+/// All objects, in the order in which they are needed. Those of a wave are needed at once.
+pub(crate) fn waves() -> [Vec<Object>; 2] {
+    // What a node may not do stands before what it may.
+    [admission::all(), vec![role(), binding(), driver(), class()]]
 }
 
 fn driver() -> Object {
@@ -52,8 +51,8 @@ fn driver() -> Object {
                 "attachRequired": false,
                 "podInfoOnMount": false,
                 "fsGroupPolicy": "File",
-                // With `true`, a node without a CSIStorageCapacity object counts as full: those come first.
-                "storageCapacity": false,
+                // A node without a CSIStorageCapacity object counts as full, until its provisioner has made one.
+                "storageCapacity": true,
                 "volumeLifecycleModes": ["Persistent"],
             },
         }),
@@ -74,8 +73,7 @@ fn class() -> Object {
             "provisioner": DRIVER_NAME,
             "reclaimPolicy": "Delete",
             "volumeBindingMode": "WaitForFirstConsumer",
-            // Becomes `true` with the provisioner's expansion: until then a larger request would wait for ever.
-            "allowVolumeExpansion": false,
+            "allowVolumeExpansion": true,
         }),
         // The last two can be changed, but not by an apply that does not name them.
         immutable: &[
@@ -98,31 +96,28 @@ fn role() -> Object {
             "kind": "ClusterRole",
             "metadata": metadata(ROLE),
             "rules": [
-                // Patched only to give a claim back to the scheduler.
-                {
-                    "apiGroups": [""],
-                    "resources": ["persistentvolumeclaims"],
-                    "verbs": ["get", "list", "watch", "patch"],
-                },
-                {
-                    "apiGroups": [""],
-                    "resources": ["persistentvolumes"],
-                    "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-                },
-                {
-                    "apiGroups": ["storage.k8s.io"],
-                    "resources": ["storageclasses"],
-                    "verbs": ["get", "list", "watch"],
-                },
-                {
-                    "apiGroups": ["events.k8s.io"],
-                    "resources": ["events"],
-                    "verbs": ["create", "patch"],
-                },
+                may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+                // How far the expansion is.
+                may("", "persistentvolumeclaims/status", &["patch"]),
+                may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
+                may("", "nodes", &["get", "list", "watch", "patch"]),
+                may("storage.k8s.io", "storageclasses", &["get", "list", "watch"]),
+                may("storage.k8s.io", "csinodes", &["get", "list", "watch"]),
+                may(
+                    "storage.k8s.io",
+                    "csistoragecapacities",
+                    &["get", "list", "watch", "create", "patch", "delete"],
+                ),
+                may("events.k8s.io", "events", &["create", "patch"]),
             ],
         }),
         immutable: &[],
     }
+}
+
+/// A rule of a role. What of these objects a node may write, the policies say.
+fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": [resource], "verbs": verbs})
 }
 
 fn binding() -> Object {
@@ -134,7 +129,7 @@ fn binding() -> Object {
             "kind": "ClusterRoleBinding",
             "metadata": metadata(ROLE),
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": ROLE},
-            "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": NODES_GROUP}],
+            "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": STORAGE_GROUP}],
         }),
         immutable: &["/roleRef"],
     }
@@ -179,7 +174,7 @@ mod tests {
     #[test]
     fn every_object_has_the_revision() {
         assert_eq!(REVISION_ANNOTATION, format!("{DRIVER_NAME}/revision"));
-        for object in all() {
+        for object in waves().into_iter().flatten() {
             assert_eq!(object.want["metadata"]["annotations"][REVISION_ANNOTATION], REVISION.to_string());
         }
     }
@@ -187,8 +182,32 @@ mod tests {
     #[test]
     fn nodes_may_not_touch_what_is_not_theirs() {
         let rules = role().want["rules"].to_string();
-        for word in ["*", "secrets", "nodes", "update"] {
+        for word in ["*", "secrets", "nodes/status", "pods", "update", "deletecollection"] {
             assert!(!rules.contains(&format!("\"{word}\"")), "{word}");
+        }
+    }
+
+    #[test]
+    fn every_kind_that_a_node_may_write_has_a_policy_that_is_made_before_the_role() {
+        let [first, second] = waves();
+        let guarded = |group: &Value, resource: &Value| {
+            first.iter().any(|object| {
+                object
+                    .want
+                    .pointer("/spec/matchConstraints/resourceRules/0")
+                    .is_some_and(|rule| rule["apiGroups"][0] == *group && rule["resources"][0] == *resource)
+            })
+        };
+        for rule in role().want["rules"].as_array().expect("rules") {
+            let verbs = rule["verbs"].as_array().expect("verbs");
+            if verbs.iter().any(|verb| ["create", "patch", "delete"].contains(&verb.as_str().expect("a verb"))) {
+                assert!(guarded(&rule["apiGroups"][0], &rule["resources"][0]), "{rule}");
+            }
+        }
+        assert!(second.iter().any(|object| object.resource.kind == "ClusterRole"));
+        for policy in first.iter().filter(|object| object.resource.kind == "ValidatingAdmissionPolicy") {
+            let bound = |object: &&Object| object.want["spec"]["policyName"] == policy.name;
+            assert_eq!(first.iter().filter(bound).count(), 1, "{}", policy.name);
         }
     }
 }

@@ -69,10 +69,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::objects::all;
+    use crate::objects::waves;
+
+    fn all() -> impl Iterator<Item = Object> {
+        waves().into_iter().flatten()
+    }
 
     fn named(kind: &str) -> Object {
-        all().into_iter().find(|object| object.resource.kind == kind).expect("it is kept")
+        all().find(|object| object.resource.kind == kind).expect("it is kept")
     }
 
     fn changed(object: &Object, pointer: &str, value: Value) -> Value {

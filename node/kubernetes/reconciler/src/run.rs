@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 use supervisor::Context;
 use tracing::{debug, info, warn};
 
-use crate::objects::{Object, REVISION, all};
+use crate::objects::{Object, REVISION, waves};
 use crate::plan::{Step, plan};
 
 /// The owner of our fields in the API.
@@ -22,6 +22,9 @@ const INTERVAL: Duration = Duration::from_mins(5);
 
 /// If somebody else keeps changing an object too, nobody shall do it in a busy loop.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// Objects that are looked at and written at once. Each needs a connection of its own, and a handshake for it.
+const PARALLEL: usize = 4;
 
 /// Why the reconciler has to be started again.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +60,16 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`]: to be started again after a while.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
-    let objects = all();
-    let mut changes = stream::select_all(objects.iter().map(|object| changes(object.clone(), &client)));
+    let waves = waves();
+    let mut changes = stream::select_all(kinds(waves.iter().flatten()).into_iter().map(|kind| changes(kind, &client)));
     while !cx.is_cancelled() {
         let mut changed = false;
-        for object in &objects {
-            changed |= reconcile(object, &client).await?;
+        for wave in &waves {
+            let passes: Vec<_> = wave.iter().map(|object| reconcile(object, &client)).collect();
+            let mut passes = stream::iter(passes).buffer_unordered(PARALLEL);
+            while let Some(pass) = passes.next().await {
+                changed |= pass?;
+            }
         }
         cx.healthy();
         if changed {
@@ -117,18 +124,66 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
     Ok(true)
 }
 
-/// Something for each change of the object. Failures of the watch are logged; it goes on, with a back-off.
-fn changes(object: Object, client: &Client) -> BoxStream<'static, ()> {
-    let api = Api::<DynamicObject>::all_with(client.clone(), &object.resource);
-    let only = watcher::Config::default().fields(&format!("metadata.name={}", object.name));
-    watcher(api, only)
+/// What is watched together.
+struct Kind {
+    resource: ApiResource,
+    names: Vec<&'static str>,
+}
+
+fn kinds<'a>(objects: impl Iterator<Item = &'a Object>) -> Vec<Kind> {
+    let mut kinds = Vec::<Kind>::new();
+    for Object { resource, name, .. } in objects {
+        match kinds.iter_mut().find(|kind| kind.resource == *resource) {
+            Some(kind) => kind.names.push(name),
+            None => kinds.push(Kind { resource: resource.clone(), names: vec![name] }),
+        }
+    }
+    kinds
+}
+
+/// Something for each change of one of the objects. Failures of the watch are logged; it goes on, with a back-off.
+fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static, ()> {
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let config = match names.as_slice() {
+        [name] => watcher::Config::default().fields(&format!("metadata.name={name}")),
+        _ => watcher::Config::default(),
+    };
+    watcher(api, config)
         .default_backoff()
         .touched_objects()
-        .map(move |change| {
-            if let Err(error) = change {
-                let error: &dyn std::error::Error = &error;
-                warn!(kind = object.resource.kind, name = object.name, error, "watch failed, it goes on");
-            }
+        .filter_map(move |change| {
+            let ours = match change {
+                Ok(object) => names.contains(&object.name_any().as_str()),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(kind = resource.kind, error, "watch failed, it goes on");
+                    true
+                }
+            };
+            std::future::ready(ours.then_some(()))
         })
         .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_watched_once() {
+        let waves = waves();
+        let kinds = kinds(waves.iter().flatten());
+        let watched: Vec<_> = kinds.iter().map(|kind| (kind.resource.kind.as_str(), kind.names.len())).collect();
+        assert_eq!(
+            watched,
+            [
+                ("ValidatingAdmissionPolicy", 6),
+                ("ValidatingAdmissionPolicyBinding", 6),
+                ("ClusterRole", 1),
+                ("ClusterRoleBinding", 1),
+                ("CSIDriver", 1),
+                ("StorageClass", 1),
+            ]
+        );
+    }
 }

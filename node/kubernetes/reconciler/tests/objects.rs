@@ -6,15 +6,19 @@ use std::time::Duration;
 
 use envtest::{Cluster, Failure, Identity, PATIENCE, Suite};
 use eventually::{Seen, eventually};
-use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::{Api, ResourceExt as _};
-use reconciler::{CLASS, NODES_GROUP, REVISION};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use reconciler::{CLASS, REVISION};
 use serde_json::json;
+use services::STORAGE_GROUP;
 use supervisor::{Settings, Supervisor};
 
 const DRIVER: &str = "local.granary.dev";
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
 /// A reconciler that has seen all objects right, until it is stopped.
@@ -41,8 +45,12 @@ fn main() -> ExitCode {
         .case("what_cannot_be_changed_is_made_anew", what_cannot_be_changed_is_made_anew)
         .case("what_others_add_stays", what_others_add_stays)
         .case("the_objects_of_a_newer_release_are_left_alone", the_objects_of_a_newer_release_are_left_alone)
+        .case("the_objects_of_an_older_release_are_brought_up_to_date", an_older_release_is_brought_up_to_date)
+        .case("what_a_node_may_not_do_stands_before_what_it_may", what_a_node_may_not_do_stands_before_what_it_may)
+        .case("the_api_server_understands_every_expression", the_api_server_understands_every_expression)
         .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
         .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
+        .case("a_claim_goes_back_to_the_scheduler_when_its_node_is_gone", a_claim_goes_back_when_its_node_is_gone)
         .run()
 }
 
@@ -82,11 +90,11 @@ async fn what_was_deleted_is_made_again(cluster: Arc<Cluster>) -> Result<(), Fai
 async fn a_field_that_drifted_is_set_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     let roles = Api::<ClusterRole>::all(cluster.admin());
-    let rules = roles.get(NODES_GROUP).await?.rules;
+    let rules = roles.get(STORAGE_GROUP).await?.rules;
     let everything = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
-    roles.patch(NODES_GROUP, &PatchParams::default(), &Patch::Merge(everything)).await?;
+    roles.patch(STORAGE_GROUP, &PatchParams::default(), &Patch::Merge(everything)).await?;
     eventually(PATIENCE, "the role's own rules", async || {
-        let found = roles.get(NODES_GROUP).await?.rules;
+        let found = roles.get(STORAGE_GROUP).await?.rules;
         Ok::<_, kube::Error>(if found == rules { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
     })
     .await?;
@@ -101,7 +109,7 @@ async fn what_cannot_be_changed_is_made_anew(cluster: Arc<Cluster>) -> Result<()
     let wrong: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": CLASS}, "provisioner": "example.invalid", "volumeBindingMode": "Immediate",
     }))?;
-    classes.create(&kube::api::PostParams::default(), &wrong).await?;
+    classes.create(&PostParams::default(), &wrong).await?;
     Reconciler::start(&cluster).await?.stop().await?;
     let found = classes.get(CLASS).await?;
     assert_eq!((found.provisioner, found.volume_binding_mode), (right.provisioner, right.volume_binding_mode));
@@ -136,6 +144,81 @@ async fn the_objects_of_a_newer_release_are_left_alone(cluster: Arc<Cluster>) ->
     Ok(())
 }
 
+async fn an_older_release_is_brought_up_to_date(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let older = |rest: serde_json::Value| {
+        let mut patch = json!({"metadata": {"annotations": {REVISION_ANNOTATION: (REVISION - 1).to_string()}}});
+        patch.as_object_mut().expect("an object").extend(rest.as_object().cloned().unwrap_or_default());
+        Patch::Merge(patch)
+    };
+    let (classes, roles) = (Api::<StorageClass>::all(cluster.admin()), Api::<ClusterRole>::all(cluster.admin()));
+    let params = PatchParams::default();
+    classes.patch(CLASS, &params, &older(json!({"allowVolumeExpansion": false}))).await?;
+    roles.patch(STORAGE_GROUP, &params, &older(json!({"rules": []}))).await?;
+    Reconciler::start(&cluster).await?.stop().await?;
+    let class = classes.get(CLASS).await?;
+    assert_eq!(
+        (class.allow_volume_expansion, &class.annotations()[REVISION_ANNOTATION]),
+        (Some(true), &REVISION.to_string())
+    );
+    let role = roles.get(STORAGE_GROUP).await?;
+    assert!(!role.rules.unwrap_or_default().is_empty());
+    Ok(())
+}
+
+/// The API server counts all writes with one counter.
+fn writes<K: ResourceExt>(objects: &[K]) -> Vec<u64> {
+    let version = |object: &K| object.resource_version().and_then(|version| version.parse().ok());
+    objects.iter().map(|object| version(object).expect("a number")).collect()
+}
+
+async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
+    let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.admin());
+    let roles = Api::<ClusterRole>::all(cluster.admin());
+    let subjects = Api::<ClusterRoleBinding>::all(cluster.admin());
+    let (every, delete) = (ListParams::default(), DeleteParams::default());
+    policies.delete_collection(&delete, &every).await?;
+    bindings.delete_collection(&delete, &every).await?;
+    roles.delete(STORAGE_GROUP, &delete).await?;
+    subjects.delete(STORAGE_GROUP, &delete).await?;
+    Reconciler::start(&cluster).await?.stop().await?;
+
+    // The status of a policy is written later, by a controller: the bindings come with the policies, and have none.
+    let bound = bindings.list(&every).await?.items;
+    assert_eq!(bound.len(), policies.list(&every).await?.items.len());
+    let last_bound = writes(&bound).into_iter().max();
+    let allowed =
+        writes(&[roles.get(STORAGE_GROUP).await?]).into_iter().chain(writes(&[subjects.get(STORAGE_GROUP).await?]));
+    assert!(last_bound < allowed.min(), "{last_bound:?}");
+    Ok(())
+}
+
+async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
+    let checked = eventually(PATIENCE, "the check of all policies", async || {
+        let found = policies.list(&ListParams::default()).await?.items;
+        let of = |policy: &ValidatingAdmissionPolicy| policy.status.clone().unwrap_or_default().type_checking;
+        let waiting = found.iter().filter(|policy| of(policy).is_none()).count();
+        Ok::<_, kube::Error>(if found.is_empty() || waiting > 0 {
+            Seen::NotYet(format!("{waiting} of {} wait", found.len()))
+        } else {
+            Seen::Done(
+                found
+                    .iter()
+                    .filter_map(of)
+                    .flat_map(|checked| checked.expression_warnings.unwrap_or_default())
+                    .collect::<Vec<_>>(),
+            )
+        })
+    })
+    .await?;
+    assert_eq!(checked, []);
+    Ok(())
+}
+
 async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     cluster.stop_api_server().await?;
@@ -155,11 +238,50 @@ async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result
         Ok(vec![
             Api::<CSIDriver>::all(cluster.admin()).get(DRIVER).await?.resource_version(),
             Api::<StorageClass>::all(cluster.admin()).get(CLASS).await?.resource_version(),
-            Api::<ClusterRole>::all(cluster.admin()).get(NODES_GROUP).await?.resource_version(),
+            Api::<ClusterRole>::all(cluster.admin()).get(STORAGE_GROUP).await?.resource_version(),
         ])
     };
     let before = versions().await?;
     Reconciler::start(&cluster).await?.stop().await?;
     assert_eq!(versions().await?, before);
     Ok(())
+}
+
+async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let client = cluster.admin();
+    let release = Supervisor::start("release", Settings::default(), move |cx| reconciler::release(cx, client.clone()));
+    release.handle().healthy().await?;
+    let nodes = Api::<Node>::all(cluster.admin());
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "leaving"}}))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    let claim = |name: &str, node: &str| {
+        serde_json::from_value::<PersistentVolumeClaim>(json!({
+            "metadata": {"name": name, "annotations": {
+                "volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: node,
+            }},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+                "storageClassName": CLASS,
+            },
+        }))
+    };
+    claims.create(&PostParams::default(), &claim("stays", "leaving")?).await?;
+    claims.create(&PostParams::default(), &claim("goes", "never-was")?).await?;
+    let given_back = async |name: &str| {
+        eventually(PATIENCE, "a claim without a node", async || {
+            let node = claims.get(name).await?.annotations().get(SELECTED_NODE).cloned();
+            Ok::<_, kube::Error>(node.map_or(Seen::Done(()), Seen::NotYet))
+        })
+        .await
+    };
+    given_back("goes").await?;
+    // It came first: by now it has been looked at.
+    assert_eq!(claims.get("stays").await?.annotations()[SELECTED_NODE], "leaving");
+    nodes.delete("leaving", &DeleteParams::default()).await?;
+    given_back("stays").await?;
+    for name in ["stays", "goes"] {
+        claims.delete(name, &DeleteParams::default()).await?;
+    }
+    Ok(release.stop(Duration::from_secs(10)).await?)
 }

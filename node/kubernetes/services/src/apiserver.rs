@@ -34,6 +34,8 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         ("service-account-signing-key-file", key("sa")),
         ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
         ("authorization-mode", "Node,RBAC".to_owned()),
+        // A kubelet changes its own Node, and pods on it; it is not among the default plugins.
+        ("enable-admission-plugins", "NodeRestriction".to_owned()),
         ("enable-bootstrap-token-auth", "true".to_owned()),
         ("anonymous-auth", "false".to_owned()),
         ("cert-dir", config.paths.scratch_certificates().display().to_string()),
@@ -62,7 +64,9 @@ mod tests {
         config.paths.pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
-        for wanted in ["--anonymous-auth=false", "--authorization-mode=Node,RBAC"] {
+        for wanted in
+            ["--anonymous-auth=false", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"]
+        {
             assert!(arguments.iter().any(|flag| flag == wanted), "{wanted}");
         }
     }

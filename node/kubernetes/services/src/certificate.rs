@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PublicKeyData, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType,
 };
 use time::{Duration, OffsetDateTime};
 use x509_parser::certificate::X509Certificate;
@@ -51,23 +51,65 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// Why a certificate that is there is of no use.
+/// Why a certificate is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Stale {
+pub enum Stale {
+    /// There is none.
     #[error("it was not there")]
     Absent,
+    /// It, or its key, is no PEM of such a thing.
     #[error("it could not be read")]
     Unreadable,
+    /// Its key is another one.
     #[error("it did not belong to its private key")]
     OtherKey,
+    /// The cluster's authority did not sign it.
     #[error("another authority had signed it")]
     OtherAuthority,
+    /// It has other names, another group, or another purpose.
     #[error("it was made for something else")]
     OtherSubject,
+    /// It is time for a new one.
     #[error("it was about to expire")]
     Expiring,
+    /// It begins later.
     #[error("it was not valid yet")]
     NotYet,
+}
+
+/// From when to when a certificate is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Validity {
+    from: OffsetDateTime,
+    to: OffsetDateTime,
+}
+
+impl Validity {
+    fn of(certificate: &X509Certificate<'_>) -> Self {
+        let validity = certificate.validity();
+        Self { from: validity.not_before.to_datetime(), to: validity.not_after.to_datetime() }
+    }
+
+    /// When it is time for a new one that is made here, in no time.
+    fn shortly_before_its_end(self) -> OffsetDateTime {
+        self.to - RENEWAL
+    }
+
+    /// When it is time to ask others for a new one: they may be away for long.
+    pub(crate) fn after_two_thirds(self) -> OffsetDateTime {
+        self.from + (self.to - self.from) * 2 / 3
+    }
+
+    /// Whether it is valid, and not yet to be renewed.
+    pub(crate) fn check(self, now: OffsetDateTime, renewal: OffsetDateTime) -> Result<(), Stale> {
+        if now < self.from {
+            Err(Stale::NotYet)
+        } else if now > renewal {
+            Err(Stale::Expiring)
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// The cluster's certificate authority.
@@ -81,7 +123,7 @@ impl Authority {
     pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
         params.not_before = now - SKEW;
         params.not_after = now + AUTHORITY_LIFE;
@@ -102,7 +144,8 @@ impl Authority {
             return Err(Stale::OtherSubject);
         }
         certificate.verify_signature(None).map_err(|_| Stale::OtherAuthority)?;
-        check_validity(&certificate, now)?;
+        let validity = Validity::of(&certificate);
+        validity.check(now, validity.shortly_before_its_end())?;
         let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(|_| Stale::Unreadable)?;
         Ok(Self { issuer, certificate: pair.certificate.clone() })
     }
@@ -116,11 +159,7 @@ impl Authority {
     pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        if let Some(organization) = wanted.organization {
-            params.distinguished_name.push(DnType::OrganizationName, organization);
-        }
-        params.distinguished_name.push(DnType::CommonName, wanted.common_name.as_str());
+        params.distinguished_name = subject_of(wanted);
         params.not_before = now - SKEW;
         params.not_after = now + LEAF_LIFE;
         params.is_ca = IsCa::ExplicitNoCa;
@@ -145,26 +184,50 @@ impl Authority {
 
     /// Whether `pair` is what [`Authority::issue`] would make, and lasts.
     pub(crate) fn check(&self, wanted: &Wanted, pair: &Pair, now: OffsetDateTime) -> Result<(), Stale> {
-        let pem = pem_of(&pair.certificate)?;
-        let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
-        key_of(pair, &certificate)?;
-
-        let own = pem_of(&self.certificate)?;
-        let own = own.parse_x509().map_err(|_| Stale::Unreadable)?;
-        certificate.verify_signature(Some(own.public_key())).map_err(|_| Stale::OtherAuthority)?;
-
-        let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned).ok();
-        let common_names: Vec<_> = certificate.subject().iter_common_name().map(text).collect();
-        let organizations: Vec<_> = certificate.subject().iter_organization().map(text).collect();
-        let wanted_organizations: Vec<_> = wanted.organization.iter().map(|name| Some((*name).to_owned())).collect();
-        if common_names != [Some(wanted.common_name.clone())]
-            || organizations != wanted_organizations
-            || purpose_of(&certificate)? != wanted.purpose
-        {
-            return Err(Stale::OtherSubject);
-        }
-        check_validity(&certificate, now)
+        let validity = verify(&self.certificate, wanted, pair)?;
+        validity.check(now, validity.shortly_before_its_end())
     }
+}
+
+/// A request for a client's certificate, PEM, and the new key that it is for.
+pub(crate) fn request(wanted: &Wanted) -> Result<(String, KeyPair), rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = subject_of(wanted);
+    let request = params.serialize_request(&key)?.pem()?;
+    Ok((request, key))
+}
+
+fn subject_of(wanted: &Wanted) -> DistinguishedName {
+    let mut subject = DistinguishedName::new();
+    if let Some(organization) = wanted.organization {
+        subject.push(DnType::OrganizationName, organization);
+    }
+    subject.push(DnType::CommonName, wanted.common_name.as_str());
+    subject
+}
+
+/// Whether the authority with this certificate signed `pair` for what is wanted. Says nothing of the time.
+pub(crate) fn verify(authority: &str, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
+    let pem = pem_of(&pair.certificate)?;
+    let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
+    key_of(pair, &certificate)?;
+
+    let own = pem_of(authority)?;
+    let own = own.parse_x509().map_err(|_| Stale::Unreadable)?;
+    certificate.verify_signature(Some(own.public_key())).map_err(|_| Stale::OtherAuthority)?;
+
+    let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned).ok();
+    let common_names: Vec<_> = certificate.subject().iter_common_name().map(text).collect();
+    let organizations: Vec<_> = certificate.subject().iter_organization().map(text).collect();
+    let wanted_organizations: Vec<_> = wanted.organization.iter().map(|name| Some((*name).to_owned())).collect();
+    if common_names != [Some(wanted.common_name.clone())]
+        || organizations != wanted_organizations
+        || purpose_of(&certificate)? != wanted.purpose
+    {
+        return Err(Stale::OtherSubject);
+    }
+    Ok(Validity::of(&certificate))
 }
 
 fn pem_of(text: &str) -> Result<Pem, Stale> {
@@ -175,17 +238,6 @@ fn pem_of(text: &str) -> Result<Pem, Stale> {
 fn key_of(pair: &Pair, certificate: &X509Certificate<'_>) -> Result<KeyPair, Stale> {
     let key = KeyPair::from_pem(&pair.key).map_err(|_| Stale::Unreadable)?;
     if key.subject_public_key_info() == certificate.public_key().raw { Ok(key) } else { Err(Stale::OtherKey) }
-}
-
-fn check_validity(certificate: &X509Certificate<'_>, now: OffsetDateTime) -> Result<(), Stale> {
-    let validity = certificate.validity();
-    if now < validity.not_before.to_datetime() {
-        Err(Stale::NotYet)
-    } else if now + RENEWAL > validity.not_after.to_datetime() {
-        Err(Stale::Expiring)
-    } else {
-        Ok(())
-    }
 }
 
 fn purpose_of(certificate: &X509Certificate<'_>) -> Result<Purpose, Stale> {

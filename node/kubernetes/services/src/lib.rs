@@ -47,9 +47,12 @@ mod program;
 pub mod proxy;
 mod ready;
 pub mod scheduler;
+mod storage_identity;
 
+pub use certificate::Stale;
 pub use config::{Config, Disk, Durability, Paths};
 pub use network::{Network, NetworkError};
-pub use pki::{ClientError, Credentials, Identity, PkiError};
+pub use pki::{ClientError, Credentials, Identity, PkiError, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use program::{ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
+pub use storage_identity::{IdentityError, Lasting, StorageIdentity};

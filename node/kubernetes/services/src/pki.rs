@@ -23,6 +23,12 @@ use crate::kubeconfig;
 const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
+/// The name of a node's storage identity is this and the node's name.
+pub const STORAGE_USER_PREFIX: &str = "granary:node:";
+
+/// The group of the nodes' storage identities.
+pub const STORAGE_GROUP: &str = "granary:nodes";
+
 /// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
@@ -36,7 +42,8 @@ pub enum Identity {
     Kubelet,
     /// `system:kube-proxy`.
     Proxy,
-    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`.
+    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
+    /// asked for, see [`StorageIdentity`](crate::StorageIdentity).
     Storage,
 }
 
@@ -44,7 +51,7 @@ impl Identity {
     const ALL: [Self; 6] =
         [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage];
 
-    const fn file(self) -> &'static str {
+    pub(crate) const fn file(self) -> &'static str {
         match self {
             Self::Admin => "admin",
             Self::ControllerManager => "controller-manager",
@@ -55,14 +62,14 @@ impl Identity {
         }
     }
 
-    fn wanted(self, node: &str) -> Wanted {
+    pub(crate) fn wanted(self, node: &str) -> Wanted {
         let (common_name, organization) = match self {
             Self::Admin => ("granary:admin".to_owned(), Some("system:masters")),
             Self::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
             Self::Scheduler => ("system:kube-scheduler".to_owned(), None),
             Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),
             Self::Proxy => ("system:kube-proxy".to_owned(), None),
-            Self::Storage => (format!("granary:node:{node}"), Some("granary:nodes")),
+            Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
         };
         Wanted { name: self.file(), common_name, organization, purpose: Purpose::Client }
     }
@@ -75,7 +82,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Makes what is missing or of no use any more, `now`. Waits for the disk.
+    /// Makes what is missing or of no use any more, `now`: all but the certificate of [`Identity::Storage`]. Waits for
+    /// the disk.
     ///
     /// # Errors
     /// [`PkiError`]: the disk, or a clock that is behind the authority's certificate.
@@ -86,7 +94,7 @@ impl Credentials {
             .mode(0o700)
             .create(&pki)
             .map_err(|source| PkiError::Directory { path: pki.clone(), source })?;
-        let store = Store { dir: Dir::open(&pki)? };
+        let store = Store::open(&pki)?;
 
         let authority = store.authority(now)?;
         store.service_accounts()?;
@@ -95,11 +103,14 @@ impl Credentials {
         }
         let mut admin = String::new();
         for identity in Identity::ALL {
-            let pair = store.leaf(&authority, &identity.wanted(&config.node), now)?;
             let path = |extension| file(&pki, identity.file(), extension);
             let local =
                 kubeconfig::with_files("https://127.0.0.1:6443", &file(&pki, "ca", "crt"), &path("crt"), &path("key"));
             store.write(&format!("{}.kubeconfig", identity.file()), &local, SECRET)?;
+            if identity == Identity::Storage {
+                continue;
+            }
+            let pair = store.leaf(&authority, &identity.wanted(&config.node), now)?;
             if identity == Identity::Admin {
                 let server = format!("https://{}:6443", config.address);
                 admin = kubeconfig::with_contents(&server, authority.certificate(), &pair);
@@ -235,11 +246,15 @@ fn servers(config: &Config) -> [Wanted; 3] {
 }
 
 /// The directory of the files.
-struct Store {
+pub(crate) struct Store {
     dir: Dir,
 }
 
 impl Store {
+    pub(crate) fn open(pki: &Path) -> Result<Self, PkiError> {
+        Ok(Self { dir: Dir::open(pki)? })
+    }
+
     fn authority(&self, now: OffsetDateTime) -> Result<Authority, PkiError> {
         let stale = match self.read_pair("ca")?.map(|pair| Authority::load(&pair, now)) {
             Some(Ok(authority)) => return Ok(authority),
@@ -284,19 +299,19 @@ impl Store {
         self.write("sa.pub", &key.public_key_pem(), PUBLIC)
     }
 
-    fn read_pair(&self, name: &str) -> Result<Option<Pair>, PkiError> {
+    pub(crate) fn read_pair(&self, name: &str) -> Result<Option<Pair>, PkiError> {
         let certificate = self.read(&format!("{name}.crt"))?;
         let key = self.read(&format!("{name}.key"))?;
         Ok(certificate.zip(key).map(|(certificate, key)| Pair { certificate, key }))
     }
 
-    fn write_pair(&self, name: &str, pair: &Pair) -> Result<(), PkiError> {
+    pub(crate) fn write_pair(&self, name: &str, pair: &Pair) -> Result<(), PkiError> {
         self.write(&format!("{name}.key"), &pair.key, SECRET)?;
         self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
     }
 
     /// What is no text counts as absent: it is of no use.
-    fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
+    pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }
 
@@ -324,6 +339,10 @@ mod tests {
     use crate::config::example;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
+
+    /// Whose certificates are made, and not asked for.
+    const MADE: [Identity; 5] =
+        [Identity::Admin, Identity::ControllerManager, Identity::Scheduler, Identity::Kubelet, Identity::Proxy];
 
     struct Disk {
         config: Config,
@@ -364,9 +383,10 @@ mod tests {
     fn every_certificate_is_signed_by_the_authority_for_its_name_and_group() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
-        let store = Store { dir: Dir::open(&disk.config.paths.pki).unwrap() };
+        let store = Store::open(&disk.config.paths.pki).unwrap();
         let authority = store.authority(NOW).unwrap();
-        let pairs = Identity::ALL.map(|identity| identity.wanted("granary")).into_iter().chain(servers(&disk.config));
+        let clients = MADE.map(|identity| identity.wanted("granary"));
+        let pairs = clients.into_iter().chain(servers(&disk.config));
         for wanted in pairs {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
             assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()), "{}", wanted.name);
@@ -440,7 +460,7 @@ mod tests {
         let before = disk.files();
         disk.ensure(NOW + Duration::days(340)).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 3), "{changed:?}");
+        assert_eq!(changed.len(), 2 * (MADE.len() + 3), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")));
     }
 
@@ -451,7 +471,7 @@ mod tests {
         let before = disk.files();
         disk.ensure(NOW + Duration::days(3640)).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 4), "{changed:?}");
+        assert_eq!(changed.len(), 2 * (MADE.len() + 4), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("sa.")));
     }
 
@@ -508,8 +528,11 @@ mod tests {
     async fn every_identity_has_a_kubeconfig_of_which_a_client_can_be_made() {
         let disk = Disk::new();
         let credentials = disk.ensure(OffsetDateTime::now_utc()).unwrap();
-        for identity in Identity::ALL {
+        for identity in MADE {
             credentials.client(identity).await.unwrap();
         }
+        let error = credentials.client(Identity::Storage).await.err().unwrap();
+        assert!(matches!(error, ClientError::Kubeconfig { .. } | ClientError::Client { .. }), "{error}");
+        assert!(credentials.kubeconfig(Identity::Storage).exists());
     }
 }

@@ -5,35 +5,65 @@
 //!
 //! | name | what |
 //! |---|---|
-//! | `records/ID` | the [`Record`]: written before anything else of the volume, removed after everything else |
+//! | `pending/ID` | the [`Record`] of a volume without a PV: written before anything else of it |
+//! | `records/ID` | the record after it was announced; removed after everything else |
 //! | `staging/ID` | the directory while it is made |
 //! | `live/ID` | the directory while it may be used; it always has its limits |
 //! | `trash/ID` | the directory while it is removed |
 //!
-//! [`plan`] decides what is left to do, [`Store`] looks and acts. The limits are project quotas of XFS, so the data
-//! disk is mounted with `prjquota`.
+//! A block volume's directory holds a file `image`, the bytes of its disk. A pure plan decides what is left to do,
+//! [`Store`] looks and acts. The limits are project quotas of XFS, so the data disk is mounted with `prjquota`.
 //!
-//! Refused: adopting, emptying or deleting anything without a record. Block volumes and expansion are not served yet.
+//! Refused: adopting, emptying or deleting anything without a record that can be read.
 //!
-//! Linux 5.14 (`quotactl_fd`).
+//! Linux 5.14 (`quotactl_fd`). README.md tells what outlives a power cut, and why.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod acting;
+mod error;
+mod files;
+mod group;
 mod id;
+mod image;
+mod index;
 mod ledger;
-pub mod plan;
-pub mod record;
+mod opened;
+mod overcommit;
+mod plan;
+mod record;
+mod request;
+mod seen;
 mod store;
+mod survey;
 mod turns;
 
+pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
-pub use plan::{Refusal, Request};
-pub use record::{Claim, Mode, Record, RecordError, State};
-pub use store::{ActError, Error, ListError, LookError, OpenError, Settings, StartError, Store};
+pub use opened::{Access, Announced, Opened};
+pub use overcommit::{Overcommit, OvercommitError};
+pub use plan::{Refusal, Step};
+pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
+pub use request::Request;
+pub use seen::Where;
+pub use store::{Settings, Store};
+pub use survey::{Records, Strays, VolumeUsage};
 
 /// The name of the CSI driver and provisioner, everywhere.
 pub const DRIVER_NAME: &str = "local.granary.dev";
 
 /// The label that names a node, in PVs and in CSI topologies.
 pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
+
+/// The names of the store's own directories.
+fn fixed(name: &'static str) -> dir::Name {
+    dir::Name::try_from(name).expect("the store's own names are names")
+}
+
+/// What lies in a directory of the store under the name of a volume. What cut runs left beside (`.ID.new`, `.ID.1`) is
+/// none.
+fn volumes_in(dir: &dir::Dir) -> Result<Vec<VolumeId>, dir::Error> {
+    let volume = |name: dir::Name| name.to_str().and_then(|text| text.parse().ok());
+    Ok(dir.names()?.into_iter().filter_map(volume).collect())
+}

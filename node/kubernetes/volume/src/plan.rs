@@ -4,109 +4,51 @@
 //! record is written before the first and removed after the last. Every [`Step`] may run twice, and a run may end
 //! between any two: the next plan begins where it ended.
 
-use fsquota::ProjectId;
-use units::{Bytes, Inodes};
+use units::Bytes;
 
-use crate::record::{Claim, Mode, Record, State, promised};
-
-/// What a claim asks for, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Who asks.
-    pub claim: Claim,
-    /// The claim's storage class.
-    pub class: String,
-    /// Directory or image.
-    pub mode: Mode,
-    /// Bytes, in whole blocks of the file system.
-    pub size: Bytes,
-    /// Files and directories.
-    pub inodes: Inodes,
-}
-
-impl Request {
-    /// What the volume may take from the disk at most, see [`Record::promised`].
-    pub fn promised(&self) -> Bytes {
-        promised(self.size, self.inodes)
-    }
-
-    /// The record of a volume made for this.
-    pub(crate) fn record(&self, project: ProjectId) -> Record {
-        let Self { claim, class, mode, size, inodes } = self.clone();
-        Record { claim, class, mode, size, inodes, project, state: State::Staged }
-    }
-}
-
-/// A directory that may be there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It is not.
-    Absent,
-    /// It is, with this project.
-    Present(Option<ProjectId>),
-}
-
-impl Place {
-    const fn is_present(self) -> bool {
-        matches!(self, Self::Present(_))
-    }
-}
-
-/// What is on the disk of one volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Its record.
-    pub record: Option<Record>,
-    /// Its directory while it is made.
-    pub staging: Place,
-    /// Its directory while it may be used.
-    pub live: Place,
-    /// Its directory while it is removed.
-    pub trash: Place,
-}
-
-impl Seen {
-    /// An announced volume without data anywhere: [`Step::RemoveData`] was the last step, or it was lost.
-    pub(crate) fn is_emptied(&self) -> bool {
-        let announced = self.record.as_ref().is_some_and(|record| record.state == State::Announced);
-        announced && !self.staging.is_present() && !self.live.is_present() && !self.trash.is_present()
-    }
-}
+use crate::Request;
+use crate::record::{Claim, Mode, Record, State};
+use crate::seen::{Limits, Place, Seen, Where};
 
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Allocate a project and write the record, durably.
+    /// Allocate a project and write the record, durable before anything that comes after it.
     WriteRecord,
     /// Make the directory.
     MakeStaging,
     /// Limits first, then the project on the directory: it is never there without them.
     Limit,
-    /// Put the directory itself and, with it, the quota's record into the log.
-    SyncStaging,
+    /// Make the image in the directory, in its size.
+    MakeImage,
     /// From staging to live: from now on it is a volume.
     Publish,
-    /// Make that rename durable.
+    /// Make that rename durable, and with it everything before.
     SyncLive,
+    /// Allow as much as a volume of this size may take.
+    RaiseLimits(Bytes),
+    /// Make the image this large.
+    GrowImage(Bytes),
+    /// Write into the record that this is the size, durably.
+    RaiseRecord(Bytes),
+    /// Make raised limits durable.
+    SyncLimits,
+    /// Take loop devices off the image.
+    DetachLoops(Where),
     /// Out of the way of everyone: from now on it is none any more.
-    Trash(From),
+    Trash(Where),
     /// Make that rename durable.
     SyncTrash,
-    /// Remove the directory and everything in it, durably.
+    /// From the trash to live: it is a volume again.
+    Restore,
+    /// Remove the directory that was being made, and what is in it.
+    RemoveStaging,
+    /// Remove the directory in the trash, and everything in it.
     RemoveData,
     /// Take the limits off the project that nothing carries any more.
     ClearLimits,
-    /// Remove the record, durably: from now on nothing is known of the volume.
+    /// Remove the record, durably, and with it everything before: from now on nothing is known of the volume.
     RemoveRecord,
-}
-
-/// Where [`Step::Trash`] finds the directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
-    /// It was being made.
-    Staging,
-    /// It was in use.
-    Live,
 }
 
 /// What stands on the disk must be kept as it is.
@@ -131,6 +73,9 @@ pub enum Refusal {
     /// The volume is in use or being made.
     #[error("the volume is not in the trash; delete its PV first")]
     NotRetired,
+    /// The volume has no PV yet.
+    #[error("the volume is not announced yet; try again")]
+    NotAnnounced,
 }
 
 /// Makes the volume. After an empty plan, or one that only syncs, it is there as asked.
@@ -138,32 +83,35 @@ pub enum Refusal {
 /// # Errors
 /// [`Refusal::Foreign`], [`Refusal::Differs`], [`Refusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &Seen) -> Result<Vec<Step>, Refusal> {
-    use Step::{Limit, MakeStaging, Publish, SyncLive, SyncStaging, WriteRecord};
-    const MAKE: [Step; 5] = [MakeStaging, Limit, SyncStaging, Publish, SyncLive];
+    use Step::{Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
 
     let Some(record) = &seen.record else {
-        if seen.staging.is_present() || seen.live.is_present() || seen.trash.is_present() {
+        if seen.is_anywhere() {
             return Err(Refusal::Foreign);
         }
-        return Ok([WriteRecord].into_iter().chain(MAKE).collect());
+        let image = want.mode.is_block().then_some(MakeImage);
+        return Ok([WriteRecord, MakeStaging, Limit].into_iter().chain(image).chain([Publish, SyncLive]).collect());
     };
-    if record.claim.uid != want.claim.uid || record.mode != want.mode || record.size != want.size {
+    if record.claim.uid != want.claim.uid || record.mode.is_block() != want.mode.is_block() || record.size != want.size
+    {
         let Claim { uid, .. } = &record.claim;
         return Err(Refusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
     }
-    let project = Some(record.project);
+    let image = match record.mode {
+        Mode::Block { .. } if seen.staging.image() != Some(record.size) => Some(MakeImage),
+        Mode::Block { .. } | Mode::Filesystem { .. } => None,
+    };
+    let from = |begin: &[Step]| begin.iter().copied().chain(image).chain([Publish, SyncLive]).collect();
     match (record.state, seen.staging, seen.live, seen.trash) {
         (State::Announced, Place::Absent, Place::Absent, _) => Err(Refusal::Lost),
-        (State::Announced, Place::Absent, Place::Present(found), Place::Absent) if found == project => Ok(vec![]),
-        (State::Staged, Place::Absent, Place::Absent, Place::Absent) => Ok(MAKE.to_vec()),
+        (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
+        (State::Staged, Place::Absent, Place::Absent, Place::Absent) => Ok(from(&[MakeStaging, Limit])),
         // The steps after those that an earlier run did.
-        (State::Staged, Place::Present(None), Place::Absent, Place::Absent) => Ok(MAKE[1..].to_vec()),
-        (State::Staged, Place::Present(found), Place::Absent, Place::Absent) if found == project => {
-            Ok(MAKE[2..].to_vec())
-        }
-        (State::Staged, Place::Absent, Place::Present(found), Place::Absent) if found == project => Ok(vec![SyncLive]),
+        (State::Staged, Place::Present { project: None, .. }, Place::Absent, Place::Absent) => Ok(from(&[Limit])),
+        (State::Staged, staging, Place::Absent, Place::Absent) if staging.is_of(record) => Ok(from(&[])),
+        (State::Staged, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![SyncLive]),
         // It was being undone for want of room; the claim asks again.
-        (State::Staged, Place::Absent, Place::Absent, Place::Present(_)) => {
+        (State::Staged, Place::Absent, Place::Absent, Place::Present { .. }) => {
             let undone = Seen { record: None, trash: Place::Absent, ..*seen };
             Ok([discard(seen)?, provision(want, &undone)?].concat())
         }
@@ -171,8 +119,44 @@ pub fn provision(want: &Request, seen: &Seen) -> Result<Vec<Step>, Refusal> {
     }
 }
 
+/// Makes the volume at least this large. An image that is larger than its record, because a run ended in between, is
+/// never cut: the record follows.
+///
+/// # Errors
+/// [`Refusal::NotAnnounced`], [`Refusal::Lost`], [`Refusal::Foreign`]: nothing may be touched.
+pub fn expand(to: Bytes, seen: &Seen) -> Result<Vec<Step>, Refusal> {
+    let record = match &seen.record {
+        Some(record) if record.state == State::Announced => record,
+        Some(_) => return Err(Refusal::NotAnnounced),
+        None if seen.is_anywhere() => return Err(Refusal::Foreign),
+        None => return Err(Refusal::Lost),
+    };
+    if !seen.live.is_present() {
+        return Err(Refusal::Lost);
+    }
+    if !seen.live.is_of(record) {
+        return Err(Refusal::Foreign);
+    }
+    let size = record.size.max(to);
+    let (size, image) = match (record.mode, seen.live.image()) {
+        (Mode::Filesystem { .. }, _) => (size, None),
+        (Mode::Block { .. }, None) => return Err(Refusal::Lost),
+        (Mode::Block { .. }, Some(image)) => (size.max(image), Some(image)),
+    };
+    let grow = image.filter(|image| *image < size).map(|_| Step::GrowImage(size));
+    if size == record.size && grow.is_none() {
+        return Ok(match seen.limits {
+            Limits::Durable => vec![],
+            Limits::Volatile => vec![Step::SyncLimits],
+        });
+    }
+    // The limits before the image, which would not fit; the record after it, so that it never tells more than there is.
+    let steps = [Step::RaiseLimits(size)].into_iter().chain(grow);
+    Ok(steps.chain([Step::RaiseRecord(size), Step::SyncLimits]).collect())
+}
+
 /// Takes the volume, finished or half-made, out of use. The data is still there after it, in the trash, where only
-/// [`discard`] looks.
+/// [`discard`] and [`restore`] look.
 ///
 /// # Errors
 /// [`Refusal::Foreign`]: no record, so it is not ours to delete.
@@ -181,11 +165,30 @@ pub fn retire(seen: &Seen) -> Result<Vec<Step>, Refusal> {
     match (&seen.record, here) {
         (_, (false, false, false)) => Ok(vec![]),
         (None, _) => Err(Refusal::Foreign),
-        (Some(_), (true, false, false)) => Ok(vec![Step::Trash(From::Staging), Step::SyncTrash]),
-        (Some(_), (false, true, false)) => Ok(vec![Step::Trash(From::Live), Step::SyncTrash]),
+        (Some(_), (true, false, false)) => Ok(vec![Step::Trash(Where::Staging), Step::SyncTrash]),
+        (Some(record), (false, true, false)) => {
+            Ok([detach(record, Where::Live), vec![Step::Trash(Where::Live), Step::SyncTrash]].concat())
+        }
         // The rename of an earlier run may not be on the disk yet.
         (Some(_), (false, false, true)) => Ok(vec![Step::SyncTrash]),
         (Some(_), _) => Err(Refusal::Foreign),
+    }
+}
+
+/// Takes a retired volume back into use, as it was.
+///
+/// # Errors
+/// [`Refusal::Lost`], [`Refusal::NotAnnounced`], [`Refusal::Foreign`].
+pub fn restore(seen: &Seen) -> Result<Vec<Step>, Refusal> {
+    let record = seen.record.as_ref().ok_or(if seen.is_anywhere() { Refusal::Foreign } else { Refusal::Lost })?;
+    match (record.state, seen.staging, seen.live, seen.trash) {
+        (State::Staged, ..) => Err(Refusal::NotAnnounced),
+        (State::Announced, Place::Absent, Place::Absent, Place::Absent) => Err(Refusal::Lost),
+        (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
+        (State::Announced, Place::Absent, Place::Absent, trash) if trash.is_of(record) => {
+            Ok(vec![Step::Restore, Step::SyncLive])
+        }
+        (State::Announced, ..) => Err(Refusal::Foreign),
     }
 }
 
@@ -201,55 +204,112 @@ pub fn discard(seen: &Seen) -> Result<Vec<Step>, Refusal> {
     }
     match (&seen.record, seen.trash) {
         (None, Place::Absent) => Ok(vec![]),
-        (None, Place::Present(_)) => Err(Refusal::Foreign),
+        (None, Place::Present { .. }) => Err(Refusal::Foreign),
         (Some(_), Place::Absent) => Ok(vec![ClearLimits, RemoveRecord]),
-        (Some(_), Place::Present(_)) => Ok(vec![RemoveData, ClearLimits, RemoveRecord]),
+        (Some(record), Place::Present { .. }) => {
+            Ok([detach(record, Where::Trash), vec![RemoveData, ClearLimits, RemoveRecord]].concat())
+        }
     }
+}
+
+/// Removes a volume that no PV was made for, wherever it got to. What has its name and another project stays.
+///
+/// # Errors
+/// [`Refusal::Foreign`]: what lies in staging or in the trash is not ours to delete.
+pub fn undo(seen: &Seen) -> Result<Vec<Step>, Refusal> {
+    use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
+
+    let Some(record) = &seen.record else {
+        return if seen.is_anywhere() { Err(Refusal::Foreign) } else { Ok(vec![]) };
+    };
+    let mut steps = Vec::new();
+    for (place, remove) in [(seen.staging, RemoveStaging), (seen.trash, RemoveData)] {
+        match place {
+            Place::Absent => {}
+            place if place.begins(record) => steps.push(remove),
+            Place::Present { .. } => return Err(Refusal::Foreign),
+        }
+    }
+    if seen.live.is_of(record) {
+        steps.extend([Trash(Where::Live), RemoveData]);
+    }
+    steps.extend([ClearLimits, RemoveRecord]);
+    Ok(steps)
+}
+
+fn detach(record: &Record, from: Where) -> Vec<Step> {
+    if record.mode.is_block() { vec![Step::DetachLoops(from)] } else { vec![] }
 }
 
 #[cfg(test)]
 mod tests {
+    use fsquota::ProjectId;
     use proptest::prelude::*;
+    use units::Inodes;
 
     use super::*;
+    use crate::record::Allocation;
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
+    const NOTHING: Seen = Seen::NOTHING;
+    const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
+    const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
+    const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
 
-    fn want() -> Request {
-        Request {
-            claim: Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() },
-            class: "local".into(),
-            mode: Mode::Filesystem,
-            size: Bytes::GIB,
-            inodes: Inodes::new(524_288),
+    fn want(mode: Mode) -> Request {
+        let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
+        Request { claim, class: "local".into(), mode, size: Bytes::GIB }
+    }
+
+    fn modes() -> impl Strategy<Value = Mode> {
+        prop_oneof![Just(FILES), Just(DISK)]
+    }
+
+    impl Place {
+        fn take(&mut self) -> Self {
+            std::mem::replace(self, Self::Absent)
+        }
+
+        fn set_image(&mut self, size: Bytes) {
+            let Self::Present { image, .. } = self else { panic!("no directory") };
+            *image = Some(size);
         }
     }
 
-    const NOTHING: Seen = Seen { record: None, staging: Place::Absent, live: Place::Absent, trash: Place::Absent };
-
     impl Seen {
         fn after(mut self, step: &Step) -> Self {
+            self.do_step(*step);
+            self
+        }
+
+        fn do_step(&mut self, step: Step) {
+            let size = self.record.as_ref().map(|record| record.size);
             match step {
-                Step::WriteRecord => self.record = Some(want().record(PROJECT)),
-                Step::MakeStaging => self.staging = Place::Present(None),
-                Step::Limit => self.staging = Place::Present(Some(PROJECT)),
-                Step::Publish => {
-                    self.live = self.staging;
-                    self.staging = Place::Absent;
+                Step::WriteRecord => panic!("needs the mode"),
+                Step::MakeStaging => {
+                    assert_eq!(self.staging, Place::Absent);
+                    self.staging = Place::Present { project: None, image: None };
                 }
-                Step::Trash(From::Staging) => {
-                    self.trash = self.staging;
-                    self.staging = Place::Absent;
+                Step::Limit => self.staging = Place::Present { project: Some(PROJECT), image: None },
+                Step::MakeImage => self.staging.set_image(size.expect("a record")),
+                Step::Publish => self.live = self.staging.take(),
+                Step::RaiseLimits(_) => self.limits = Limits::Volatile,
+                Step::GrowImage(to) => {
+                    assert!(self.live.image().is_some_and(|image| image < to), "never cut");
+                    self.live.set_image(to);
                 }
-                Step::Trash(From::Live) => {
-                    self.trash = self.live;
-                    self.live = Place::Absent;
+                Step::RaiseRecord(to) => self.record = self.record.take().map(|record| record.grown(to)),
+                Step::SyncLimits => self.limits = Limits::Durable,
+                Step::Trash(from) => {
+                    assert_eq!(self.trash, Place::Absent);
+                    self.trash = if from == Where::Staging { self.staging.take() } else { self.live.take() };
                 }
+                Step::Restore => self.live = self.trash.take(),
+                Step::RemoveStaging => self.staging = Place::Absent,
                 Step::RemoveData => self.trash = Place::Absent,
                 Step::RemoveRecord => self.record = None,
-                Step::ClearLimits | Step::SyncStaging | Step::SyncLive | Step::SyncTrash => {}
+                Step::ClearLimits | Step::DetachLoops(_) | Step::SyncLive | Step::SyncTrash => {}
             }
-            self
         }
 
         fn announced(mut self) -> Self {
@@ -258,138 +318,221 @@ mod tests {
         }
     }
 
+    /// The first `cut` steps of provisioning.
+    fn made(mode: Mode, seen: Seen, cut: usize) -> Seen {
+        let steps = provision(&want(mode), &seen).expect("it can be made");
+        steps.iter().take(cut).fold(seen, |mut seen, step| {
+            match step {
+                Step::WriteRecord => seen.record = Some(want(mode).record(PROJECT)),
+                step => seen.do_step(*step),
+            }
+            seen
+        })
+    }
+
+    fn done(mode: Mode) -> Seen {
+        made(mode, NOTHING, usize::MAX)
+    }
+
+    fn cut(seen: Seen, steps: &[Step], cut: usize) -> Seen {
+        steps.iter().take(cut).fold(seen, Seen::after)
+    }
+
     fn changes(steps: &[Step]) -> bool {
-        !steps.iter().all(|step| matches!(step, Step::SyncStaging | Step::SyncLive | Step::SyncTrash))
+        steps.iter().any(|step| !matches!(step, Step::SyncLive | Step::SyncTrash | Step::SyncLimits))
     }
 
-    fn done() -> Seen {
-        provision(&want(), &NOTHING).unwrap().iter().fold(NOTHING, Seen::after)
-    }
-
-    /// Retire, then discard, stopping before step number `cut`; the rest of the cut.
-    fn delete(seen: Seen, cut: usize) -> Result<(Seen, usize), Refusal> {
-        let mut left = cut;
-        let mut after = |seen: Seen, steps: Vec<Step>| {
-            let run = steps.len().min(left);
-            left -= run;
-            let ended = run < steps.len();
-            (steps[..run].iter().fold(seen, Seen::after), ended)
-        };
-        let steps = retire(&seen)?;
-        let (seen, ended) = after(seen, steps);
-        if ended {
-            return Ok((seen, 0));
+    /// Retire, then discard, stopping before step number `left`.
+    fn delete(mut seen: Seen, mut left: usize) -> Result<Seen, Refusal> {
+        for plan in [retire, discard] {
+            let steps = plan(&seen)?;
+            seen = cut(seen, &steps, left);
+            if steps.len() > left {
+                break;
+            }
+            left -= steps.len();
         }
-        let steps = discard(&seen)?;
-        let (seen, _) = after(seen, steps);
-        Ok((seen, left))
+        Ok(seen)
     }
 
     proptest! {
         #[test]
-        fn wherever_provisioning_is_cut_the_next_call_finishes_and_one_more_changes_nothing(cuts in prop::collection::vec(0usize..7, 0..4)) {
-            let mut seen = NOTHING;
-            for cut in cuts {
-                seen = provision(&want(), &seen)?.iter().take(cut).fold(seen, Seen::after);
+        fn wherever_provisioning_is_cut_the_next_call_finishes_and_one_more_changes_nothing(
+            mode in modes(), cuts in prop::collection::vec(0usize..8, 0..4),
+        ) {
+            let seen = cuts.into_iter().fold(NOTHING, |seen, cut| made(mode, seen, cut));
+            let seen = made(mode, seen, usize::MAX);
+            prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+            prop_assert_eq!(seen.live.image(), mode.is_block().then_some(Bytes::GIB));
+            prop_assert!(!changes(&provision(&want(mode), &seen)?));
+            prop_assert_eq!(provision(&want(mode), &seen.announced())?, vec![]);
+        }
+
+        #[test]
+        fn wherever_expansion_is_cut_the_next_call_finishes_and_one_more_does_nothing(
+            mode in modes(), cuts in prop::collection::vec((0usize..6, 0usize..3), 0..6), last in 0usize..3,
+        ) {
+            let mut seen = done(mode).announced();
+            for (after, to) in cuts {
+                let before = seen.clone();
+                let steps = expand(SIZES[to], &seen)?;
+                seen = cut(seen, &steps, after);
+                prop_assert!(seen.live.image() >= before.live.image());
+                prop_assert!(seen.record.as_ref().unwrap().size >= before.record.unwrap().size);
             }
-            let done = provision(&want(), &seen)?.iter().fold(seen, Seen::after);
-            prop_assert_eq!(done.live, Place::Present(Some(PROJECT)));
-            prop_assert!(!changes(&provision(&want(), &done)?));
-            prop_assert_eq!(provision(&want(), &done.announced())?, vec![]);
+            let image = seen.live.image();
+            let steps = expand(SIZES[last], &seen)?;
+            let seen = cut(seen, &steps, usize::MAX);
+            let record = seen.record.as_ref().unwrap();
+            prop_assert!(record.size >= SIZES[last] && Some(record.size) >= image);
+            prop_assert_eq!(seen.live.image(), mode.is_block().then_some(record.size));
+            prop_assert_eq!(expand(SIZES[last], &seen)?, vec![]);
         }
 
         #[test]
         fn wherever_deletion_is_cut_the_next_call_finishes_and_one_more_does_nothing(
-            made in 0usize..7, announced: bool, cuts in prop::collection::vec(0usize..8, 0..4),
+            mode in modes(), steps in 0usize..8, announced: bool, cuts in prop::collection::vec(0usize..9, 0..4),
         ) {
-            let mut seen = provision(&want(), &NOTHING)?.iter().take(made).fold(NOTHING, Seen::after);
+            let mut seen = made(mode, NOTHING, steps);
             if announced {
                 seen = seen.announced();
             }
             for cut in cuts {
-                seen = delete(seen, cut)?.0;
+                seen = delete(seen, cut)?;
             }
-            let (seen, _) = delete(seen, usize::MAX)?;
+            let seen = delete(seen, usize::MAX)?;
             prop_assert_eq!(&seen, &NOTHING);
             prop_assert_eq!(retire(&seen)?, vec![]);
             prop_assert_eq!(discard(&seen)?, vec![]);
         }
 
         #[test]
-        fn a_volume_that_is_half_undone_is_made_again(made in 0usize..7, cut in 0usize..8) {
-            let seen = provision(&want(), &NOTHING)?.iter().take(made).fold(NOTHING, Seen::after);
-            let (seen, _) = delete(seen, cut)?;
-            let done = provision(&want(), &seen)?.iter().fold(seen, Seen::after);
-            prop_assert_eq!(done, super::tests::done());
+        fn wherever_undoing_is_cut_the_next_call_finishes_and_one_more_does_nothing(
+            mode in modes(), steps in 0usize..8, cuts in prop::collection::vec(0usize..6, 0..4), half_deleted in 0usize..9,
+        ) {
+            let mut seen = delete(made(mode, NOTHING, steps), half_deleted)?;
+            for after in cuts {
+                let steps = undo(&seen)?;
+                seen = cut(seen, &steps, after);
+            }
+            let steps = undo(&seen)?;
+            let seen = cut(seen, &steps, usize::MAX);
+            prop_assert_eq!(&seen, &NOTHING);
+            prop_assert_eq!(undo(&seen)?, vec![]);
         }
 
         #[test]
-        fn a_directory_is_live_only_with_its_limits_and_while_there_is_a_record(cut in 0usize..7) {
-            let seen = provision(&want(), &NOTHING)?.iter().take(cut).fold(NOTHING, Seen::after);
-            prop_assert!(!seen.live.is_present() || seen.live == Place::Present(Some(PROJECT)));
+        fn a_volume_that_is_half_undone_is_made_again(mode in modes(), steps in 0usize..8, cut in 0usize..9) {
+            let seen = delete(made(mode, NOTHING, steps), cut)?;
+            prop_assert_eq!(made(mode, seen, usize::MAX), done(mode));
+        }
+
+        #[test]
+        fn what_was_retired_can_be_restored_wherever_either_is_cut(
+            mode in modes(), retired in 0usize..4, restored in 0usize..3,
+        ) {
+            let whole = done(mode).announced();
+            let steps = retire(&whole)?;
+            let seen = cut(whole.clone(), &steps, retired);
+            let steps = restore(&seen)?;
+            let seen = cut(seen, &steps, restored);
+            let steps = restore(&seen)?;
+            let seen = cut(seen, &steps, usize::MAX);
+            prop_assert_eq!(&seen, &whole);
+            prop_assert_eq!(restore(&seen)?, vec![]);
+        }
+
+        #[test]
+        fn a_directory_is_live_only_when_it_is_whole_and_while_there_is_a_record(mode in modes(), cut in 0usize..8) {
+            let seen = made(mode, NOTHING, cut);
+            prop_assert!(!seen.live.is_present() || seen.live == done(mode).live);
             prop_assert!(seen.record.is_some() || seen == NOTHING);
         }
     }
 
     #[test]
-    fn limits_go_before_the_rename_and_the_record_before_all() {
-        use Step::{Limit, MakeStaging, Publish, SyncLive, SyncStaging, WriteRecord};
-        let steps = provision(&want(), &NOTHING).unwrap();
-        assert_eq!(steps, [WriteRecord, MakeStaging, Limit, SyncStaging, Publish, SyncLive]);
+    fn limits_go_before_data_and_the_record_before_all() {
+        use Step::{Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
+        let steps = provision(&want(FILES), &NOTHING).unwrap();
+        assert_eq!(steps, [WriteRecord, MakeStaging, Limit, Publish, SyncLive]);
+        let steps = provision(&want(DISK), &NOTHING).unwrap();
+        assert_eq!(steps, [WriteRecord, MakeStaging, Limit, MakeImage, Publish, SyncLive]);
     }
 
     #[test]
     fn data_goes_before_its_limits_and_the_record_last() {
-        use Step::{ClearLimits, RemoveData, RemoveRecord};
-        let seen = retire(&done()).unwrap().iter().fold(done(), Seen::after);
-        assert_eq!(discard(&seen).unwrap(), [RemoveData, ClearLimits, RemoveRecord]);
+        use Step::{ClearLimits, DetachLoops, RemoveData, RemoveRecord, SyncTrash, Trash};
+        let steps = retire(&done(DISK)).unwrap();
+        assert_eq!(steps, [DetachLoops(Where::Live), Trash(Where::Live), SyncTrash]);
+        let seen = cut(done(DISK), &steps, usize::MAX);
+        assert_eq!(discard(&seen).unwrap(), [DetachLoops(Where::Trash), RemoveData, ClearLimits, RemoveRecord]);
+    }
+
+    #[test]
+    fn the_record_tells_the_larger_size_when_it_is_there() {
+        use Step::{GrowImage, RaiseLimits, RaiseRecord, SyncLimits};
+        let to = Bytes::TIB;
+        let steps = expand(to, &done(DISK).announced()).unwrap();
+        assert_eq!(steps, [RaiseLimits(to), GrowImage(to), RaiseRecord(to), SyncLimits]);
+        let steps = expand(to, &done(FILES).announced()).unwrap();
+        assert_eq!(steps, [RaiseLimits(to), RaiseRecord(to), SyncLimits]);
     }
 
     #[test]
     fn what_has_no_record_is_neither_adopted_nor_deleted() {
+        let (bare, limited) = (Place::Present { project: None, image: None }, done(DISK).live);
         for seen in [
-            Seen { live: Place::Present(None), ..NOTHING },
-            Seen { live: Place::Present(Some(PROJECT)), ..NOTHING },
-            Seen { staging: Place::Present(None), ..NOTHING },
+            Seen { live: bare, ..NOTHING },
+            Seen { live: limited, ..NOTHING },
+            Seen { staging: bare, ..NOTHING },
+            Seen { trash: bare, ..NOTHING },
         ] {
-            assert_eq!(provision(&want(), &seen), Err(Refusal::Foreign));
+            assert_eq!(provision(&want(FILES), &seen), Err(Refusal::Foreign));
+            assert_eq!(expand(Bytes::TIB, &seen), Err(Refusal::Foreign));
             assert_eq!(retire(&seen), Err(Refusal::Foreign));
-            assert_eq!(discard(&seen), Err(Refusal::NotRetired));
+            assert_eq!(restore(&seen), Err(Refusal::Foreign));
+            assert_eq!(undo(&seen), Err(Refusal::Foreign));
+            assert!(matches!(discard(&seen), Err(Refusal::NotRetired | Refusal::Foreign)));
         }
-        let seen = Seen { trash: Place::Present(None), ..NOTHING };
-        assert_eq!(retire(&seen), Err(Refusal::Foreign));
-        assert_eq!(discard(&seen), Err(Refusal::Foreign));
     }
 
     #[test]
-    fn a_directory_with_another_project_is_not_adopted() {
-        let other = Place::Present(ProjectId::new(9));
-        assert_eq!(provision(&want(), &Seen { live: other, ..done() }), Err(Refusal::Foreign));
-        assert_eq!(provision(&want(), &Seen { live: Place::Present(None), ..done() }), Err(Refusal::Foreign));
-        let staging = Seen { live: Place::Absent, staging: other, ..done() };
-        assert_eq!(provision(&want(), &staging), Err(Refusal::Foreign));
+    fn a_directory_with_another_project_is_neither_adopted_nor_undone() {
+        let other = Place::Present { project: ProjectId::new(9), image: None };
+        let bare = Place::Present { project: None, image: None };
+        assert_eq!(provision(&want(FILES), &Seen { live: other, ..done(FILES) }), Err(Refusal::Foreign));
+        assert_eq!(provision(&want(FILES), &Seen { live: bare, ..done(FILES) }), Err(Refusal::Foreign));
+        let staging = Seen { live: Place::Absent, staging: other, ..done(FILES) };
+        assert_eq!(provision(&want(FILES), &staging), Err(Refusal::Foreign));
+        assert_eq!(undo(&staging), Err(Refusal::Foreign));
+        let undone = undo(&Seen { live: other, ..done(FILES) }).unwrap();
+        assert_eq!(undone, [Step::ClearLimits, Step::RemoveRecord]); // only what is ours
     }
 
     #[test]
-    fn a_volume_of_another_claim_or_size_is_not_adopted() {
-        let mut other = want();
+    fn a_volume_of_another_claim_size_or_kind_is_not_adopted() {
+        let mut other = want(FILES);
         other.claim.uid = "another".into();
-        assert!(matches!(provision(&other, &done()), Err(Refusal::Differs { uid, .. }) if uid == "uid"));
-        let larger = Request { size: Bytes::TIB, ..want() };
-        assert!(matches!(provision(&larger, &done()), Err(Refusal::Differs { size: Bytes::GIB, .. })));
+        assert!(matches!(provision(&other, &done(FILES)), Err(Refusal::Differs { uid, .. }) if uid == "uid"));
+        let larger = Request { size: Bytes::TIB, ..want(FILES) };
+        assert!(matches!(provision(&larger, &done(FILES)), Err(Refusal::Differs { size: Bytes::GIB, .. })));
+        assert!(matches!(provision(&want(DISK), &done(FILES)), Err(Refusal::Differs { .. })));
     }
 
     #[test]
     fn a_lost_volume_is_not_replaced_by_an_empty_one_and_can_be_deleted() {
-        let lost = Seen { live: Place::Absent, ..done().announced() };
-        assert_eq!(provision(&want(), &lost), Err(Refusal::Lost));
+        let lost = Seen { live: Place::Absent, ..done(FILES).announced() };
+        assert_eq!(provision(&want(FILES), &lost), Err(Refusal::Lost));
+        assert_eq!(expand(Bytes::TIB, &lost), Err(Refusal::Lost));
+        assert_eq!(restore(&lost), Err(Refusal::Lost));
         assert_eq!(retire(&lost), Ok(vec![]));
         assert_eq!(discard(&lost), Ok(vec![Step::ClearLimits, Step::RemoveRecord]));
     }
 
     #[test]
-    fn data_in_use_is_not_discarded() {
-        assert_eq!(discard(&done()), Err(Refusal::NotRetired));
-        assert_eq!(discard(&done().announced()), Err(Refusal::NotRetired));
+    fn data_in_use_is_not_discarded_and_what_has_no_pv_does_not_grow() {
+        assert_eq!(discard(&done(FILES)), Err(Refusal::NotRetired));
+        assert_eq!(discard(&done(DISK).announced()), Err(Refusal::NotRetired));
+        assert_eq!(expand(Bytes::TIB, &done(DISK)), Err(Refusal::NotAnnounced));
     }
 }

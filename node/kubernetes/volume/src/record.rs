@@ -1,10 +1,13 @@
 //! What stands beside each volume and makes the disk self-describing.
 
 use std::fmt;
+use std::sync::Arc;
 
-use fsquota::ProjectId;
+use fsquota::{Limits, ProjectId};
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Inodes};
+
+use crate::image;
 
 /// The claim that a volume was made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,23 +27,92 @@ impl fmt::Display for Claim {
 }
 
 /// How pods see the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Mode {
     /// A directory with a quota.
-    Filesystem,
+    Filesystem {
+        /// How many files and directories it may hold.
+        inodes: Inodes,
+    },
+    /// A disk: an image in a directory with a quota.
+    Block {
+        /// When the image gets its blocks.
+        allocation: Allocation,
+    },
+}
+
+/// When the blocks of an image are taken from the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Allocation {
+    /// All of them when the volume is made or grows.
+    #[default]
+    Thick,
+    /// Each when it is written first.
+    Thin,
+}
+
+impl Mode {
+    /// Whether pods see a disk.
+    pub const fn is_block(self) -> bool {
+        matches!(self, Self::Block { .. })
+    }
+
+    /// What the quota of a volume of this size allows.
+    pub(crate) fn limits(self, size: Bytes) -> Limits {
+        match self {
+            Self::Filesystem { inodes } => Limits { bytes: Some(size), inodes: Some(inodes) },
+            Self::Block { .. } => Limits { bytes: Some(image::taken(size)), inodes: Some(image::INODES) },
+        }
+    }
+
+    /// What a volume of this size can take from the disk at most: the blocks that its quota allows, and the inodes,
+    /// which XFS does not charge to the quota of blocks.
+    pub fn promised(self, size: Bytes) -> Bytes {
+        let Limits { bytes, inodes } = self.limits(size);
+        bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
+    }
+
+    /// The mode after the volume grew: it may hold more files in the same proportion.
+    pub(crate) fn grown(self, from: Bytes, to: Bytes) -> Self {
+        match self {
+            Self::Filesystem { inodes } => {
+                let share = u128::from(inodes.get()) * u128::from(to.get());
+                let share = share.div_ceil(u128::from(from.get().max(1)));
+                let share = u64::try_from(share).unwrap_or(u64::MAX).min(Limits::MAX_INODES.get());
+                Self::Filesystem { inodes: inodes.max(Inodes::new(share)) }
+            }
+            Self::Block { .. } => self,
+        }
+    }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Filesystem => "filesystem",
+            Self::Filesystem { .. } => "filesystem",
+            Self::Block { .. } => "block",
         })
     }
 }
 
+impl fmt::Display for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Thick => "thick",
+            Self::Thin => "thin",
+        })
+    }
+}
+
+/// What inodes take from the disk: 512 bytes each, which XFS does not charge to the quota of blocks.
+pub(crate) const fn inodes(count: Inodes) -> Bytes {
+    Bytes::new(count.get().saturating_mul(512))
+}
+
 /// How far the volume got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// The API server may not know of it: it is undone if the claim is gone.
@@ -60,8 +132,6 @@ pub struct Record {
     pub mode: Mode,
     /// What the PV promises.
     pub size: Bytes,
-    /// How many files it may hold.
-    pub inodes: Inodes,
     /// The project whose quota limits it.
     pub project: ProjectId,
     /// How far it got.
@@ -69,17 +139,30 @@ pub struct Record {
 }
 
 /// Why a file holds no [`Record`].
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum RecordError {
     /// A newer release wrote it.
-    #[error("the record has version {0}, this release reads version {VERSION}; start the newer release again")]
+    #[error("the record has version {0}, this release reads up to version {VERSION}; start the newer release again")]
     Version(u32),
     /// It is damaged, or not ours.
+    #[error("the record cannot be understood")]
+    Syntax(#[source] Arc<serde_json::Error>),
+    /// The disk does not give it.
     #[error("the record cannot be read")]
-    Syntax(#[source] serde_json::Error),
+    Read(#[source] dir::Error),
+    /// What it says cannot be kept.
+    #[error("the limits that the record promises cannot be set")]
+    Limits(#[source] Arc<fsquota::SetError>),
 }
 
-const VERSION: u32 = 1;
+impl RecordError {
+    /// Whether it was cut short while it was written: it is no JSON at all.
+    pub(crate) fn is_torn(&self) -> bool {
+        matches!(self, Self::Syntax(error) if error.is_eof() || error.is_syntax())
+    }
+}
+
+const VERSION: u32 = 2;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -87,7 +170,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Version 1 of the file.
+/// Version 2 of the file. The directory that it is in tells the state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -96,46 +179,80 @@ struct Stored {
     class: String,
     mode: Mode,
     size_bytes: Bytes,
+    project: ProjectId,
+}
+
+/// Version 1: filesystem volumes only, all in `records`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Version1 {
+    #[serde(rename = "version")]
+    _version: u32,
+    claim: Claim,
+    class: String,
+    #[serde(rename = "mode")]
+    _mode: Filesystem,
+    size_bytes: Bytes,
     inodes: Inodes,
     project: ProjectId,
     state: State,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Filesystem {
+    Filesystem,
+}
+
 impl Record {
-    /// Parses the content of a record's file.
+    /// Parses the content of a record's file. The directory that it was found in says `state`; a file of version 1
+    /// says it itself.
     ///
     /// # Errors
     /// [`RecordError`].
-    pub fn parse(content: &[u8]) -> Result<Self, RecordError> {
-        let Versioned { version } = serde_json::from_slice(content).map_err(RecordError::Syntax)?;
-        if version != VERSION {
-            return Err(RecordError::Version(version));
+    pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
+        let Versioned { version } = parse(content)?;
+        match version {
+            VERSION => {
+                let Stored { version: _, claim, class, mode, size_bytes, project } = parse(content)?;
+                Ok(Self { claim, class, mode, size: size_bytes, project, state })
+            }
+            1 => {
+                let Version1 { claim, class, size_bytes, inodes, project, state, .. } = parse(content)?;
+                Ok(Self { claim, class, mode: Mode::Filesystem { inodes }, size: size_bytes, project, state })
+            }
+            other => Err(RecordError::Version(other)),
         }
-        let Stored { version: _, claim, class, mode, size_bytes, inodes, project, state } =
-            serde_json::from_slice(content).map_err(RecordError::Syntax)?;
-        Ok(Self { claim, class, mode, size: size_bytes, inodes, project, state })
     }
 
     /// The content of the record's file.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { claim, class, mode, size, inodes, project, state } = self.clone();
-        let stored = Stored { version: VERSION, claim, class, mode, size_bytes: size, inodes, project, state };
+        let Self { claim, class, mode, size, project, state: _ } = self.clone();
+        let stored = Stored { version: VERSION, claim, class, mode, size_bytes: size, project };
         // Strings, numbers and unit variants: nothing in it can fail to be JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
         content.push(b'\n');
         content
     }
 
-    /// What the volume may take from the disk at most: its blocks, and 512 bytes for each inode, which XFS does not
-    /// charge to the quota of blocks.
+    /// What the volume can take from the disk at most, see [`Mode::promised`].
     pub fn promised(&self) -> Bytes {
-        promised(self.size, self.inodes)
+        self.mode.promised(self.size)
+    }
+
+    /// What its quota allows.
+    pub(crate) fn limits(&self) -> Limits {
+        self.mode.limits(self.size)
+    }
+
+    /// The record of the volume after it grew.
+    pub(crate) fn grown(&self, to: Bytes) -> Self {
+        Self { mode: self.mode.grown(self.size, to), size: to, ..self.clone() }
     }
 }
 
-/// See [`Record::promised`].
-pub(crate) fn promised(size: Bytes, inodes: Inodes) -> Bytes {
-    size.saturating_add(Bytes::new(inodes.get().saturating_mul(512)))
+fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordError> {
+    serde_json::from_slice(content).map_err(|error| RecordError::Syntax(Arc::new(error)))
 }
 
 #[cfg(test)]
@@ -144,17 +261,24 @@ mod tests {
 
     use super::*;
 
+    fn mode() -> impl Strategy<Value = Mode> {
+        prop_oneof![
+            any::<u64>().prop_map(|inodes| Mode::Filesystem { inodes: Inodes::new(inodes) }),
+            prop_oneof![Just(Allocation::Thick), Just(Allocation::Thin)]
+                .prop_map(|allocation| Mode::Block { allocation }),
+        ]
+    }
+
     fn record() -> impl Strategy<Value = Record> {
         let claim =
             ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
         let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
-        (claim, ".{0,9}", any::<u64>(), any::<u64>(), 1..u32::MAX, state).prop_map(
-            |(claim, class, size, inodes, project, state)| Record {
+        (claim, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, state).prop_map(
+            |(claim, class, mode, size, project, state)| Record {
                 claim,
                 class,
-                mode: Mode::Filesystem,
+                mode,
                 size: Bytes::new(size),
-                inodes: Inodes::new(inodes),
                 project: ProjectId::new(project).expect("in range"),
                 state,
             },
@@ -164,42 +288,67 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_written_is_read(record in record()) {
-            prop_assert_eq!(Record::parse(&record.to_bytes()).unwrap(), record);
+            prop_assert_eq!(Record::parse(&record.to_bytes(), record.state).unwrap(), record);
         }
 
         #[test]
         fn damaged_records_are_errors_and_no_panic(record in record(), cut in 0usize..400, flip in 0usize..400) {
             let whole = record.to_bytes();
             let cut = cut.min(whole.len().saturating_sub(2)); // less than the closing brace
-            prop_assert!(Record::parse(&whole[..cut]).is_err());
+            prop_assert!(Record::parse(&whole[..cut], State::Staged).is_err());
             let mut damaged = whole.clone();
             let at = flip % whole.len();
             damaged[at] ^= 0x80;
-            let _ = Record::parse(&damaged);
+            let _ = Record::parse(&damaged, State::Staged);
+        }
+
+        #[test]
+        fn what_grows_never_gets_less(mode in mode(), from: u64, to: u64) {
+            let (from, to) = (Bytes::new(from.min(to)), Bytes::new(from.max(to)));
+            let grown = mode.grown(from, to);
+            prop_assert!(grown.promised(to) >= mode.promised(from));
+            prop_assert_eq!(mode.grown(from, from), mode);
         }
     }
 
     #[test]
     fn the_file_of_version_1_stays_readable() {
         let content = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
-            "mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"announced"}"#;
-        let record = Record::parse(content).unwrap();
-        assert_eq!(record.state, State::Announced);
+            "mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"staged"}"#;
+        let record = Record::parse(content, State::Announced).unwrap();
+        assert_eq!(record.state, State::Staged);
         assert_eq!(record.project.get(), 7);
+        assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new(64) });
         assert_eq!(record.promised(), Bytes::new(4096 + 64 * 512));
     }
 
     #[test]
+    fn the_file_of_version_2_stays_readable() {
+        let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+            "mode":{"block":{"allocation":"thin"}},"size_bytes":4096,"project":7}"#;
+        let record = Record::parse(content, State::Announced).unwrap();
+        assert_eq!((record.state, record.mode), (State::Announced, Mode::Block { allocation: Allocation::Thin }));
+    }
+
+    #[test]
     fn another_version_is_named_whatever_else_it_holds() {
-        let error = Record::parse(br#"{"version":2,"new":true}"#).unwrap_err();
-        assert!(matches!(error, RecordError::Version(2)));
-        assert!(matches!(Record::parse(b"").unwrap_err(), RecordError::Syntax(_)));
+        let error = Record::parse(br#"{"version":3,"new":true}"#, State::Staged).unwrap_err();
+        assert!(matches!(error, RecordError::Version(3)));
+        assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
     }
 
     #[test]
     fn project_zero_is_no_project() {
-        let content = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
-            "mode":"filesystem","size_bytes":4096,"inodes":64,"project":0,"state":"staged"}"#;
-        assert!(matches!(Record::parse(content).unwrap_err(), RecordError::Syntax(_)));
+        let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+            "mode":{"filesystem":{"inodes":64}},"size_bytes":4096,"project":0}"#;
+        assert!(matches!(Record::parse(content, State::Staged).unwrap_err(), RecordError::Syntax(_)));
+    }
+
+    #[test]
+    fn files_grow_with_the_size() {
+        let mode = Mode::Filesystem { inodes: Inodes::new(100) };
+        let grown = |to| mode.grown(Bytes::GIB, to);
+        assert_eq!(grown(Bytes::new(3 << 29)), Mode::Filesystem { inodes: Inodes::new(150) });
+        assert_eq!(grown(Bytes::new((1 << 30) + 1)), Mode::Filesystem { inodes: Inodes::new(101) });
     }
 }

@@ -1,291 +1,219 @@
 //! The volumes directory: looks, lets [`plan`] decide, acts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dir::{Dir, Ensured, Name};
-use fsquota::{Allocator, Limits, ProjectId};
+use dir::{Dir, Ensured, Mode};
+use fsquota::{Allocator, FsError, ProjectId, Quotas};
 use nix::errno::Errno;
-use nix::sys::stat::Mode;
 use nix::sys::statvfs::fstatvfs;
-use tracing::{error, info};
+use tracing::{info, warn};
 use units::Bytes;
 
-use crate::ledger::{Disk, Ledger, Space};
-use crate::plan::{self, From as TrashFrom, Place, Refusal, Request, Seen, Step};
+use crate::acting::Acting;
+use crate::error::{ActError, Error, LookError, OpenError, StartError};
+use crate::files::{Files, Home};
+use crate::group::{Group, Shared};
+use crate::index::{Announcement, Entry, Index, Known};
+use crate::ledger::{Disk, Space};
+use crate::plan::{self, Refusal, Step};
 use crate::record::{Record, RecordError, State};
+use crate::seen::{Limits, Place, Seen};
 use crate::turns::Turns;
-use crate::{VolumeId, VolumeIdError};
+use crate::{Announced, Opened, Overcommit, Request, VolumeId, fixed, image};
 
 /// Directories of the store itself.
 const PRIVATE: Mode = Mode::S_IRWXU;
-/// Records.
-const PRIVATE_FILE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
-/// The root of a volume: any user of a pod may write, with or without `fsGroup`. Nobody else on the node gets this far,
-/// since the directories above are private.
-const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
 
 /// How much of the disk volumes may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Kept for what else lives on the data disk.
     pub reserve: Bytes,
+    /// How many times its size the disk may promise.
+    pub overcommit: Overcommit,
+    /// Projects of the same file system that are no volumes, and no [strays](Store::strays).
+    pub other_projects: BTreeSet<ProjectId>,
 }
 
 /// The volumes of one data disk. There is one in a process, and one process for a disk.
 ///
 /// All methods wait for the disk: call them where blocking is allowed. Operations on one volume wait for each other,
-/// those on several go on in parallel.
+/// those on several go on in parallel, and share what they have to wait for.
 #[derive(Debug)]
 pub struct Store {
-    records: Dir,
-    staging: Dir,
-    live: Dir,
-    trash: Dir,
-    projects: Allocator,
-    ledger: Mutex<Ledger>,
-    reserve: Bytes,
+    pub(crate) files: Files,
+    pub(crate) staging: Dir,
+    pub(crate) live: Shared,
+    pub(crate) trash: Shared,
+    /// All that is on the file system, quota records included.
+    pub(crate) everything: Group<FsError>,
+    pub(crate) projects: Allocator,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) settings: Settings,
+    /// The size of the file system when it was asked for last. It only grows.
+    size: AtomicU64,
+    index: Mutex<Index>,
     turns: Turns,
-}
-
-/// Why [`Store::open_volume`] opens nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// No such volume is live.
-    #[error("there is no volume {id} on this node")]
-    Unknown {
-        /// The volume.
-        id: VolumeId,
-    },
-    /// The disk failed.
-    #[error("cannot open volume {id}")]
-    Dir {
-        /// The volume.
-        id: VolumeId,
-        /// What failed.
-        #[source]
-        source: dir::Error,
-    },
-}
-
-/// Why the disk could not be looked at.
-#[derive(Debug, thiserror::Error)]
-pub enum LookError {
-    /// A directory or record could not be opened or read.
-    #[error(transparent)]
-    Dir(#[from] dir::Error),
-    /// A record could not be understood.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// A project could not be read.
-    #[error("cannot read the project of a directory")]
-    Quota(#[from] fsquota::FsError),
-    /// The size of the file system could not be read.
-    #[error("cannot read the size of the data disk")]
-    Size(#[source] Errno),
-}
-
-/// Why a step failed. The next call goes on from there.
-#[derive(Debug, thiserror::Error)]
-pub enum ActError {
-    /// A file or directory.
-    #[error(transparent)]
-    Dir(#[from] dir::Error),
-    /// No project.
-    #[error("cannot allocate a project")]
-    Allocate(#[from] fsquota::AllocateError),
-    /// No limits.
-    #[error("cannot limit the directory")]
-    Limit(#[from] fsquota::SetError),
-    /// The limits cannot be cleared.
-    #[error("cannot clear the limits")]
-    Clear(#[from] fsquota::RemoveError),
-    /// A record vanished between two steps.
-    #[error("the record vanished; someone else writes to the volumes directory")]
-    NoRecord,
-}
-
-/// Why a volume was not made, put away or removed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The disk has no room for the promise. Nothing of the volume is left.
-    #[error(
-        "volume {id} needs {wanted} (files included), the data disk has {free} to promise; delete volumes or ask for less"
-    )]
-    Full {
-        /// The volume.
-        id: VolumeId,
-        /// What it would be promised.
-        wanted: Bytes,
-        /// What could be.
-        free: Bytes,
-    },
-    /// What stands on the disk must be kept.
-    #[error("volume {id} cannot be touched")]
-    Refused {
-        /// The volume.
-        id: VolumeId,
-        /// Why.
-        #[source]
-        source: Refusal,
-    },
-    /// The disk could not be read.
-    #[error("cannot look at volume {id}")]
-    Look {
-        /// The volume.
-        id: VolumeId,
-        /// Why.
-        #[source]
-        source: LookError,
-    },
-    /// The disk could not be changed.
-    #[error("cannot finish the step {step:?} of volume {id}")]
-    Act {
-        /// The volume.
-        id: VolumeId,
-        /// Where it stopped.
-        step: Step,
-        /// Why.
-        #[source]
-        source: ActError,
-    },
-    /// A volume with a PV is no one's to undo.
-    #[error("volume {id} is announced; it goes when its PV is deleted")]
-    Announced {
-        /// The volume.
-        id: VolumeId,
-    },
-}
-
-/// Why the volumes directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A directory of the store.
-    #[error("cannot prepare the volumes directory")]
-    Dir(#[from] dir::Error),
-    /// Project quotas.
-    #[error("the volumes directory has no project quotas")]
-    Quota(#[from] fsquota::AllocateError),
-    /// The recorded limits could not be set again.
-    #[error("cannot limit volume {id} again")]
-    Limit {
-        /// The volume.
-        id: VolumeId,
-        /// Why.
-        #[source]
-        source: fsquota::SetError,
-    },
-}
-
-/// Why the list of records cannot be read. Single bad records are logged and passed over.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot list the volumes")]
-pub struct ListError(#[from] dir::Error);
-
-impl ActError {
-    /// Whether the disk has no room.
-    fn is_full(&self) -> bool {
-        use fsquota::{AllocateError, FsError, SetError};
-
-        match self {
-            Self::Dir(error) => is_full(error.errno()),
-            Self::Allocate(AllocateError::Counter { source, .. }) => {
-                source.raw_os_error().is_some_and(|errno| is_full(Errno::from_raw(errno)))
-            }
-            Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
-            | Self::Limit(SetError::Fs(FsError::System { source, .. })) => is_full(*source),
-            Self::Allocate(_) | Self::Limit(_) | Self::Clear(_) | Self::NoRecord => false,
-        }
-    }
 }
 
 impl Store {
     /// Opens the volumes directory, makes what is missing in it, and sets all recorded limits again: those that were
-    /// changed last may have been lost in a power cut.
+    /// changed last may have been lost in a power cut. What one volume has wrong closes that one only.
     ///
     /// # Errors
     /// [`StartError`]: nothing can be served.
     pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
         let projects = Allocator::open(volumes)?;
-        let sub = |name| volumes.ensure_dir(&fixed(name), PRIVATE).map(Ensured::into_inner);
+        if let Some(project) = fsquota::project(volumes)? {
+            return Err(StartError::Project { project });
+        }
+        let sub = |name| -> Result<Dir, StartError> {
+            let dir = volumes.ensure_dir(&fixed(name), PRIVATE)?.into_inner();
+            // Into a directory that inherits, no other project can be moved.
+            if fsquota::disown(&dir)? {
+                warn!(directory = name, "directory of the store belonged to a project; taken off");
+            }
+            Ok(dir)
+        };
         let store = Self {
-            records: sub("records")?,
+            files: Files { pending: Shared::new(sub("pending")?), records: Shared::new(sub("records")?) },
             staging: sub("staging")?,
-            live: sub("live")?,
-            trash: sub("trash")?,
+            live: Shared::new(sub("live")?),
+            trash: Shared::new(sub("trash")?),
+            everything: Group::new(),
             projects,
-            ledger: Mutex::default(),
-            reserve: settings.reserve,
+            quotas: Arc::new(Quotas::open(volumes)?),
+            settings,
+            size: AtomicU64::new(0),
+            index: Mutex::default(),
             turns: Turns::default(),
         };
-        volumes.sync()?;
-        for (id, record) in store.records().map_err(|ListError(source)| source)? {
-            fsquota::set_limits(&store.live, record.project, limits(&record))
-                .map_err(|source| StartError::Limit { id: id.clone(), source })?;
-            store.ledger().note(id, record.promised());
+        store.measure()?;
+        let mut index = Index::default();
+        for (id, (home, record)) in store.files.load()? {
+            match record {
+                Err(error) if home == Home::Pending && error.is_torn() && store.drop_unwritten(&id) => {}
+                record => store.take_over(&mut index, &id, home, record),
+            }
         }
-        store.live.syncfs()?;
+        let places = [&store.staging, &*store.live, &*store.trash];
+        for place in places {
+            let names = crate::volumes_in(place)?.into_iter();
+            index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
+        }
+        *store.index() = index;
+        // Whatever an earlier process did, announcements and limits too, is on the disk from here on.
+        fsquota::sync(volumes)?;
         Ok(store)
     }
 
-    /// The directory of a live volume.
+    /// A first record that was cut while it was written is none, since nothing came after it. Whether that is what it
+    /// was.
+    fn drop_unwritten(&self, id: &VolumeId) -> bool {
+        let places = [&self.staging, &*self.live, &*self.trash];
+        let nowhere = places.into_iter().all(|dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent));
+        nowhere && self.files.discard_unwritten(id).is_ok()
+    }
+
+    /// A volume that an earlier process made.
+    fn take_over(&self, index: &mut Index, id: &VolumeId, home: Home, record: Result<Record, RecordError>) {
+        let taken = record.and_then(|record| {
+            let record = self.finish_growth(id, record);
+            match self.quotas.set_limits(record.project, record.limits()) {
+                Ok(()) => Ok(record),
+                Err(error) => {
+                    index.ledger.note(id.clone(), record.promised());
+                    Err(RecordError::Limits(Arc::new(error)))
+                }
+            }
+        });
+        match taken {
+            Ok(record) => {
+                let (announcement, limits) = (Announcement::Durable, Limits::Durable);
+                index.put(id, Known { record, home, announcement, limits });
+            }
+            Err(error) => {
+                let (project, promise) = self.closed(id);
+                if !matches!(error, RecordError::Limits(_)) {
+                    index.ledger.note(id.clone(), promise);
+                }
+                let reason: &dyn std::error::Error = &error;
+                tracing::error!(volume = %id, error = reason, promise = %promise, "volume is closed and kept");
+                index.volumes.insert(id.clone(), Entry::Closed { home, error, project });
+            }
+        }
+    }
+
+    /// An image that is larger than its record says grew before the record was written: that follows.
+    fn finish_growth(&self, id: &VolumeId, record: Record) -> Record {
+        if !record.mode.is_block() || record.state == State::Staged {
+            return record;
+        }
+        let image = self.live.open_dir(id.name()).map_err(LookError::from).and_then(|dir| image::size_in(&dir));
+        let Ok(Some(size)) = image else { return record };
+        if size <= record.size {
+            return record;
+        }
+        let grown = record.grown(size);
+        if let Err(error) = self.files.replace(id, &grown) {
+            // The next start tries again; until then memory knows.
+            let reason: &dyn std::error::Error = &error;
+            warn!(volume = %id, error = reason, "record of a grown image cannot be written");
+        }
+        grown
+    }
+
+    /// Project and promise of a volume that nobody knows anything of: its quota tells.
+    fn closed(&self, id: &VolumeId) -> (Option<ProjectId>, Bytes) {
+        let places = [&*self.live, &self.staging, &*self.trash];
+        let found = places.into_iter().find_map(|place| fsquota::project(place.open_dir(id.name()).ok()?).ok()?);
+        let quota = found.and_then(|project| self.quotas.quota(project).ok());
+        let promise = quota.map_or(Bytes::ZERO, |quota| {
+            let bytes = quota.limits.bytes.unwrap_or(quota.used.bytes);
+            let inodes = quota.limits.inodes.unwrap_or(quota.used.inodes);
+            bytes.saturating_add(crate::record::inodes(inodes))
+        });
+        (found, promise)
+    }
+
+    /// Opens an announced volume: one system call, and a force of the log if the announcement is not on the disk yet.
     ///
     /// # Errors
-    /// [`OpenError::Unknown`] also while the volume is being made or deleted.
-    pub fn open_volume(&self, id: &VolumeId) -> Result<Dir, OpenError> {
-        self.live.open_dir(id.name()).map_err(|source| {
+    /// [`OpenError::Unknown`] also while the volume is being deleted; [`OpenError::NotAnnounced`] while it is made.
+    pub fn open_volume(&self, id: &VolumeId) -> Result<Opened, OpenError> {
+        let known = self.in_use(id)?;
+        let failed = |source: dir::Error| {
             let id = id.clone();
             if source.is_not_found() { OpenError::Unknown { id } } else { OpenError::Dir { id, source } }
-        })
-    }
-
-    /// All readable records, by one look at the disk. Unreadable ones are logged.
-    ///
-    /// # Errors
-    /// [`ListError`]: the directory itself cannot be read.
-    pub fn records(&self) -> Result<BTreeMap<VolumeId, Record>, ListError> {
-        let mut records = BTreeMap::new();
-        for id in volumes_in(&self.records)? {
-            match self.record(&id) {
-                Ok(Some(record)) => {
-                    records.insert(id, record);
-                }
-                Ok(None) => {} // deleted since
-                Err(reason) => {
-                    let reason: &dyn std::error::Error = &reason;
-                    error!(volume = %id, error = reason, "volume record is unreadable; the volume is kept");
-                }
-            }
+        };
+        let dir = self.live.open_dir(id.name()).map_err(failed)?;
+        if known.announcement == Announcement::Volatile {
+            self.files.records.sync().map_err(failed)?;
+            self.index().change(id, |known| known.announcement = Announcement::Durable);
         }
-        Ok(records)
+        Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
     }
 
-    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while their
-    /// limits and record stayed, because a program held a deleted file open, or because the power failed.
-    ///
-    /// The latter are also volumes whose data was lost: who has a PV of one keeps it.
+    /// What is known of an announced volume: no system call.
     ///
     /// # Errors
-    /// [`ListError`].
-    pub fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
-        let mut retired: BTreeSet<_> = volumes_in(&self.trash)?.into_iter().collect();
-        for id in volumes_in(&self.records)? {
-            // What cannot be looked at is not called removed.
-            if self.look(&id).is_ok_and(|seen| seen.is_emptied()) {
-                retired.insert(id);
+    /// Those of [`Store::open_volume`] that need no look at the disk.
+    pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
+        Ok(Announced { record: self.in_use(id)?.record, quotas: Arc::clone(&self.quotas) })
+    }
+
+    fn in_use(&self, id: &VolumeId) -> Result<Known, OpenError> {
+        match self.index().volumes.get(id) {
+            None => Err(OpenError::Unknown { id: id.clone() }),
+            Some(Entry::Closed { error, .. }) => Err(OpenError::Record { id: id.clone(), source: error.clone() }),
+            Some(Entry::Known(known)) if known.record.state == State::Staged => {
+                Err(OpenError::NotAnnounced { id: id.clone() })
             }
+            Some(Entry::Known(known)) => Ok(known.clone()),
         }
-        Ok(retired.into_iter().collect())
-    }
-
-    /// What the disk has and may still promise.
-    ///
-    /// # Errors
-    /// [`LookError::Size`].
-    pub fn space(&self) -> Result<Space, LookError> {
-        let disk = self.disk()?;
-        Ok(self.ledger().space(disk))
     }
 
     /// Makes the volume as asked, or finishes what an earlier call began. When it returns, the volume is durable and
@@ -295,59 +223,158 @@ impl Store {
     /// [`Error::Full`]: what was begun is undone. [`Error::Refused`]: nothing was touched.
     pub fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
         let _turn = self.turns.take(id);
-        let seen = self.look(id)?;
+        let (known, seen) = self.look(id)?;
         let steps = plan::provision(want, &seen).map_err(refused(id))?;
-        if seen.record.is_none() {
-            let wanted = want.promised();
-            let disk = self.disk().map_err(looking(id))?;
-            self.ledger().promise(id, wanted, disk).map_err(|space| Error::Full {
-                id: id.clone(),
-                wanted,
-                free: space.free(),
-            })?;
+        let mut acting = Acting::new(self, id, Some(want), known);
+        // What was half undone is removed first, and its promise with it.
+        let (undo, make) =
+            steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
+        acting.run(undo)?;
+        if acting.known.is_none() {
+            self.promise(id, want.promised(), |index, promise, disk| index.ledger.promise(id, promise, disk))?;
         }
-        let published = steps.contains(&Step::Publish);
-        match self.act(id, &steps, Some(want), seen.record) {
-            Ok(Some(record)) if published => {
-                self.ledger().note(id.clone(), record.promised());
-                let (limit, project) = (record.size, record.project);
-                info!(volume = %id, claim = %record.claim, %limit, %project, "volume provisioned");
+        match acting.run(make) {
+            Ok(()) => {
+                let record = acting.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                if !steps.contains(&Step::Publish) {
+                    return Ok(Ensured::Unchanged(record));
+                }
+                let Record { claim, mode, size, project, .. } = &record;
+                info!(volume = %id, %claim, %mode, limit = %size, %project, "volume provisioned");
                 Ok(Ensured::Created(record))
             }
-            Ok(Some(record)) => Ok(Ensured::Unchanged(record)),
-            Ok(None) => Err(Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }),
-            Err(Error::Act { source, .. }) if source.is_full() => {
-                self.undo_in_turn(id)?;
-                let free = self.space().map_err(looking(id))?.free();
-                Err(Error::Full { id: id.clone(), wanted: want.promised(), free })
-            }
-            Err(error) => {
-                if self.record(id).is_ok_and(|record| record.is_none()) {
-                    self.ledger().release(id);
-                }
-                Err(error)
-            }
+            Err(error) => Err(self.after_failed_provision(acting, want, error)),
         }
     }
 
-    /// Notes that the volume's PV exists: from now on only [`Store::retire`] ends it. Does nothing to a volume that is
-    /// gone since.
+    /// What was begun is undone when going on is in vain.
+    fn after_failed_provision(&self, mut acting: Acting<'_>, want: &Request, error: Error) -> Error {
+        let id = acting.id;
+        let Error::Act { step, source, .. } = &error else { return error };
+        let undone = match step {
+            Step::WriteRecord if acting.known.is_none() => {
+                self.index().ledger.release(id);
+                Ok(())
+            }
+            // The directory in the way is somebody's, the record is ours.
+            Step::MakeStaging if source.is_foreign() => acting.run(&[Step::RemoveRecord]),
+            Step::Publish if source.is_foreign() => self.undo_in_turn(id).map(drop),
+            // It is there, and may have been for long.
+            Step::SyncLive => return error,
+            _ if source.is_full() || source.is_too_large() => self.undo_in_turn(id).map(drop),
+            _ => return error,
+        };
+        if let Err(error) = undone {
+            return error;
+        }
+        if source.is_foreign() {
+            return refused(id)(Refusal::Foreign);
+        }
+        if source.is_too_large() {
+            return Error::TooLarge { id: id.clone(), wanted: want.size };
+        }
+        if source.is_full() {
+            let free = self.space().map(|space| space.free()).unwrap_or_default();
+            return Error::Full { id: id.clone(), wanted: want.promised(), free };
+        }
+        error
+    }
+
+    /// Notes that the volume's PV exists: from now on only [`Store::retire`] ends it. On the disk this is at the latest
+    /// when the volume is opened first.
     ///
     /// # Errors
-    /// [`Error::Look`], [`Error::Act`].
+    /// [`Error::Unknown`]: it is gone since. [`Error::Closed`], [`Error::Act`].
     pub fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
-        match self.record(id).map_err(looking(id))? {
-            Some(record) if record.state == State::Staged => {
-                self.write(id, &Record { state: State::Announced, ..record }).map_err(|source| Error::Act {
-                    id: id.clone(),
-                    step: Step::WriteRecord,
-                    source: source.into(),
-                })?;
-                Ok(Ensured::Created(()))
-            }
-            Some(_) | None => Ok(Ensured::Unchanged(())),
+        let Some(Known { record, home, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        if record.state == State::Announced {
+            return Ok(Ensured::Unchanged(()));
         }
+        let record = Record { state: State::Announced, ..record };
+        let (done, announcement) = match home {
+            Home::Pending => (self.files.announce(id), Announcement::Volatile),
+            // Written by the first release, which kept the state in the file.
+            Home::Records => (self.files.replace(id, &record), Announcement::Durable),
+        };
+        done.map_err(|source| Error::Act { id: id.clone(), step: Step::WriteRecord, source })?;
+        self.index().change(id, |known| {
+            known.record = record;
+            known.home = Home::Records;
+            known.announcement = announcement;
+        });
+        Ok(Ensured::Created(()))
+    }
+
+    /// Makes the volume at least as large as `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
+    /// returns, the new size is durable. A published block volume shows it after its loop device was refreshed.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
+    pub fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
+        let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
+        let size = to.round_up::<4096>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
+        let _turn = self.turns.take(id);
+        let (known, seen) = self.look(id)?;
+        let Some(known) = known else {
+            return Err(if seen == Seen::NOTHING {
+                Error::Unknown { id: id.clone() }
+            } else {
+                refused(id)(Refusal::Foreign)
+            });
+        };
+        let steps = plan::expand(size, &seen).map_err(refused(id))?;
+        let former = known.record.clone();
+        let grown = steps.iter().find_map(|step| match step {
+            Step::RaiseRecord(size) => Some(former.grown(*size)),
+            _ => None,
+        });
+        if let Some(grown) = &grown {
+            if grown.limits().bytes > Some(fsquota::Limits::MAX_BYTES) {
+                return Err(too_large());
+            }
+            let more = grown.promised().saturating_sub(former.promised());
+            self.promise(id, more, |index, _, disk| index.ledger.raise(id, grown.promised(), disk))?;
+        }
+        let mut acting = Acting::new(self, id, None, Some(known));
+        match acting.run(&steps) {
+            Ok(()) => {
+                let record = acting.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                if grown.is_none() {
+                    return Ok(Ensured::Unchanged(record));
+                }
+                let Record { claim, size, .. } = &record;
+                info!(volume = %id, %claim, limit = %size, former = %former.size, "volume expanded");
+                Ok(Ensured::Created(record))
+            }
+            Err(error) => Err(self.after_failed_growth(id, &former, grown.as_ref(), error)),
+        }
+    }
+
+    /// Where there is no room, the volume is as it was: an image is whole or its former size.
+    fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
+        let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
+        let unchanged = match step {
+            Step::RaiseLimits(_) | Step::GrowImage(_) => true,
+            Step::RaiseRecord(_) => !former.mode.is_block(),
+            _ => false,
+        };
+        let (full, too_large) = (source.is_full(), source.is_too_large());
+        // Else the next call goes on from there, and the promise stands for what may be taken already.
+        if !unchanged || !(full || too_large) {
+            return error;
+        }
+        if let Err(source) = self.quotas.set_limits(former.project, former.limits()) {
+            return Error::Act { id: id.clone(), step: *step, source: source.into() };
+        }
+        let mut index = self.index();
+        index.ledger.note(id.clone(), former.promised());
+        drop(index);
+        if too_large {
+            return Error::TooLarge { id: id.clone(), wanted: grown.size };
+        }
+        let wanted = grown.promised().saturating_sub(former.promised());
+        Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 
     /// Takes the volume out of use, into the trash. Its data is still there until [`Store::discard`]. A volume that is
@@ -357,7 +384,37 @@ impl Store {
     /// [`Error::Refused`]: a directory without a record is not ours to delete.
     pub fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
-        self.retire_in_turn(id)
+        let (known, seen) = self.look(id)?;
+        let steps = plan::retire(&seen).map_err(refused(id))?;
+        let retires = steps.iter().any(|step| matches!(step, Step::Trash(_)));
+        if let (true, Some(Known { record, .. })) = (retires, &known) {
+            let Record { claim, class, mode, size, project, .. } = record;
+            // The audit line: it stands before the first change.
+            info!(volume = %id, %claim, uid = claim.uid, class, %mode, limit = %size, %project, "volume will be deleted");
+        }
+        Acting::new(self, id, None, known).run(&steps)?;
+        Ok(ensured(retires))
+    }
+
+    /// Takes a retired volume back into use: its PV is to be kept. Not after [`Store::discard`] has begun. One that is
+    /// not in the trash stays where it is, at the cost of one system call.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: what is in the trash is not the volume, or something is in its place.
+    pub fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let _turn = self.turns.take(id);
+        let trash = || place(&self.trash, id, false).map_err(|source| Error::Look { id: id.clone(), source });
+        if self.known(id)?.is_none() || trash()? == Place::Absent {
+            return Ok(Ensured::Unchanged(()));
+        }
+        let (known, seen) = self.look(id)?;
+        let steps = plan::restore(&seen).map_err(refused(id))?;
+        Acting::new(self, id, None, known).run(&steps)?;
+        let restored = steps.contains(&Step::Restore);
+        if restored {
+            info!(volume = %id, "volume restored");
+        }
+        Ok(ensured(restored))
     }
 
     /// Removes a retired volume: its data, its limits, its record. A volume that is not there is no error.
@@ -367,7 +424,13 @@ impl Store {
     /// file open keeps its project in use.
     pub fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
-        self.discard_in_turn(id)
+        let (known, seen) = self.look(id)?;
+        let steps = plan::discard(&seen).map_err(refused(id))?;
+        Acting::new(self, id, None, known).run(&steps)?;
+        if !steps.is_empty() {
+            info!(volume = %id, "volume removed");
+        }
+        Ok(ensured(!steps.is_empty()))
     }
 
     /// Removes a volume that no PV was made for.
@@ -376,186 +439,138 @@ impl Store {
     /// [`Error::Announced`]: it has, or had, a PV. Else those of [`Store::retire`] and [`Store::discard`].
     pub fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
-        match self.record(id).map_err(looking(id))? {
-            Some(Record { state: State::Announced, .. }) => Err(Error::Announced { id: id.clone() }),
-            Some(Record { state: State::Staged, .. }) | None => self.undo_in_turn(id),
+        let entry = self.index().volumes.get(id).cloned();
+        match entry {
+            Some(Entry::Known(Known { record: Record { state: State::Announced, .. }, .. })) => {
+                Err(Error::Announced { id: id.clone() })
+            }
+            Some(Entry::Closed { home: Home::Pending, error: RecordError::Syntax(_), project }) => {
+                let Seen { staging, live, trash, .. } = self.seen(id, None)?;
+                if live.is_present() || trash.is_present() {
+                    return Err(refused(id)(Refusal::Foreign));
+                }
+                self.remove_closed(id, if staging.is_present() { project.as_slice() } else { &[] })?;
+                Ok(Ensured::Created(()))
+            }
+            Some(_) | None => self.undo_in_turn(id),
         }
     }
 
     fn undo_in_turn(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.retire_in_turn(id)?;
-        self.discard_in_turn(id)
-    }
-
-    fn retire_in_turn(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let seen = self.look(id)?;
-        let steps = plan::retire(&seen).map_err(refused(id))?;
-        let retires = steps.iter().any(|step| matches!(step, Step::Trash(_)));
-        if let (true, Some(record)) = (retires, &seen.record) {
-            let Record { claim, class, size, project, .. } = record;
-            // The audit line: it stands before the first change.
-            info!(volume = %id, %claim, uid = claim.uid, class, limit = %size, %project, "volume will be deleted");
+        let (known, seen) = self.look(id)?;
+        let steps = plan::undo(&seen).map_err(refused(id))?;
+        if let (false, Some(Known { record, .. })) = (steps.is_empty(), &known) {
+            info!(volume = %id, claim = %record.claim, uid = record.claim.uid, "volume will be undone");
         }
-        self.act(id, &steps, None, seen.record)?;
-        Ok(if retires { Ensured::Created(()) } else { Ensured::Unchanged(()) })
+        Acting::new(self, id, None, known).run(&steps)?;
+        Ok(ensured(!steps.is_empty()))
     }
 
-    fn discard_in_turn(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let seen = self.look(id)?;
-        let steps = plan::discard(&seen).map_err(refused(id))?;
-        self.act(id, &steps, None, seen.record)?;
-        self.ledger().release(id);
-        if steps.is_empty() {
-            return Ok(Ensured::Unchanged(()));
-        }
-        info!(volume = %id, "volume removed");
-        Ok(Ensured::Created(()))
-    }
-
-    fn look(&self, id: &VolumeId) -> Result<Seen, Error> {
-        let look = || -> Result<Seen, LookError> {
-            Ok(Seen {
-                record: self.record(id)?,
-                staging: place(&self.staging, id)?,
-                live: place(&self.live, id)?,
-                trash: place(&self.trash, id)?,
-            })
+    /// Removes what a cut run left of a volume that was never there: what is in staging, the limits of these projects,
+    /// the record.
+    fn remove_closed(&self, id: &VolumeId, projects: &[ProjectId]) -> Result<(), Error> {
+        let remove = || -> Result<(), ActError> {
+            self.staging.remove_all(id.name())?;
+            projects.iter().try_for_each(|project| self.quotas.clear(*project))?;
+            self.files.remove(Home::Pending, id)
         };
-        look().map_err(looking(id))
-    }
-
-    fn record(&self, id: &VolumeId) -> Result<Option<Record>, LookError> {
-        Ok(self.records.read(id.name())?.map(|content| Record::parse(&content)).transpose()?)
-    }
-
-    fn write(&self, id: &VolumeId, record: &Record) -> Result<(), dir::Error> {
-        self.records.write(id.name(), &record.to_bytes(), PRIVATE_FILE)
-    }
-
-    fn disk(&self) -> Result<Disk, LookError> {
-        let stat = fstatvfs(self.live.as_fd()).map_err(LookError::Size)?;
-        let size = Bytes::new(stat.blocks().saturating_mul(stat.fragment_size()));
-        Ok(Disk { size, reserve: self.reserve })
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // It is whole between its own calls, whoever panicked.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the record there is after the last step.
-    fn act(
-        &self,
-        id: &VolumeId,
-        steps: &[Step],
-        want: Option<&Request>,
-        record: Option<Record>,
-    ) -> Result<Option<Record>, Error> {
-        let mut act = Acting { store: self, id, want, record, staged: None };
-        for &step in steps {
-            act.step(step).map_err(|source| Error::Act { id: id.clone(), step, source })?;
-        }
-        Ok(act.record)
-    }
-}
-
-/// One run over the steps of one volume.
-struct Acting<'a> {
-    store: &'a Store,
-    id: &'a VolumeId,
-    want: Option<&'a Request>,
-    record: Option<Record>,
-    /// Opened once, used by the steps that fill it.
-    staged: Option<Dir>,
-}
-
-impl Acting<'_> {
-    fn step(&mut self, step: Step) -> Result<(), ActError> {
-        let Store { records, staging, live, trash, .. } = self.store;
-        let name = self.id.name();
-        match step {
-            Step::WriteRecord => {
-                let record = self.want.ok_or(ActError::NoRecord)?.record(self.store.projects.next()?);
-                self.store.write(self.id, &record)?;
-                self.record = Some(record);
-            }
-            Step::MakeStaging => self.staged = Some(staging.ensure_dir(name, VOLUME_ROOT)?.into_inner()),
-            Step::Limit => {
-                let record = self.record.as_ref().ok_or(ActError::NoRecord)?;
-                let (project, limits) = (record.project, limits(record));
-                fsquota::assign(self.staged()?, project, limits)?;
-            }
-            Step::SyncStaging => self.staged()?.sync()?,
-            Step::Publish => staging.rename(name, live, name)?,
-            Step::SyncLive => live.sync()?,
-            Step::Trash(TrashFrom::Staging) => staging.rename(name, trash, name)?,
-            Step::Trash(TrashFrom::Live) => live.rename(name, trash, name)?,
-            Step::SyncTrash => trash.sync()?,
-            Step::RemoveData => {
-                trash.remove_all(name)?;
-                trash.sync()?;
-            }
-            Step::ClearLimits => {
-                let record = self.record.as_ref().ok_or(ActError::NoRecord)?;
-                fsquota::clear(trash, record.project)?;
-            }
-            Step::RemoveRecord => {
-                match records.remove_file(name) {
-                    Err(error) if !error.is_not_found() => return Err(error.into()),
-                    Ok(()) | Err(_) => records.sync()?,
-                }
-                self.record = None;
-            }
-        }
+        remove().map_err(|source| Error::Act { id: id.clone(), step: Step::RemoveRecord, source })?;
+        self.index().forget(id);
+        info!(volume = %id, "unfinished record removed");
         Ok(())
     }
 
-    fn staged(&mut self) -> Result<&Dir, ActError> {
-        let dir = match self.staged.take() {
-            Some(dir) => dir,
-            None => self.store.staging.open_dir(self.id.name())?,
-        };
-        Ok(self.staged.insert(dir))
+    /// What there is of the volume. One that has no record was made by nobody: the disk is asked only if something lay
+    /// in its place at the start.
+    fn look(&self, id: &VolumeId) -> Result<(Option<Known>, Seen), Error> {
+        let known = self.known(id)?;
+        if known.is_none() && !self.index().foreign.contains(id) {
+            return Ok((None, Seen::NOTHING));
+        }
+        let seen = self.seen(id, known.as_ref())?;
+        if known.is_none() && seen == Seen::NOTHING {
+            self.index().foreign.remove(id);
+        }
+        Ok((known, seen))
+    }
+
+    fn seen(&self, id: &VolumeId, known: Option<&Known>) -> Result<Seen, Error> {
+        let record = known.map(|known| known.record.clone());
+        let block = record.as_ref().is_some_and(|record| record.mode.is_block());
+        let look = |dir| place(dir, id, block).map_err(|source| Error::Look { id: id.clone(), source });
+        Ok(Seen {
+            record,
+            staging: look(&self.staging)?,
+            live: look(&self.live)?,
+            trash: look(&self.trash)?,
+            limits: known.map_or(Limits::Durable, |known| known.limits),
+        })
+    }
+
+    fn known(&self, id: &VolumeId) -> Result<Option<Known>, Error> {
+        match self.index().volumes.get(id) {
+            None => Ok(None),
+            Some(Entry::Known(known)) => Ok(Some(known.clone())),
+            Some(Entry::Closed { error, .. }) => Err(Error::Closed { id: id.clone(), source: error.clone() }),
+        }
+    }
+
+    /// Makes a promise; once more when the disk proves to have grown since its size was asked for.
+    fn promise(
+        &self,
+        id: &VolumeId,
+        wanted: Bytes,
+        make: impl Fn(&mut Index, Bytes, Disk) -> Result<(), Space>,
+    ) -> Result<(), Error> {
+        if make(&mut self.index(), wanted, self.disk()).is_ok() {
+            return Ok(());
+        }
+        self.measure().map_err(|source| Error::Look { id: id.clone(), source })?;
+        let made = make(&mut self.index(), wanted, self.disk());
+        made.map_err(|space| Error::Full { id: id.clone(), wanted, free: space.free() })
+    }
+
+    pub(crate) fn measure(&self) -> Result<Disk, LookError> {
+        let stat = fstatvfs(self.live.as_fd()).map_err(LookError::Size)?;
+        self.size.store(stat.blocks().saturating_mul(stat.fragment_size()), Ordering::Relaxed);
+        Ok(self.disk())
+    }
+
+    fn disk(&self) -> Disk {
+        let Settings { reserve, overcommit, .. } = self.settings;
+        Disk { size: Bytes::new(self.size.load(Ordering::Relaxed)), reserve, overcommit }
+    }
+
+    pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
+        // It is whole between its own calls, whoever panicked. Nobody waits for the disk with it.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The names of the store's own directories.
-fn fixed(name: &'static str) -> Name {
-    Name::try_from(name).expect("the store's own names are names")
-}
-
-fn volumes_in(dir: &Dir) -> Result<Vec<VolumeId>, dir::Error> {
-    // What cut runs left beside (`.ID.new`, `.ID.1`) is no volume.
-    let volume = |name: Name| -> Option<Result<VolumeId, VolumeIdError>> { name.to_str().map(str::parse) };
-    Ok(dir.names()?.into_iter().filter_map(volume).filter_map(Result::ok).collect())
-}
-
-fn place(parent: &Dir, id: &VolumeId) -> Result<Place, LookError> {
+/// What is in a directory of the store under the volume's name.
+pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, LookError> {
     match parent.open_dir(id.name()) {
-        Ok(dir) => Ok(Place::Present(project(&dir)?)),
+        Ok(dir) => {
+            let image = if block { image::size_in(&dir)? } else { None };
+            Ok(Place::Present { project: fsquota::project(&dir)?, image })
+        }
         Err(error) if error.is_not_found() => Ok(Place::Absent),
         // A file or a link in a directory's place: present, and nothing of ours.
-        Err(error) if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP) => Ok(Place::Present(None)),
+        Err(error) if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP) => {
+            Ok(Place::Present { project: None, image: None })
+        }
         Err(error) => Err(error.into()),
     }
 }
 
-fn project(dir: &Dir) -> Result<Option<ProjectId>, LookError> {
-    Ok(fsquota::project(dir)?)
+const fn ensured(changed: bool) -> Ensured<()> {
+    if changed { Ensured::Created(()) } else { Ensured::Unchanged(()) }
 }
 
-fn limits(record: &Record) -> Limits {
-    Limits { bytes: Some(record.size), inodes: Some(record.inodes) }
-}
-
-const fn is_full(errno: Errno) -> bool {
-    matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
+fn gone(id: &VolumeId) -> Error {
+    Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }
 }
 
 fn refused(id: &VolumeId) -> impl FnOnce(Refusal) -> Error {
     |source| Error::Refused { id: id.clone(), source }
-}
-
-fn looking(id: &VolumeId) -> impl FnOnce(LookError) -> Error {
-    |source| Error::Look { id: id.clone(), source }
 }

@@ -88,6 +88,14 @@ fn nothing_is_asked_twice() {
     let quota = named(|| assert!(fsquota::quota(&a, id).is_ok()));
     assert_eq!(quota, [SYS_fstatfs, SYS_quotactl_fd, SYS_quotactl_fd]);
 
+    // What is known already is not asked at all.
+    let quotas = fsquota::Quotas::open(&a).unwrap();
+    let (c, other) = (volumes.dir("c"), volumes.ids.next().unwrap());
+    let new = named(|| assert!(quotas.assign_new(&c, other, size(SIZE)).is_ok()));
+    assert_eq!(new, [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd, SYS_ioctl]);
+    assert_eq!(named(|| assert!(quotas.quota(other).is_ok())), [SYS_quotactl_fd]);
+    assert_eq!(named(|| assert!(quotas.set_limits(other, size(SIZE)).is_ok())), [SYS_quotactl_fd]);
+
     // That nothing else has the ID; no limits; no project.
     let remove = named(|| assert!(fsquota::remove(&a).is_ok()));
     assert_eq!(remove, [&look[..], &empty, &begin, &[SYS_close]].concat());

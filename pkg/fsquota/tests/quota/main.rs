@@ -7,6 +7,7 @@ mod boundaries;
 mod enforcement;
 mod files;
 mod formatted;
+mod known;
 mod limits;
 mod refusals;
 mod removal;

@@ -1,28 +1,81 @@
-//! A node without a disk: volumes and targets are entries of a table.
+//! A node without a disk: volumes, targets and loop devices are entries of tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use csi::{
-    ActError, Elsewhere, Host, LookError, Question, QuotaError, ReadyError, Seen, Sharing, Step, Target, TargetPath,
-    Volume,
+    ActError, Device, Elsewhere, Found, GrowError, Host, Inspection, LookError, LoopDevice, Mode, Purpose, Question,
+    ReadyError, ReleaseError, Seen, Sharing, Step, Target, TargetPath, Volume,
 };
 use fsquota::{Limits, ProjectId, Quota, Usage};
 use mount::Attributes;
 use units::{Bytes, Inodes};
 use volume::VolumeId;
 
+/// What is at a target, and what was mounted on.
+type There = Option<(VolumeId, Attributes)>;
+
+/// A volume.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Directory(Quota),
+    Image(Bytes),
+}
+
 /// Everything that is there and was done.
 #[derive(Debug, Default)]
 struct State {
-    volumes: BTreeMap<VolumeId, Quota>,
-    targets: BTreeMap<TargetPath, Option<(VolumeId, Attributes)>>,
+    volumes: BTreeMap<VolumeId, Content>,
+    targets: BTreeMap<TargetPath, There>,
+    /// Sizes of loop devices, by volume and whether they are read-only.
+    devices: BTreeMap<(VolumeId, bool), Bytes>,
     held: BTreeSet<VolumeId>,
     at_work: Vec<VolumeId>,
     steps: Vec<Step>,
     overlapped: bool,
     panics: bool,
+    fails: Option<Step>,
+}
+
+impl State {
+    fn mode(&self, volume: &VolumeId) -> Option<Mode> {
+        self.volumes.get(volume).map(|content| match content {
+            Content::Directory(_) => Mode::Filesystem,
+            Content::Image(_) => Mode::Block,
+        })
+    }
+
+    /// Whether another target shows the volume, on a device of this kind if one is named.
+    fn others(&self, volume: &VolumeId, target: &TargetPath, read_only: Option<bool>) -> bool {
+        self.targets.iter().any(|(path, there)| {
+            let shows = |(found, attributes): &(VolumeId, Attributes)| {
+                found == volume && read_only.is_none_or(|read_only| read_only == attributes.read_only)
+            };
+            path != target && there.as_ref().is_some_and(shows)
+        })
+    }
+
+    fn idle(&self, volume: &VolumeId, target: &TargetPath) -> Vec<(VolumeId, bool)> {
+        let ours = self.devices.keys().filter(|(found, _)| found == volume);
+        ours.filter(|(_, read_only)| !self.others(volume, target, Some(*read_only))).cloned().collect()
+    }
+
+    fn device(&self, volume: &VolumeId, target: &TargetPath, purpose: Purpose) -> Device {
+        let state = |read_only| {
+            let shared = self.others(volume, target, Some(read_only));
+            if shared { Device::Shared } else { Device::Idle }
+        };
+        match purpose {
+            Purpose::Publish { read_only, .. } => {
+                let known = self.devices.contains_key(&(volume.clone(), read_only));
+                if known { state(read_only) } else { Device::Absent }
+            }
+            Purpose::Unpublish if !self.idle(volume, target).is_empty() => Device::Idle,
+            Purpose::Unpublish if self.devices.keys().any(|(found, _)| found == volume) => Device::Shared,
+            Purpose::Unpublish => Device::Absent,
+        }
+    }
 }
 
 /// Clones are the same node.
@@ -30,7 +83,7 @@ struct State {
 pub struct FakeHost(Arc<(Mutex<State>, Condvar)>);
 
 impl FakeHost {
-    /// With one volume of 1 GiB for each name.
+    /// With one filesystem volume of 1 GiB for each name.
     pub fn with_volumes(names: &[&str]) -> Self {
         let host = Self::default();
         for name in names {
@@ -45,12 +98,27 @@ impl FakeHost {
             limits: Limits { bytes: limit, inodes: Some(Inodes::new(1000)) },
             used: Usage { bytes: used, inodes: Inodes::new(1) },
         };
-        self.state().volumes.insert(id(volume), quota);
+        self.state().volumes.insert(id(volume), Content::Directory(quota));
+    }
+
+    /// Makes a block volume, or gives it another size: its devices do not know that yet.
+    pub fn set_image(&self, volume: &str, size: Bytes) {
+        self.state().volumes.insert(id(volume), Content::Image(size));
     }
 
     /// Steps that were done so far.
     pub fn steps(&self) -> Vec<Step> {
         self.state().steps.clone()
+    }
+
+    /// How many loop devices there are.
+    pub fn devices(&self) -> usize {
+        self.state().devices.len()
+    }
+
+    /// What a plugin leaves that is killed: an attached image, and no target.
+    pub fn leave_device(&self, volume: &str) {
+        self.state().devices.insert((id(volume), false), Bytes::GIB);
     }
 
     /// Steps on this volume do not end before [`FakeHost::release`].
@@ -78,6 +146,16 @@ impl FakeHost {
         self.state().panics = true;
     }
 
+    /// This step fails from now on.
+    pub fn fail(&self, step: Step) {
+        self.state().fails = Some(step);
+    }
+
+    /// Whether nothing is at any target.
+    pub fn is_bare(&self) -> bool {
+        self.state().targets.is_empty()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.0.lock().expect("nothing panics while it is held")
     }
@@ -94,45 +172,95 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn look(&self, Question { volume, target, sharing }: Question<'_>) -> Result<(Self::At, Seen), LookError> {
+    fn look(&self, Question { volume, target, purpose }: Question<'_>) -> Result<(Self::At, Seen), LookError> {
         let mut state = self.state();
         if std::mem::take(&mut state.panics) {
             drop(state);
             panic!("a bug, on purpose");
         }
-        let other = |(path, there): (&TargetPath, &Option<(VolumeId, Attributes)>)| {
-            path != target && there.as_ref().is_some_and(|(found, _)| found == volume)
-        };
-        let elsewhere = sharing == Sharing::OneTarget && state.targets.iter().any(other);
+        let asked = matches!(purpose, Purpose::Publish { sharing: Sharing::OneTarget, .. });
         let seen = Seen {
-            volume: if state.volumes.contains_key(volume) { Volume::Known } else { Volume::Unknown },
+            volume: state.mode(volume).map_or(Volume::Unknown, Volume::Known),
             target: match state.targets.get(target) {
                 None => Target::Absent,
-                Some(None) => Target::Bare,
+                Some(None) => Target::Bare(csi::Shape::Directory),
                 Some(Some((found, attributes))) if found == volume => Target::Published(*attributes),
                 Some(Some(_)) => Target::OtherVolume,
             },
-            elsewhere: if elsewhere { Elsewhere::Published } else { Elsewhere::Nowhere },
+            elsewhere: if asked && state.others(volume, target, None) {
+                Elsewhere::Published
+            } else {
+                Elsewhere::Nowhere
+            },
+            device: state.device(volume, target, purpose),
         };
         Ok(((volume.clone(), target.clone()), seen))
     }
 
-    fn act(&self, (volume, target): &Self::At, step: Step) -> Result<(), ActError> {
+    fn act(&self, (volume, target): &mut Self::At, step: Step) -> Result<(), ActError> {
         let mut state = self.state();
+        if state.fails == Some(step) {
+            return Err(ActError::Node);
+        }
         state.overlapped |= state.at_work.contains(volume);
         state.at_work.push(volume.clone());
         let mut state = self.0.1.wait_while(state, |state| state.held.contains(volume)).expect("nothing panicked");
         state.at_work.retain(|busy| busy != volume);
         state.steps.push(step);
         match step {
-            Step::MakeTarget | Step::Unmount => state.targets.insert(target.clone(), None),
-            Step::Bind(attributes) => state.targets.insert(target.clone(), Some((volume.clone(), attributes))),
-            Step::RemoveTarget => state.targets.remove(target),
-        };
+            Step::MakeTarget(_) | Step::Unmount => drop(state.targets.insert(target.clone(), None)),
+            Step::Bind(attributes) => drop(state.targets.insert(target.clone(), Some((volume.clone(), attributes)))),
+            Step::RemoveTarget => drop(state.targets.remove(target)),
+            Step::Attach { read_only } => {
+                let Some(Content::Image(size)) = state.volumes.get(volume).copied() else {
+                    return Err(ActError::VolumeGone);
+                };
+                state.devices.insert((volume.clone(), read_only), size);
+            }
+            Step::Detach => {
+                for idle in state.idle(volume, target) {
+                    state.devices.remove(&idle);
+                }
+            }
+        }
         Ok(())
     }
 
-    fn quota(&self, (volume, _): &Self::At) -> Result<Quota, QuotaError> {
-        self.state().volumes.get(volume).copied().ok_or(QuotaError::Gone)
+    fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
+        let state = self.state();
+        let known = state.mode(volume).map_or(Volume::Unknown, Volume::Known);
+        let there = state.targets.get(path).and_then(Option::as_ref).filter(|(found, _)| found == volume);
+        let found = match (state.volumes.get(volume), there) {
+            (Some(Content::Directory(quota)), Some(_)) => Found::Filesystem(*quota),
+            (Some(Content::Image(image)), Some((_, Attributes { read_only, .. }))) => {
+                let size = state.devices.get(&(volume.clone(), *read_only)).copied();
+                Found::Block { image: *image, device: size.map(|size| LoopDevice { size, direct_io: true }) }
+            }
+            (None, _) | (_, None) => Found::Nothing,
+        };
+        Ok(Inspection { volume: known, found })
+    }
+
+    fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, GrowError> {
+        let mut state = self.state();
+        let Some(Content::Image(size)) = state.volumes.get(volume).copied() else { return Ok(None) };
+        let ours = state.devices.iter_mut().filter(|((found, _), _)| found == volume);
+        Ok(ours.map(|(_, device)| *device = size).count().checked_sub(1).map(|_| size))
+    }
+
+    fn attached(&self) -> Result<usize, LookError> {
+        Ok(self.devices())
+    }
+
+    fn idle(&self) -> Result<Vec<VolumeId>, LookError> {
+        let state = self.state();
+        let published = |volume: &VolumeId| state.targets.values().flatten().any(|(found, _)| found == volume);
+        let volumes: BTreeSet<_> = state.devices.keys().map(|(volume, _)| volume.clone()).collect();
+        Ok(volumes.into_iter().filter(|volume| !published(volume)).collect())
+    }
+
+    fn release(&self, volume: &VolumeId) -> Result<(), ReleaseError> {
+        self.state().devices.retain(|(found, _), _| found != volume);
+        Ok(())
     }
 }

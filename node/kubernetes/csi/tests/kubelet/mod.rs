@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hyper_util::rt::TokioIo;
 use proto::csi::node_client::NodeClient;
 use proto::csi::volume_capability::access_mode::Mode;
-use proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use proto::csi::{
     CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
     NodeUnpublishVolumeRequest, VolumeCapability,
@@ -43,6 +43,15 @@ impl Kubelet {
             }),
             ..NodePublishVolumeRequest::default()
         }
+    }
+
+    /// The same as a device.
+    pub fn publish_block(&self, volume: &str, target: &str, mode: Mode) -> NodePublishVolumeRequest {
+        let mut message = self.publish(volume, target, mode);
+        if let Some(capability) = &mut message.volume_capability {
+            capability.access_type = Some(AccessType::Block(BlockVolume {}));
+        }
+        message
     }
 
     pub fn unpublish(&self, volume: &str, target: &str) -> NodeUnpublishVolumeRequest {

@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use envtest::{Cluster, Failure, Identity, PATIENCE};
 use eventually::{Seen, eventually};
+use fakevolumes::FakeVolumes;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use provisioner::Settings;
+use prometheus::Registry;
+use provisioner::{Metrics, Settings};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
 use units::Bytes;
-
-use crate::fake::FakeVolumes;
+use volume::{State, VolumeId};
 
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -27,7 +28,11 @@ pub struct Node {
     pub name: String,
     pub volumes: Arc<FakeVolumes>,
     pub namespace: String,
-    class: String,
+    pub class: String,
+    /// What Prometheus reads.
+    #[allow(dead_code, reason = "the suite of capacities reads it")]
+    pub registry: Registry,
+    metrics: Metrics,
     storage: Client,
     running: Option<Supervisor>,
 }
@@ -58,11 +63,14 @@ impl Node {
         Api::all(admin.clone())
             .create(&PostParams::default(), &serde_json::from_value::<k8s_openapi::api::core::v1::Namespace>(space)?)
             .await?;
+        let (volumes, registry) = (Arc::new(FakeVolumes::with_size(size)), Registry::new());
         let node = Self {
+            metrics: Metrics::register(&registry, volumes.clone())?,
             name: cluster.node().to_owned(),
             class: format!("class-{namespace}"),
             storage: cluster.client(Identity::Storage).await?,
-            volumes: Arc::new(FakeVolumes::with_size(size)),
+            volumes,
+            registry,
             namespace: namespace.to_owned(),
             running: None,
             admin,
@@ -79,7 +87,10 @@ impl Node {
 
     /// Starts the provisioner.
     pub async fn run(&mut self) -> Result<(), Failure> {
-        let settings = Settings { client: self.storage.clone(), node: self.name.clone(), store: self.volumes.clone() };
+        let settings = Settings {
+            metrics: self.metrics.clone(),
+            ..Settings::new(self.storage.clone(), self.name.clone(), self.volumes.clone())
+        };
         let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
             provisioner::run(cx, settings.clone())
         });
@@ -183,6 +194,21 @@ impl Node {
         Ok(note.await?)
     }
 
+    /// Waits until the node's owner is told of the volume without a PV; how.
+    pub async fn told_of_orphan(&self, id: &VolumeId) -> Result<String, Failure> {
+        let what = format!("the event about orphan {id}");
+        let note = eventually(PATIENCE, &what, async || {
+            let events = self.events(&self.name).await?;
+            let of_orphans = events.into_iter().filter(|event| event.reason.as_deref() == Some("OrphanedVolume"));
+            let notes: Vec<_> = of_orphans.filter_map(|event| event.note).collect();
+            Ok::<_, kube::Error>(match notes.iter().find(|note| note.contains(id.as_str())) {
+                Some(note) => Seen::Done(note.clone()),
+                None => Seen::NotYet(notes.join("; ")),
+            })
+        });
+        Ok(note.await?)
+    }
+
     /// All events about the object.
     pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
@@ -190,12 +216,51 @@ impl Node {
         Ok(all.into_iter().filter(about).collect())
     }
 
-    /// Waits until the PV is gone, and everything of it from the disk.
+    /// Waits until the volume's record says that its PV is there.
+    pub async fn settled(&self, id: &VolumeId) -> Result<(), Failure> {
+        eventually(PATIENCE, "the record's state announced", async || {
+            let state = self.volumes.record(id).map(|record| record.state);
+            Ok::<_, kube::Error>(if state == Some(State::Announced) {
+                Seen::Done(())
+            } else {
+                Seen::NotYet(format!("{state:?}"))
+            })
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Waits until the volume's data may be used, alone on the disk.
+    pub async fn live(&self, id: &VolumeId) -> Result<(), Failure> {
+        eventually(PATIENCE, &format!("{id} out of the trash"), async || {
+            let live = self.volumes.live();
+            Ok::<_, kube::Error>(if live == [id.clone()] { Seen::Done(()) } else { Seen::NotYet(format!("{live:?}")) })
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Waits for a phase of the PV.
+    pub async fn phase(&self, pv: &str, phase: &str) -> Result<(), Failure> {
+        eventually(PATIENCE, &format!("the phase {phase} of {pv}"), async || {
+            let found = self.pvs().get(pv).await?.status.and_then(|status| status.phase).unwrap_or_default();
+            Ok::<_, kube::Error>(if found == phase { Seen::Done(()) } else { Seen::NotYet(found) })
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Waits until the PV is gone, and everything of its volume from the disk.
     pub async fn gone(&self, pv: &PersistentVolume) -> Result<(), Failure> {
-        let (pvs, name) = (self.pvs(), pv.name_any());
-        let id = name.parse()?;
-        eventually(PATIENCE, &format!("the end of {name}"), async || {
-            let (found, record) = (pvs.get_opt(&name).await?, self.volumes.record(&id));
+        let name = pv.name_any();
+        self.removed(&name, &name.parse()?).await
+    }
+
+    /// Waits until the PV is gone, and everything of the volume from the disk.
+    pub async fn removed(&self, pv: &str, id: &VolumeId) -> Result<(), Failure> {
+        let pvs = self.pvs();
+        eventually(PATIENCE, &format!("the end of {pv}"), async || {
+            let (found, record) = (pvs.get_opt(pv).await?, self.volumes.record(id));
             Ok::<_, kube::Error>(match (found, record) {
                 (None, None) => Seen::Done(()),
                 (found, record) => Seen::NotYet(format!("PV: {}, record: {record:?}", found.is_some())),

@@ -5,6 +5,7 @@ use launch::{Data, Image, Options};
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use units::Bytes;
+use volume::Overcommit;
 
 /// Boots a Granary node in QEMU, shows a claim in use, and keeps the node running until Ctrl-C.
 #[derive(Debug, Parser)]
@@ -22,6 +23,9 @@ pub(crate) struct Arguments {
     /// Keeps the data disk in this file, made with 8 GiB (sparse) if it is missing.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
+    /// How many times its data disk the node may promise to volumes, from 1.0.
+    #[arg(long, value_name = "FACTOR", default_value_t)]
+    overcommit: Overcommit,
     /// Keeps the console's log in this directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_logs: Option<PathBuf>,
@@ -63,6 +67,7 @@ impl Arguments {
         options.memory = self.memory;
         options.cpus = self.cpus;
         options.port = self.port;
+        options.overcommit = self.overcommit;
         if let Some(path) = &self.data {
             options.data = Data::File(path.clone());
         }
@@ -97,6 +102,16 @@ mod tests {
     fn memory_has_a_unit() {
         let options = parse(&["--memory", "1536M"]).unwrap().options(Path::new("/"));
         assert_eq!(options.memory, Bytes::new(1536 << 20));
+    }
+
+    #[test]
+    fn nothing_is_promised_twice_unless_a_person_says_so() {
+        assert_eq!(parse(&[]).unwrap().options(Path::new("/")).overcommit, Overcommit::NONE);
+        assert_eq!(
+            parse(&["--overcommit", "2"]).unwrap().options(Path::new("/")).overcommit,
+            "2.0".parse::<Overcommit>().unwrap()
+        );
+        assert!(parse(&["--overcommit", "0.9"]).is_err());
     }
 
     #[test]

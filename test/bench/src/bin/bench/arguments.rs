@@ -8,13 +8,16 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 
-/// Counts what Granary's parts ask of the kernel.
+/// Counts what Granary's parts ask of the kernel and of the API server.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 pub(crate) struct Arguments {
     /// The guest that measures storage; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
+    /// The program that serves bursts of claims; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) burst: PathBuf,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -28,6 +31,18 @@ pub(crate) enum Command {
         runs: NonZeroU32,
         /// Where the figures go as JSON: a file, or `-` for JSON alone on standard output. Without
         /// it, JSON is the last line below the table.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
+    /// Requests, flushes and speed of many claims at once, beside other ways to serve them.
+    Burst {
+        /// How often each way is measured.
+        #[arg(long, default_value = "3")]
+        runs: NonZeroU32,
+        /// How many claims there are at once.
+        #[arg(long, default_value = "500")]
+        claims: NonZeroU32,
+        /// As for `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
@@ -64,9 +79,11 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let all = ["bench", "--storage-guest=guest", "storage"].iter().chain(arguments);
-        let Command::Storage { runs, json } = Arguments::try_parse_from(all)?.command;
-        Ok((runs.get(), json))
+        let all = ["bench", "--storage-guest=guest", "--burst=burst", "storage"].iter().chain(arguments);
+        match Arguments::try_parse_from(all)?.command {
+            Command::Storage { runs, json } => Ok((runs.get(), json)),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! The guest, as a program whose output is words.
+//! Programs whose output is words: the guest, and the one that serves bursts of claims.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use bench::{Sample, Word};
+use bench::{BurstSample, Sample, Word};
 
 /// What the guest told.
 #[derive(Debug, Default)]
@@ -51,6 +51,21 @@ pub(crate) fn measure(program: &Path, runs: u32) -> Result<Heard, GuestError> {
         Ok(_) | Err(GuestError::Word { .. }) if !status.success() => Err(GuestError::Failed(status)),
         heard => heard,
     }
+}
+
+/// Starts a program that tells a sample a line, and listens to its end.
+pub(crate) fn bursts(program: &Path, arguments: &[String]) -> Result<Vec<BurstSample>, GuestError> {
+    let start = |source| GuestError::Start { program: program.to_path_buf(), source };
+    let told = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let told = told.map_err(start)?;
+    if !told.status.success() {
+        return Err(GuestError::Failed(told.status));
+    }
+    let lines = String::from_utf8_lossy(&told.stdout);
+    lines
+        .lines()
+        .map(|line| serde_json::from_str(line).map_err(|source| GuestError::Word { line: line.to_owned(), source }))
+        .collect()
 }
 
 /// Listens to the end, whatever comes: the guest shall not wait for its listener.

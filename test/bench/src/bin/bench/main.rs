@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`: counts in a guest, prints figures.
+//! `bazel run //test/bench -- storage`, or `burst`: counts, prints figures.
 //!
 //! Exit status 0: all is as promised. 1: it is not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -7,13 +7,15 @@ mod arguments;
 mod guest;
 
 use std::error::Error;
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::{Missing, Report};
+use bench::{Burst, Missing, Report};
 use clap::Parser;
+use serde::Serialize;
 
 use crate::arguments::{Arguments, Command, Json};
 use crate::guest::GuestError;
@@ -53,17 +55,28 @@ fn main() -> ExitCode {
 
 /// Is everything as promised?
 fn run(arguments: Arguments) -> Result<bool, BenchError> {
-    let Command::Storage { runs, json } = arguments.command;
-    let heard = guest::measure(&arguments.storage_guest, runs.get())?;
-    let report = Report::new(heard.kernel, &heard.samples)?;
-    print(&report, &json)?;
-    for violation in &report.violations {
-        eprintln!("error: {violation}");
+    match arguments.command {
+        Command::Storage { runs, json } => {
+            let heard = guest::measure(&arguments.storage_guest, runs.get())?;
+            let report = Report::new(heard.kernel, &heard.samples)?;
+            print(&report, &json)?;
+            for violation in &report.violations {
+                eprintln!("error: {violation}");
+            }
+            Ok(report.violations.is_empty())
+        }
+        Command::Burst { runs, claims, json } => {
+            let sizes = [format!("--runs={runs}"), format!("--claims={claims}")];
+            let mut samples = guest::bursts(&arguments.burst, &sizes)?;
+            let of_the_disk = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            samples.extend(guest::bursts(&arguments.storage_guest, &of_the_disk)?);
+            print(&Burst::new(&samples), &json)?;
+            Ok(true)
+        }
     }
-    Ok(report.violations.is_empty())
 }
 
-fn print(report: &Report, json: &Json) -> Result<(), BenchError> {
+fn print(report: &(impl Serialize + Display), json: &Json) -> Result<(), BenchError> {
     // A report is numbers and text: it has a JSON form.
     let text = serde_json::to_string(report).map_err(|error| BenchError::Print(error.into()))? + "\n";
     let mut out = io::stdout().lock();

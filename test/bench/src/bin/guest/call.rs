@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bench::Operation;
 use nix::errno::Errno;
 
-use crate::{files, loops, quota};
+use crate::{files, loops, quota, volumes};
 
 /// Why a figure cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,14 @@ pub(crate) enum CallError {
     Dir(#[from] dir::Error),
     #[error("the file's name is wrong")]
     Name(#[from] dir::NameError),
+    #[error("the volumes directory cannot be used")]
+    Start(#[from] volume::StartError),
+    #[error("the volume's name is wrong")]
+    VolumeId(#[from] volume::VolumeIdError),
+    #[error("the volume cannot be changed")]
+    Volume(#[from] volume::Error),
+    #[error("the volume cannot be opened")]
+    Open(#[from] volume::OpenError),
     #[error("there are no loop devices")]
     Control(#[from] loopdev::OpenError),
     #[error("no loop device can be attached")]
@@ -76,6 +84,14 @@ pub(crate) fn make(operation: Operation, mount: &Path, present: u32) -> Result<(
         Operation::Sync => quota::sync(mount),
         Operation::WriteNew => files::write_new(mount),
         Operation::WriteOver => files::write_over(mount),
+        Operation::Claim => volumes::claim_filesystem(mount),
+        Operation::ClaimBlock => volumes::claim_block(mount),
+        Operation::OpenVolume => volumes::open_volume(mount),
+        Operation::VolumeStats => volumes::stats(mount),
+        Operation::Expand => volumes::expand_filesystem(mount),
+        Operation::ExpandBlock => volumes::expand_block(mount),
+        Operation::Retire => volumes::retire(mount),
+        Operation::Discard => volumes::discard(mount),
         Operation::Attach => loops::attach(mount),
         Operation::Status => loops::status(mount),
         Operation::Refresh => loops::refresh(mount),

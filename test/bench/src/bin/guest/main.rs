@@ -11,6 +11,7 @@ mod names;
 mod quota;
 mod region;
 mod tracer;
+mod volumes;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -33,6 +34,15 @@ enum Command {
         #[arg(long, default_value_t = 5)]
         runs: u32,
     },
+    /// Serves many claims at once.
+    Burst {
+        /// How often each way is measured.
+        #[arg(long, default_value_t = 3)]
+        runs: u32,
+        /// How many claims there are.
+        #[arg(long, default_value_t = 500)]
+        claims: u32,
+    },
     /// Makes one operation, traced by its parent.
     Call {
         /// Which one.
@@ -51,6 +61,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Measure { runs } => measure::all(runs).map_err(Box::<dyn Error>::from),
+        Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(Box::<dyn Error>::from),
         Command::Call { operation, directory, present } => {
             call::make(operation, &directory, present).map_err(Box::<dyn Error>::from)
         }

@@ -11,8 +11,8 @@ use nix::sys::utsname::uname;
 use crate::call::CallError;
 use crate::control::{self, ControlError};
 use crate::loops::Attached;
-use crate::quota;
 use crate::tracer::{Seen, TraceError, trace};
+use crate::{quota, volumes};
 
 /// Why there are no samples, or not all.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +49,8 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
     tell(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
     let [few, many] = Subject::Fsquota.populations();
     let disks = [(arrange(few)?, few), (arrange(many)?, many)];
+    let [few, many] = Subject::Volume.populations();
+    let stores = [(provide(few)?, few), (provide(many)?, many)];
     // The kernel keeps a device that is not attached any more: from here on there are always as many,
     // with the one that is measured.
     let [_, most] = Subject::Loopdev.populations();
@@ -56,6 +58,11 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
     for run in 1..=runs {
         for operation in Subject::Fsquota.operations().chain(Subject::Dir.operations()) {
             for (disk, present) in &disks {
+                one(operation, *present, run, disk)?;
+            }
+        }
+        for operation in Subject::Volume.operations() {
+            for (disk, present) in &stores {
                 one(operation, *present, run, disk)?;
             }
         }
@@ -85,6 +92,27 @@ fn arrange(present: u32) -> Result<XfsDisk, MeasureError> {
     Ok(disk)
 }
 
+fn provide(present: u32) -> Result<XfsDisk, MeasureError> {
+    let disk = XfsDisk::with_project_quota();
+    let things = Subject::Volume.things();
+    volumes::populate(disk.path(), present).map_err(|source| MeasureError::Populate { present, things, source })?;
+    Ok(disk)
+}
+
+/// Serves so many claims at once, so often, and tells the samples.
+pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), MeasureError> {
+    for run in 1..=runs {
+        let mut samples = Vec::new();
+        volumes::burst(run, claims, |sample| samples.push(sample)).map_err(|source| MeasureError::Populate {
+            present: claims,
+            things: Subject::Volume.things(),
+            source,
+        })?;
+        samples.iter().try_for_each(line)?;
+    }
+    Ok(())
+}
+
 fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), MeasureError> {
     let arguments = [
         "call".into(),
@@ -98,6 +126,10 @@ fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(
 }
 
 fn tell(word: &Word) -> Result<(), MeasureError> {
+    line(word)
+}
+
+fn line(word: &impl serde::Serialize) -> Result<(), MeasureError> {
     let mut out = io::stdout().lock();
     let told = serde_json::to_writer(&mut out, word).map_err(io::Error::from);
     told.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).map_err(MeasureError::Tell)

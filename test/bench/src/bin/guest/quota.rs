@@ -1,6 +1,7 @@
 //! Operations of fsquota, and the baseline.
 
 use std::fs::{self, File};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use bench::Operation;
@@ -41,17 +42,20 @@ pub(crate) fn next(mount: &Path) -> Result<(), CallError> {
 pub(crate) fn walk_for_id(mount: &Path, projects: u32) -> Result<(), CallError> {
     let fs = open(mount)?;
     fsquota::sync(&fs)?;
-    let found = measured(|| {
-        let mut candidate = 1;
-        for quota in fsquota::report(&fs)? {
-            if quota?.id.get() > candidate {
-                break;
-            }
-            candidate += 1;
-        }
-        Ok::<u32, FsError>(candidate)
-    })??;
+    let found = measured(|| first_free(&fs))??;
     require("first free project ID", found, projects + 1)
+}
+
+/// The first ID that nobody has.
+pub(crate) fn first_free(fs: impl AsFd) -> Result<u32, FsError> {
+    let mut candidate = 1;
+    for quota in fsquota::report(&fs)? {
+        if quota?.id.get() > candidate {
+            break;
+        }
+        candidate += 1;
+    }
+    Ok(candidate)
 }
 
 pub(crate) fn report(mount: &Path, projects: u32) -> Result<(), CallError> {

@@ -1,22 +1,20 @@
-//! What the storage identity of a node may do, and what not: decided by a real API server.
+//! Volumes, claims that go back to the scheduler, events.
 
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Suite};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, Suite};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
+use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Error};
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+use crate::{Nodes, denied, forbidden};
 
-fn main() -> ExitCode {
-    Suite::new()
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite
         .case("a_node_makes_changes_and_deletes_its_own_volume", a_node_makes_changes_and_deletes_its_own_volume)
         .case("a_node_cannot_touch_another_nodes_volume", a_node_cannot_touch_another_nodes_volume)
         .case("a_node_cannot_make_a_volume_for_another_driver_or_everywhere", a_node_cannot_make_a_foreign_volume)
@@ -24,53 +22,15 @@ fn main() -> ExitCode {
         .case("a_node_changes_nothing_else_of_a_claim", a_node_changes_nothing_else_of_a_claim)
         .case("a_node_reports_in_its_own_name", a_node_reports_in_its_own_name)
         .case("others_are_not_held_to_the_policies", others_are_not_held_to_the_policies)
-        .run()
 }
 
-/// Nodes whose rights are in force.
-struct Nodes {
-    own: Client,
-    other: Client,
-    admin: Client,
-}
-
-impl Nodes {
-    async fn of(cluster: &Cluster) -> Result<Self, Failure> {
-        let admin = cluster.admin();
-        let client = admin.clone();
-        let reconciler =
-            Supervisor::start("reconciler", Settings::default(), move |cx| reconciler::run(cx, client.clone()));
-        reconciler.handle().healthy().await?;
-        reconciler.stop(Duration::from_secs(10)).await?;
-        let nodes = Self { own: cluster.storage_of("one").await?, other: cluster.storage_of("two").await?, admin };
-        nodes.wait().await?;
-        Ok(nodes)
-    }
-
-    /// The API server learns of roles and policies by watches, and puts policies in force a second later. They were
-    /// made in the order volumes, claims, events: all are in force when a node may report, and only in its own name.
-    async fn wait(&self) -> Result<(), Failure> {
-        let dry = PostParams { dry_run: true, ..PostParams::default() };
-        let events = Api::default_namespaced(self.own.clone());
-        eventually(PATIENCE, "the policies", async || {
-            events.create(&dry, &event("local.granary.dev", "one")).await?;
-            Ok::<_, Error>(match events.create(&dry, &event("local.granary.dev", "two")).await {
-                Err(Error::Api(status)) if status.is_invalid() || status.is_forbidden() => Seen::Done(()),
-                other => Seen::NotYet(format!("{other:?}")),
-            })
-        })
-        .await?;
-        Ok(())
-    }
-}
-
-fn on(node: &str) -> Value {
+pub(crate) fn on(node: &str) -> Value {
     json!({"required": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]},
     ]}})
 }
 
-fn volume(name: &str, affinity: &Value) -> PersistentVolume {
+pub(crate) fn volume(name: &str, affinity: &Value) -> PersistentVolume {
     of_driver(name, affinity, "local.granary.dev")
 }
 
@@ -97,7 +57,7 @@ fn claim(name: &str, node: &str) -> PersistentVolumeClaim {
     serde_json::from_value(claim).expect("a claim")
 }
 
-fn event(controller: &str, instance: &str) -> Event {
+pub(crate) fn event(controller: &str, instance: &str) -> Event {
     let event = json!({
         "metadata": {"generateName": "report-"}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal",
         "reason": "Provisioning", "action": "Provision", "note": "n",
@@ -107,15 +67,7 @@ fn event(controller: &str, instance: &str) -> Event {
     serde_json::from_value(event).expect("an event")
 }
 
-#[track_caller]
-fn denied<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
-    match result {
-        Err(Error::Api(status)) if status.message.contains(message) => {}
-        other => panic!("wanted a refusal with {message:?}, got {other:?}"),
-    }
-}
-
-const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+pub(crate) const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
 const FOREIGN_EVENT: &str = "in its own name";
 
@@ -205,8 +157,7 @@ async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>) -> Result
     ] {
         denied(own.patch("kept", &PatchParams::default(), &Patch::Merge(change)).await, FOREIGN_CLAIM);
     }
-    let deleted = own.delete("kept", &DeleteParams::default()).await;
-    assert!(matches!(deleted, Err(Error::Api(status)) if status.is_forbidden()));
+    forbidden(own.delete("kept", &DeleteParams::default()).await);
     admin.delete("kept", &DeleteParams::default()).await?;
     Ok(())
 }

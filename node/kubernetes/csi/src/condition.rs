@@ -1,0 +1,140 @@
+//! What the statistics say of a volume, from what was found.
+
+use fsquota::Quota;
+use proto::csi::volume_usage::Unit;
+use proto::csi::{VolumeCondition, VolumeUsage};
+use units::Bytes;
+
+use crate::host::{Found, LoopDevice};
+use crate::node::signed;
+
+/// What has no limit has no total, and CSI has no other way to say so than to leave it out. What a tenant stored on a
+/// device nobody knows but the tenant.
+pub(crate) fn usage(found: &Found) -> Vec<VolumeUsage> {
+    let entry = |unit: Unit, total: u64, used: u64| VolumeUsage {
+        available: signed(total.saturating_sub(used)),
+        total: signed(total),
+        used: signed(used),
+        unit: unit.into(),
+    };
+    match found {
+        Found::Filesystem(Quota { limits, used, .. }) => {
+            let bytes = limits.bytes.map(|total| entry(Unit::Bytes, total.get(), used.bytes.get()));
+            let inodes = limits.inodes.map(|total| entry(Unit::Inodes, total.get(), used.inodes.get()));
+            bytes.into_iter().chain(inodes).collect()
+        }
+        Found::Block { image, device } => {
+            let size = device.map_or(*image, |device| device.size);
+            vec![VolumeUsage { total: signed(size.get()), unit: Unit::Bytes.into(), ..VolumeUsage::default() }]
+        }
+        Found::Unusable | Found::Nothing => vec![],
+    }
+}
+
+pub(crate) fn condition(found: &Found) -> VolumeCondition {
+    let wrong = match found {
+        Found::Filesystem(quota) => filesystem(quota),
+        Found::Block { image, device } => block(*image, *device),
+        Found::Unusable => Some("the volume's record or image cannot be used; the node's log tells why".to_owned()),
+        Found::Nothing => Some("the volume is not published here".to_owned()),
+    };
+    VolumeCondition { abnormal: wrong.is_some(), message: wrong.unwrap_or_else(|| "the volume works".to_owned()) }
+}
+
+fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<String> {
+    match (limits.bytes, limits.inodes) {
+        (None, _) | (_, None) => Some("the volume has no quota and can fill the node's disk".to_owned()),
+        (Some(limit), _) if used.bytes > limit => {
+            Some(format!("the volume holds {}, more than its limit of {limit}; delete files or expand it", used.bytes))
+        }
+        (_, Some(limit)) if used.inodes > limit => {
+            Some(format!("the volume holds {}, more than its limit of {limit}; delete files or expand it", used.inodes))
+        }
+        (Some(_), Some(_)) => None,
+    }
+}
+
+fn block(image: Bytes, device: Option<LoopDevice>) -> Option<String> {
+    match device {
+        None => Some("the volume's device was detached under its pods; restart them".to_owned()),
+        Some(LoopDevice { size, .. }) if size != image => {
+            Some(format!("the volume's device has {size}, its image {image}: its expansion is not finished"))
+        }
+        Some(LoopDevice { direct_io: false, .. }) => {
+            Some("the volume's device has no direct I/O: its data is cached twice".to_owned())
+        }
+        Some(LoopDevice { direct_io: true, .. }) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use fsquota::{Limits, ProjectId, Usage};
+    use proptest::prelude::*;
+    use units::Inodes;
+
+    use super::*;
+
+    const WORKS: LoopDevice = LoopDevice { size: Bytes::GIB, direct_io: true };
+
+    fn quota(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64)) -> Found {
+        Found::Filesystem(Quota {
+            id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
+            limits: Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) },
+            used: Usage { bytes: Bytes::new(used.0), inodes: Inodes::new(used.1) },
+        })
+    }
+
+    fn block(device: Option<LoopDevice>) -> VolumeCondition {
+        condition(&Found::Block { image: Bytes::GIB, device })
+    }
+
+    #[test]
+    fn a_device_tells_its_size_and_nothing_of_what_is_on_it() {
+        let usage = usage(&Found::Block { image: Bytes::GIB, device: Some(WORKS) });
+        let [VolumeUsage { available: 0, used: 0, total, unit }] = usage[..] else { panic!("{usage:?}") };
+        assert_eq!((total, unit), (1 << 30, Unit::Bytes.into()));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_device_is_told() {
+        assert!(!block(Some(WORKS)).abnormal);
+        let cases = [
+            (None, "was detached"),
+            (Some(LoopDevice { size: Bytes::MIB, ..WORKS }), "the volume's device has 1 MiB, its image 1 GiB"),
+            (Some(LoopDevice { direct_io: false, ..WORKS }), "no direct I/O"),
+        ];
+        for (device, says) in cases {
+            let found = block(device);
+            assert!(found.abnormal && found.message.contains(says), "{found:?}");
+        }
+        assert!(condition(&Found::Unusable).abnormal);
+    }
+
+    #[test]
+    fn a_volume_without_a_quota_or_above_it_is_abnormal() {
+        for (bytes, inodes, abnormal) in [
+            (Some(10), Some(10), false),
+            (None, Some(10), true),
+            (Some(10), None, true),
+            (Some(9), Some(10), true),
+            (Some(10), Some(9), true),
+        ] {
+            assert_eq!(condition(&quota(bytes, inodes, (10, 10))).abnormal, abnormal, "{bytes:?} {inodes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_never_negative(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64), size: u64) {
+            let device = Some(LoopDevice { size: Bytes::new(size), direct_io: true });
+            for found in [quota(bytes, inodes, used), Found::Block { image: Bytes::new(size), device }] {
+                for VolumeUsage { available, total, used, .. } in usage(&found) {
+                    prop_assert!(available >= 0 && total >= 0 && used >= 0);
+                }
+            }
+        }
+    }
+}

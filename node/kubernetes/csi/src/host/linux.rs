@@ -1,0 +1,466 @@
+//! The disk and the mounts: looks, and does single steps. Decides nothing.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use dir::{Dir, Name};
+use loopdev::{Attached, Backing, FileId};
+use mount::{Attributes, Kind, UnmountError};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
+use tracing::warn;
+use units::Bytes;
+use volume::{Access, OpenError, Store, VolumeId};
+
+use super::{ActError, Found, GrowError, Host, Inspection, LookError, ReadyError, ReleaseError, block, filesystem};
+use crate::plan::{Device, Elsewhere, Seen, Shape, Step, Target, Volume};
+use crate::request::{Mode, Purpose, Question, Sharing, TargetPath};
+
+/// The node that this runs on.
+#[derive(Clone, Debug)]
+pub struct Linux {
+    kubelet: PathBuf,
+    volumes: Arc<Store>,
+    /// Held by all who look at nodes of devices, exclusively by who attaches one: until it took the mounts away that still
+    /// show its node from when it was another's, they show a volume that is not theirs.
+    nodes: Arc<RwLock<()>>,
+}
+
+/// What [`Linux`] opened: everything after the look goes through these.
+#[derive(Debug)]
+pub struct Opened {
+    id: VolumeId,
+    volume: Option<volume::Opened>,
+    image: Option<Image>,
+    parent: Option<Dir>,
+    name: Name,
+    /// The device to publish.
+    device: Option<Attached>,
+    /// The devices that no other target has.
+    idle: Vec<Attached>,
+    /// The one that this call attached.
+    fresh: Option<loopdev::Device>,
+}
+
+impl Opened {
+    fn parent(&self) -> Result<&Dir, ActError> {
+        self.parent.as_ref().ok_or(ActError::ParentGone)
+    }
+}
+
+/// The image of a block volume, open as the call needs it.
+#[derive(Debug)]
+struct Image {
+    file: OwnedFd,
+    /// What a loop device on it stands on.
+    backing: Backing,
+}
+
+pub(super) const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+/// Without `O_NOFOLLOW`, so that `RESOLVE_NO_SYMLINKS` tells a link (`ELOOP`) from a file (`ENOTDIR`).
+pub(super) const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+/// What tells its project.
+const READABLE: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+/// Of the target directory, until something is mounted on it.
+const TARGET_DIRECTORY: Permissions = Permissions::S_IRWXU.union(Permissions::S_IRGRP).union(Permissions::S_IXGRP);
+/// Of the target file.
+const TARGET_FILE: Permissions = Permissions::S_IRUSR.union(Permissions::S_IWUSR);
+/// How long an unmount waits for others to close what they have open there, and how often it looks.
+const BUSY: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(5);
+
+impl Linux {
+    /// `kubelet` is kubelet's root directory. It lies on the file system that the volumes are on.
+    pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
+        Self { kubelet: kubelet.into(), volumes, nodes: Arc::default() }
+    }
+
+    /// The volume, and its image if it is a block volume.
+    fn open(
+        &self,
+        id: &VolumeId,
+        access: Access,
+    ) -> Result<(Volume, Option<volume::Opened>, Option<Image>), LookError> {
+        let opened = match self.volumes.open_volume(id) {
+            Ok(opened) => opened,
+            Err(OpenError::Unknown { .. }) => return Ok((Volume::Unknown, None, None)),
+            Err(OpenError::NotAnnounced { .. }) => return Ok((Volume::NotAnnounced, None, None)),
+            Err(reason @ (OpenError::Record { .. } | OpenError::Image { .. })) => return Ok(damaged(&reason)),
+            Err(error @ OpenError::Dir { .. }) => return Err(LookError::Volume(error)),
+        };
+        if !opened.mode().is_block() {
+            return Ok((Volume::Known(Mode::Filesystem), Some(opened), None));
+        }
+        let file = match opened.image(access) {
+            Ok(file) => file,
+            Err(reason) => return Ok(damaged(&reason)),
+        };
+        let image = Image { backing: Backing::of(&file)?, file };
+        Ok((Volume::Known(Mode::Block), Some(opened), Some(image)))
+    }
+
+    /// kubelet may mount its directory on itself when it starts: a descriptor from before would be below that mount,
+    /// and what is mounted there out of kubelet's sight. So the whole path is resolved for every call.
+    fn parent(target: &TargetPath) -> Result<Option<OwnedFd>, LookError> {
+        let Some(parent) = target.full().parent() else { return Ok(None) };
+        match open(parent, DIRECTORY) {
+            Ok(parent) => Ok(Some(parent)),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+            Err(Errno::ELOOP) => Err(LookError::Link { parent: parent.to_owned() }),
+            Err(errno) => Err(LookError::Parent(errno)),
+        }
+    }
+
+    /// Whether what is mounted at a target is of a volume that the store knows by another name. What no record knows was
+    /// deleted.
+    fn is_anothers(&self, id: &VolumeId, parent: &OwnedFd, name: &Name) -> Result<bool, LookError> {
+        let target = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(LookError::Target)?;
+        if mount::at(&target)?.kind == Kind::Directory {
+            let readable = resolve(parent, Path::new(name.as_os_str()), READABLE).map_err(LookError::Target)?;
+            return Ok(self.volumes.volume_of(readable)?.is_some_and(|holder| holder != *id));
+        }
+        let block::Node::Attached { backing, .. } = block::look(&target)? else { return Ok(false) };
+        for (other, record) in self.volumes.records()?.readable {
+            if other != *id
+                && record.mode.is_block()
+                && let (_, _, Some(image)) = self.open(&other, Access::ReadOnly)?
+                && image.backing == backing
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The devices that stand on files of the volumes' disk, and stay.
+    fn on_disk(&self) -> Result<Vec<Attached>, LookError> {
+        let kubelet = open(&self.kubelet, DIRECTORY).map_err(LookError::Kubelet)?;
+        let disk = mount::identity(&kubelet)?.device;
+        let mut found = loopdev::list()?;
+        found.retain(|device| match device.status.backing {
+            Backing::File(FileId { device: on, .. }) => (on.major, on.minor) == disk && !device.status.config.autoclear,
+            Backing::Device(_) => false,
+        });
+        Ok(found)
+    }
+
+    /// Finds the devices of a block volume, as far as the purpose needs them.
+    fn devices(
+        &self,
+        at: &mut Opened,
+        seen: &mut Seen,
+        target: &TargetPath,
+        purpose: Purpose,
+    ) -> Result<(), LookError> {
+        let Some(image) = &at.image else { return Ok(()) };
+        let found = block::devices(image.backing)?;
+        let nodes = if found.is_empty() { None } else { Some(block::Nodes::look()?) };
+        let shared = |device: &Attached| {
+            nodes.as_ref().is_some_and(|nodes| nodes.has_targets(device.number, &self.kubelet, Some(target)))
+        };
+        at.idle = found.iter().filter(|device| !shared(device)).copied().collect();
+        if at.idle.len() < found.len() {
+            seen.elsewhere = Elsewhere::Published;
+        }
+        let state = |device: &Attached| if at.idle.contains(device) { Device::Idle } else { Device::Shared };
+        match purpose {
+            Purpose::Publish { read_only, .. } => {
+                at.device = found.into_iter().find(|device| device.status.config.read_only == read_only);
+                seen.device = at.device.as_ref().map_or(Device::Absent, state);
+            }
+            Purpose::Unpublish => {
+                let known = at.idle.first().or(found.first());
+                seen.device = known.map_or(Device::Absent, state);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Host for Linux {
+    type At = Opened;
+
+    fn ready(&self) -> Result<(), ReadyError> {
+        self.volumes.space().map(drop).map_err(ReadyError)
+    }
+
+    fn look(&self, Question { volume: id, target, purpose }: Question<'_>) -> Result<(Opened, Seen), LookError> {
+        let access = match purpose {
+            Purpose::Publish { read_only: false, .. } => Access::ReadWrite,
+            Purpose::Publish { read_only: true, .. } | Purpose::Unpublish => Access::ReadOnly,
+        };
+        let _looking = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let (volume, opened, image) = self.open(id, access)?;
+        let parent = Self::parent(target)?;
+        let there = match &parent {
+            Some(parent) => at_target(parent, target.name(), opened.as_ref(), image.as_ref())?,
+            None => Target::NoParent,
+        };
+        let there = match (&parent, there, volume) {
+            (Some(parent), Target::OtherVolume, Volume::Unknown | Volume::NotAnnounced | Volume::Damaged)
+                if !self.is_anothers(id, parent, target.name())? =>
+            {
+                Target::Stale
+            }
+            _ => there,
+        };
+        let mut seen = Seen { volume, target: there, elsewhere: Elsewhere::Nowhere, device: Device::Absent };
+        let mut at = Opened {
+            id: id.clone(),
+            volume: opened,
+            image,
+            parent: parent.map(Dir::from),
+            name: target.name().clone(),
+            device: None,
+            idle: Vec::new(),
+            fresh: None,
+        };
+        match (volume, purpose) {
+            // Another mode is refused, whatever else there is.
+            (Volume::Known(is), Purpose::Publish { mode, .. }) if is != mode => {}
+            // What is published is not published again.
+            (_, Purpose::Publish { .. }) if matches!(there, Target::Published(_)) => {}
+            (Volume::Known(Mode::Block), _) => self.devices(&mut at, &mut seen, target, purpose)?,
+            (Volume::Known(Mode::Filesystem), Purpose::Publish { sharing: Sharing::OneTarget, .. }) => {
+                if let Some(volume) = &at.volume {
+                    seen.elsewhere = filesystem::elsewhere(&self.kubelet, mount::identity(volume.dir())?, target)?;
+                }
+            }
+            (Volume::Known(Mode::Filesystem) | Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, _) => {}
+        }
+        Ok((at, seen))
+    }
+
+    fn act(&self, at: &mut Opened, step: Step) -> Result<(), ActError> {
+        match step {
+            Step::MakeTarget(shape) => make(at.parent()?, &at.name, shape),
+            Step::Attach { read_only } => {
+                let image = at.image.as_ref().ok_or(ActError::VolumeGone)?;
+                let _attaching = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
+                at.fresh = Some(block::attach(image.file.as_fd(), read_only, &self.kubelet)?);
+                Ok(())
+            }
+            Step::Bind(attributes) => match (&at.image, &at.volume, &at.fresh) {
+                (None, Some(volume), _) => filesystem::bind(volume.dir(), at.parent()?, &at.name, attributes),
+                (Some(_), _, Some(fresh)) => block::bind(fresh, at.parent()?, &at.name, attributes),
+                (Some(_), _, None) => {
+                    let device = block::reopen(at.device.as_ref().ok_or(ActError::DeviceGone)?)?;
+                    block::bind(&device, at.parent()?, &at.name, attributes)
+                }
+                (None, None, _) => Err(ActError::VolumeGone),
+            },
+            Step::Unmount => unmount(at.parent()?, &at.name),
+            Step::RemoveTarget => remove(at.parent()?, &at.name),
+            Step::Detach => detach(at),
+        }
+    }
+
+    fn inspect(&self, id: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
+        let known = self.volumes.announced(id);
+        if let Ok(volume) = &known
+            && !volume.mode().is_block()
+        {
+            let found = filesystem::inspect(volume, path)?;
+            return Ok(Inspection { volume: Volume::Known(Mode::Filesystem), found });
+        }
+        let _looking = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let (volume, opened, image) = self.open(id, Access::ReadOnly)?;
+        let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: Found::Nothing }) };
+        let there = at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
+        let found = match (volume, there, &image) {
+            (Volume::Damaged, Target::OtherVolume | Target::Stale, _) => Found::Unusable,
+            (Volume::Known(Mode::Block), Target::Published(_) | Target::Stale, Some(image)) => {
+                seen_block(&parent, path.name(), image)?
+            }
+            _ => Found::Nothing,
+        };
+        Ok(Inspection { volume, found })
+    }
+
+    fn grow(&self, id: &VolumeId) -> Result<Option<Bytes>, GrowError> {
+        let (_, _, image) = self.open(id, Access::ReadOnly)?;
+        let Some(image) = image else { return Ok(None) };
+        block::grow(&block::devices(image.backing)?)
+    }
+
+    fn attached(&self) -> Result<usize, LookError> {
+        Ok(self.on_disk()?.len())
+    }
+
+    fn idle(&self) -> Result<Vec<VolumeId>, LookError> {
+        let mut candidates = self.on_disk()?;
+        if candidates.is_empty() {
+            return Ok(Vec::new());
+        }
+        let nodes = block::Nodes::look()?;
+        candidates.retain(|device| !nodes.has_targets(device.number, &self.kubelet, None));
+        let mut idle = Vec::new();
+        for (id, record) in self.volumes.records()?.readable {
+            if !record.mode.is_block() || candidates.is_empty() {
+                continue;
+            }
+            if let (_, _, Some(image)) = self.open(&id, Access::ReadOnly)?
+                && candidates.iter().any(|device| device.status.backing == image.backing)
+            {
+                idle.push(id);
+            }
+        }
+        Ok(idle)
+    }
+
+    fn release(&self, id: &VolumeId) -> Result<(), ReleaseError> {
+        let (_, _, image) = self.open(id, Access::ReadOnly)?;
+        let Some(image) = image else { return Ok(()) };
+        let found = block::devices(image.backing)?;
+        let nodes = block::Nodes::look()?;
+        for device in found.iter().filter(|device| !nodes.has_targets(device.number, &self.kubelet, None)) {
+            match block::reopen(device) {
+                Ok(open) => block::detach(open, device.status.backing, id)?,
+                Err(ActError::DeviceGone) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn damaged(reason: &OpenError) -> (Volume, Option<volume::Opened>, Option<Image>) {
+    warn!(error = reason as &dyn std::error::Error, "volume cannot be used");
+    (Volume::Damaged, None, None)
+}
+
+/// Opens a path, through mounts but never through a symbolic link. As [`HANDLE`] a link is opened itself.
+pub(super) fn open(path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let scope = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    openat2(AT_FDCWD, path, OpenHow::new().flags(flags).resolve(scope))
+}
+
+/// The same, never outside a directory.
+pub(super) fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    openat2(beneath, path, OpenHow::new().flags(flags).resolve(scope))
+}
+
+fn at_target(
+    parent: &OwnedFd,
+    name: &Name,
+    volume: Option<&volume::Opened>,
+    image: Option<&Image>,
+) -> Result<Target, LookError> {
+    let target = match resolve(parent, Path::new(name.as_os_str()), HANDLE) {
+        Ok(target) => target,
+        Err(Errno::ENOENT) => return Ok(Target::Absent),
+        Err(errno) => return Err(LookError::Target(errno)),
+    };
+    let place = mount::at(&target)?;
+    // Volumes and targets are on one file system, and nobody else mounts parts of it on a target.
+    let disk = || mount::identity(parent).map(|parent| parent.device);
+    Ok(match (place.mounted, place.kind) {
+        (None, Kind::Directory) => Target::Bare(Shape::Directory),
+        (None, Kind::File) if place.size == 0 => Target::Bare(Shape::File),
+        (None, _) => Target::Obstructed,
+        (Some(attributes), Kind::Directory) => match volume {
+            Some(volume) if image.is_none() && mount::identity(volume.dir())? == place.identity => {
+                Target::Published(attributes)
+            }
+            _ if disk()? == place.identity.device => Target::OtherVolume,
+            _ => Target::Foreign,
+        },
+        (Some(attributes), Kind::BlockDevice(..)) => match block::look(&target)? {
+            // The device decides what can be written, whatever the mount says.
+            block::Node::Attached { backing, read_only, .. } if image.is_some_and(|image| image.backing == backing) => {
+                Target::Published(Attributes { read_only, ..attributes })
+            }
+            block::Node::Attached { backing: Backing::File(FileId { device: on, .. }), .. }
+                if (on.major, on.minor) == disk()? =>
+            {
+                Target::OtherVolume
+            }
+            block::Node::Attached { .. } | block::Node::Gone => Target::Stale,
+            block::Node::Other => Target::Foreign,
+        },
+        (Some(_), Kind::File | Kind::Link | Kind::Other) => Target::Foreign,
+    })
+}
+
+/// The image and the device of a block volume whose node is at this place, or was.
+fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<Found, LookError> {
+    let stat = fstat(&image.file).map_err(LookError::Size)?;
+    let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
+    let node = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(LookError::Target)?;
+    let device = match block::look(&node)? {
+        block::Node::Attached { backing, device, .. } if backing == image.backing => Some(device),
+        _ => None,
+    };
+    Ok(Found::Block { image: size, device })
+}
+
+fn make(parent: &Dir, name: &Name, shape: Shape) -> Result<(), ActError> {
+    let made = match shape {
+        Shape::Directory => mkdirat(parent, name.as_os_str(), TARGET_DIRECTORY),
+        Shape::File => {
+            let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+            parent.open_file(name, flags, TARGET_FILE).map(drop).map_err(|error| error.errno())
+        }
+    };
+    match made {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(Errno::ENOENT) => Err(ActError::ParentGone),
+        Err(errno) => Err(ActError::Make(errno)),
+    }
+}
+
+/// Who looks at a target, as for statistics, keeps it busy for a moment.
+fn unmount(parent: &Dir, name: &Name) -> Result<(), ActError> {
+    let begin = Instant::now();
+    loop {
+        match mount::unmount_beneath(parent, name.as_os_str()) {
+            Ok(()) | Err(UnmountError::NotMounted | UnmountError::Absent) => return Ok(()),
+            Err(UnmountError::Busy) if begin.elapsed() < BUSY => sleep(PAUSE),
+            Err(UnmountError::Busy) => return Err(ActError::Busy),
+            Err(error @ (UnmountError::Name | UnmountError::Kernel(_))) => return Err(ActError::Unmount(error)),
+        }
+    }
+}
+
+/// Removes a directory or file that is empty.
+fn remove(parent: &Dir, name: &Name) -> Result<(), ActError> {
+    let removed = match parent.remove_dir(name) {
+        Err(error) if error.errno() == Errno::ENOTDIR => {
+            let empty = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(ActError::Open)?;
+            let place = mount::at(&empty)?;
+            drop(empty);
+            match place {
+                mount::Place { mounted: Some(_), .. } => return Err(ActError::Busy),
+                mount::Place { kind: Kind::File, size: 0, .. } => parent.remove_file(name),
+                _ => return Err(ActError::NotEmpty),
+            }
+        }
+        other => other,
+    };
+    removed.or_else(|error| match error.errno() {
+        Errno::ENOENT => Ok(()),
+        Errno::ENOTEMPTY | Errno::EEXIST => Err(ActError::NotEmpty),
+        Errno::EBUSY => Err(ActError::Busy),
+        _ => Err(ActError::Remove(error)),
+    })
+}
+
+/// Detaches what this call attached and what no other target has.
+fn detach(at: &mut Opened) -> Result<(), ActError> {
+    if let (Some(fresh), Some(image)) = (at.fresh.take(), &at.image) {
+        block::detach(fresh, image.backing, &at.id)?;
+    }
+    for seen in at.idle.drain(..) {
+        match block::reopen(&seen) {
+            Ok(device) => block::detach(device, seen.status.backing, &at.id)?,
+            Err(ActError::DeviceGone) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

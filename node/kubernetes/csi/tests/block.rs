@@ -1,0 +1,478 @@
+//! Block volumes on a real disk: images on XFS, loop devices, mounted nodes. Runs as root in a machine of its own.
+
+mod kubelet;
+mod machine;
+mod traced;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use csi::{Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
+use dir::Dir;
+use kubelet::{MANY, SINGLE};
+use loopdev::{Attached, BlockSize, Config, Control, Detach, Device};
+use machine::{Node, SIZE, mounted, mounts_at};
+use mount::{Attributes, Filesystem};
+use nix::libc;
+use nix::mount::MsFlags;
+use proto::csi::NodePublishVolumeRequest;
+use proto::csi::volume_usage::Unit;
+use tonic::Code;
+use units::Bytes;
+use volume::{Access, Allocation, Store, VolumeId};
+
+const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
+
+/// Where kubelet lets the plugin publish, and where it mounts the node once more. Both below its directory.
+const PUBLISH: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-1";
+const MAP: &str = "plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/pod-1";
+
+impl Node {
+    fn devices(&self) -> Vec<Attached> {
+        self.ground.devices()
+    }
+
+    fn image(&self, volume: &VolumeId) -> File {
+        let opened = self.store.open_volume(volume).expect("the volume");
+        opened.image(Access::ReadWrite).expect("its image").into()
+    }
+
+    async fn publish_block(&mut self, volume: &str, target: &str) -> Result<(), Code> {
+        self.publish(self.kubelet.publish_block(volume, target, MANY)).await
+    }
+
+    async fn publish_read_only(&mut self, volume: &str, target: &str) -> Result<(), Code> {
+        let message = self.kubelet.publish_block(volume, target, MANY);
+        self.publish(NodePublishVolumeRequest { readonly: true, ..message }).await
+    }
+
+    /// What kubelet does when the plugin has published. Without our patch it also attaches a loop device of its own.
+    fn map(&self, target: &str) -> PathBuf {
+        let map = self.target(MAP);
+        fs::create_dir_all(map.parent().expect("a directory")).expect("directories");
+        File::create(&map).expect("a file");
+        let (from, flags) = (self.target(target), MsFlags::MS_BIND);
+        nix::mount::mount(Some(&from), &map, None::<&str>, flags, None::<&str>).expect("bind");
+        map
+    }
+}
+
+fn losetup(path: &Path) -> Device {
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
+    Control::open().expect("the driver").attach(&file, &Config::default()).expect("attach")
+}
+
+fn detach(path: &Path) -> Detach {
+    let device = Device::open(path).expect("a device");
+    let backing = device.backing().expect("attached");
+    device.detach_from(backing).expect("detach")
+}
+
+fn write(path: &Path, text: &[u8]) {
+    let mut file = OpenOptions::new().write(true).open(path).expect("open to write");
+    file.write_all(text).and_then(|()| file.sync_all()).expect("write");
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    let mut found = vec![0; 5];
+    File::open(path).expect("open").read_exact(&mut found).expect("read");
+    found
+}
+
+fn is_device(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+#[tokio::test]
+async fn a_volume_is_one_device_with_direct_io_and_no_node_on_the_disk() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let target = node.target("device");
+    for _ in 0..2 {
+        node.publish_block("pvc-1", "device").await.expect("publish");
+        assert_eq!((mounted(&target), mounts_at(&target)), (Some(NODE), 1));
+        let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+        assert_eq!(device.status.size, SIZE);
+        assert!(device.status.config.direct_io && !device.status.config.read_only);
+    }
+    write(&target, b"hello");
+    assert_eq!(read(&target), b"hello");
+
+    mount::unmount(&target).expect("what a reboot does");
+    let below = fs::symlink_metadata(&target).expect("it is there");
+    assert!(below.is_file() && below.len() == 0);
+    node.publish_block("pvc-1", "device").await.expect("publish after the reboot");
+    assert_eq!(read(&target), b"hello");
+    assert_eq!(node.devices().len(), 1);
+
+    for _ in 0..2 {
+        node.unpublish("pvc-1", "device").await.expect("unpublish");
+        assert!(!target.exists() && node.devices().is_empty());
+    }
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn read_only_is_the_device_itself_beside_a_writable_one() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    node.publish_block("pvc-1", "rw").await.expect("publish");
+    write(&node.target("rw"), b"hello");
+    for _ in 0..2 {
+        node.publish_read_only("pvc-1", "ro").await.expect("publish");
+    }
+    let target = node.target("ro");
+    assert_eq!(mounted(&target), Some(Attributes { read_only: true, ..NODE }));
+    assert_eq!(read(&target), b"hello");
+    // A pod's runtime makes its own node, on a mount that can be written: the device itself has to refuse.
+    let device = Device::open(&target).expect("a device").path();
+    for node in [&target, &device] {
+        let mut file = OpenOptions::new().write(true).open(node).expect("that alone does nothing");
+        file.write_all(b"x").expect_err("it is read-only");
+    }
+    let mut modes: Vec<_> = node.devices().iter().map(|device| device.status.config.read_only).collect();
+    modes.sort_unstable();
+    assert_eq!(modes, [false, true]);
+
+    assert_eq!(node.publish_block("pvc-1", "ro").await, Err(Code::AlreadyExists));
+    assert_eq!(node.publish_read_only("pvc-1", "rw").await, Err(Code::AlreadyExists));
+    node.unpublish("pvc-1", "rw").await.expect("unpublish");
+    assert_eq!(read(&target), b"hello");
+    node.unpublish("pvc-1", "ro").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn one_of_two_targets_may_go_while_the_other_is_written() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    for target in ["a", "b"] {
+        node.publish_block("pvc-1", target).await.expect("publish");
+        assert_eq!(node.devices().len(), 1, "shared");
+    }
+    let mut held = OpenOptions::new().write(true).open(node.target("b")).expect("open");
+    held.write_all(b"hel").expect("write");
+    node.unpublish("pvc-1", "a").await.expect("unpublish");
+    held.write_all(b"lo").and_then(|()| held.sync_all()).expect("write");
+    drop(held);
+    assert_eq!(read(&node.target("b")), b"hello");
+    assert_eq!(node.devices().len(), 1);
+    node.unpublish("pvc-1", "b").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_single_writer_has_one_target_and_kubelets_own_mount_is_none() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
+    let publish = |target| node.kubelet.publish_block("pvc-1", target, SINGLE);
+    let (first, second) = (publish(PUBLISH), publish("b"));
+    node.publish(first.clone()).await.expect("publish");
+    let map = node.map(PUBLISH);
+    node.publish(first).await.expect("publish again");
+    assert_eq!(node.publish(second.clone()).await, Err(Code::FailedPrecondition));
+    assert!(!node.target("b").exists());
+
+    let stats = node.client.node_get_volume_stats(node.kubelet.stats("pvc-1", MAP)).await.expect("stats").into_inner();
+    let size = i64::try_from(SIZE.get()).expect("small");
+    let [usage] = &stats.usage[..] else { panic!("{:?}", stats.usage) };
+    assert_eq!((usage.unit(), usage.total), (Unit::Bytes, size));
+    assert!(!stats.volume_condition.expect("a condition").abnormal);
+
+    node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
+    node.publish(second).await.expect("it has no target now");
+    assert!(!is_device(&map), "it would show whatever has the number now");
+    node.unpublish("pvc-1", "b").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn devices_grow_while_they_are_open() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    node.publish_block("pvc-1", "rw").await.expect("publish");
+    node.publish_read_only("pvc-1", "ro").await.expect("publish");
+    let held = OpenOptions::new().write(true).open(node.target("rw")).expect("open");
+    let double = SIZE.checked_mul(2).expect("it fits");
+    let wanted = i64::try_from(double.get()).expect("small");
+    let gone = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/gone";
+    let message = node.kubelet.expand("pvc-1", gone, Some((wanted, 0)));
+    let early = node.client.node_expand_volume(message.clone()).await.expect_err("the image did not grow yet");
+    assert_eq!(early.code(), Code::OutOfRange);
+
+    node.store.expand(&volume, double).expect("the provisioner grows the image");
+    let stats = node.client.node_get_volume_stats(node.kubelet.stats("pvc-1", "rw")).await.expect("stats").into_inner();
+    assert!(stats.volume_condition.expect("a condition").abnormal, "not finished");
+    for target in ["rw", gone] {
+        let message = node.kubelet.expand("pvc-1", target, Some((wanted, 0)));
+        let answer = node.client.node_expand_volume(message).await.expect("expand").into_inner();
+        assert_eq!(answer.capacity_bytes, wanted, "{target}");
+    }
+    assert!(node.devices().iter().all(|device| device.status.size == double), "{:?}", node.devices());
+    std::os::unix::fs::FileExt::write_all_at(&held, b"end", double.get() - 3).expect("write at the new end");
+    drop(held);
+    for target in ["rw", "ro"] {
+        node.unpublish("pvc-1", target).await.expect("unpublish");
+    }
+    let message = node.kubelet.expand("pvc-1", "rw", None);
+    assert_eq!(node.client.node_expand_volume(message).await.expect_err("not there").code(), Code::NotFound);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_in_the_place_of_a_device_is_used_if_it_is_empty_and_stays_otherwise() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let (directory, content, empty) = (node.target("directory"), node.target("content"), node.target("empty"));
+    fs::create_dir(&directory).expect("a directory");
+    fs::write(&content, "not the volume's").expect("a file");
+    fs::write(&empty, "").expect("a file");
+    assert_eq!(node.publish_block("pvc-1", "directory").await, Err(Code::FailedPrecondition));
+    assert_eq!(node.publish_block("pvc-1", "content").await, Err(Code::FailedPrecondition));
+    assert_eq!(node.unpublish("pvc-1", "content").await, Err(Code::FailedPrecondition));
+    assert_eq!(fs::read(&content).expect("it is there"), b"not the volume's");
+    assert!(node.devices().is_empty(), "nothing was attached");
+
+    node.unpublish("pvc-1", "empty").await.expect("half-made");
+    assert!(!empty.exists());
+    fs::write(&empty, "").expect("a file");
+    node.publish_block("pvc-1", "empty").await.expect("publish");
+    assert!(is_device(&empty));
+    node.unpublish("pvc-1", "empty").await.expect("unpublish");
+    node.unpublish("pvc-unknown", "empty").await.expect("kubelet would ask for ever");
+    node.unpublish("pvc-1", "absent/device").await.expect("its parent is gone");
+
+    node.provision("pvc-directory");
+    assert_eq!(node.publish_block("pvc-directory", "device").await, Err(Code::InvalidArgument));
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_device_that_vanished_is_told_made_anew_and_unpublished() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    write(&target, b"hello");
+    assert_eq!(detach(&target), Detach::Detached);
+
+    let message = node.kubelet.stats("pvc-1", "device");
+    let stats = node.client.node_get_volume_stats(message).await.expect("stats").into_inner();
+    let condition = stats.volume_condition.expect("a condition");
+    assert!(condition.abnormal && condition.message.contains("was detached"), "{}", condition.message);
+
+    node.publish_block("pvc-1", "device").await.expect("publish again");
+    assert_eq!((read(&target).as_slice(), mounts_at(&target)), (&b"hello"[..], 1));
+    assert_eq!(detach(&target), Detach::Detached);
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    assert!(!target.exists() && node.devices().is_empty());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_stale_node_never_shows_another_volume() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    node.provision_block("pvc-2");
+    let (first, second) = (node.target("first"), node.target("second"));
+    node.publish_block("pvc-1", "first").await.expect("publish");
+    let number = Device::open(&first).expect("a device").number();
+    assert_eq!(detach(&first), Detach::Detached);
+    node.publish_block("pvc-2", "second").await.expect("publish");
+    assert_eq!(Device::open(&second).expect("a device").number(), number, "the number is used again");
+
+    assert!(!is_device(&first));
+    node.unpublish("pvc-1", "first").await.expect("unpublish");
+    write(&second, b"hello");
+    assert_eq!(node.unpublish("pvc-1", "second").await, Err(Code::FailedPrecondition), "it is another volume's");
+    assert_eq!(node.publish_block("pvc-1", "second").await, Err(Code::AlreadyExists));
+    assert_eq!(read(&second), b"hello");
+    node.unpublish("pvc-2", "second").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_volume_that_was_deleted_under_its_target_is_unpublished() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    node.store.retire(&volume).expect("retire");
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    assert!(!target.exists() && node.devices().is_empty());
+    node.stop().await;
+}
+
+/// Without our patch kubelet attaches a second device, to the node that it mounts itself, so that nobody takes the first
+/// one away.
+#[tokio::test]
+async fn kubelets_own_device_does_no_harm() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
+    let elsewhere = ktest_support::Tmpfs::mount();
+    fs::write(elsewhere.path().join("other"), [0; 8192]).expect("a file");
+    let other = losetup(&elsewhere.path().join("other")).path();
+
+    // As kubelet does it: its device goes before the call.
+    node.publish_block("pvc-1", PUBLISH).await.expect("publish");
+    let map = node.map(PUBLISH);
+    let second = losetup(&map).path();
+    write(&node.target(PUBLISH), b"hello");
+    node.store.expand(&volume, Bytes::new(2 * SIZE.get())).expect("grow");
+    let grown = node.client.node_expand_volume(node.kubelet.expand("pvc-1", PUBLISH, None)).await.expect("expand");
+    assert_eq!(grown.into_inner().capacity_bytes, 2 * i64::try_from(SIZE.get()).expect("small"));
+    assert_eq!(detach(&second), Detach::Detached);
+    mount::unmount(&map).expect("unmount");
+    node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
+    assert!(node.devices().is_empty());
+
+    // In another order: ours goes when kubelet lets go of its own, and is nobody's until then.
+    node.publish_block("pvc-1", PUBLISH).await.expect("publish");
+    assert_eq!(node.map(PUBLISH), map);
+    let second = losetup(&map).path();
+    node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
+    assert_eq!(node.devices().len(), 1, "it is in use");
+    node.publish_block("pvc-1", "next").await.expect("publish");
+    assert_eq!(node.devices().len(), 2, "what will go is not used again");
+    assert_eq!(detach(&second), Detach::Detached);
+    assert_eq!(node.devices().len(), 1);
+    assert_eq!(read(&node.target("next")), b"hello");
+    mount::unmount(&map).expect("unmount");
+    node.unpublish("pvc-1", "next").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+
+    assert_eq!(detach(&other), Detach::Detached, "it was left alone");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn at_the_start_only_devices_of_volumes_without_targets_go() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let left = node.provision_block("pvc-2");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    write(&node.target("device"), b"hello");
+    // What a plugin leaves that is killed, and what is not the plugin's although it is on the same disk.
+    let driver = Control::open().expect("the driver");
+    drop(driver.attach(node.image(&left), &Config::default()).expect("attach"));
+    let foreign = node.ground.path().join("foreign");
+    fs::write(&foreign, [0; 8192]).expect("a file");
+    let foreign = losetup(&foreign).path();
+    assert_eq!(node.devices().len(), 3);
+
+    let mut node = Node::on(node.end().await).await;
+    assert_eq!(node.devices().len(), 2);
+    assert_eq!(read(&node.target("device")), b"hello");
+    assert_eq!(detach(&foreign), Detach::Detached, "it was left alone");
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+/// The kernel drops direct I/O without a word if a device's blocks are smaller than those of the disk below.
+#[test]
+fn a_disk_of_larger_blocks_has_direct_io_too() {
+    let disk = ktest_support::XfsDisk::without_quota();
+    let (file, point) = (disk.path().join("disk"), disk.path().join("mounted"));
+    File::create(&file).and_then(|file| file.set_len(400 << 20)).expect("a file");
+    fs::create_dir(&point).expect("a directory");
+    let block_size = Some(BlockSize::new(4096).expect("a block size"));
+    let backing = OpenOptions::new().read(true).write(true).open(&file).expect("open");
+    let config = Config { block_size, ..Config::default() };
+    let below = Control::open().expect("the driver").attach(&backing, &config).expect("attach");
+    let made = Command::new("mkfs.xfs").arg("-q").arg(below.path()).status().expect("mkfs.xfs");
+    assert!(made.success());
+    let (source, data) = (below.path(), "prjquota");
+    let what = Filesystem { kind: "xfs", source: &source, target: &point, flags: MsFlags::empty(), data };
+    mount::filesystem(what).expect("mount");
+    {
+        let kubelet = point.join("kubelet");
+        fs::create_dir(&kubelet).and_then(|()| fs::create_dir(point.join("volumes"))).expect("directories");
+        let volumes = Dir::open(&point.join("volumes")).expect("open");
+        let store = Arc::new(Store::open(&volumes, volume::Settings::default()).expect("a store"));
+        let volume = machine::make(&store, "pvc-1", volume::Mode::Block { allocation: Allocation::Thick });
+        let target = kubelet.join("device").display().to_string();
+        let target = TargetPath::parse(&target, &kubelet).expect("a path");
+        let host = Linux::new(kubelet, store);
+        let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
+        let (mut at, _) = host.look(Question { volume: &volume, target: &target, purpose }).expect("look");
+        host.act(&mut at, Step::MakeTarget(Shape::File)).expect("a file");
+        host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
+        host.act(&mut at, Step::Bind(NODE)).expect("bind");
+        let config = Device::open(target.full()).and_then(|device| Ok(device.config())).expect("a device");
+        let config = config.expect("it is attached");
+        assert!(config.direct_io && config.block_size == block_size, "{config:?}");
+        for step in [Step::Unmount, Step::RemoveTarget, Step::Detach] {
+            host.act(&mut at, step).expect("act");
+        }
+        assert_eq!(host.attached().expect("devices"), 0);
+    }
+    mount::unmount(&point).expect("unmount");
+    assert_eq!(below.detach(&backing).expect("detach"), Detach::Detached);
+}
+
+#[tokio::test]
+async fn no_other_program_is_started() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let path = node.target("device").display().to_string();
+    let target = TargetPath::parse(&path, &node.kubelet.directory).expect("a path");
+    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
+    let host = node.host();
+    let calls = traced::calls(|| {
+        let (mut at, _) = host.look(Question { volume: &volume, target: &target, purpose }).expect("look");
+        for step in [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)] {
+            host.act(&mut at, step).expect("act");
+        }
+    });
+    assert!(is_device(&node.target("device")) && calls.contains(&libc::SYS_move_mount));
+    let forks = [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve];
+    assert!(!calls.iter().any(|call| forks.contains(call)), "{calls:?}");
+    drop(host);
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_after_many_calls_at_once() {
+    let mut node = Node::start().await;
+    let volumes = ["pvc-1", "pvc-2", "pvc-3"];
+    for volume in volumes {
+        node.provision_block(volume);
+    }
+    let descriptors = || fs::read_dir("/proc/self/fd").expect("descriptors").count();
+    let mounts = mount::table().expect("table").len();
+    node.publish_block("pvc-1", "0").await.expect("publish");
+    node.unpublish("pvc-1", "0").await.expect("unpublish");
+    let before = descriptors();
+    for round in 0..4 {
+        let mut calls = tokio::task::JoinSet::new();
+        for (volume, target) in volumes.iter().flat_map(|volume| ["a", "b", "c"].map(|target| (*volume, target))) {
+            let mut client = node.client.clone();
+            let target = format!("{volume}-{target}");
+            let mut message = node.kubelet.publish_block(volume, &target, MANY);
+            message.readonly = target.ends_with('c');
+            let unpublish = node.kubelet.unpublish(volume, &target);
+            calls.spawn(async move {
+                client.node_publish_volume(message).await.expect("publish");
+                client.node_unpublish_volume(unpublish).await.expect("unpublish");
+            });
+        }
+        while let Some(call) = calls.join_next().await {
+            call.expect("it works");
+        }
+        assert!(node.devices().is_empty(), "round {round}: {:?}", node.devices());
+    }
+    assert_eq!((mount::table().expect("table").len(), descriptors()), (mounts, before));
+    node.stop().await;
+}

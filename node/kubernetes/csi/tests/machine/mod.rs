@@ -1,0 +1,162 @@
+//! A node with a real disk: the plugin, the volumes, and where kubelet would look for them.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi::{Linux, Plugin, Settings};
+use dir::{Dir, Mode, Name};
+use ktest_support::XfsDisk;
+use loopdev::{Attached, Backing, Device};
+use mount::Attributes;
+use nix::sys::stat::makedev;
+use prometheus::Registry;
+use proto::csi::NodePublishVolumeRequest;
+use proto::csi::node_client::NodeClient;
+use supervisor::Supervisor;
+use tonic::Code;
+use tonic::transport::Channel;
+use units::{Bytes, Inodes};
+use volume::{Allocation, Claim, Request, Store, VolumeId};
+
+use crate::kubelet::Kubelet;
+
+pub const SIZE: Bytes = Bytes::new(64 << 20);
+pub const INODES: Inodes = Inodes::new(1000);
+
+/// A node with its data disk and a running plugin.
+pub struct Node {
+    supervisor: Supervisor,
+    pub store: Arc<Store>,
+    pub kubelet: Kubelet,
+    pub client: NodeClient<Channel>,
+    // Last: it can only be unmounted when nothing on it is open.
+    pub ground: Ground,
+}
+
+/// A disk, and what tests leave on it.
+pub struct Ground(XfsDisk);
+
+impl Ground {
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The loop devices on its files.
+    pub fn devices(&self) -> Vec<Attached> {
+        let disk = fs::metadata(self.path()).expect("the disk").dev();
+        let mut found = loopdev::list().expect("devices");
+        found.retain(|device| match device.status.backing {
+            Backing::File(file) => makedev(file.device.major.into(), file.device.minor.into()) == disk,
+            Backing::Device(_) => false,
+        });
+        found
+    }
+}
+
+impl Drop for Ground {
+    /// In an order in which the disk can be unmounted.
+    fn drop(&mut self) {
+        let table = mount::table().expect("table");
+        let below = |entry: &&mount::Entry| entry.point.starts_with(self.path()) && entry.point != self.path();
+        for entry in table.iter().rev().filter(below) {
+            mount::unmount(&entry.point).expect("unmount");
+        }
+        for left in self.devices() {
+            let device = Device::open(left.number.path()).expect("a device");
+            let _ = device.detach_from(left.status.backing).expect("detach");
+        }
+    }
+}
+
+impl Node {
+    pub async fn start() -> Self {
+        Self::on(Ground(XfsDisk::with_project_quota())).await
+    }
+
+    /// On a disk that another node was on before, or on a fresh one.
+    pub async fn on(ground: Ground) -> Self {
+        let data = Dir::open(ground.path()).expect("the disk");
+        let private = Mode::from_bits_truncate(0o700);
+        let sub = |name: &str| {
+            let name = Name::try_from(name).expect("a name");
+            data.ensure_dir(&name, private).expect("a directory").into_inner()
+        };
+        sub("kubelet");
+        let store = Arc::new(Store::open(&sub("volumes"), volume::Settings::default()).expect("a store"));
+        let kubelet = Kubelet { directory: ground.path().join("kubelet") };
+        let settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
+        let host = Linux::new(kubelet.directory.clone(), Arc::clone(&store));
+        let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
+        let supervisor =
+            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&plugin).run(cx));
+        supervisor.handle().healthy().await.expect("it starts");
+        let client = kubelet.client().await;
+        Self { supervisor, store, kubelet, client, ground }
+    }
+
+    /// Ends the plugin, and leaves what is mounted and attached as it is.
+    pub async fn end(self) -> Ground {
+        let Self { supervisor, client, ground, .. } = self;
+        drop(client);
+        supervisor.stop(Duration::from_secs(20)).await.expect("nothing is aborted");
+        ground
+    }
+
+    /// Takes everything down.
+    pub async fn stop(self) {
+        drop(self.end().await);
+    }
+
+    pub fn provision(&self, volume: &str) -> VolumeId {
+        self.make(volume, volume::Mode::Filesystem { inodes: INODES })
+    }
+
+    pub fn provision_block(&self, volume: &str) -> VolumeId {
+        self.make(volume, volume::Mode::Block { allocation: Allocation::Thick })
+    }
+
+    fn make(&self, volume: &str, mode: volume::Mode) -> VolumeId {
+        make(&self.store, volume, mode)
+    }
+
+    /// What the plugin does with a call, without the plugin.
+    pub fn host(&self) -> Linux {
+        Linux::new(self.kubelet.directory.clone(), Arc::clone(&self.store))
+    }
+
+    pub fn target(&self, name: &str) -> PathBuf {
+        self.kubelet.directory.join(name)
+    }
+
+    pub async fn publish(&mut self, message: NodePublishVolumeRequest) -> Result<(), Code> {
+        self.client.node_publish_volume(message).await.map(drop).map_err(|status| status.code())
+    }
+
+    pub async fn unpublish(&mut self, volume: &str, target: &str) -> Result<(), Code> {
+        let message = self.kubelet.unpublish(volume, target);
+        self.client.node_unpublish_volume(message).await.map(drop).map_err(|status| status.code())
+    }
+}
+
+/// Provisions a volume.
+pub fn make(store: &Store, volume: &str, mode: volume::Mode) -> VolumeId {
+    let id: VolumeId = volume.parse().expect("an identifier");
+    let claim = Claim { uid: volume.to_owned(), namespace: "default".to_owned(), name: "claim".to_owned() };
+    let request = Request { claim, class: "local".to_owned(), mode, size: SIZE };
+    store.provision(&id, &request).expect("provision");
+    store.announce(&id).expect("announce");
+    id
+}
+
+/// The attributes of what is mounted there.
+pub fn mounted(path: &Path) -> Option<Attributes> {
+    mount::at(File::open(path).expect("open")).expect("look").mounted
+}
+
+/// How many mounts lie on each other there.
+pub fn mounts_at(path: &Path) -> usize {
+    mount::table().expect("table").iter().filter(|entry| entry.point == path).count()
+}

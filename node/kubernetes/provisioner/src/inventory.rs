@@ -1,0 +1,339 @@
+//! The volumes and the disk as they are at the moment of a scrape.
+
+use std::sync::{Mutex, PoisonError};
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
+use tracing::warn;
+use units::Bytes;
+use volume::{ListError, LookError, Mode, Space, State, UsageError, VolumeUsage};
+
+use crate::Volumes;
+use crate::metrics::count;
+
+/// Volumes that have series of their own, the first by name: a scrape stays small whatever is on the disk.
+const MOST: usize = 5000;
+
+/// What a volume's own series say of it.
+const VOLUME: [&str; 4] = ["volume", "namespace", "claim", "mode"];
+
+/// What one look finds.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) space: Space,
+    /// By name.
+    pub(crate) volumes: Vec<VolumeUsage>,
+    /// Of these, the data is being removed.
+    pub(crate) retired: usize,
+}
+
+/// Why the disk cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotError {
+    #[error(transparent)]
+    Look(#[from] LookError),
+    #[error(transparent)]
+    List(#[from] ListError),
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+}
+
+impl Snapshot {
+    /// Looks: one sweep over the quotas, and one directory.
+    pub(crate) fn of(volumes: &dyn Volumes) -> Result<Self, SnapshotError> {
+        let mut found = volumes.usage()?;
+        found.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(Self { space: volumes.space()?, volumes: found, retired: volumes.retired()?.len() })
+    }
+}
+
+/// The metrics of a [`Snapshot`], taken at every scrape.
+pub(crate) struct Inventory<L> {
+    look: L,
+    /// One scrape at a time looks at the disk and sets them.
+    gauges: Mutex<Gauges>,
+    descs: Vec<Desc>,
+}
+
+struct Gauges {
+    size: IntGauge,
+    reserve: IntGauge,
+    promisable: IntGauge,
+    promised: IntGauge,
+    free: IntGauge,
+    volumes: IntGaugeVec,
+    retired: IntGauge,
+    limit: IntGaugeVec,
+    used: IntGaugeVec,
+    inode_limit: IntGaugeVec,
+    inodes_used: IntGaugeVec,
+    errors: IntCounter,
+}
+
+impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Inventory<L> {
+    /// Looks with `look` whenever somebody asks.
+    pub(crate) fn new(look: L) -> Result<Self, prometheus::Error> {
+        let gauges = Gauges::new()?;
+        let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
+        Ok(Self { look, gauges: Mutex::new(gauges), descs })
+    }
+}
+
+impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Collector for Inventory<L> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
+    }
+
+    /// Without what could not be looked at: an old number would look like a new one.
+    fn collect(&self) -> Vec<MetricFamily> {
+        // All of them are set anew.
+        let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.look)() {
+            Ok(found) => {
+                gauges.set(&found);
+                gauges.all().into_iter().flat_map(Collector::collect).collect()
+            }
+            Err(error) => {
+                gauges.errors.inc();
+                let error: &dyn std::error::Error = &error;
+                warn!(error, "the disk cannot be looked at, its metrics are left out");
+                gauges.errors.collect()
+            }
+        }
+    }
+}
+
+impl Gauges {
+    fn new() -> Result<Self, prometheus::Error> {
+        let vec = |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(Opts::new(name, help), labels);
+        Ok(Self {
+            size: IntGauge::new("granary_disk_size_bytes", "Size of the data disk's file system.")?,
+            reserve: IntGauge::new(
+                "granary_disk_reserve_bytes",
+                "Kept for what else lives on the data disk: images, logs, emptyDirs, etcd.",
+            )?,
+            promisable: IntGauge::new(
+                "granary_disk_promisable_bytes",
+                "What all volumes together may be promised: size times overcommit factor, less reserve.",
+            )?,
+            promised: IntGauge::new(
+                "granary_disk_promised_bytes",
+                "What is promised to volumes, with what their files or the map of their image take beside their data.",
+            )?,
+            free: IntGauge::new("granary_disk_free_bytes", "What may still be promised to volumes.")?,
+            volumes: vec(
+                "granary_volumes",
+                "Volumes by mode and state; a staged volume has no PV yet.",
+                &["mode", "state"],
+            )?,
+            retired: IntGauge::new("granary_volumes_retired", "Volumes whose data waits for its removal.")?,
+            limit: vec("granary_volume_limit_bytes", "Promised size of a volume.", &VOLUME)?,
+            used: vec(
+                "granary_volume_used_bytes",
+                "Space that a volume takes on the disk; a thick image has all of it from the start.",
+                &VOLUME,
+            )?,
+            inode_limit: vec(
+                "granary_volume_limit_inodes",
+                "Files and directories that a filesystem volume may have.",
+                &VOLUME,
+            )?,
+            inodes_used: vec("granary_volume_used_inodes", "Files and directories of a filesystem volume.", &VOLUME)?,
+            errors: IntCounter::new(
+                "granary_volume_scrape_errors_total",
+                "Scrapes that could not read the disk: their metrics of disk and volumes are missing.",
+            )?,
+        })
+    }
+
+    fn all(&self) -> [&dyn Collector; 12] {
+        let Self { size, reserve, promisable, promised, free, volumes, .. } = self;
+        let Self { retired, limit, used, inode_limit, inodes_used, errors, .. } = self;
+        [size, reserve, promisable, promised, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
+    }
+
+    fn set(&self, found: &Snapshot) {
+        let Snapshot { space, volumes, retired } = found;
+        self.size.set(bytes(space.size));
+        self.reserve.set(bytes(space.reserve));
+        self.promisable.set(bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)));
+        self.promised.set(bytes(space.promised));
+        self.free.set(bytes(space.free()));
+        self.retired.set(count(*retired));
+
+        for series in [&self.volumes, &self.limit, &self.used, &self.inode_limit, &self.inodes_used] {
+            series.reset();
+        }
+        for mode in ["filesystem", "block"] {
+            for state in ["staged", "announced"] {
+                self.volumes.with_label_values(&[mode, state]);
+            }
+        }
+        for VolumeUsage { record, .. } in volumes {
+            self.volumes.with_label_values(&[kind(record.mode), state(record.state)]).inc();
+        }
+        for VolumeUsage { id, record, used } in volumes.iter().take(MOST) {
+            let labels = [id.as_str(), &record.claim.namespace, &record.claim.name, kind(record.mode)];
+            self.limit.with_label_values(&labels).set(bytes(record.size));
+            self.used.with_label_values(&labels).set(bytes(used.bytes));
+            if let Mode::Filesystem { inodes } = record.mode {
+                self.inode_limit.with_label_values(&labels).set(number(inodes.get()));
+                self.inodes_used.with_label_values(&labels).set(number(used.inodes.get()));
+            }
+        }
+    }
+}
+
+const fn kind(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Filesystem { .. } => "filesystem",
+        Mode::Block { .. } => "block",
+    }
+}
+
+const fn state(state: State) -> &'static str {
+    match state {
+        State::Staged => "staged",
+        State::Announced => "announced",
+    }
+}
+
+fn bytes(size: Bytes) -> i64 {
+    number(size.get())
+}
+
+fn number(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A disk of 100 GiB with a filesystem volume, and a block volume that has no PV yet.
+#[cfg(test)]
+pub(crate) fn example() -> Snapshot {
+    use fsquota::{ProjectId, Usage};
+    use units::Inodes;
+    use volume::{Allocation, Claim, Overcommit, Record};
+
+    let volume = |name: &str, mode, state, used| VolumeUsage {
+        id: format!("pvc-{name}").parse().expect("an identifier"),
+        record: Record {
+            claim: Claim { uid: name.into(), namespace: "shop".into(), name: name.into() },
+            class: "local".into(),
+            mode,
+            size: Bytes::GIB,
+            project: ProjectId::new(7).expect("an ID"),
+            state,
+        },
+        used,
+    };
+    let files = Usage { bytes: Bytes::MIB, inodes: Inodes::new(3) };
+    let image = Usage { bytes: Bytes::GIB, inodes: Inodes::new(2) };
+    Snapshot {
+        space: Space {
+            size: Bytes::new(100 << 30),
+            promised: Bytes::new(3 << 30),
+            reserve: Bytes::new(10 << 30),
+            overcommit: Overcommit::NONE,
+        },
+        volumes: vec![
+            volume("data", Mode::Filesystem { inodes: Inodes::new(64) }, State::Announced, files),
+            volume("disk", Mode::Block { allocation: Allocation::Thick }, State::Staged, image),
+        ],
+        retired: 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use prometheus::{Registry, TextEncoder};
+
+    use super::*;
+
+    fn text(registry: &Registry) -> String {
+        TextEncoder::new().encode_to_string(&registry.gather()).expect("text")
+    }
+
+    #[test]
+    fn the_text_tells_the_disk_and_every_volume() {
+        let registry = Registry::new();
+        registry.register(Box::new(Inventory::new(|| Ok(example())).unwrap())).unwrap();
+        let text = text(&registry);
+        let values: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let data = r#"{claim="data",mode="filesystem",namespace="shop",volume="pvc-data"}"#;
+        let disk = r#"{claim="disk",mode="block",namespace="shop",volume="pvc-disk"}"#;
+        assert_eq!(
+            values,
+            [
+                "granary_disk_free_bytes 93415538688",
+                "granary_disk_promisable_bytes 96636764160",
+                "granary_disk_promised_bytes 3221225472",
+                "granary_disk_reserve_bytes 10737418240",
+                "granary_disk_size_bytes 107374182400",
+                &format!("granary_volume_limit_bytes{data} 1073741824"),
+                &format!("granary_volume_limit_bytes{disk} 1073741824"),
+                &format!("granary_volume_limit_inodes{data} 64"),
+                "granary_volume_scrape_errors_total 0",
+                &format!("granary_volume_used_bytes{data} 1048576"),
+                &format!("granary_volume_used_bytes{disk} 1073741824"),
+                &format!("granary_volume_used_inodes{data} 3"),
+                r#"granary_volumes{mode="block",state="announced"} 0"#,
+                r#"granary_volumes{mode="block",state="staged"} 1"#,
+                r#"granary_volumes{mode="filesystem",state="announced"} 1"#,
+                r#"granary_volumes{mode="filesystem",state="staged"} 0"#,
+                "granary_volumes_retired 1",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_volume_that_is_gone_has_no_series_any_more() {
+        let registry = Registry::new();
+        let (gone, seen) = (std::sync::Arc::new(AtomicBool::new(false)), example());
+        let later = std::sync::Arc::clone(&gone);
+        let look = move || {
+            let mut found = seen.clone();
+            if later.load(Ordering::Relaxed) {
+                found.volumes.clear();
+            }
+            Ok(found)
+        };
+        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        assert!(text(&registry).contains("pvc-data"));
+        gone.store(true, Ordering::Relaxed);
+        let after = text(&registry);
+        assert!(!after.contains("pvc-data"), "{after}");
+        assert!(after.contains(r#"granary_volumes{mode="filesystem",state="announced"} 0"#), "{after}");
+    }
+
+    #[test]
+    fn a_scrape_stays_small_whatever_is_on_the_disk() {
+        let registry = Registry::new();
+        let look = || {
+            let mut found = example();
+            let many = (0..MOST + 10).map(|number| VolumeUsage {
+                id: format!("pvc-{number:06}").parse().expect("an identifier"),
+                ..found.volumes[0].clone()
+            });
+            found.volumes = many.collect();
+            Ok(found)
+        };
+        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        let text = text(&registry);
+        let series = text.lines().filter(|line| line.starts_with("granary_volume_used_bytes{")).count();
+        assert_eq!(series, MOST);
+        assert!(text.contains(&format!("state=\"announced\"}} {}", MOST + 10)), "all are counted");
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_is_left_out_and_counted() {
+        let registry = Registry::new();
+        let look = || Err(SnapshotError::Usage(fsquota::FsError::NotXfs.into()));
+        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        assert!(text(&registry).contains("granary_volume_scrape_errors_total 1"));
+        let text = text(&registry);
+        assert!(text.contains("granary_volume_scrape_errors_total 2"));
+        assert!(!text.contains("granary_disk"), "{text}");
+    }
+}

@@ -1,0 +1,344 @@
+//! What the provisioner does, in numbers for Prometheus. docs/metrics.md describes each.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+use crate::Volumes;
+use crate::inventory::{Inventory, Snapshot};
+
+/// From an operation on the log alone to the allocation of a large image, or the removal of millions of files.
+const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
+
+/// What is done to a volume on the disk: the methods of [`Volumes`] that change something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Provision,
+    Announce,
+    Expand,
+    Retire,
+    Restore,
+    Discard,
+    Undo,
+}
+
+impl Operation {
+    const ALL: [Self; 7] =
+        [Self::Provision, Self::Announce, Self::Expand, Self::Retire, Self::Restore, Self::Discard, Self::Undo];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Provision => "provision",
+            Self::Announce => "announce",
+            Self::Expand => "expand",
+            Self::Retire => "retire",
+            Self::Restore => "restore",
+            Self::Discard => "discard",
+            Self::Undo => "undo",
+        }
+    }
+}
+
+/// How an operation ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    Changed,
+    Unchanged,
+}
+
+impl Done {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Changed => "changed",
+            Self::Unchanged => "unchanged",
+        }
+    }
+}
+
+/// What a pass was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Object {
+    Claim,
+    Volume,
+}
+
+impl Object {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Volume => "volume",
+        }
+    }
+}
+
+/// What lacks its other half, and is never deleted on a guess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Orphan {
+    /// A volume that was announced and has no PV.
+    Volume,
+    /// A record that cannot be read.
+    Record,
+    /// Something below the volumes directory that has no record.
+    Directory,
+    /// A quota that has no record.
+    Project,
+    /// A PV that has no volume.
+    Pv,
+}
+
+impl Orphan {
+    const ALL: [Self; 5] = [Self::Volume, Self::Record, Self::Directory, Self::Project, Self::Pv];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Record => "record",
+            Self::Directory => "directory",
+            Self::Project => "project",
+            Self::Pv => "pv",
+        }
+    }
+}
+
+/// What became of a capacity object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publication {
+    Written,
+    Deleted,
+    Failed,
+}
+
+impl Publication {
+    const ALL: [Self; 3] = [Self::Written, Self::Deleted, Self::Failed];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Written => "written",
+            Self::Deleted => "deleted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The metrics of a node's volumes and of its provisioner; all clones count together. They outlive a provisioner that
+/// is started again.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    operations: IntCounterVec,
+    durations: HistogramVec,
+    failures: IntCounterVec,
+    failing: IntGauge,
+    orphans: IntGaugeVec,
+    publications: IntCounterVec,
+}
+
+impl Metrics {
+    /// Registers them. Whoever gathers from the registry waits for the disk: each time, one sweep over the quotas of
+    /// `volumes` tells what they use.
+    ///
+    /// # Errors
+    /// A metric of these names exists already.
+    pub fn register(registry: &Registry, volumes: Arc<dyn Volumes>) -> Result<Self, prometheus::Error> {
+        let metrics = Self::default();
+        for collector in metrics.collectors() {
+            registry.register(collector)?;
+        }
+        registry.register(Box::new(Inventory::new(move || Snapshot::of(&*volumes))?))?;
+        Ok(metrics)
+    }
+
+    fn new() -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
+        let metrics = Self {
+            operations: counter(
+                "granary_volume_operations_total",
+                "Operations on the disk that change a volume.",
+                &["operation", "result"],
+            )?,
+            durations: HistogramVec::new(
+                HistogramOpts::new(
+                    "granary_volume_operation_duration_seconds",
+                    "How long these operations take, also those that fail.",
+                )
+                .buckets(SECONDS.into()),
+                &["operation"],
+            )?,
+            failures: counter(
+                "granary_provisioner_failures_total",
+                "Passes over a claim or a PV that failed, by reason; the next one comes after a while.",
+                &["object", "reason"],
+            )?,
+            failing: IntGauge::new(
+                "granary_provisioner_failing",
+                "Claims, PVs and deleted volumes whose last attempt failed; they wait for the next.",
+            )?,
+            orphans: IntGaugeVec::new(
+                Opts::new(
+                    "granary_orphans",
+                    "What lacks its other half, on the disk or in the cluster; it is never deleted on a guess.",
+                ),
+                &["kind"],
+            )?,
+            publications: counter(
+                "granary_capacity_publications_total",
+                "CSIStorageCapacity objects of this node written and deleted, and attempts that failed.",
+                &["result"],
+            )?,
+        };
+        // Series that exist from the start: a rate over them is right from the first event on.
+        for operation in Operation::ALL {
+            metrics.operations.with_label_values(&[operation.name(), Done::Changed.name()]);
+            metrics.durations.with_label_values(&[operation.name()]);
+        }
+        for orphan in Orphan::ALL {
+            metrics.orphans.with_label_values(&[orphan.name()]);
+        }
+        for publication in Publication::ALL {
+            metrics.publications.with_label_values(&[publication.name()]);
+        }
+        Ok(metrics)
+    }
+
+    fn collectors(&self) -> [Box<dyn Collector>; 6] {
+        [
+            Box::new(self.operations.clone()),
+            Box::new(self.durations.clone()),
+            Box::new(self.failures.clone()),
+            Box::new(self.failing.clone()),
+            Box::new(self.orphans.clone()),
+            Box::new(self.publications.clone()),
+        ]
+    }
+
+    /// An operation ended, in [`Done`] or in a kind of error.
+    pub(crate) fn operated(&self, operation: Operation, result: &'static str, took: Duration) {
+        self.operations.with_label_values(&[operation.name(), result]).inc();
+        self.durations.with_label_values(&[operation.name()]).observe(took.as_secs_f64());
+    }
+
+    /// A pass failed for this reason, one of few.
+    pub(crate) fn failed(&self, object: Object, reason: &'static str) {
+        self.failures.with_label_values(&[object.name(), reason]).inc();
+    }
+
+    /// The last attempts of so many objects failed.
+    pub(crate) fn failing(&self, objects: usize) {
+        self.failing.set(count(objects));
+    }
+
+    /// So many orphans were found.
+    pub(crate) fn orphans(&self, kind: Orphan, found: usize) {
+        self.orphans.with_label_values(&[kind.name()]).set(count(found));
+    }
+
+    pub(crate) fn published(&self, publication: Publication) {
+        self.publications.with_label_values(&[publication.name()]).inc();
+    }
+}
+
+impl Default for Metrics {
+    /// Those that nobody reads.
+    fn default() -> Self {
+        // A name or a label that is none would be found by every test.
+        Self::new().expect("constant names and labels are well formed")
+    }
+}
+
+/// A number of things, for a gauge.
+pub(crate) fn count(things: usize) -> i64 {
+    i64::try_from(things).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use prometheus::TextEncoder;
+
+    use super::*;
+    use crate::inventory::example;
+
+    const DOCS: &str = include_str!("../../../../docs/metrics.md");
+
+    /// The rows of the section's table by metric: type, labels, description.
+    fn described() -> BTreeMap<&'static str, [String; 3]> {
+        let section =
+            DOCS.split("\n## ").find(|section| section.starts_with("Volumes and claims\n")).expect("the section");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|row| {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let &[name, kind, labels, what] = &*cells else { panic!("four cells: {row}") };
+            (name.trim_matches('`'), [kind, labels, what].map(|cell| cell.replace('`', "")))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn every_metric_is_described_and_every_description_has_its_metric() {
+        let registry = Registry::new();
+        let metrics = Metrics::default();
+        metrics.failed(Object::Claim, "Full");
+        let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
+        let mut exist = BTreeSet::new();
+        for collector in metrics.collectors().into_iter().chain([inventory]) {
+            for desc in collector.desc() {
+                let [_, labels, what] = &described()
+                    .remove(&*desc.fq_name)
+                    .unwrap_or_else(|| panic!("{} in docs/metrics.md", desc.fq_name));
+                assert_eq!(*labels, desc.variable_labels.join(", "), "labels of {}", desc.fq_name);
+                assert_eq!(*what, desc.help, "{}", desc.fq_name);
+                exist.insert(desc.fq_name.clone());
+            }
+            registry.register(collector).unwrap();
+        }
+        let gone: Vec<_> = described().into_keys().filter(|name| !exist.contains(*name)).collect();
+        assert!(gone.is_empty(), "described, but gone: {gone:?}");
+        // All of them have a value in this state, so that their type can be seen.
+        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        for (name, [kind, ..]) in described() {
+            assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}");
+        }
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        for (name, [kind, ..]) in described() {
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            assert!(!["_kb", "_mb", "_ms", "_count"].iter().any(|unit| name.ends_with(unit)), "{name}");
+            assert!(kind != "histogram" || name.ends_with("_seconds"), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_happens_is_counted_by_what_it_was_and_how_it_ended() {
+        let registry = Registry::new();
+        let metrics = Metrics::default();
+        for collector in metrics.collectors() {
+            registry.register(collector).unwrap();
+        }
+        metrics.operated(Operation::Provision, Done::Changed.name(), Duration::from_millis(3));
+        metrics.operated(Operation::Provision, "full", Duration::from_secs(2));
+        metrics.failed(Object::Claim, "Full");
+        metrics.failing(2);
+        metrics.orphans(Orphan::Project, 1);
+        metrics.published(Publication::Written);
+        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        for line in [
+            r#"granary_volume_operations_total{operation="provision",result="changed"} 1"#,
+            r#"granary_volume_operations_total{operation="provision",result="full"} 1"#,
+            r#"granary_volume_operations_total{operation="discard",result="changed"} 0"#,
+            r#"granary_volume_operation_duration_seconds_bucket{operation="provision",le="0.005"} 1"#,
+            r#"granary_volume_operation_duration_seconds_count{operation="provision"} 2"#,
+            r#"granary_provisioner_failures_total{object="claim",reason="Full"} 1"#,
+            "granary_provisioner_failing 2",
+            r#"granary_orphans{kind="project"} 1"#,
+            r#"granary_orphans{kind="volume"} 0"#,
+            r#"granary_capacity_publications_total{result="written"} 1"#,
+            r#"granary_capacity_publications_total{result="failed"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+        }
+    }
+}

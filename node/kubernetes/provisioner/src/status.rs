@@ -1,0 +1,213 @@
+//! What a claim's status says of its expansion, as patches. Pure.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+use units::Bytes;
+
+use crate::quantity;
+
+/// Conditions of an expansion. Others are somebody else's.
+const CONDITIONS: [&str; 4] = [RESIZING, PENDING, ERROR, "NodeResizeError"];
+const RESIZING: &str = "Resizing";
+const PENDING: &str = "FileSystemResizePending";
+const ERROR: &str = "ControllerResizeError";
+
+/// What the claim's owner, and kubelet, are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News<'a> {
+    /// The volume is made this large.
+    Began { to: Bytes },
+    /// It did not work, and is tried again.
+    Failed { reason: &'a str },
+    /// It cannot work as things are: the owner may ask for less.
+    Infeasible { reason: &'a str },
+    /// The volume has this size, kubelet tells the pods.
+    AwaitsNode { size: Bytes },
+    /// The volume has this size, and pods see it.
+    Finished { size: Bytes },
+}
+
+/// The merge patch of the claim's status. It fails if somebody changed the claim since it was read. `None` if the claim
+/// says all that already.
+pub(crate) fn patch(claim: &PersistentVolumeClaim, news: &News<'_>, now: &Time) -> Option<Value> {
+    let (progress, condition) = match news {
+        News::Began { .. } => (Some("ControllerResizeInProgress"), Some((RESIZING, ""))),
+        News::Failed { reason } => (Some("ControllerResizeInProgress"), Some((ERROR, *reason))),
+        News::Infeasible { reason } => (Some("ControllerResizeInfeasible"), Some((ERROR, *reason))),
+        News::AwaitsNode { .. } => {
+            (Some("NodeResizePending"), Some((PENDING, "kubelet shows the new size to the pods")))
+        }
+        News::Finished { .. } => (None, None),
+    };
+    let keeps = matches!(news, News::Failed { .. } | News::Infeasible { .. });
+    let conditions = conditions(claim, condition, keeps, now);
+    let mut status = json!({
+        "allocatedResourceStatuses": {"storage": progress},
+        "conditions": conditions,
+    });
+    match news {
+        News::Began { to: size } | News::AwaitsNode { size } => {
+            status["allocatedResources"]["storage"] = quantity::text(*size).into();
+        }
+        News::Finished { size } => {
+            let size = quantity::text(*size);
+            status["allocatedResources"]["storage"] = size.as_str().into();
+            status["capacity"]["storage"] = size.into();
+        }
+        News::Failed { .. } | News::Infeasible { .. } => {}
+    }
+    (!says(claim, &status)).then(|| {
+        let version = claim.metadata.resource_version.as_deref();
+        json!({"metadata": {"resourceVersion": version}, "status": status})
+    })
+}
+
+/// The claim's conditions with `set`, and without the other ones of an expansion unless they are kept. Those of others
+/// stay as they are, in their order: the admission policy looks.
+fn conditions(
+    claim: &PersistentVolumeClaim,
+    set: Option<(&str, &str)>,
+    keeps: bool,
+    now: &Time,
+) -> Vec<PersistentVolumeClaimCondition> {
+    let old = claim.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let (ours, mut all): (Vec<_>, Vec<_>) =
+        old.cloned().partition(|condition| CONDITIONS.contains(&condition.type_.as_str()));
+    let is_set = |condition: &PersistentVolumeClaimCondition| set.is_some_and(|(type_, _)| condition.type_ == type_);
+    if let Some((type_, message)) = set {
+        let message = (!message.is_empty()).then(|| message.to_owned());
+        let former = ours.iter().find(|condition| is_set(condition) && condition.status == "True");
+        all.push(PersistentVolumeClaimCondition {
+            type_: type_.to_owned(),
+            status: "True".to_owned(),
+            last_transition_time: former
+                .map_or_else(|| Some(now.clone()), |former| former.last_transition_time.clone()),
+            message,
+            ..PersistentVolumeClaimCondition::default()
+        });
+    }
+    all.extend(ours.into_iter().filter(|condition| keeps && !is_set(condition)));
+    all
+}
+
+/// Whether the claim's status has every value of the patch.
+fn says(claim: &PersistentVolumeClaim, status: &Value) -> bool {
+    let Ok(now) = serde_json::to_value(claim.status.clone().unwrap_or_default()) else { return false };
+    let same_size = |field: &str| {
+        let of = |status: &Value| status[field]["storage"].as_str().map(quantity::bytes);
+        status.get(field).is_none() || of(status) == of(&now)
+    };
+    let progress = |status: &Value| status["allocatedResourceStatuses"]["storage"].as_str().map(str::to_owned);
+    let conditions = |status: &Value| {
+        let mut conditions: Vec<_> = status["conditions"].as_array().into_iter().flatten().cloned().collect();
+        conditions.sort_by_key(|condition| condition["type"].to_string());
+        conditions
+    };
+    same_size("allocatedResources")
+        && same_size("capacity")
+        && progress(&now) == progress(status)
+        && conditions(&now) == conditions(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(text: &str) -> Time {
+        serde_json::from_value(text.into()).expect("a time")
+    }
+
+    /// Applies a patch like the API server does.
+    fn merged(claim: &PersistentVolumeClaim, patch: &Value) -> PersistentVolumeClaim {
+        fn merge(into: &mut Value, patch: &Value) {
+            let Some(fields) = patch.as_object() else {
+                *into = patch.clone();
+                return;
+            };
+            for (key, value) in fields {
+                if value.is_null() {
+                    into.as_object_mut().expect("an object").remove(key);
+                } else {
+                    if !into[key].is_object() && value.is_object() {
+                        into[key] = json!({});
+                    }
+                    merge(&mut into[key], value);
+                }
+            }
+        }
+        let mut whole = serde_json::to_value(claim).expect("JSON");
+        merge(&mut whole, patch);
+        serde_json::from_value(whole).expect("a claim")
+    }
+
+    fn claim() -> PersistentVolumeClaim {
+        serde_json::from_value(json!({
+            "metadata": {"resourceVersion": "7"},
+            "status": {
+                "phase": "Bound", "capacity": {"storage": "1Gi"},
+                "conditions": [{"type": "Unused", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        }))
+        .expect("a claim")
+    }
+
+    fn told(claim: &PersistentVolumeClaim, news: &News<'_>) -> PersistentVolumeClaim {
+        let patch = patch(claim, news, &time("2026-02-02T00:00:00Z")).expect("it is news");
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        let after = merged(claim, &patch);
+        assert_eq!(super::patch(&after, news, &time("2026-03-03T00:00:00Z")), None, "told once");
+        after
+    }
+
+    fn types(claim: &PersistentVolumeClaim) -> Vec<String> {
+        let conditions = claim.status.clone().and_then(|status| status.conditions).unwrap_or_default();
+        let mut types: Vec<_> = conditions.into_iter().map(|condition| condition.type_).collect();
+        types.sort();
+        types
+    }
+
+    fn progress(claim: &PersistentVolumeClaim) -> Option<String> {
+        claim.status.clone()?.allocated_resource_statuses?.remove("storage")
+    }
+
+    #[test]
+    fn an_expansion_leaves_no_trace_but_the_size() {
+        let begun = told(&claim(), &News::Began { to: Bytes::new(2 << 30) });
+        assert_eq!(progress(&begun).as_deref(), Some("ControllerResizeInProgress"));
+        assert_eq!(types(&begun), ["Resizing", "Unused"]);
+        let status = begun.status.clone().unwrap();
+        assert_eq!(status.allocated_resources.unwrap()["storage"].0, "2Gi");
+        assert_eq!(status.capacity.unwrap()["storage"].0, "1Gi");
+
+        let waits = told(&begun, &News::AwaitsNode { size: Bytes::new(2 << 30) });
+        assert_eq!(progress(&waits).as_deref(), Some("NodeResizePending"));
+        assert_eq!(types(&waits), ["FileSystemResizePending", "Unused"]);
+
+        let finished = told(&waits, &News::Finished { size: Bytes::new(2 << 30) });
+        assert_eq!(progress(&finished), None);
+        assert_eq!(types(&finished), ["Unused"]);
+        assert_eq!(finished.status.unwrap().capacity.unwrap()["storage"].0, "2Gi");
+    }
+
+    #[test]
+    fn a_failure_is_told_beside_what_goes_on() {
+        let begun = told(&claim(), &News::Began { to: Bytes::new(2 << 30) });
+        let failed = told(&begun, &News::Failed { reason: "the disk is slow" });
+        assert_eq!(progress(&failed).as_deref(), Some("ControllerResizeInProgress"));
+        assert_eq!(types(&failed), ["ControllerResizeError", "Resizing", "Unused"]);
+        let infeasible = told(&failed, &News::Infeasible { reason: "the disk is full" });
+        assert_eq!(progress(&infeasible).as_deref(), Some("ControllerResizeInfeasible"));
+        let conditions = infeasible.status.clone().unwrap().conditions.unwrap();
+        assert_eq!(conditions[0].type_, "Unused", "those of others come first, as they were");
+        assert_eq!(conditions[1].message.as_deref(), Some("the disk is full"));
+        assert_eq!(conditions[1].last_transition_time, Some(time("2026-02-02T00:00:00Z")));
+        assert_eq!(types(&told(&infeasible, &News::Began { to: Bytes::GIB })), ["Resizing", "Unused"]);
+    }
+
+    #[test]
+    fn a_claim_without_status_can_be_told() {
+        let bare = PersistentVolumeClaim::default();
+        assert!(patch(&bare, &News::Began { to: Bytes::GIB }, &time("2026-02-02T00:00:00Z")).is_some());
+    }
+}

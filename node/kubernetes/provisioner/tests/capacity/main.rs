@@ -1,0 +1,358 @@
+//! What the scheduler is told of a node's room, and what Prometheus is, against a real API server. The disk is a fake;
+//! the tests play kubelet, and the scheduler in all cases but one.
+
+// Half of it is for claims.
+#[allow(dead_code, reason = "the suite of claims uses the rest")]
+#[path = "../cluster/node.rs"]
+mod node;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use prometheus::TextEncoder;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use units::Bytes;
+
+use crate::node::Node;
+
+fn main() -> ExitCode {
+    Suite::new()
+        .case("the_scheduler_is_told_once_the_node_is_there", the_scheduler_is_told_once_the_node_is_there)
+        .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
+        .case("classes_are_followed", classes_are_followed)
+        .case("a_volume_leaves_less_until_it_is_deleted", a_volume_leaves_less_until_it_is_deleted)
+        .case("a_burst_of_claims_is_told_of_once_a_second", a_burst_of_claims_is_told_of_once_a_second)
+        .case("what_is_stale_is_deleted_and_what_is_not_ours_is_kept", what_is_stale_is_deleted)
+        .case("what_somebody_changes_is_mended", what_somebody_changes_is_mended)
+        .case("objects_go_with_their_node_and_come_back_with_a_new_one", objects_go_with_their_node)
+        .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
+        .case("metrics_tell_what_was_done", metrics_tell_what_was_done)
+        .run()
+}
+
+/// As much as the disk has.
+const DISK: Bytes = Bytes::new(100 << 30);
+
+/// How long the scheduler may take to end.
+const STOP: Duration = Duration::from_secs(20);
+
+fn objects(node: &Node) -> Api<CSIStorageCapacity> {
+    Api::namespaced(node.admin.clone(), "kube-system")
+}
+
+/// kubelet's part; the node that there is, if there is one.
+async fn register(node: &Node) -> Result<String, Failure> {
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    if let Some(found) = nodes.get_opt(&node.name).await? {
+        return Ok(found.uid().unwrap_or_default());
+    }
+    let object = json!({"metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}}});
+    let made = nodes.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    Ok(made.uid().unwrap_or_default())
+}
+
+/// All objects of the class.
+async fn told(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, kube::Error> {
+    let mut all = objects(node).list(&ListParams::default()).await?.items;
+    all.retain(|object| object.storage_class_name == class);
+    Ok(all)
+}
+
+/// Waits until the class's one object says so: `capacity` and `maximumVolumeSize`.
+async fn tells(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
+    let what = format!("{capacity} and {largest} told of class {class}");
+    let found = eventually(PATIENCE, &what, async || {
+        let found = told(node, class).await?;
+        let texts = |object: &CSIStorageCapacity| {
+            [&object.capacity, &object.maximum_volume_size].map(|size| size.clone().unwrap_or_default().0)
+        };
+        Ok::<_, kube::Error>(match &*found {
+            [one] if texts(one) == [capacity, largest] => Seen::Done(one.clone()),
+            others => Seen::NotYet(format!("{:?}", others.iter().map(texts).collect::<Vec<_>>())),
+        })
+    });
+    Ok(found.await?)
+}
+
+/// Waits until nothing is told of the class.
+async fn silent(node: &Node, class: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("nothing told of class {class}"), async || {
+        let found = told(node, class).await?;
+        Ok::<_, kube::Error>(if found.is_empty() { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+    })
+    .await?;
+    Ok(())
+}
+
+async fn make_class(node: &Node, name: &str, provisioner: &str, parameters: Value) -> Result<(), Failure> {
+    let class = json!({"metadata": {"name": name}, "provisioner": provisioner, "parameters": parameters});
+    let classes = Api::<StorageClass>::all(node.admin.clone());
+    classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    Ok(())
+}
+
+async fn delete_class(node: &Node, name: &str) -> Result<(), Failure> {
+    Api::<StorageClass>::all(node.admin.clone()).delete(name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// The value of one line of the node's metrics.
+fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
+    let text = TextEncoder::new().encode_to_string(&node.registry.gather())?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(line.map(str::parse).transpose()?)
+}
+
+async fn the_scheduler_is_told_once_the_node_is_there(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "told").await?;
+    // kubelet registers after the provisioner has started: nothing waits for that but the capacity.
+    assert_eq!(told(&node, &node.class).await?, []);
+    let uid = register(&node).await?;
+    // 512 bytes for a file on every 2 KiB: a fifth of the room is not for data.
+    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let whole = serde_json::to_value(&object)?;
+    assert_eq!(whole["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": node.name}}));
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid}]);
+    assert_eq!(whole["metadata"]["ownerReferences"], owner);
+    assert_eq!(object.labels()["csi.storage.k8s.io/drivername"], "local.granary.dev");
+    assert!(object.name_any().ends_with(&format!(".{}.local.granary.dev", node.name)), "{}", object.name_any());
+    node.end().await
+}
+
+/// Makes a pod of one claim, which would run on any node.
+async fn make_pod(node: &Node, claim: &str) -> Result<Api<Pod>, Failure> {
+    let pods = Api::<Pod>::namespaced(node.admin.clone(), &node.namespace);
+    let pod = json!({
+        "metadata": {"name": claim},
+        "spec": {
+            "containers": [{"name": "c", "image": "granary.invalid/none"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
+            // No kubelet says that the node is ready.
+            "tolerations": [{"operator": "Exists"}],
+        },
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    Ok(pods)
+}
+
+/// Waits until the scheduler says that the pod finds no room.
+async fn finds_no_room(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("no room for pod {name}"), async || {
+        let status = pods.get(name).await?.status.unwrap_or_default();
+        let scheduled = status.conditions.into_iter().flatten().find(|condition| condition.type_ == "PodScheduled");
+        let message = scheduled.and_then(|condition| condition.message).unwrap_or_default();
+        let full = message.contains("did not have enough free storage");
+        Ok::<_, kube::Error>(if full { Seen::Done(()) } else { Seen::NotYet(message) })
+    })
+    .await?;
+    Ok(())
+}
+
+async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "scheduled", DISK).await?;
+    register(&node).await?;
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    let status = Patch::Merge(json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}}));
+    nodes.patch_status(&node.name, &PatchParams::default(), &status).await?;
+    let scheduler = cluster.start_scheduler().await?;
+    let large = json!({"resources": {"requests": {"storage": "81Gi"}}});
+    node.claim("fits", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
+    node.claim("large", large).await?;
+    let pods = make_pod(&node, "fits").await?;
+    // Nothing is told yet: the node counts as full.
+    finds_no_room(&pods, "fits").await?;
+    node.run().await?;
+    let pv = node.bound("fits").await?;
+    eventually(PATIENCE, "the pod on its node", async || {
+        let chosen = pods.get("fits").await?.spec.and_then(|spec| spec.node_name);
+        Ok::<_, kube::Error>(chosen.map_or(Seen::NotYet("nowhere".into()), |_| Seen::Done(())))
+    })
+    .await?;
+    // One that does not fit does not come here at all.
+    make_pod(&node, "large").await?;
+    finds_no_room(&pods, "large").await?;
+    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+    scheduler.stop(STOP).await?;
+    for name in ["fits", "large"] {
+        pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
+    }
+    node.end().await
+}
+
+async fn classes_are_followed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "classes").await?;
+    register(&node).await?;
+    make_class(&node, "foreign", "example.invalid", json!({})).await?;
+    // One file for every 16 KiB; and a class that is refused, so that its claims come here and hear why.
+    make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "16384"})).await?;
+    make_class(&node, "odd", "local.granary.dev", json!({"colour": "red"})).await?;
+    let few = (100u64 << 30) * 32 / 33 / 4096;
+    tells(&node, "few-files", "100Gi", &format!("{}Ki", few * 4)).await?;
+    tells(&node, "odd", "100Gi", "80Gi").await?;
+    assert_eq!(told(&node, "foreign").await?, []);
+    for name in ["few-files", "odd", "foreign"] {
+        delete_class(&node, name).await?;
+        silent(&node, name).await?;
+    }
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    node.end().await
+}
+
+async fn a_volume_leaves_less_until_it_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "volumes").await?;
+    register(&node).await?;
+    node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
+    let pv = node.bound("data").await?;
+    // 8 GiB, and 2 GiB for the files.
+    tells(&node, &node.class, "90Gi", "72Gi").await?;
+    let more = json!({"spec": {"resources": {"requests": {"storage": "16Gi"}}}});
+    node.claims().patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
+    tells(&node, &node.class, "80Gi", "64Gi").await?;
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    node.end().await
+}
+
+async fn a_burst_of_claims_is_told_of_once_a_second(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const CLAIMS: usize = 24;
+    const WRITTEN: &str = r#"granary_capacity_publications_total{result="written"}"#;
+
+    let node = Node::start(&cluster, "told-burst").await?;
+    register(&node).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let (before, begun) = (metric(&node, WRITTEN)?.unwrap_or_default(), Instant::now());
+    let one = json!({"resources": {"requests": {"storage": "800Mi"}}});
+    for number in 0..CLAIMS {
+        node.claim_here(&format!("data-{number}"), one.clone()).await?;
+    }
+    for number in 0..CLAIMS {
+        node.bound(&format!("data-{number}")).await?;
+    }
+    // 1000 MiB each, with their files.
+    tells(&node, &node.class, "78400Mi", "62720Mi").await?;
+    // Of each of two classes: this one, and the one that every cluster has.
+    let (written, seconds) = (metric(&node, WRITTEN)?.unwrap_or_default() - before, begun.elapsed().as_secs_f64());
+    assert!(written <= 2.0 * (seconds + 2.0), "{written} in {seconds} s");
+    node.end().await
+}
+
+async fn what_is_stale_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "stale").await?;
+    register(&node).await?;
+    make_class(&node, "gone-class", "local.granary.dev", json!({})).await?;
+    let stale = tells(&node, "gone-class", "100Gi", "80Gi").await?;
+    node.halt().await?;
+    delete_class(&node, "gone-class").await?;
+    // Another node's, and one that somebody made by hand, of the same class.
+    let mut kept = Vec::new();
+    for (name, topology) in
+        [(stale.name_any().replacen(&node.name, "other", 1), "other"), ("by-hand".to_owned(), node.name.as_str())]
+    {
+        let mut object = serde_json::to_value(&stale)?;
+        object["metadata"] = json!({"name": name, "labels": stale.labels()});
+        object["nodeTopology"] = json!({"matchLabels": {"kubernetes.io/hostname": topology}});
+        kept.push(objects(&node).create(&PostParams::default(), &serde_json::from_value(object)?).await?);
+    }
+    node.run().await?;
+    eventually(PATIENCE, "the stale object's end", async || {
+        let found = objects(&node).get_opt(&stale.name_any()).await?;
+        Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(format!("{found:?}"))))
+    })
+    .await?;
+    for object in kept {
+        let found = objects(&node).get(&object.name_any()).await?;
+        assert_eq!(found.resource_version(), object.resource_version(), "{} was touched", object.name_any());
+        objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
+    }
+    node.end().await
+}
+
+async fn what_somebody_changes_is_mended(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "mended").await?;
+    register(&node).await?;
+    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let wrong = json!({"capacity": "1Ei", "maximumVolumeSize": null});
+    objects(&node).patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(wrong)).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
+    let again = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    assert_eq!(again.name_any(), object.name_any());
+    node.end().await
+}
+
+async fn objects_go_with_their_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "owner").await?;
+    let former = register(&node).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    nodes.delete(&node.name, &DeleteParams::default()).await?;
+    silent(&node, &node.class).await?;
+    let uid = register(&node).await?;
+    assert_ne!(uid, former);
+    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    assert_eq!(object.owner_references().iter().map(|owner| &owner.uid).collect::<Vec<_>>(), [&uid]);
+    node.end().await
+}
+
+async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "told-away").await?;
+    register(&node).await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    cluster.stop_api_server().await?;
+    cluster.start_api_server().await?;
+    node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
+    node.bound("data").await?;
+    tells(&node, &node.class, "90Gi", "72Gi").await?;
+    assert_eq!(node.attempts(), 1, "the provisioner goes on by itself");
+    node.end().await
+}
+
+async fn metrics_tell_what_was_done(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "metrics").await?;
+    let claim = node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
+    let pv = node.bound("data").await?;
+    node.claim_here("large", json!({"resources": {"requests": {"storage": "1Ti"}}})).await?;
+    node.event("large", "ProvisioningFailed").await?;
+    let of = format!(
+        r#"{{claim="data",mode="filesystem",namespace="{}",volume="{}"}}"#,
+        claim.namespace().unwrap_or_default(),
+        pv.name_any()
+    );
+    for (name, value) in [
+        (r#"granary_volume_operations_total{operation="provision",result="changed"}"#.to_owned(), 1.0),
+        (r#"granary_volume_operations_total{operation="provision",result="full"}"#.to_owned(), 1.0),
+        (r#"granary_provisioner_failures_total{object="claim",reason="Full"}"#.to_owned(), 1.0),
+        (format!("granary_volume_limit_bytes{of}"), (8u64 << 30) as f64),
+        (format!("granary_volume_limit_inodes{of}"), (8u64 << 30) as f64 / 2048.0),
+        ("granary_disk_size_bytes".to_owned(), DISK.get() as f64),
+        ("granary_disk_promised_bytes".to_owned(), (10u64 << 30) as f64),
+        (r#"granary_orphans{kind="volume"}"#.to_owned(), 0.0),
+    ] {
+        eventually(PATIENCE, &format!("{name} {value}"), async || {
+            let found = metric(&node, &name).map_err(std::io::Error::other)?;
+            Ok::<_, std::io::Error>(if found == Some(value) {
+                Seen::Done(())
+            } else {
+                Seen::NotYet(format!("{found:?}"))
+            })
+        })
+        .await?;
+    }
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
+    assert_eq!(metric(&node, &format!("granary_volume_limit_bytes{of}"))?, None);
+    let discarded = r#"granary_volume_operations_total{operation="discard",result="changed"}"#;
+    assert_eq!(metric(&node, discarded)?, Some(1.0));
+    node.end().await
+}

@@ -1,0 +1,40 @@
+//! Many claims at once.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::api::ListParams;
+use serde_json::json;
+use volume::State;
+
+use crate::node::Node;
+
+/// The last case: nothing is taken away after it, since the PV controller, which has 20 requests a second, needs minutes
+/// for that.
+pub async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const CLAIMS: usize = 500;
+
+    let mut node = Node::start(&cluster, "burst").await?;
+    let small = json!({"resources": {"requests": {"storage": "1Mi"}}});
+    let names: Vec<_> = (0..CLAIMS).map(|number| format!("data-{number}")).collect();
+    stream::iter(&names)
+        .map(|name| node.claim_here(name, small.clone()))
+        .buffer_unordered(8)
+        .try_collect::<Vec<_>>()
+        .await?;
+    eventually(PATIENCE, "the volumes of all claims", async || {
+        let live = node.volumes.live();
+        let announced = live.iter().filter_map(|id| node.volumes.record(id));
+        let announced = announced.filter(|record| record.state == State::Announced).count();
+        Ok::<_, kube::Error>(if announced == CLAIMS { Seen::Done(()) } else { Seen::NotYet(announced.to_string()) })
+    })
+    .await?;
+    // One each, whatever else happened.
+    let pvs = node.pvs().list(&ListParams::default()).await?;
+    assert_eq!((pvs.items.len(), node.volumes.live().len()), (CLAIMS, CLAIMS));
+    node.bound("data-0").await?;
+    assert_eq!(node.attempts(), 1);
+    node.halt().await
+}

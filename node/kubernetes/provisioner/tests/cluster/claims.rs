@@ -1,0 +1,124 @@
+//! Claims become volumes.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use kube::ResourceExt as _;
+use serde_json::json;
+use units::Bytes;
+use volume::{Allocation, Mode, State};
+
+use crate::id_of;
+use crate::node::{Node, SELECTED_NODE};
+
+pub async fn a_claim_gets_a_volume_with_what_it_asked_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "provision").await?;
+    let claim = node.claim_here("data", json!({"resources": {"requests": {"storage": "1500000001"}}})).await?;
+    let pv = node.bound("data").await?;
+    let uid = claim.uid().unwrap_or_default();
+    assert_eq!(pv.name_any(), format!("pvc-{uid}"));
+    assert_eq!(pv.annotations()["pv.kubernetes.io/provisioned-by"], "local.granary.dev");
+    let spec = pv.spec.unwrap_or_default();
+    // Whole blocks of 4 KiB.
+    assert_eq!(spec.capacity.unwrap_or_default()["storage"].0, "1464844Ki");
+    assert_eq!(spec.access_modes.unwrap_or_default(), ["ReadWriteOnce"]);
+    assert_eq!(spec.csi.map(|csi| csi.volume_handle), Some(format!("pvc-{uid}")));
+    let record = node.volumes.record(&id_of(&uid)?).expect("the volume has a record");
+    assert_eq!((record.size, record.claim.uid), (Bytes::new(1_464_844 << 10), uid));
+    assert!(node.event("data", "ProvisioningSucceeded").await?.contains("1.39 GiB"));
+    let succeeded = |events: &[k8s_openapi::api::events::v1::Event]| {
+        events.iter().filter(|event| event.reason.as_deref() == Some("ProvisioningSucceeded")).count()
+    };
+    assert_eq!(succeeded(&node.events("data").await?), 1);
+    let id = id_of(&claim.uid().unwrap_or_default())?;
+    eventually(PATIENCE, "the record's state announced", async || {
+        let state = node.volumes.record(&id).map(|record| record.state);
+        Ok::<_, kube::Error>(if state == Some(State::Announced) {
+            Seen::Done(())
+        } else {
+            Seen::NotYet(format!("{state:?}"))
+        })
+    })
+    .await?;
+    node.end().await
+}
+
+pub async fn a_claim_of_another_node_is_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "another-node").await?;
+    node.claim("elsewhere", json!({})).await?;
+    node.schedule("elsewhere", "another").await?;
+    node.claim("nowhere", json!({})).await?;
+    // A claim that comes later is served, those were seen before it.
+    node.claim_here("here", json!({})).await?;
+    let pv = node.bound("here").await?;
+    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+    node.end().await
+}
+
+pub async fn what_cannot_be_honoured_is_refused_by_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "refusals").await?;
+    let source = json!({"kind": "PersistentVolumeClaim", "name": "other"});
+    for (name, field, spec) in [
+        ("source", "dataSource", json!({"dataSource": source})),
+        ("selector", "selector", json!({"selector": {"matchLabels": {"a": "b"}}})),
+        ("many", "ReadWriteMany", json!({"accessModes": ["ReadWriteMany"]})),
+        ("readers", "ReadOnlyMany", json!({"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]})),
+        ("attributes", "volumeAttributesClassName", json!({"volumeAttributesClassName": "gold"})),
+    ] {
+        node.claim_here(name, spec).await?;
+        let note = node.event(name, "ProvisioningFailed").await?;
+        assert!(note.contains(field), "{name}: {note}");
+    }
+    for (name, word, class) in [
+        ("options", "mountOptions", json!({"mountOptions": ["sync"]})),
+        ("parameter", "colour", json!({"parameters": {"colour": "red"}})),
+        ("allocation", "thick", json!({"parameters": {"blockAllocation": "sparse"}})),
+        ("inodes", "bytesPerInode", json!({"parameters": {"bytesPerInode": "1"}})),
+    ] {
+        node.make_class(class).await?;
+        node.claim_here(name, json!({})).await?;
+        let note = node.event(name, "ProvisioningFailed").await?;
+        assert!(note.contains(word), "{name}: {note}");
+    }
+    assert_eq!(node.volumes.live(), []);
+    node.end().await
+}
+
+pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::with_disk(&cluster, "full", Bytes::GIB).await?;
+    node.claim_here("large", json!({})).await?;
+    let note = node.event("large", "ProvisioningFailed").await?;
+    assert!(note.contains("1.25 GiB") && note.contains("1 GiB to promise"), "{note}");
+    let claims = node.claims();
+    eventually(PATIENCE, "the claim without its node", async || {
+        let found = claims.get("large").await?;
+        let chosen = found.annotations().contains_key(SELECTED_NODE);
+        Ok::<_, kube::Error>(if chosen { Seen::NotYet(format!("{:?}", found.annotations())) } else { Seen::Done(()) })
+    })
+    .await?;
+    assert_eq!(node.volumes.live(), []);
+    node.claim_here("small", json!({"resources": {"requests": {"storage": "512Mi"}}})).await?;
+    node.bound("small").await?;
+    node.end().await
+}
+
+pub async fn a_block_claim_gets_a_disk_as_its_class_says(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "block").await?;
+    for (name, parameters, access, allocation) in [
+        ("thick", json!({}), "ReadWriteOnce", Allocation::Thick),
+        ("thin", json!({"blockAllocation": "thin", "bytesPerInode": "4096"}), "ReadWriteOncePod", Allocation::Thin),
+    ] {
+        node.make_class(json!({"parameters": parameters})).await?;
+        let claim = node.claim_here(name, json!({"volumeMode": "Block", "accessModes": [access]})).await?;
+        let pv = node.bound(name).await?;
+        let spec = pv.spec.unwrap_or_default();
+        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
+        assert_eq!(spec.access_modes.unwrap_or_default(), [access]);
+        let record = node.volumes.record(&id_of(&claim.uid().unwrap_or_default())?).expect("the volume has a record");
+        assert_eq!(record.mode, Mode::Block { allocation });
+        let note = node.event(name, "ProvisioningSucceeded").await?;
+        assert!(note.contains("a disk of 1 GiB") && note.contains(&allocation.to_string()), "{note}");
+    }
+    node.end().await
+}

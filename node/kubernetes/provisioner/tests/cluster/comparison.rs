@@ -1,0 +1,117 @@
+//! Disk and cluster are compared when the provisioner starts.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::json;
+use units::Bytes;
+use volume::{Claim, State, VolumeId};
+
+use crate::node::Node;
+use crate::{id_of, record};
+
+pub async fn a_staged_volume_whose_claim_is_gone_is_undone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "staged", Bytes::new(100 << 30)).await?;
+    let id = id_of("0d3a7d6e-0000-4000-8000-000000000001")?;
+    let claim = Claim {
+        uid: "0d3a7d6e-0000-4000-8000-000000000001".into(),
+        namespace: node.namespace.clone(),
+        name: "gone".into(),
+    };
+    node.volumes.put(&id, record(claim, "class-staged", State::Staged));
+    node.run().await?;
+    eventually(PATIENCE, "the end of the record", async || {
+        Ok::<_, kube::Error>(
+            node.volumes.record(&id).map_or(Seen::Done(()), |record| Seen::NotYet(format!("{record:?}"))),
+        )
+    })
+    .await?;
+    node.end().await
+}
+
+pub async fn a_staged_volume_whose_claim_is_there_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "half-made", Bytes::new(100 << 30)).await?;
+    let claim = node.claim_here("data", json!({})).await?;
+    let uid = claim.uid().unwrap_or_default();
+    let of = Claim { uid: uid.clone(), namespace: node.namespace.clone(), name: "data".into() };
+    node.volumes.put(&id_of(&uid)?, record(of, "class-half-made", State::Staged));
+    node.run().await?;
+    let pv = node.bound("data").await?;
+    assert_eq!(pv.name_any(), format!("pvc-{uid}"));
+    assert_eq!(node.volumes.record(&id_of(&uid)?).map(|record| record.project.get()), Some(7), "made once only");
+    node.end().await
+}
+
+pub async fn an_announced_volume_without_a_pv_is_reported_and_never_deleted(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "orphan", Bytes::new(100 << 30)).await?;
+    let id = id_of("0d3a7d6e-0000-4000-8000-000000000002")?;
+    let claim = Claim { uid: "u".into(), namespace: node.namespace.clone(), name: "gone".into() };
+    node.volumes.put(&id, record(claim, "class-orphan", State::Announced));
+    node.run().await?;
+    let note = node.told_of_orphan(&id).await?;
+    assert!(note.contains("1 GiB") && note.contains("orphan/gone"), "{note}");
+    // Then another claim's whole life.
+    node.claim_here("other", json!({})).await?;
+    let other = node.bound("other").await?;
+    node.claims().delete("other", &DeleteParams::default()).await?;
+    node.gone(&other).await?;
+    node.halt().await?;
+    node.run().await?;
+    assert_eq!(node.volumes.live(), [id]);
+    node.end().await
+}
+
+pub async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "away").await?;
+    node.claim_here("before", json!({})).await?;
+    let pv = node.bound("before").await?;
+    cluster.stop_api_server().await?;
+    cluster.start_api_server().await?;
+    node.claim_here("after", json!({})).await?;
+    node.bound("after").await?;
+    node.claims().delete("before", &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
+    assert_eq!(node.attempts(), 1, "the provisioner goes on by itself");
+    node.end().await
+}
+
+pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "lost").await?;
+    node.claim_here("data", json!({})).await?;
+    let pv = node.bound("data").await?;
+    let id: VolumeId = pv.name_any().parse()?;
+    node.settled(&id).await?;
+    node.halt().await?;
+    node.volumes.lose(&id);
+    node.run().await?;
+    let note = node.event(&pv.name_any(), "VolumeLost").await?;
+    assert!(note.contains("there is no volume"), "{note}");
+    // The PV can be deleted all the same.
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
+    node.end().await
+}
+
+pub async fn an_empty_answer_of_the_api_server_deletes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "empty", Bytes::new(100 << 30)).await?;
+    assert_eq!(node.pvs().list(&ListParams::default()).await?.items, [], "other cases leave no PV");
+    let id = |number: u8| id_of(&format!("0d3a7d6e-0000-4000-8000-0000000000a{number}"));
+    let gone = || Claim { uid: "u".into(), namespace: "empty".into(), name: "gone".into() };
+    let (announced, staged, retired) = (id(1)?, id(2)?, id(3)?);
+    node.volumes.put(&announced, record(gone(), "class-empty", State::Announced));
+    node.volumes.put(&staged, record(gone(), "class-empty", State::Staged));
+    node.volumes.put(&retired, record(gone(), "class-empty", State::Announced));
+    node.volumes.retire(&retired);
+    node.run().await?;
+    // What is told of the orphan comes after everything that the comparison does.
+    node.told_of_orphan(&announced).await?;
+    node.halt().await?;
+    assert_eq!(node.volumes.live(), [announced, staged]);
+    assert_eq!(node.volumes.retired(), [retired]);
+    node.end().await
+}

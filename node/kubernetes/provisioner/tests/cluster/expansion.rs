@@ -1,0 +1,209 @@
+//! Volumes grow.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use units::Bytes;
+use volume::VolumeId;
+
+use crate::node::Node;
+
+const GIB2: Bytes = Bytes::new(2 << 30);
+
+/// A node with a bound claim `data` of 1 GiB.
+async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(Node, VolumeId), Failure> {
+    let node = Node::start(cluster, namespace).await?;
+    node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    node.claim_here("data", json!({"volumeMode": mode})).await?;
+    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
+    node.settled(&id).await?;
+    Ok((node, id))
+}
+
+async fn ask(node: &Node, size: &str) -> Result<(), Failure> {
+    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
+    node.claims().patch("data", &PatchParams::default(), &more).await?;
+    Ok(())
+}
+
+/// Changes the claim's status as kubelet does.
+async fn kubelet(node: &Node, status: Value) -> Result<(), Failure> {
+    let patch = Patch::Merge(json!({ "status": status }));
+    node.claims().patch_status("data", &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// Waits until the claim's expansion stands like this.
+async fn progress(node: &Node, wanted: &str) -> Result<PersistentVolumeClaim, Failure> {
+    let what = format!("the expansion's state {wanted:?}");
+    let found = eventually(PATIENCE, &what, async || {
+        let claim = node.claims().get("data").await?;
+        Ok::<_, kube::Error>(if state(&claim) == wanted {
+            Seen::Done(claim)
+        } else {
+            Seen::NotYet(format!("{:?}", claim.status))
+        })
+    });
+    Ok(found.await?)
+}
+
+fn state(claim: &PersistentVolumeClaim) -> String {
+    let states = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
+    states.and_then(|states| states.get("storage")).cloned().unwrap_or_default()
+}
+
+fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let conditions = claim.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.map(|condition| condition.type_.clone()).filter(|type_| type_.contains("Resiz")).collect()
+}
+
+fn capacity(claim: &PersistentVolumeClaim) -> Option<String> {
+    Some(claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone())
+}
+
+/// Waits until the claim says that it has so much, and checks that everything else says so too.
+async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), Failure> {
+    let claim = eventually(PATIENCE, &format!("the capacity {text}"), async || {
+        let claim = node.claims().get("data").await?;
+        Ok::<_, kube::Error>(if capacity(&claim).as_deref() == Some(text) {
+            Seen::Done(claim)
+        } else {
+            Seen::NotYet(format!("{:?}", claim.status))
+        })
+    })
+    .await?;
+    assert_eq!((state(&claim), conditions(&claim)), (String::new(), vec![]));
+    let pv = node.pvs().get(id.as_str()).await?;
+    assert_eq!(pv.spec.unwrap_or_default().capacity.unwrap_or_default()["storage"].0, text);
+    assert_eq!(node.volumes.record(id).map(|record| record.size), Some(size));
+    Ok(())
+}
+
+pub async fn a_filesystem_grows_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, id) = with_claim(&cluster, "grow", "Filesystem").await?;
+    // Rounded up to whole blocks.
+    ask(&node, "2147483647").await?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    assert!(node.event("data", "Resizing").await?.contains("from 1 GiB to 2 GiB"));
+    assert!(node.event("data", "VolumeResizeSuccessful").await?.contains("2 GiB"));
+    node.end().await
+}
+
+pub async fn a_disk_that_no_pod_has_grows_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, id) = with_claim(&cluster, "grow-offline", "Block").await?;
+    ask(&node, "2Gi").await?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    node.end().await
+}
+
+pub async fn a_disk_that_a_pod_has_waits_for_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, id) = with_claim(&cluster, "grow-online", "Block").await?;
+    node.volumes.set_attached(&id, true);
+    ask(&node, "2Gi").await?;
+    let claim = progress(&node, "NodeResizePending").await?;
+    assert_eq!(capacity(&claim).as_deref(), Some("1Gi"), "the pod does not see it yet");
+    assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
+    let allocated = claim.status.and_then(|status| status.allocated_resources).unwrap_or_default();
+    assert_eq!(allocated["storage"].0, "2Gi", "what kubelet asks the plugin for");
+    assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(GIB2));
+    kubelet(&node, json!({"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})).await?;
+    // Asked for meanwhile: it comes after what kubelet is at.
+    ask(&node, "3Gi").await?;
+    kubelet(
+        &node,
+        json!({
+            "allocatedResourceStatuses": {"storage": null}, "capacity": {"storage": "2Gi"}, "conditions": [],
+        }),
+    )
+    .await?;
+    let claim = progress(&node, "NodeResizePending").await?;
+    assert_eq!(capacity(&claim).as_deref(), Some("2Gi"));
+    kubelet(
+        &node,
+        json!({
+            "allocatedResourceStatuses": {"storage": null}, "capacity": {"storage": "3Gi"}, "conditions": [],
+        }),
+    )
+    .await?;
+    has(&node, &id, "3Gi", Bytes::new(3 << 30)).await?;
+    node.end().await
+}
+
+pub async fn a_disk_whose_pod_goes_is_finished_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, id) = with_claim(&cluster, "grow-left", "Block").await?;
+    node.volumes.set_attached(&id, true);
+    ask(&node, "2Gi").await?;
+    progress(&node, "NodeResizePending").await?;
+    node.volumes.set_attached(&id, false);
+    // Looked at now and then, and at once by a provisioner that starts.
+    node.halt().await?;
+    node.run().await?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    node.end().await
+}
+
+pub async fn a_request_that_was_too_large_can_be_taken_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, id) = with_claim(&cluster, "too-large", "Filesystem").await?;
+    ask(&node, "200Gi").await?;
+    let claim = progress(&node, "ControllerResizeInfeasible").await?;
+    assert_eq!(capacity(&claim).as_deref(), Some("1Gi"));
+    assert_eq!(conditions(&claim), ["ControllerResizeError", "Resizing"]);
+    let note = node.event("data", "VolumeResizeFailed").await?;
+    assert!(note.contains("keeps 1 GiB") && note.contains("to promise"), "{note}");
+    assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");
+    // It does not wait for the back-off of the request that was too large.
+    ask(&node, "2Gi").await?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    ask(&node, "9223372036854775807").await?;
+    progress(&node, "ControllerResizeInfeasible").await?;
+    ask(&node, "3Gi").await?;
+    has(&node, &id, "3Gi", Bytes::new(3 << 30)).await?;
+    node.end().await
+}
+
+pub async fn an_expansion_goes_on_beside_other_changes_of_its_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, id) = with_claim(&cluster, "beside", "Filesystem").await?;
+    let other = json!({"type": "Painted", "status": "True", "message": "blue"});
+    kubelet(&node, json!({"conditions": [other]})).await?;
+    let claims = node.claims();
+    let disturb = async {
+        for number in 0..40 {
+            let label = Patch::Merge(json!({"metadata": {"labels": {"count": number.to_string()}}}));
+            claims.patch("data", &PatchParams::default(), &label).await?;
+        }
+        Ok::<_, Failure>(())
+    };
+    let (asked, disturbed) = futures::join!(ask(&node, "2Gi"), disturb);
+    asked?;
+    disturbed?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    let claim = node.claims().get("data").await?;
+    assert_eq!(claim.labels().get("count").map(String::as_str), Some("39"));
+    let kept = claim.status.and_then(|status| status.conditions).unwrap_or_default();
+    assert!(kept.iter().any(|condition| condition.type_ == "Painted"), "{kept:?}");
+    node.end().await
+}
+
+pub async fn an_expansion_that_was_cut_short_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, id) = with_claim(&cluster, "cut-short", "Filesystem").await?;
+    node.halt().await?;
+    ask(&node, "2Gi").await?;
+    kubelet(
+        &node,
+        json!({
+            "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
+            "allocatedResources": {"storage": "2Gi"},
+        }),
+    )
+    .await?;
+    // The disk is done, nobody was told.
+    provisioner::Volumes::expand(&*node.volumes, &id, GIB2)?;
+    node.run().await?;
+    has(&node, &id, "2Gi", GIB2).await?;
+    node.end().await
+}

@@ -1,0 +1,69 @@
+//! Whether a volume is attached, on a real disk: it decides who ends an expansion.
+
+use std::fs;
+
+use dir::{Dir, Ensured};
+use ktest_support::XfsDisk;
+use loopdev::{Config, Control, Detach};
+use provisioner::{Held, HeldError, Volumes as _};
+use units::{Bytes, Inodes};
+use volume::{Access, Allocation, Claim, Mode, OpenError, Request, Settings, Store, VolumeId};
+
+const SIZE: Bytes = Bytes::new(16 << 20);
+const LARGER: Bytes = Bytes::new(40 << 20);
+
+struct Node {
+    store: Store,
+    // Last: it can only be unmounted when nothing on it is open.
+    _disk: XfsDisk,
+}
+
+impl Node {
+    fn new() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        fs::create_dir(disk.path().join("volumes")).unwrap();
+        let volumes = Dir::open(&disk.path().join("volumes")).unwrap();
+        let settings = Settings { reserve: Bytes::new(64 << 20), ..Settings::default() };
+        Self { store: Store::open(&volumes, settings).unwrap(), _disk: disk }
+    }
+
+    fn made(&self, name: &str, mode: Mode) -> VolumeId {
+        let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
+        let id = name.parse().unwrap();
+        self.store.provision(&id, &Request { claim, class: "local".into(), mode, size: SIZE }).unwrap();
+        id
+    }
+}
+
+#[test]
+fn a_disk_is_attached_as_long_as_a_loop_device_stands_on_its_image() {
+    let node = Node::new();
+    let [id, other] = ["pvc-1", "pvc-2"].map(|name| node.made(name, Mode::Block { allocation: Allocation::Thick }));
+    let early = node.store.held(&id).unwrap_err();
+    assert!(matches!(early, HeldError::Open(OpenError::NotAnnounced { .. })), "{early}");
+    for id in [&id, &other] {
+        node.store.announce(id).unwrap();
+        assert_eq!(node.store.held(id).unwrap(), Held { size: SIZE, attached: false });
+    }
+    let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
+    let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
+    assert!(matches!(node.store.expand(&id, LARGER).unwrap(), Ensured::Created(_)));
+    assert_eq!(node.store.held(&id).unwrap(), Held { size: LARGER, attached: true });
+    assert_eq!(device.status().unwrap().size, SIZE, "what kubelet is waited for");
+    assert!(!node.store.held(&other).unwrap().attached, "another volume's device is nobody else's");
+    assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
+    assert!(!node.store.held(&id).unwrap().attached);
+}
+
+#[test]
+fn a_filesystem_is_never_attached_and_a_missing_volume_is_told_apart() {
+    let node = Node::new();
+    let id = node.made("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
+    node.store.announce(&id).unwrap();
+    assert_eq!(node.store.held(&id).unwrap(), Held { size: SIZE, attached: false });
+    node.store.retire(&id).unwrap();
+    for missing in [id, "pvc-none".parse().unwrap()] {
+        let error = node.store.held(&missing).unwrap_err();
+        assert!(matches!(error, HeldError::Open(OpenError::Unknown { .. })), "{error}");
+    }
+}

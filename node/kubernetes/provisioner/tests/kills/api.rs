@@ -1,0 +1,32 @@
+//! A client whose writes are boundaries.
+
+use std::sync::Arc;
+
+use http::{Method, Request};
+use kube::Client;
+use kube::client::Body;
+use tower::service_fn;
+
+use crate::fuse::Fuse;
+
+/// Before a request is sent, the API server knows nothing of it; after its answer arrived, it has done what it says.
+/// Must be called where the process runs: a part of the client is a task.
+pub fn fused(client: Client, fuse: Arc<Fuse>) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, fuse) = (client.clone(), Arc::clone(&fuse));
+        async move {
+            let writes = ![Method::GET, Method::HEAD].contains(request.method());
+            let what = format!("{} {}", request.method(), request.uri().path());
+            if writes {
+                fuse.pass(&format!("before {what}")).await;
+            }
+            let answer = client.send(request).await;
+            if writes {
+                fuse.pass(&format!("after {what}")).await;
+            }
+            answer
+        }
+    });
+    Client::new(service, namespace)
+}

@@ -1,0 +1,84 @@
+//! A disk whose changes are boundaries.
+
+use std::sync::Arc;
+
+use dir::Ensured;
+use provisioner::{Held, HeldError, Volumes};
+use units::Bytes;
+use volume::{Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId, VolumeUsage};
+
+use crate::fuse::Fuse;
+
+/// The volumes as one process has them: what is below stays when the process is killed.
+pub struct Fused<V> {
+    below: Arc<V>,
+    fuse: Arc<Fuse>,
+}
+
+impl<V: Volumes> Fused<V> {
+    pub fn new(below: Arc<V>, fuse: Arc<Fuse>) -> Self {
+        Self { below, fuse }
+    }
+
+    /// Looking changes nothing: a kill before or after it is one at the boundary before.
+    fn change<T>(&self, what: &str, change: impl FnOnce(&V) -> T) -> T {
+        self.fuse.pass_blocking(&format!("before {what} on the disk"));
+        let done = change(&self.below);
+        self.fuse.pass_blocking(&format!("after {what} on the disk"));
+        done
+    }
+}
+
+impl<V: Volumes> Volumes for Fused<V> {
+    fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
+        self.change("provision", |below| below.provision(id, want))
+    }
+
+    fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("announce", |below| below.announce(id))
+    }
+
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
+        self.change("expand", |below| below.expand(id, to))
+    }
+
+    fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("retire", |below| below.retire(id))
+    }
+
+    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("restore", |below| below.restore(id))
+    }
+
+    fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("discard", |below| below.discard(id))
+    }
+
+    fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("undo", |below| below.undo(id))
+    }
+
+    fn held(&self, id: &VolumeId) -> Result<Held, HeldError> {
+        self.below.held(id)
+    }
+
+    fn records(&self) -> Result<Records, ListError> {
+        self.below.records()
+    }
+
+    fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
+        self.below.retired()
+    }
+
+    fn strays(&self) -> Result<Strays, ListError> {
+        self.below.strays()
+    }
+
+    fn space(&self) -> Result<Space, LookError> {
+        self.below.space()
+    }
+
+    fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
+        self.below.usage()
+    }
+}

@@ -1,0 +1,273 @@
+//! A node whose provisioner is killed, and the people whom that must not trouble.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use fakevolumes::FakeVolumes;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use provisioner::Settings;
+use serde_json::{Value, json};
+use supervisor::Supervisor;
+use tokio::runtime::{self, Runtime};
+use units::Bytes;
+use volume::{State, VolumeId};
+
+use crate::api;
+use crate::disk::Fused;
+use crate::fuse::{Fuse, Kill};
+
+pub const CLASS: &str = "kills";
+pub const NAMESPACE: &str = "kills";
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const STOP: Duration = Duration::from_secs(20);
+
+/// Where a volume's data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Live,
+    Trash,
+}
+
+/// The node: a disk that stays and a process that does not.
+pub struct Node {
+    pub user: User,
+    storage: Client,
+    process: Option<Process>,
+}
+
+struct Process {
+    runtime: Runtime,
+    tree: Supervisor,
+    fuse: Arc<Fuse>,
+}
+
+/// Who makes and deletes one claim, and the scheduler, who puts it on this node. Sees the disk as well.
+#[derive(Clone)]
+pub struct User {
+    admin: Client,
+    node: String,
+    claim: String,
+    pub volumes: Arc<FakeVolumes>,
+}
+
+impl Node {
+    /// With a disk of its own; nothing else in the cluster knows its name.
+    pub async fn new(cluster: &Cluster, name: String, size: Bytes) -> Result<Self, Failure> {
+        let storage = cluster.storage_of(&name).await?;
+        let volumes = Arc::new(FakeVolumes::with_size(size));
+        let user = User { admin: cluster.admin(), claim: name.clone(), node: name, volumes };
+        Ok(Self { user, storage, process: None })
+    }
+
+    /// Starts the provisioner, in a process of its own as far as tasks and threads go.
+    pub async fn start(&mut self, kill: Kill) -> Result<(), Failure> {
+        let fuse = Arc::new(Fuse::new(kill));
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let tree = {
+            let _inside = runtime.enter();
+            let client = api::fused(self.storage.clone(), Arc::clone(&fuse));
+            let disk = Fused::new(Arc::clone(&self.user.volumes), Arc::clone(&fuse));
+            let settings = Settings::new(client, self.user.node.clone(), Arc::new(disk));
+            Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
+                provisioner::run(cx, settings.clone())
+            })
+        };
+        let handle = tree.handle();
+        self.process = Some(Process { runtime, tree, fuse: Arc::clone(&fuse) });
+        tokio::select! {
+            ready = handle.healthy() => Ok(ready?),
+            _ = fuse.burns() => Ok(()),
+        }
+    }
+
+    /// From now on the process is killed at this boundary.
+    pub fn arm(&self, kill: Kill) {
+        if let Some(process) = &self.process {
+            process.fuse.arm(kill);
+        }
+    }
+
+    /// Waits for the end of `story`. If the process is killed before, another one starts, which is not.
+    /// Returns the boundary at which it was killed.
+    pub async fn through(
+        &mut self,
+        story: impl Future<Output = Result<(), Failure>>,
+    ) -> Result<Option<String>, Failure> {
+        let mut story = Box::pin(story);
+        let fuse = self.process.as_ref().map(|process| Arc::clone(&process.fuse)).ok_or("no process runs")?;
+        tokio::select! {
+            told = &mut story => told.map(|()| None),
+            boundary = fuse.burns() => {
+                self.kill();
+                self.start(Kill::Never).await?;
+                story.await.map_err(|error| at(&boundary, error))?;
+                Ok(Some(boundary))
+            }
+        }
+    }
+
+    /// Waits until the process is killed.
+    pub async fn dies(&mut self) -> Result<(), Failure> {
+        let fuse = self.process.as_ref().map(|process| Arc::clone(&process.fuse)).ok_or("no process runs")?;
+        tokio::time::timeout(PATIENCE, fuse.burns()).await?;
+        self.kill();
+        Ok(())
+    }
+
+    /// Ends the process: what it was doing is finished, unless it is killed meanwhile. Returns where.
+    pub async fn halt(&mut self) -> Result<Option<String>, Failure> {
+        let Some(Process { runtime, tree, fuse }) = self.process.take() else { return Ok(None) };
+        let killed = tokio::select! {
+            stopped = tree.stop(STOP) => { stopped?; None }
+            boundary = fuse.burns() => Some(boundary),
+        };
+        runtime.shutdown_background();
+        fuse.bury();
+        Ok(killed)
+    }
+
+    /// At once: no task goes on, and no thread changes anything any more.
+    fn kill(&mut self) {
+        if let Some(Process { runtime, tree, fuse }) = self.process.take() {
+            runtime.shutdown_background();
+            fuse.bury();
+            drop(tree);
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Says where a process was killed.
+pub fn at(boundary: &str, error: Failure) -> Failure {
+    format!("killed {boundary}: {}", eventually::chain(error.as_ref())).into()
+}
+
+impl User {
+    /// Makes a claim that is scheduled to this node.
+    pub async fn claim(&self) -> Result<(), Failure> {
+        let claim = json!({
+            "metadata": {
+                "name": self.claim,
+                "annotations": {SELECTED_NODE: self.node, PROVISIONER: "local.granary.dev"},
+            },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+                "storageClassName": CLASS,
+            },
+        });
+        self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        Ok(())
+    }
+
+    /// Asks for more.
+    pub async fn enlarge(&self, size: &str) -> Result<(), Failure> {
+        self.patch_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}})).await
+    }
+
+    /// Deletes the claim.
+    pub async fn delete(&self) -> Result<(), Failure> {
+        self.claims().delete(&self.claim, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Changes the volume's reclaim policy to Retain.
+    pub async fn retain(&self) -> Result<(), Failure> {
+        let pv = self.pv().await?.ok_or("there is no PV")?;
+        let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+        Api::<PersistentVolume>::all(self.admin.clone())
+            .patch(&pv.name_any(), &PatchParams::default(), &retain)
+            .await?;
+        Ok(())
+    }
+
+    async fn patch_claim(&self, patch: Value) -> Result<(), Failure> {
+        self.claims().patch(&self.claim, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Waits until `look` has nothing to object to.
+    pub async fn sees(
+        &self,
+        what: &str,
+        look: impl AsyncFn(&Self) -> Result<Option<String>, kube::Error>,
+    ) -> Result<(), Failure> {
+        let look = async || Ok::<_, kube::Error>(look(self).await?.map_or(Seen::Done(()), Seen::NotYet));
+        Ok(eventually(PATIENCE, what, look).await?)
+    }
+
+    /// What is wrong with the claim, which should be bound to the only volume, of this size.
+    pub async fn is_not_bound(&self, size: &str, bytes: Bytes) -> Result<Option<String>, kube::Error> {
+        let claim = self.claims().get(&self.claim).await?;
+        let status = claim.status.unwrap_or_default();
+        let capacity = status.capacity.and_then(|capacity| capacity.get("storage").cloned()).map(|has| has.0);
+        let pv = self.pv().await?;
+        let promised = pv.as_ref().and_then(|pv| pv.spec.as_ref()?.capacity.as_ref()?.get("storage").cloned());
+        let promised = promised.as_ref().map(|has| has.0.as_str());
+        let seen = (status.phase.as_deref(), capacity.as_deref(), promised, self.on_disk());
+        let wanted = (Some("Bound"), Some(size), Some(size), vec![(Place::Live, State::Announced, bytes)]);
+        Ok((seen != wanted).then(|| format!("{seen:?}")))
+    }
+
+    /// What is left, where nothing should be.
+    pub async fn has_left(&self) -> Result<Option<String>, kube::Error> {
+        let (pvs, volumes) = (self.pvs().await?.len(), self.on_disk());
+        Ok((pvs != 0 || !volumes.is_empty()).then(|| format!("{pvs} PVs and {volumes:?} are left")))
+    }
+
+    /// The PV of this node, if there is exactly one.
+    pub async fn pv(&self) -> Result<Option<PersistentVolume>, kube::Error> {
+        let mut pvs = self.pvs().await?;
+        Ok(pvs.pop().filter(|_| pvs.is_empty()))
+    }
+
+    /// All PVs of this node.
+    pub async fn pvs(&self) -> Result<Vec<PersistentVolume>, kube::Error> {
+        let all = Api::<PersistentVolume>::all(self.admin.clone()).list(&ListParams::default()).await?;
+        let here = |pv: &PersistentVolume| {
+            let claim = pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.as_ref());
+            claim == Some(&self.claim)
+        };
+        Ok(all.into_iter().filter(here).collect())
+    }
+
+    /// All volumes on the disk.
+    pub fn on_disk(&self) -> Vec<(Place, State, Bytes)> {
+        let of = |place, id: &VolumeId| self.volumes.record(id).map(|record| (place, record.state, record.size));
+        let live = self.volumes.live().into_iter().filter_map(|id| of(Place::Live, &id));
+        let trash = self.volumes.retired().into_iter().filter_map(|id| of(Place::Trash, &id));
+        live.chain(trash).collect()
+    }
+
+    /// Whether the scheduler may choose another node.
+    pub async fn is_released(&self) -> Result<bool, kube::Error> {
+        Ok(!self.claims().get(&self.claim).await?.annotations().contains_key(SELECTED_NODE))
+    }
+
+    /// How often each reason was told about the claim and its PV.
+    pub async fn told(&self) -> Result<Vec<(String, i32)>, Failure> {
+        let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
+        let pvs: Vec<String> = self.pvs().await?.iter().map(ResourceExt::name_any).collect();
+        let about = |event: &Event| {
+            let name = event.regarding.as_ref().and_then(|object| object.name.clone()).unwrap_or_default();
+            let ours = event.reporting_controller.as_deref() == Some("local.granary.dev");
+            ours && (name == self.claim || pvs.contains(&name))
+        };
+        let count = |event: Event| (event.reason.unwrap_or_default(), event.series.map_or(1, |series| series.count));
+        Ok(all.into_iter().filter(about).map(count).collect())
+    }
+
+    pub fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.admin.clone(), NAMESPACE)
+    }
+}

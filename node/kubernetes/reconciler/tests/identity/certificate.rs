@@ -1,0 +1,175 @@
+//! The certificate that makes a node's storage known to the API server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure, Identity, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use serde_json::json;
+use services::{Config, IdentityError, StorageIdentity};
+use supervisor::{Settings, Supervisor};
+
+use crate::storage::{FOREIGN_VOLUME, on, volume};
+use crate::{Nodes, denied};
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite
+        .case("a_node_gets_its_certificate_and_can_use_it", a_node_gets_its_certificate_and_can_use_it)
+        .case("nobody_gets_a_certificate_for_another_node", nobody_gets_a_certificate_for_another_node)
+        .case("a_node_that_asks_for_another_name_is_told_why", a_node_that_asks_for_another_name_is_told_why)
+        .case("requests_of_others_are_left_alone", requests_of_others_are_left_alone)
+}
+
+/// An approver that has seen the requests that were there.
+struct Approver(Supervisor);
+
+impl Approver {
+    async fn start(cluster: &Cluster) -> Result<Self, Failure> {
+        let client = cluster.admin();
+        let tree =
+            Supervisor::start("approver", Settings::default(), move |cx| reconciler::approve(cx, client.clone()));
+        tree.handle().healthy().await?;
+        Ok(Self(tree))
+    }
+
+    async fn stop(self) -> Result<(), Failure> {
+        Ok(self.0.stop(Duration::from_secs(10)).await?)
+    }
+}
+
+/// What somebody asks for.
+struct Asked<'a> {
+    common_name: &'a str,
+    organization: &'a str,
+    names: &'a [&'a str],
+    usages: &'a [&'a str],
+}
+
+const GOOD: Asked<'_> = Asked {
+    common_name: "granary:node:one",
+    organization: "granary:nodes",
+    names: &[],
+    usages: &["client auth", "digital signature"],
+};
+
+impl Asked<'_> {
+    /// Asks, and returns the request's name.
+    async fn by(self, client: Client) -> Result<String, Failure> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, self.organization);
+        params.distinguished_name.push(DnType::CommonName, self.common_name);
+        for name in self.names {
+            params.subject_alt_names.push(SanType::DnsName((*name).try_into()?));
+        }
+        let text = params.serialize_request(&KeyPair::generate()?)?.pem()?;
+        let request: CertificateSigningRequest = serde_json::from_value(json!({
+            "metadata": {"generateName": "test-"},
+            "spec": {
+                "request": ByteString(text.into_bytes()), "usages": self.usages,
+                "signerName": "kubernetes.io/kube-apiserver-client",
+            },
+        }))?;
+        Ok(Api::all(client).create(&PostParams::default(), &request).await?.name_any())
+    }
+}
+
+/// Type, reason and message of the first condition, when there is one.
+async fn decision(cluster: &Cluster, request: &str) -> Result<String, Failure> {
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let decision = eventually(PATIENCE, "a decision", async || {
+        let status = requests.get(request).await?.status.unwrap_or_default();
+        let condition = status.conditions.unwrap_or_default().into_iter().next();
+        Ok::<_, kube::Error>(condition.map_or(Seen::NotYet("none".into()), |condition| {
+            let text = [condition.reason, condition.message].map(Option::unwrap_or_default);
+            Seen::Done(format!("{} {}: {}", condition.type_, text[0], text[1]))
+        }))
+    });
+    Ok(decision.await?)
+}
+
+async fn kubelet(cluster: &Cluster, node: &str) -> Result<Client, Failure> {
+    let groups = ["system:nodes", "system:authenticated"];
+    Ok(cluster.impersonate(&format!("system:node:{node}"), &groups).await?)
+}
+
+async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let identity = StorageIdentity::new(cluster.config(), cluster.credentials());
+    let lasting = identity.ensure().await?;
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let count = async || Ok::<_, Failure>(requests.list(&kube::api::ListParams::default()).await?.items.len());
+    let before = count().await?;
+    assert_eq!(identity.ensure().await?, lasting, "it is kept");
+    assert_eq!(count().await?, before, "nobody was asked");
+    std::fs::remove_file(cluster.config().paths.pki.join("storage.crt"))?;
+    identity.ensure().await?;
+    assert_eq!(count().await?, before + 1, "what is lost is asked for anew");
+    approver.stop().await?;
+
+    let own = cluster.credentials().client(Identity::Storage).await?;
+    let review = Api::<SelfSubjectReview>::all(own.clone()).create(&PostParams::default(), &<_>::default()).await?;
+    let user = review.status.and_then(|status| status.user_info).unwrap_or_default();
+    assert_eq!(user.username.as_deref(), Some(format!("granary:node:{}", cluster.node()).as_str()));
+    assert!(user.groups.unwrap_or_default().contains(&"granary:nodes".to_owned()));
+
+    let volumes = Api::<PersistentVolume>::all(own);
+    volumes.create(&PostParams::default(), &volume("with-certificate", &on(cluster.node()))).await?;
+    volumes.delete("with-certificate", &DeleteParams::default()).await?;
+    let others = Api::<PersistentVolume>::all(nodes.other);
+    others.create(&PostParams::default(), &volume("others", &on("two"))).await?;
+    denied(volumes.delete("others", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    denied(volumes.create(&PostParams::default(), &volume("mine", &on("two"))).await, FOREIGN_VOLUME);
+    others.delete("others", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn nobody_gets_a_certificate_for_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let approver = Approver::start(&cluster).await?;
+    let one = kubelet(&cluster, "one").await?;
+    let two = kubelet(&cluster, "two").await?;
+    for (asked, client, wanted) in [
+        (GOOD, two, "Denied OtherSubject: the subject has to be CN=granary:node:two"),
+        (Asked { organization: "granary:admins", ..GOOD }, one.clone(), "Denied OtherSubject"),
+        (Asked { common_name: "somebody", ..GOOD }, one.clone(), "Denied OtherSubject"),
+        (Asked { names: &["kubernetes.default.svc"], ..GOOD }, one.clone(), "Denied AttributesNotAllowed"),
+        (Asked { usages: &["client auth"], ..GOOD }, one.clone(), "Denied OtherUsages"),
+        (GOOD, cluster.admin(), "Denied NoKubelet: granary:admin is no kubelet"),
+        (GOOD, one, "Approved OwnNode"),
+    ] {
+        let request = asked.by(client).await?;
+        let decision = decision(&cluster, &request).await?;
+        assert!(decision.starts_with(wanted), "{decision}, wanted {wanted}");
+    }
+    approver.stop().await
+}
+
+async fn a_node_that_asks_for_another_name_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let approver = Approver::start(&cluster).await?;
+    let other = Config { node: "other".to_owned(), ..cluster.config().clone() };
+    let error = StorageIdentity::new(&other, cluster.credentials()).ensure().await.err();
+    let Some(IdentityError::Denied { why, .. }) = error else { panic!("wanted a denial, got {error:?}") };
+    assert!(why.starts_with("OtherSubject: the subject has to be CN=granary:node:granary"), "{why}");
+    approver.stop().await
+}
+
+async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let approver = Approver::start(&cluster).await?;
+    let person = Asked { common_name: "jane", organization: "dev", ..GOOD }.by(cluster.admin()).await?;
+    // Decided after the other, which was seen by then.
+    let own = GOOD.by(kubelet(&cluster, "one").await?).await?;
+    assert!(decision(&cluster, &own).await?.starts_with("Approved"));
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let left = requests.get(&person).await?.status.unwrap_or_default();
+    assert_eq!(left.conditions.unwrap_or_default().len(), 0);
+    requests.delete(&person, &DeleteParams::default()).await?;
+    approver.stop().await
+}

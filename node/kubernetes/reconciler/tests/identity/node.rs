@@ -1,0 +1,70 @@
+//! The node's own Node object, and its kubelet's.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, Suite};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::{Nodes, denied, forbidden};
+
+const FOREIGN: &str = "changes the annotations node.granary.dev/* of its own Node";
+const KEY: &str = "node.granary.dev/wg-pubkey";
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite
+        .case("a_node_writes_its_own_annotations_and_no_others", a_node_writes_its_own_annotations_and_no_others)
+        .case("a_node_reads_what_kubelet_says_of_drivers", a_node_reads_what_kubelet_says_of_drivers)
+}
+
+fn node(name: &str) -> Result<Node, serde_json::Error> {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "annotations": {"kept": "yes"}, "labels": {"kept": "yes"}},
+    }))
+}
+
+async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let admin = Api::<Node>::all(nodes.admin);
+    for name in ["one", "two"] {
+        admin.create(&PostParams::default(), &node(name)?).await?;
+    }
+    let own = Api::<Node>::all(nodes.own);
+    let annotate = |value: &str| Patch::Merge(json!({"metadata": {"annotations": {KEY: value}}}));
+    let params = PatchParams::default();
+    own.patch("one", &params, &annotate("a key")).await?;
+    own.patch("one", &params, &annotate("another")).await?;
+    denied(own.patch("two", &params, &annotate("a key")).await, FOREIGN);
+    for change in [
+        json!({"metadata": {"annotations": {"kept": "no"}}}),
+        json!({"metadata": {"annotations": {"kept": null}}}),
+        json!({"metadata": {"annotations": {"more": "yes"}}}),
+        json!({"metadata": {"labels": {"kept": null}}}),
+        json!({"metadata": {"finalizers": ["example.invalid/held"]}}),
+        json!({"metadata": {"annotations": {KEY: "a key"}}, "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"]}}),
+        json!({"spec": {"unschedulable": true}}),
+    ] {
+        denied(own.patch("one", &params, &Patch::Merge(change)).await, FOREIGN);
+    }
+    let ready = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    forbidden(own.patch_status("one", &params, &ready).await);
+    forbidden(own.create(&PostParams::default(), &node("three")?).await);
+    forbidden(own.delete("one", &DeleteParams::default()).await);
+    for name in ["one", "two"] {
+        admin.delete(name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+async fn a_node_reads_what_kubelet_says_of_drivers(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let own = Api::<CSINode>::all(nodes.own);
+    assert_eq!(own.get_opt("one").await?.map(|found| found.spec.drivers.len()), None);
+    let only = ListParams::default().fields("metadata.name=one");
+    assert_eq!(own.list(&only).await?.items.len(), 0);
+    forbidden(own.delete("one", &DeleteParams::default()).await);
+    Ok(())
+}

@@ -1,0 +1,378 @@
+//! The certificate of the node's storage: asked for by the node, approved by the cluster, kept on the data disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::runtime::wait::{self, await_condition};
+use kube::{Api, ResourceExt as _};
+use rcgen::KeyPair;
+use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::info;
+
+use crate::Config;
+use crate::certificate::{self, Pair, Stale, Validity, Wanted};
+use crate::pki::{ClientError, Credentials, Identity, PkiError, Store};
+
+/// Signs certificates by which the API server knows its clients.
+const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+
+/// How long the cluster may take for an answer: at a first boot its controllers have just been started.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The clock may be set while somebody sleeps.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// Why there is no certificate yet.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The files.
+    #[error(transparent)]
+    Disk(#[from] PkiError),
+    /// The thread that reads and writes them.
+    #[error("work on the files of certificates ended early")]
+    Panicked(#[from] JoinError),
+    /// The key, or the text of the request.
+    #[error("cannot make a key for the storage identity")]
+    Key(#[source] rcgen::Error),
+    /// kubelet's identity, which asks.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The API server.
+    #[error("cannot ask for the storage identity's certificate")]
+    Ask(#[source] Box<kube::Error>),
+    /// The watch of the request.
+    #[error("cannot wait for the answer to the certificate signing request {request}")]
+    Wait {
+        /// Its name.
+        request: String,
+        /// Why not.
+        #[source]
+        source: Box<wait::Error>,
+    },
+    /// The approver's answer.
+    #[error("the certificate signing request {request} was denied: {why}")]
+    Denied {
+        /// Its name.
+        request: String,
+        /// Reason and message.
+        why: String,
+    },
+    /// The signer's answer.
+    #[error("the certificate signing request {request} was approved, but not signed: {why}")]
+    NotSigned {
+        /// Its name.
+        request: String,
+        /// Reason and message.
+        why: String,
+    },
+    /// Somebody deleted it.
+    #[error("the certificate signing request {request} is gone")]
+    Gone {
+        /// Its name.
+        request: String,
+    },
+    /// Nobody decided, or nobody signed.
+    #[error("no answer to the certificate signing request {request} for {} s; does the cluster's approver run?", LIMIT.as_secs())]
+    Silence {
+        /// Its name.
+        request: String,
+    },
+    /// What was signed is not what was asked for.
+    #[error("the certificate of the signing request {request} cannot be used")]
+    Unusable {
+        /// Its name.
+        request: String,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
+}
+
+/// What this node asks for, and where it is kept.
+pub struct StorageIdentity {
+    pki: PathBuf,
+    wanted: Wanted,
+    credentials: Arc<Credentials>,
+    /// Kept over failures, so that a node which tries again does not ask again.
+    asked: Mutex<Option<Asked>>,
+}
+
+/// A request, and the key that it is for: on the disk only together with its certificate.
+struct Asked {
+    request: String,
+    key: KeyPair,
+}
+
+/// A certificate is on the disk, and it is not yet time for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lasting {
+    renewal: OffsetDateTime,
+}
+
+impl Lasting {
+    /// Waits until it is time for another certificate: when two thirds of its life are over. Cancel-safe.
+    pub async fn renewal(self) {
+        while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
+            // A moment later, so that it is over then.
+            sleep(left.min(LOOK) + Duration::from_secs(1)).await;
+        }
+    }
+}
+
+impl StorageIdentity {
+    /// Of the node of the configuration.
+    pub fn new(config: &Config, credentials: &Arc<Credentials>) -> Self {
+        Self {
+            pki: config.paths.pki.clone(),
+            wanted: Identity::Storage.wanted(&config.node),
+            credentials: Arc::clone(credentials),
+            asked: Mutex::default(),
+        }
+    }
+
+    /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
+    /// lasts is kept; otherwise the node asks for one with a new key, in kubelet's name, and waits for minutes.
+    /// Cancel-safe: what was asked for is waited for the next time.
+    ///
+    /// # Errors
+    /// [`IdentityError`]: to be tried again after a while.
+    pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
+        let mut asked = self.asked.lock().await;
+        let stale = match self.on_disk().await? {
+            Ok(lasting) => return Ok(lasting),
+            Err(stale) => stale,
+        };
+        let requests = Api::all(self.credentials.client(Identity::Kubelet).await?);
+        let (request, key) = match &*asked {
+            Some(Asked { request, key }) => (request, key),
+            None => {
+                let new = self.ask(&requests).await?;
+                info!(request = new.request, reason = %stale, "certificate of the storage identity asked for");
+                let Asked { request, key } = asked.insert(new);
+                (&*request, &*key)
+            }
+        };
+        let request = request.clone();
+        let answer = match timeout(LIMIT, answer(&requests, &request)).await {
+            Ok(answer) => answer?,
+            Err(_) => return Err(IdentityError::Silence { request }),
+        };
+        let key = key.serialize_pem();
+        *asked = None;
+        let certificate = match answer {
+            Answer::Signed(certificate) => certificate,
+            Answer::Denied(why) => return Err(IdentityError::Denied { request, why }),
+            Answer::NotSigned(why) => return Err(IdentityError::NotSigned { request, why }),
+            Answer::Gone => return Err(IdentityError::Gone { request }),
+        };
+        let lasting = self.keep(Pair { certificate, key }, &request).await?;
+        info!(request, "certificate of the storage identity kept");
+        Ok(lasting)
+    }
+
+    async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
+        let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
+        let look = move || {
+            let store = Store::open(&pki)?;
+            let found = store.read("ca.crt")?.zip(store.read_pair(wanted.name)?);
+            Ok::<_, PkiError>(found.ok_or(Stale::Absent).and_then(|(authority, pair)| {
+                lasting(certificate::verify(&authority, &wanted, &pair)?, OffsetDateTime::now_utc())
+            }))
+        };
+        Ok(spawn_blocking(look).await??)
+    }
+
+    async fn ask(&self, requests: &Api<CertificateSigningRequest>) -> Result<Asked, IdentityError> {
+        let (text, key) = certificate::request(&self.wanted).map_err(IdentityError::Key)?;
+        let request = CertificateSigningRequest {
+            metadata: ObjectMeta { generate_name: Some("granary-storage-".to_owned()), ..ObjectMeta::default() },
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(text.into_bytes()),
+                signer_name: SIGNER.to_owned(),
+                usages: Some(["client auth", "digital signature"].map(str::to_owned).into()),
+                ..CertificateSigningRequestSpec::default()
+            },
+            status: None,
+        };
+        let made = requests.create(&PostParams::default(), &request).await;
+        let made = made.map_err(|error| IdentityError::Ask(Box::new(error)))?;
+        Ok(Asked { request: made.name_any(), key })
+    }
+
+    /// Nothing is written that could not be used.
+    async fn keep(&self, pair: Pair, request: &str) -> Result<Lasting, IdentityError> {
+        let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
+        let keep = move || {
+            let store = Store::open(&pki)?;
+            let authority = store.read("ca.crt")?.unwrap_or_default();
+            let verified = certificate::verify(&authority, &wanted, &pair)
+                .and_then(|validity| lasting(validity, OffsetDateTime::now_utc()));
+            if verified.is_ok() {
+                store.write_pair(wanted.name, &pair)?;
+            }
+            Ok::<_, PkiError>(verified)
+        };
+        let kept = spawn_blocking(keep).await??;
+        kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })
+    }
+}
+
+fn lasting(validity: Validity, now: OffsetDateTime) -> Result<Lasting, Stale> {
+    let renewal = validity.after_two_thirds();
+    validity.check(now, renewal).map(|()| Lasting { renewal })
+}
+
+/// How a request ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// The certificate, PEM.
+    Signed(String),
+    Denied(String),
+    NotSigned(String),
+    Gone,
+}
+
+impl Answer {
+    /// None yet, if the request still waits.
+    fn of(request: Option<&CertificateSigningRequest>) -> Option<Self> {
+        let Some(request) = request else { return Some(Self::Gone) };
+        let status = request.status.as_ref()?;
+        let condition = |kind: &str| {
+            let found = status.conditions.iter().flatten().find(|condition| condition.type_ == kind)?;
+            let [reason, message] = [&found.reason, &found.message].map(|text| text.as_deref().unwrap_or("no word"));
+            Some(format!("{reason}: {message}"))
+        };
+        // Denied and Failed stay for ever, and come without a certificate.
+        condition("Denied").map(Self::Denied).or_else(|| condition("Failed").map(Self::NotSigned)).or_else(|| {
+            let certificate = status.certificate.as_ref()?;
+            Some(Self::Signed(String::from_utf8_lossy(&certificate.0).into_owned()))
+        })
+    }
+}
+
+async fn answer(requests: &Api<CertificateSigningRequest>, request: &str) -> Result<Answer, IdentityError> {
+    let answered = |found: Option<&CertificateSigningRequest>| Answer::of(found).is_some();
+    let found = await_condition(requests.clone(), request, answered).await;
+    let found =
+        found.map_err(|source| IdentityError::Wait { request: request.to_owned(), source: Box::new(source) })?;
+    Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
+
+    use super::*;
+    use crate::certificate::Authority;
+    use crate::config::example;
+
+    fn request(condition: Option<&str>, certificate: Option<&str>) -> CertificateSigningRequest {
+        let condition = condition.map(|kind| CertificateSigningRequestCondition {
+            type_: kind.to_owned(),
+            status: "True".to_owned(),
+            reason: Some("Because".to_owned()),
+            message: Some("of this".to_owned()),
+            ..CertificateSigningRequestCondition::default()
+        });
+        let certificate = certificate.map(|text| ByteString(text.as_bytes().to_vec()));
+        let status = CertificateSigningRequestStatus { conditions: condition.map(|one| vec![one]), certificate };
+        CertificateSigningRequest { status: Some(status), ..CertificateSigningRequest::default() }
+    }
+
+    #[test]
+    fn a_request_waits_until_it_is_signed_or_refused() {
+        assert_eq!(Answer::of(Some(&CertificateSigningRequest::default())), None);
+        assert_eq!(Answer::of(Some(&request(None, None))), None);
+        assert_eq!(Answer::of(Some(&request(Some("Approved"), None))), None);
+        let why = "Because: of this".to_owned();
+        assert_eq!(Answer::of(Some(&request(Some("Denied"), None))), Some(Answer::Denied(why.clone())));
+        assert_eq!(Answer::of(Some(&request(Some("Failed"), None))), Some(Answer::NotSigned(why)));
+        assert_eq!(Answer::of(Some(&request(Some("Approved"), Some("pem")))), Some(Answer::Signed("pem".into())));
+        assert_eq!(Answer::of(None), Some(Answer::Gone));
+    }
+
+    /// A node with its authority, and nobody who answers.
+    struct Node {
+        identity: StorageIdentity,
+        authority: Authority,
+        store: Store,
+        _scratch: tempfile::TempDir,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let scratch = tempfile::tempdir().unwrap();
+            let mut config = example();
+            config.paths.pki = scratch.path().join("pki");
+            let now = OffsetDateTime::now_utc();
+            let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
+            let store = Store::open(&config.paths.pki).unwrap();
+            let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), now).unwrap();
+            Self { identity: StorageIdentity::new(&config, &credentials), authority, store, _scratch: scratch }
+        }
+
+        /// A certificate that was signed so many days ago, for a year.
+        fn issue(&self, wanted: &Wanted, days: i64) -> Pair {
+            self.authority.issue(wanted, OffsetDateTime::now_utc() - time::Duration::days(days)).unwrap()
+        }
+
+        async fn after_writing(&self, pair: &Pair) -> Result<Lasting, Stale> {
+            self.store.write_pair("storage", pair).unwrap();
+            self.identity.on_disk().await.unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_certificate_is_kept_for_two_thirds_of_its_life() {
+        let node = Node::new();
+        assert_eq!(node.identity.on_disk().await.unwrap(), Err(Stale::Absent));
+        let wanted = Identity::Storage.wanted("granary");
+        assert!(node.after_writing(&node.issue(&wanted, 0)).await.is_ok());
+        let kept = node.after_writing(&node.issue(&wanted, 240)).await.unwrap();
+        assert!(kept.renewal > OffsetDateTime::now_utc());
+        assert_eq!(node.identity.ensure().await.unwrap(), kept, "nobody is asked");
+        assert_eq!(node.after_writing(&node.issue(&wanted, 250)).await, Err(Stale::Expiring));
+    }
+
+    #[tokio::test]
+    async fn a_certificate_of_another_node_or_time_is_asked_for_anew() {
+        let node = Node::new();
+        assert_eq!(
+            node.after_writing(&node.issue(&Identity::Storage.wanted("two"), 0)).await,
+            Err(Stale::OtherSubject)
+        );
+        assert_eq!(node.after_writing(&node.issue(&Identity::Storage.wanted("granary"), -3)).await, Err(Stale::NotYet));
+        let (other, _) = Authority::make(OffsetDateTime::now_utc()).unwrap();
+        let foreign = other.issue(&Identity::Storage.wanted("granary"), OffsetDateTime::now_utc()).unwrap();
+        assert_eq!(node.after_writing(&foreign).await, Err(Stale::OtherAuthority));
+    }
+
+    #[tokio::test]
+    async fn what_was_signed_is_kept_only_if_it_can_be_used() {
+        let node = Node::new();
+        let error = node.identity.keep(node.issue(&Identity::Admin.wanted("granary"), 0), "csr-1").await.unwrap_err();
+        assert!(matches!(error, IdentityError::Unusable { source: Stale::OtherSubject, .. }), "{error}");
+        assert_eq!(node.identity.on_disk().await.unwrap(), Err(Stale::Absent));
+        let wanted = Identity::Storage.wanted("granary");
+        let kept = node.identity.keep(node.issue(&wanted, 1), "csr-2").await.unwrap();
+        assert_eq!(node.identity.on_disk().await.unwrap(), Ok(kept));
+        node.identity.credentials.client(Identity::Storage).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn renewal_is_waited_for_by_the_clock_on_the_wall() {
+        let over = Lasting { renewal: OffsetDateTime::now_utc() - time::Duration::seconds(1) };
+        over.renewal().await;
+        let later = Lasting { renewal: OffsetDateTime::now_utc() + time::Duration::days(30) };
+        // The runtime's clock runs ahead here; the wall's does not.
+        assert!(timeout(Duration::from_secs(90 * 86400), later.renewal()).await.is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! The files of the records.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use dir::{Dir, Mode, Name, OFlag};
+use nix::errno::Errno;
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use tracing::{info, warn};
+
+use crate::error::ActError;
+use crate::group::Shared;
+use crate::record::{Record, RecordError, State};
+use crate::{VolumeId, volumes_in};
+
+const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+
+/// Where a record's file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// The volume is staged.
+    Pending,
+    /// It is announced.
+    Records,
+}
+
+/// Every record there is, or why it is none.
+pub(crate) type Found = BTreeMap<VolumeId, (Home, Result<Record, RecordError>)>;
+
+/// The records' files: `pending` and `records`.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) pending: Shared,
+    pub(crate) records: Shared,
+}
+
+impl Files {
+    /// Writes the first record of a volume. A file that is there already is not ours (`EEXIST`).
+    pub(crate) fn create(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
+        write_new(&self.pending, id.name(), record)
+    }
+
+    /// Writes another one in the place of that.
+    pub(crate) fn rewrite(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
+        self.pending.remove_file(id.name())?;
+        self.create(id, record)
+    }
+
+    /// Replaces the record of an announced volume, durably: after a power cut it is the former or the new one.
+    pub(crate) fn replace(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
+        let sibling = format!(".{id}{SIBLING}");
+        let sibling = Name::try_from(sibling.as_str()).map_err(|_| ActError::Record(Errno::ENAMETOOLONG))?;
+        match self.records.remove_file(&sibling) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            Ok(()) | Err(_) => {} // of a run that was cut
+        }
+        write_new(&self.records, &sibling, record)?;
+        nix::fcntl::renameat(&*self.records, sibling.as_os_str(), &*self.records, id.name().as_os_str())
+            .map_err(ActError::Record)?;
+        Ok(self.records.sync()?)
+    }
+
+    /// The volume is announced from now on. Durable after the next force of the log.
+    pub(crate) fn announce(&self, id: &VolumeId) -> Result<(), ActError> {
+        Ok(self.pending.rename(id.name(), &self.records, id.name())?)
+    }
+
+    /// Removes a record, durably. One that is gone already is no error.
+    pub(crate) fn remove(&self, home: Home, id: &VolumeId) -> Result<(), ActError> {
+        let home = self.home(home);
+        match home.remove_file(id.name()) {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            Ok(()) | Err(_) => Ok(home.sync()?),
+        }
+    }
+
+    /// Removes a first record that was never written whole.
+    pub(crate) fn discard_unwritten(&self, id: &VolumeId) -> Result<(), dir::Error> {
+        info!(volume = %id, "record was cut while it was written; removed");
+        self.pending.remove_file(id.name())
+    }
+
+    /// All there are, without what cut runs left beside them. A file that cannot be read, or is no file, is a record that nobody understands.
+    pub(crate) fn load(&self) -> Result<Found, dir::Error> {
+        let mut found = Found::new();
+        for (home, state) in [(Home::Pending, State::Staged), (Home::Records, State::Announced)] {
+            let dir = self.home(home);
+            for sibling in dir.names()?.into_iter().filter(is_sibling) {
+                // Whatever keeps it, it is no record.
+                if let Err(error) = dir.remove_all(&sibling) {
+                    let reason: &dyn std::error::Error = &error;
+                    warn!(name = %sibling, error = reason, "unfinished record cannot be removed");
+                }
+            }
+            for id in volumes_in(dir)? {
+                let record = match dir.read(id.name()) {
+                    Ok(Some(content)) => Record::parse(&content, state),
+                    Ok(None) => continue,
+                    Err(error) => Err(RecordError::Read(error)),
+                };
+                found.insert(id, (home, record));
+            }
+        }
+        Ok(found)
+    }
+
+    fn home(&self, home: Home) -> &Shared {
+        match home {
+            Home::Pending => &self.pending,
+            Home::Records => &self.records,
+        }
+    }
+}
+
+/// What a new record is called until it replaces the former one: `.ID.new`.
+const SIBLING: &str = ".new";
+
+fn is_sibling(name: &Name) -> bool {
+    let id = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(SIBLING));
+    id.is_some_and(|id| id.parse::<VolumeId>().is_ok())
+}
+
+/// A block of the file system, where direct writes want it in memory.
+#[repr(C, align(4096))]
+struct Block([u8; Block::SIZE]);
+
+impl Block {
+    const SIZE: usize = 4096;
+}
+
+/// Writes past the page cache, so that no fsync of this file is needed: when a write returns, the disk has the data, and
+/// the file's size and extents are in the log's order before all that the caller does next. A force of the log makes the
+/// disk flush its cache before it writes the log (`XLOG_ICL_NEED_FLUSH` in `xlog_cil_set_ctx_write_state`,
+/// fs/xfs/xfs_log_cil.c, Linux 5.14): what comes later is never there without this.
+fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_DIRECT;
+    let file = File::from(dir.open_file(name, flags, PRIVATE)?);
+    let mut block = Block([b' '; Block::SIZE]);
+    for (number, piece) in record.to_bytes().chunks(Block::SIZE).enumerate() {
+        // What is behind the record is white space to a reader.
+        let (text, rest) = block.0.split_at_mut(piece.len());
+        text.copy_from_slice(piece);
+        rest.fill(b' ');
+        if let Err(error) = file.write_all_at(&block.0, (number * Block::SIZE) as u64) {
+            // What the disk said is what to report; a file that stays is no record, and is found as such.
+            let _ = unlinkat(dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
+            return Err(ActError::Record(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The file that holds a block volume's bytes.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use dir::{Dir, Mode, Name, OFlag};
+use loopdev::{Backing, DetachError, Device, DeviceError};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, FallocateFlags, fallocate};
+use nix::libc;
+use nix::sys::stat::{fstat, fstatat};
+use nix::unistd::ftruncate;
+use tracing::info;
+use units::{Bytes, Inodes};
+
+use crate::Allocation;
+use crate::error::{ActError, LookError};
+
+/// The directory and the image.
+pub(crate) const INODES: Inodes = Inodes::new(2);
+
+/// Only the node reads and writes images.
+const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+
+/// A block of the file system.
+const BLOCK: u64 = 4096;
+
+/// The image's name in the directory of its volume.
+pub(crate) fn name() -> Name {
+    Name::try_from("image").expect("it is a name")
+}
+
+/// What an image of this size can take from the disk at most: its blocks, the map of where they are, and what XFS
+/// reserves for a moment while it writes.
+///
+/// XFS maps a file by a tree of extents, 16 bytes each. In the worst case every block is an extent of its own (every
+/// second one written, say), and every leaf of the tree is half full: 125 extents in a block, and so many leaves in a
+/// block above them, together one block for 124. The map is charged to the same project as the data.
+///
+/// A write into a hole first reserves room to split the tree on every level, five blocks. 128 of them at once are what
+/// a loop device has in flight. A thick image has holes too, where the pod has discarded blocks. Writes to what is
+/// allocated reserve without regard to the quota (`xfs_iomap_write_unwritten`).
+pub(crate) const fn taken(size: Bytes) -> Bytes {
+    const AT_ONCE: u64 = 128;
+    const LEVELS: u64 = 5;
+    let map = size.get().div_ceil(BLOCK).div_ceil(124).saturating_add(AT_ONCE * LEVELS);
+    size.saturating_add(Bytes::new(map.saturating_mul(BLOCK)))
+}
+
+/// The size of the image in a directory; `None` if there is no file of its name.
+pub(crate) fn size_in(dir: &Dir) -> Result<Option<Bytes>, LookError> {
+    match fstatat(dir, name().as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(stat) if stat.st_mode & libc::S_IFMT == libc::S_IFREG => Ok(Some(length(stat.st_size))),
+        Ok(_) | Err(Errno::ENOENT) => Ok(None),
+        Err(errno) => Err(LookError::Image(errno)),
+    }
+}
+
+/// Makes the image, or gives it the size that an earlier run did not.
+pub(crate) fn make(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+    let image = dir.open_file(&name(), OFlag::O_RDWR | OFlag::O_CREAT, PRIVATE)?;
+    extend(&image, size, allocation)
+}
+
+/// Makes the image larger, also while it is in use. What was in it stays; what is new reads as zeros.
+pub(crate) fn grow(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+    let image = dir.open_file(&name(), OFlag::O_RDWR, Mode::empty())?;
+    extend(&image, size, allocation)
+}
+
+/// Extents without data and a size are all that changes, and both go through the log: a later force of it makes them
+/// durable, without an fsync that would wait for what a pod writes.
+fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+    let failed = |step| move |errno| ActError::Image { step, errno };
+    let length_of = || fstat(image).map(|stat| length(stat.st_size)).map_err(failed("look at"));
+    let former = length_of()?;
+    if former >= size {
+        return Ok(());
+    }
+    let end = i64::try_from(size.get()).map_err(|_| failed("extend")(Errno::EFBIG))?;
+    match allocation {
+        Allocation::Thin => ftruncate(image, end).map_err(failed("extend"))?,
+        Allocation::Thick => {
+            // Not from the start: XFS would reserve once more, of the quota, what is there already.
+            if let Err(errno) = allocate(image, former, size) {
+                // XFS allocates in pieces, and sets the size last: those that it got stay, behind the end.
+                ftruncate(image, former.get().cast_signed()).map_err(failed("truncate"))?;
+                return Err(failed("allocate")(errno));
+            }
+        }
+    }
+    let found = length_of()?;
+    if found == size { Ok(()) } else { Err(ActError::Short { found, wanted: size }) }
+}
+
+fn allocate(image: &OwnedFd, from: Bytes, to: Bytes) -> Result<(), Errno> {
+    let (start, more) = (from.get().cast_signed(), to.saturating_sub(from).get().cast_signed());
+    loop {
+        match fallocate(image, FallocateFlags::empty(), start, more) {
+            Err(Errno::EINTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Takes every loop device off the image in a directory. One that a program still has open goes when that closes it.
+pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
+    let image = match dir.open_file(&name(), OFlag::O_PATH, Mode::empty()) {
+        Ok(image) => image,
+        Err(error) if error.is_not_found() => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let backing = Backing::of(image.as_fd()).map_err(DetachError::from)?;
+    for attached in loopdev::list()?.into_iter().filter(|attached| attached.status.backing == backing) {
+        let device = match Device::open(attached.number.path()) {
+            Ok(device) => device,
+            Err(DeviceError::NotFound { .. } | DeviceError::Gone { .. }) => continue,
+            Err(error) => return Err(loopdev::ListError::from(error).into()),
+        };
+        match device.detach_from(backing) {
+            Ok(how) => info!(device = %attached.number, ?how, "loop device detached"),
+            // Somebody else was faster.
+            Err(DetachError::NotAttached { .. } | DetachError::OtherBacking { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn length(size: i64) -> Bytes {
+    Bytes::new(u64::try_from(size).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_worst_map_fits_beside_the_data(blocks in 1u64..1 << 40) {
+            let size = Bytes::new(blocks * BLOCK);
+            let (mut map, mut entries) = (0, blocks);
+            while entries > 1 {
+                entries = entries.div_ceil(125);
+                map += entries;
+            }
+            prop_assert!(taken(size).get() >= size.get() + map * BLOCK);
+        }
+
+        #[test]
+        fn a_larger_image_never_takes_less(a: u64, b: u64) {
+            prop_assert!(taken(Bytes::new(a.min(b))) <= taken(Bytes::new(a.max(b))));
+        }
+    }
+}

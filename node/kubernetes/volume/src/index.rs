@@ -1,0 +1,79 @@
+//! What the store knows without a look at the disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsquota::ProjectId;
+
+use crate::VolumeId;
+use crate::files::Home;
+use crate::ledger::Ledger;
+use crate::record::{Record, RecordError};
+use crate::seen::Limits;
+
+/// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
+/// the start is not there; whoever puts something there nevertheless is met by the exclusive creates and renames.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    pub(crate) volumes: BTreeMap<VolumeId, Entry>,
+    pub(crate) ledger: Ledger,
+    /// What lay in the place of volumes at the start, without a record.
+    pub(crate) foreign: BTreeSet<VolumeId>,
+}
+
+/// A volume with a record.
+#[derive(Clone, Debug)]
+pub(crate) enum Entry {
+    /// One that can be understood.
+    Known(Known),
+    /// One that cannot, or whose limits cannot be set: nothing is done with the volume.
+    Closed { home: Home, error: RecordError, project: Option<ProjectId> },
+}
+
+/// A readable record and what is known of its durability.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) record: Record,
+    pub(crate) home: Home,
+    /// Whether a power cut takes the announcement back.
+    pub(crate) announcement: Announcement,
+    pub(crate) limits: Limits,
+}
+
+/// Whether it is on the disk that a volume is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Announcement {
+    /// It is.
+    Durable,
+    /// Not before the log is forced.
+    Volatile,
+}
+
+impl Entry {
+    pub(crate) fn project(&self) -> Option<ProjectId> {
+        match self {
+            Self::Known(known) => Some(known.record.project),
+            Self::Closed { project, .. } => *project,
+        }
+    }
+}
+
+impl Index {
+    /// The record that is on the disk now.
+    pub(crate) fn put(&mut self, id: &VolumeId, known: Known) {
+        self.ledger.note(id.clone(), known.record.promised());
+        self.volumes.insert(id.clone(), Entry::Known(known));
+    }
+
+    /// Changes what is known of a volume that has a readable record.
+    pub(crate) fn change(&mut self, id: &VolumeId, change: impl FnOnce(&mut Known)) {
+        if let Some(Entry::Known(known)) = self.volumes.get_mut(id) {
+            change(known);
+        }
+    }
+
+    /// The record is gone, and with it the promise.
+    pub(crate) fn forget(&mut self, id: &VolumeId) {
+        self.volumes.remove(id);
+        self.ledger.release(id);
+    }
+}

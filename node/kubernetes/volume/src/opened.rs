@@ -1,0 +1,110 @@
+//! A volume that is open.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use dir::{Dir, OFlag};
+use fsquota::{FsError, ProjectId, Quota, Quotas};
+use units::Bytes;
+
+use crate::error::OpenError;
+use crate::record::Record;
+use crate::{Mode, VolumeId, image};
+
+/// An announced volume that is open for use.
+#[derive(Debug)]
+pub struct Opened {
+    pub(crate) id: VolumeId,
+    pub(crate) dir: Dir,
+    pub(crate) record: Record,
+    pub(crate) quotas: Arc<Quotas>,
+}
+
+/// What the store knows of an announced volume without a look at the disk: also of one that is being deleted, as long as
+/// it has a record.
+#[derive(Clone, Debug)]
+pub struct Announced {
+    pub(crate) record: Record,
+    pub(crate) quotas: Arc<Quotas>,
+}
+
+impl Announced {
+    /// How pods see it.
+    pub const fn mode(&self) -> Mode {
+        self.record.mode
+    }
+
+    /// Whether an open file or directory of the data disk is in it, by its project: one system call.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub fn holds(&self, inode: impl AsFd) -> Result<bool, FsError> {
+        Ok(self.quotas.project(inode)? == Some(self.record.project))
+    }
+
+    /// Its limits and what it uses: one system call.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub fn quota(&self) -> Result<Quota, FsError> {
+        self.quotas.quota(self.record.project)
+    }
+}
+
+/// How an image is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// For reading.
+    ReadOnly,
+    /// For reading and writing.
+    ReadWrite,
+}
+
+impl Opened {
+    /// How pods see it.
+    pub const fn mode(&self) -> Mode {
+        self.record.mode
+    }
+
+    /// What it is promised.
+    pub const fn size(&self) -> Bytes {
+        self.record.size
+    }
+
+    /// The project whose quota limits it.
+    pub const fn project(&self) -> ProjectId {
+        self.record.project
+    }
+
+    /// Its directory: what is mounted of a filesystem volume, what holds the image of a block volume.
+    pub const fn dir(&self) -> &Dir {
+        &self.dir
+    }
+
+    /// The same, without the rest.
+    pub fn into_dir(self) -> Dir {
+        self.dir
+    }
+
+    /// The image of a block volume.
+    ///
+    /// # Errors
+    /// [`OpenError::Image`]: `ENOENT` for a filesystem volume.
+    pub fn image(&self, access: Access) -> Result<OwnedFd, OpenError> {
+        let flags = match access {
+            Access::ReadOnly => OFlag::O_RDONLY,
+            Access::ReadWrite => OFlag::O_RDWR,
+        };
+        self.dir
+            .open_file(&image::name(), flags, dir::Mode::empty())
+            .map_err(|source| OpenError::Image { id: self.id.clone(), source })
+    }
+
+    /// Its limits and what it uses: one system call.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub fn quota(&self) -> Result<Quota, FsError> {
+        self.quotas.quota(self.record.project)
+    }
+}

@@ -1,0 +1,107 @@
+//! [`Overcommit`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use units::Bytes;
+
+/// How many times its size a disk may promise, 1.0 to 100.0, to three decimals.
+///
+/// More than 1.0 bets that not all volumes get full: when they do, writers see a full disk before their own limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Overcommit {
+    thousandths: u32,
+}
+
+/// The text is no [`Overcommit`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no overcommit factor: give a number from 1.0 to 100.0 with at most three decimals")]
+pub struct OvercommitError {
+    text: String,
+}
+
+impl Overcommit {
+    /// Nothing is promised that the disk does not have.
+    pub const NONE: Self = Self { thousandths: 1000 };
+
+    const MOST: u32 = 100_000;
+
+    /// What a disk of this size may promise.
+    pub fn of(self, size: Bytes) -> Bytes {
+        let promised = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
+        Bytes::new(u64::try_from(promised).unwrap_or(u64::MAX))
+    }
+}
+
+impl Default for Overcommit {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl FromStr for Overcommit {
+    type Err = OvercommitError;
+
+    fn from_str(text: &str) -> Result<Self, OvercommitError> {
+        let error = || OvercommitError { text: text.chars().take(32).collect() };
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+        let digits =
+            |part: &str, most| (1..=most).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole, 3) || !digits(decimals, 3) {
+            return Err(error());
+        }
+        let whole: u32 = whole.parse().map_err(|_| error())?;
+        let decimals: u32 = format!("{decimals:0<3}").parse().map_err(|_| error())?;
+        let thousandths = whole * 1000 + decimals;
+        if (Self::NONE.thousandths..=Self::MOST).contains(&thousandths) {
+            Ok(Self { thousandths })
+        } else {
+            Err(error())
+        }
+    }
+}
+
+impl fmt::Display for Overcommit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decimals = format!("{:03}", self.thousandths % 1000);
+        let decimals = decimals.trim_end_matches('0');
+        write!(f, "{}.{}", self.thousandths / 1000, if decimals.is_empty() { "0" } else { decimals })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_factor_is_read_as_people_write_it() {
+        let of = |text: &str| text.parse::<Overcommit>().map(|factor| factor.of(Bytes::new(1000)).get());
+        assert_eq!(of("1"), Ok(1000));
+        assert_eq!(of("1.5"), Ok(1500));
+        assert_eq!(of("1.025"), Ok(1025));
+        assert_eq!(of("100.0"), Ok(100_000));
+    }
+
+    #[test]
+    fn what_would_promise_less_than_the_disk_or_is_no_number_is_refused() {
+        for text in ["", "0.9", "100.001", "1.", ".5", "1.0005", "-1", "+1", "1e2", "1,5", "NaN", "inf", "1.5 "] {
+            assert!(text.parse::<Overcommit>().is_err(), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn its_text_reads_as_itself(thousandths in 1000u32..=100_000) {
+            let factor = Overcommit { thousandths };
+            prop_assert_eq!(factor.to_string().parse(), Ok(factor));
+        }
+
+        #[test]
+        fn a_disk_may_promise_at_least_itself(size: u64, thousandths in 1000u32..=100_000) {
+            let promised = Overcommit { thousandths }.of(Bytes::new(size));
+            prop_assert!(promised >= Bytes::new(size));
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What is asked for.
+
+use fsquota::ProjectId;
+use units::Bytes;
+
+use crate::record::{Claim, Mode, Record, State};
+
+/// What a claim asks for, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Who asks.
+    pub claim: Claim,
+    /// The claim's storage class.
+    pub class: String,
+    /// Directory or image.
+    pub mode: Mode,
+    /// Bytes, in whole blocks of the file system.
+    pub size: Bytes,
+}
+
+impl Request {
+    /// What the volume can take from the disk at most, see [`Mode::promised`].
+    pub fn promised(&self) -> Bytes {
+        self.mode.promised(self.size)
+    }
+
+    /// The record of a volume made for this.
+    pub(crate) fn record(&self, project: ProjectId) -> Record {
+        let Self { claim, class, mode, size } = self.clone();
+        Record { claim, class, mode, size, project, state: State::Staged }
+    }
+}

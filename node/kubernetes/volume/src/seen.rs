@@ -1,0 +1,93 @@
+//! What a look at a volume shows.
+
+use fsquota::ProjectId;
+use units::Bytes;
+
+use crate::record::Record;
+
+/// A directory of the store in which volumes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Where {
+    /// While they are made.
+    Staging,
+    /// While they may be used.
+    Live,
+    /// While they are removed.
+    Trash,
+}
+
+/// What is in the place of a volume's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nothing.
+    Absent,
+    /// Something.
+    Present {
+        /// Its project.
+        project: Option<ProjectId>,
+        /// The size of the image in it.
+        image: Option<Bytes>,
+    },
+}
+
+impl Place {
+    pub(crate) const fn is_present(self) -> bool {
+        matches!(self, Self::Present { .. })
+    }
+
+    /// Whether it is the directory of a volume with this record.
+    pub(crate) fn is_of(self, record: &Record) -> bool {
+        matches!(self, Self::Present { project: Some(project), .. } if project == record.project)
+    }
+
+    /// Whether it is that, or would have become it: it is made before it gets its project.
+    pub(crate) fn begins(self, record: &Record) -> bool {
+        self.is_of(record) || matches!(self, Self::Present { project: None, .. })
+    }
+
+    pub(crate) const fn image(self) -> Option<Bytes> {
+        match self {
+            Self::Present { image, .. } => image,
+            Self::Absent => None,
+        }
+    }
+}
+
+/// What is known of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its record.
+    pub record: Option<Record>,
+    /// Its directory while it is made.
+    pub staging: Place,
+    /// Its directory while it may be used.
+    pub live: Place,
+    /// Its directory while it is removed.
+    pub trash: Place,
+    /// Whether raised limits are on the disk.
+    pub limits: Limits,
+}
+
+/// Whether raised limits outlive a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// They do.
+    Durable,
+    /// Only by the record, when the node starts.
+    Volatile,
+}
+
+impl Seen {
+    /// Nothing.
+    pub const NOTHING: Self = Self {
+        record: None,
+        staging: Place::Absent,
+        live: Place::Absent,
+        trash: Place::Absent,
+        limits: Limits::Durable,
+    };
+
+    pub(crate) const fn is_anywhere(&self) -> bool {
+        self.staging.is_present() || self.live.is_present() || self.trash.is_present()
+    }
+}

@@ -1,0 +1,182 @@
+//! What there is, for everybody who wants to know.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+
+use dir::{Dir, Name};
+use fsquota::{FsError, ProjectId, Usage};
+
+use crate::error::{ListError, LookError, UsageError};
+use crate::index::Entry;
+use crate::ledger::Space;
+use crate::record::{Record, RecordError, State};
+use crate::seen::Where;
+use crate::store::Store;
+use crate::{VolumeId, volumes_in};
+
+/// What the records say.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    /// The volumes.
+    pub readable: BTreeMap<VolumeId, Record>,
+    /// Volumes that are closed and kept, since nobody knows what they are, or since their limits cannot be set.
+    pub unreadable: BTreeMap<VolumeId, RecordError>,
+}
+
+/// What no record tells of. Reported, never deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strays {
+    /// What lies in the place of volumes.
+    pub directories: Vec<(Where, Name)>,
+    /// Projects that have a limit or use something.
+    pub projects: Vec<ProjectId>,
+}
+
+/// What a volume uses of its promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeUsage {
+    /// The volume.
+    pub id: VolumeId,
+    /// What is known of it.
+    pub record: Record,
+    /// What its project has in use: of a block volume, the image's blocks and their map.
+    pub used: Usage,
+}
+
+/// Names and projects that somebody answers for.
+#[derive(Default)]
+struct Known {
+    volumes: BTreeSet<VolumeId>,
+    projects: BTreeSet<ProjectId>,
+}
+
+impl Store {
+    /// All records, as they are on the disk.
+    ///
+    /// # Errors
+    /// None at present: nothing is read.
+    pub fn records(&self) -> Result<Records, ListError> {
+        let mut records = Records::default();
+        for (id, entry) in &self.index().volumes {
+            match entry {
+                Entry::Known(known) => drop(records.readable.insert(id.clone(), known.record.clone())),
+                Entry::Closed { error, .. } => drop(records.unreadable.insert(id.clone(), error.clone())),
+            }
+        }
+        Ok(records)
+    }
+
+    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while their
+    /// limits and record stayed, because a program held a deleted file open, or because the power failed.
+    ///
+    /// The latter are also volumes whose data was lost: who has a PV of one keeps it.
+    ///
+    /// # Errors
+    /// [`ListError`].
+    pub fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
+        // First who is there, then where: one that is announced in between is not taken for a lost one.
+        let Records { readable, .. } = self.records()?;
+        let names = |dir| -> Result<BTreeSet<VolumeId>, ListError> { Ok(volumes_in(dir)?.into_iter().collect()) };
+        // In the order in which directories move, so that none is missed on its way.
+        let (staging, live, trash) = (names(&self.staging)?, names(&self.live)?, names(&self.trash)?);
+        let retired = readable.into_iter().filter(|(id, record)| {
+            let nowhere = !staging.contains(id) && !live.contains(id);
+            trash.contains(id) || nowhere && record.state == State::Announced
+        });
+        Ok(retired.map(|(id, _)| id).collect())
+    }
+
+    /// What lies on the disk and has no record.
+    ///
+    /// # Errors
+    /// [`ListError`].
+    pub fn strays(&self) -> Result<Strays, ListError> {
+        // Before and after: what is made or removed meanwhile is no stray.
+        let mut known = self.answered_for();
+        let mut found = Strays::default();
+        let places: [(Where, &Dir); 3] =
+            [(Where::Staging, &self.staging), (Where::Live, &self.live), (Where::Trash, &self.trash)];
+        for (place, dir) in places {
+            found.directories.extend(dir.names()?.into_iter().map(|name| (place, name)));
+        }
+        for quota in self.quotas.report() {
+            found.projects.push(quota?.id);
+        }
+        let after = self.answered_for();
+        known.volumes.extend(after.volumes);
+        known.projects.extend(after.projects);
+        found.directories.retain(|(_, name)| !known.has(name));
+        found.projects.retain(|project| !known.projects.contains(project));
+        Ok(found)
+    }
+
+    fn answered_for(&self) -> Known {
+        let mut known = Known { projects: self.settings.other_projects.clone(), ..Known::default() };
+        for (id, entry) in &self.index().volumes {
+            known.volumes.insert(id.clone());
+            known.projects.extend(entry.project());
+        }
+        known
+    }
+
+    /// What the disk has and may still promise.
+    ///
+    /// # Errors
+    /// [`LookError::Size`].
+    pub fn space(&self) -> Result<Space, LookError> {
+        let disk = self.measure()?;
+        Ok(self.index().ledger.space(disk))
+    }
+
+    /// What every volume uses, by one sweep over the quotas.
+    ///
+    /// # Errors
+    /// [`UsageError`].
+    pub fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
+        let mut used = BTreeMap::new();
+        for quota in self.quotas.report() {
+            let quota = quota?;
+            used.insert(quota.id, quota.used);
+        }
+        let index = self.index();
+        let volumes = index.volumes.iter().filter_map(|(id, entry)| match entry {
+            Entry::Known(known) => Some((id, &known.record)),
+            Entry::Closed { .. } => None,
+        });
+        Ok(volumes
+            .map(|(id, record)| {
+                let used = used.get(&record.project).copied().unwrap_or_default();
+                VolumeUsage { id: id.clone(), record: record.clone(), used }
+            })
+            .collect())
+    }
+
+    /// The volume that an open file or directory of the data disk is in, by its project; also one in the trash.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub fn volume_of(&self, inode: impl AsFd) -> Result<Option<VolumeId>, FsError> {
+        let Some(project) = self.quotas.project(inode)? else { return Ok(None) };
+        let index = self.index();
+        Ok(index.volumes.iter().find_map(|(id, entry)| match entry {
+            Entry::Known(known) if known.record.project == project => Some(id.clone()),
+            Entry::Known(_) | Entry::Closed { .. } => None,
+        }))
+    }
+
+    /// How often the log was forced so far: less often than volumes were made, if many were made at once.
+    pub fn forces(&self) -> u64 {
+        let dirs = [&self.files.pending, &self.files.records, &self.live, &self.trash];
+        dirs.iter().map(|dir| dir.forces()).sum::<u64>() + self.everything.forces()
+    }
+}
+
+impl Known {
+    /// Whether a volume has this name, or a piece of one that was moved aside to be removed (`.ID.NUMBER`).
+    fn has(&self, name: &Name) -> bool {
+        let volume = |text: &str| text.parse().is_ok_and(|id: VolumeId| self.volumes.contains(&id));
+        let Some(text) = name.to_str() else { return false };
+        let piece = text.strip_prefix('.').and_then(|text| text.rsplit_once('.'));
+        volume(text) || piece.is_some_and(|(id, number)| number.bytes().all(|byte| byte.is_ascii_digit()) && volume(id))
+    }
+}

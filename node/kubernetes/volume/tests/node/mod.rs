@@ -1,0 +1,103 @@
+//! What the kernel tests of this crate start from.
+#![allow(dead_code, reason = "each of the test programs uses a part of it")]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use dir::Dir;
+use fsquota::{Limits, ProjectId};
+use ktest_support::XfsDisk;
+use units::{Bytes, Inodes};
+use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId};
+
+/// A node's volumes directory.
+pub struct Node {
+    pub store: Store,
+    // Last: it can only be unmounted when nothing on it is open.
+    pub disk: XfsDisk,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        let store = Self::open(&disk);
+        Self { store, disk }
+    }
+
+    pub fn open(disk: &XfsDisk) -> Store {
+        Store::open(&Self::volumes(disk.path()), settings()).expect("the disk can be used")
+    }
+
+    /// Below the root: that gets no project, not even by hand.
+    pub fn volumes(disk: &Path) -> Dir {
+        fs::create_dir_all(disk.join("volumes")).expect("a directory can be made");
+        Dir::open(&disk.join("volumes")).expect("it can be opened")
+    }
+
+    /// As after the death of the process.
+    pub fn restarted(self) -> Self {
+        let Self { store, disk } = self;
+        drop(store);
+        Self { store: Self::open(&disk), disk }
+    }
+
+    pub fn path(&self, place: &str, id: &VolumeId) -> PathBuf {
+        self.disk.path().join("volumes").join(place).join(id.as_str())
+    }
+
+    pub fn image(&self, id: &VolumeId) -> PathBuf {
+        self.path("live", id).join("image")
+    }
+
+    /// Where something of the volume is left.
+    pub fn traces(&self, id: &VolumeId) -> Vec<&'static str> {
+        let places = ["pending", "records", "staging", "live", "trash"];
+        places.into_iter().filter(|place| self.path(place, id).exists()).collect()
+    }
+
+    pub fn made(&self, request: &Request) -> (VolumeId, Record) {
+        let id = id(&request.claim.name);
+        self.store.provision(&id, request).expect("it can be made");
+        self.store.announce(&id).expect("it can be announced");
+        let record = self.store.records().expect("records").readable.remove(&id).expect("a record");
+        (id, record)
+    }
+
+    pub fn limits(&self, project: ProjectId) -> Limits {
+        fsquota::quota(File::open(self.disk.path()).unwrap(), project).unwrap().limits
+    }
+
+    /// Every project of the file system.
+    pub fn projects(&self) -> BTreeSet<ProjectId> {
+        let root = File::open(self.disk.path()).unwrap();
+        fsquota::report(&root).unwrap().map(|quota| quota.unwrap().id).collect()
+    }
+}
+
+pub fn settings() -> Settings {
+    Settings { reserve: Bytes::new(64 << 20), ..Settings::default() }
+}
+
+pub fn id(text: &str) -> VolumeId {
+    text.parse().expect("it is an identifier")
+}
+
+pub const INODES: Inodes = Inodes::new(128);
+
+/// A claim of the volume's name asks for 16 MiB of files.
+pub fn files(name: &str) -> Request {
+    sized(name, Mode::Filesystem { inodes: INODES }, SIZE)
+}
+
+/// The same for a disk.
+pub fn disk(name: &str, allocation: Allocation) -> Request {
+    sized(name, Mode::Block { allocation }, SIZE)
+}
+
+pub fn sized(name: &str, mode: Mode, size: Bytes) -> Request {
+    let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
+    Request { claim, class: "local".into(), mode, size }
+}
+
+pub const SIZE: Bytes = Bytes::new(16 << 20);

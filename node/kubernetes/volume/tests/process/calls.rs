@@ -1,0 +1,79 @@
+//! How many system calls things cost, whatever there is already.
+
+use nix::libc::{
+    SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_openat2, SYS_pwrite64, SYS_quotactl_fd, SYS_renameat2,
+};
+use units::Bytes;
+use volume::{Mode, Request, Store};
+
+use crate::child::calls;
+use crate::node::{INODES, Node, files, id, sized};
+
+/// Far below the disk, however many there are.
+fn small(name: &str) -> Request {
+    sized(name, Mode::Filesystem { inodes: INODES }, Bytes::new(1 << 20))
+}
+
+fn claim(store: &Store, name: &str) -> Vec<i64> {
+    let (id, request) = (id(name), small(name));
+    calls(|| {
+        store.provision(&id, &request).unwrap();
+        store.announce(&id).unwrap();
+    })
+}
+
+#[test]
+fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
+    let node = Node::new();
+    // A fork takes project IDs of its own first, ten calls, which a process makes for every 32nd volume.
+    let counted = |name: &str| {
+        let all = claim(&node.store, name);
+        let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is made");
+        all[begin..].to_vec()
+    };
+    let alone = counted("pvc-1");
+    let record = [SYS_openat2, SYS_pwrite64, SYS_close];
+    let directory = [SYS_mkdirat, SYS_openat2, SYS_fchmod];
+    // Whether the ID is free; whether the directory has one; the limits; the directory gets it.
+    let limit = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd, SYS_ioctl];
+    let publish = [SYS_close, SYS_renameat2, SYS_fsync];
+    let announce = [SYS_renameat2];
+    assert_eq!(alone, [&record[..], &directory, &limit, &publish, &announce].concat());
+    assert_eq!(alone.len(), 14);
+    for number in 0..200 {
+        node.made(&small(&format!("pvc-more-{number}")));
+    }
+    assert_eq!(counted("pvc-2"), alone);
+}
+
+#[test]
+fn opening_takes_one_call_and_looking_at_the_quota_one_more_whatever_is_there() {
+    let node = Node::new();
+    let (first, _) = node.made(&files("pvc-0"));
+    let open = |store: &Store| calls(|| drop(store.open_volume(&first).unwrap()));
+    let stats = |store: &Store| calls(|| assert!(store.open_volume(&first).unwrap().quota().is_ok()));
+    // The announcement is not on the disk yet.
+    assert_eq!(open(&node.store), [SYS_openat2, SYS_fsync, SYS_close]);
+    drop(node.store.open_volume(&first).unwrap());
+    assert_eq!(open(&node.store), [SYS_openat2, SYS_close]);
+    assert_eq!(stats(&node.store), [SYS_openat2, SYS_quotactl_fd, SYS_close]);
+    for number in 0..100 {
+        node.made(&small(&format!("pvc-more-{number}")));
+    }
+    assert_eq!(open(&node.store), [SYS_openat2, SYS_close]);
+    assert_eq!(stats(&node.store), [SYS_openat2, SYS_quotactl_fd, SYS_close]);
+}
+
+#[test]
+fn what_is_not_there_costs_nothing() {
+    let node = Node::new();
+    let none = id("pvc-9");
+    let made = calls(|| {
+        assert!(node.store.open_volume(&none).is_err());
+        assert!(node.store.retire(&none).is_ok());
+        assert!(node.store.discard(&none).is_ok());
+        assert!(node.store.announce(&none).is_err());
+        assert!(node.store.records().is_ok());
+    });
+    assert!(made.is_empty(), "{made:?}");
+}

@@ -1,0 +1,161 @@
+//! A process is killed before each of the system calls with which an operation may change something. Whatever it left,
+//! the next one starts, finishes the work, and finds nothing more to do.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use dir::Ensured;
+use ktest_support::XfsDisk;
+use units::{Bytes, Inodes};
+use volume::{Allocation, Error, Mode, Record, Request, Store, Strays};
+
+use crate::child::killed_before;
+use crate::node::{Node, id, settings, sized};
+
+const SIZE: Bytes = Bytes::new(1 << 20);
+const LARGER: Bytes = Bytes::new(3 << 20);
+
+const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
+const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
+const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
+
+fn open(disk: &Path) -> Store {
+    Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left")
+}
+
+/// One volume at a time, in each of the modes: `before` brings it where the operation begins, `work` is killed a step later each
+/// time until it is not reached any more, and `after` looks at what a new process makes of it, and removes it.
+fn killed_everywhere(
+    modes: &[Mode],
+    before: impl Fn(&Store, &Request),
+    work: impl Fn(&Store, &Request),
+    after: impl Fn(&Store, &Request),
+) {
+    let disk = XfsDisk::with_project_quota();
+    let mut killed = 0;
+    for &mode in modes {
+        let mut step = 0;
+        loop {
+            let request = sized(&format!("pvc-{killed}"), mode, SIZE);
+            let store = open(disk.path());
+            before(&store, &request);
+            // The files of the store are open in both; nobody works on them here meanwhile.
+            let reached = killed_before(step, || work(&store, &request));
+            drop(store);
+            let store = open(disk.path());
+            assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
+            after(&store, &request);
+            assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
+            assert_eq!(store.space().unwrap().promised, Bytes::ZERO, "{mode} killed before call {step}");
+            assert!(store.records().unwrap().readable.is_empty(), "{mode} killed before call {step}");
+            drop(store);
+            (step, killed) = (step + 1, killed + 1);
+            if !reached {
+                break;
+            }
+        }
+        assert!(step > 3, "only {step} system calls");
+    }
+    println!("{killed} times");
+}
+
+fn made(store: &Store, request: &Request) -> Record {
+    let id = id(&request.claim.name);
+    store.provision(&id, request).unwrap();
+    store.announce(&id).unwrap();
+    let record = store.records().unwrap().readable.remove(&id).unwrap();
+    // It is whole, and one more call changes nothing.
+    assert_eq!(store.provision(&id, request).unwrap(), Ensured::Unchanged(record.clone()));
+    assert!(store.open_volume(&id).unwrap().quota().unwrap().limits.bytes >= Some(record.size));
+    record
+}
+
+fn deleted(store: &Store, request: &Request) {
+    let id = id(&request.claim.name);
+    store.retire(&id).unwrap();
+    store.discard(&id).unwrap();
+    assert_eq!(store.retire(&id).unwrap(), Ensured::Unchanged(()));
+    assert_eq!(store.discard(&id).unwrap(), Ensured::Unchanged(()));
+}
+
+#[test]
+fn a_killed_provision_is_finished_by_the_next() {
+    killed_everywhere(
+        &[FILES, THICK, THIN],
+        |_, _| {},
+        |store, request| drop(made(store, request)),
+        |store, request| {
+            made(store, request);
+            deleted(store, request);
+        },
+    );
+}
+
+#[test]
+fn a_killed_provision_is_undone_if_the_claim_is_gone() {
+    killed_everywhere(
+        &[FILES, THICK],
+        |_, _| {},
+        |store, request| drop(store.provision(&id(&request.claim.name), request).unwrap()),
+        |store, request| {
+            let id = id(&request.claim.name);
+            store.undo(&id).unwrap();
+            assert_eq!(store.undo(&id).unwrap(), Ensured::Unchanged(()));
+        },
+    );
+}
+
+#[test]
+fn a_killed_expansion_is_finished_by_the_next() {
+    killed_everywhere(
+        &[FILES, THICK, THIN],
+        |store, request| drop(made(store, request)),
+        |store, request| drop(store.expand(&id(&request.claim.name), LARGER).unwrap()),
+        |store, request| {
+            let id = id(&request.claim.name);
+            let record = store.expand(&id, LARGER).unwrap().into_inner();
+            assert_eq!(record.size, LARGER);
+            assert_eq!(store.expand(&id, LARGER).unwrap(), Ensured::Unchanged(record.clone()));
+            assert_eq!(store.space().unwrap().promised, record.promised());
+            deleted(store, request);
+        },
+    );
+}
+
+#[test]
+fn a_killed_deletion_is_finished_by_the_next() {
+    killed_everywhere(
+        &[FILES, THICK],
+        |store, request| drop(made(store, request)),
+        deleted,
+        |store, request| {
+            let known: BTreeSet<_> = store.records().unwrap().readable.into_keys().collect();
+            assert!(store.retired().unwrap().iter().all(|id| known.contains(id)));
+            deleted(store, request);
+        },
+    );
+}
+
+#[test]
+fn a_killed_restoration_leaves_the_volume_in_the_trash_or_in_use() {
+    killed_everywhere(
+        &[FILES],
+        |store, request| {
+            made(store, request);
+            store.retire(&id(&request.claim.name)).unwrap();
+        },
+        |store, request| {
+            let id = id(&request.claim.name);
+            store.restore(&id).unwrap();
+            store.retire(&id).unwrap();
+            store.restore(&id).unwrap();
+        },
+        |store, request| {
+            let id = id(&request.claim.name);
+            store.restore(&id).unwrap();
+            made(store, request);
+            assert!(matches!(store.discard(&id), Err(Error::Refused { .. })));
+            deleted(store, request);
+        },
+    );
+}

@@ -1,0 +1,130 @@
+//! Volumes grow.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+use dir::Ensured;
+use fsquota::Limits;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statvfs::fstatvfs;
+use units::{Bytes, Inodes};
+use volume::{Allocation, Error};
+
+use crate::node::{Node, SIZE, disk, files, id};
+
+const LARGER: Bytes = Bytes::new(40 << 20);
+
+#[test]
+fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    fs::write(node.path("live", &id).join("kept"), b"x").unwrap();
+    let asked = Bytes::new(LARGER.get() - 100); // rounded up
+    let Ensured::Created(record) = node.store.expand(&id, asked).unwrap() else { panic!("unchanged") };
+    assert_eq!(record.size, LARGER);
+    let wanted = Limits { bytes: Some(LARGER), inodes: Some(Inodes::new(128 * 5 / 2)) };
+    assert_eq!(node.limits(record.project), wanted);
+    assert_eq!(node.store.space().unwrap().promised, record.promised());
+    assert_eq!(node.store.open_volume(&id).unwrap().size(), LARGER);
+    for size in [LARGER, SIZE, Bytes::new(1)] {
+        assert_eq!(node.store.expand(&id, size).unwrap(), Ensured::Unchanged(record.clone()));
+    }
+    let node = node.restarted();
+    assert_eq!(node.limits(record.project), wanted);
+    assert_eq!(fs::read(node.path("live", &id).join("kept")).unwrap(), b"x");
+}
+
+#[test]
+fn a_full_filesystem_volume_goes_on_when_it_grew() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let mut file = File::create(node.path("live", &id).join("data")).unwrap();
+    let block = vec![1; 1 << 20];
+    while file.write_all(&block).and_then(|()| file.sync_data()).is_ok() {}
+    node.store.expand(&id, LARGER).unwrap();
+    (0..23).for_each(|_| file.write_all(&block).unwrap());
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn an_image_grows_while_it_is_open_and_the_new_end_is_zeros() {
+    let node = Node::new();
+    for (name, allocation) in [("pvc-1", Allocation::Thick), ("pvc-2", Allocation::Thin)] {
+        let (id, _) = node.made(&disk(name, allocation));
+        let image = File::options().read(true).write(true).open(node.image(&id)).unwrap();
+        image.write_all_at(b"end", SIZE.get() - 3).unwrap();
+        let Ensured::Created(record) = node.store.expand(&id, LARGER).unwrap() else { panic!("unchanged") };
+        let stat = image.metadata().unwrap();
+        assert_eq!((record.size, stat.len()), (LARGER, LARGER.get()));
+        if allocation == Allocation::Thick {
+            assert_eq!(stat.blocks() * 512, LARGER.get());
+        }
+        let mut around = [1; 6];
+        image.read_exact_at(&mut around, SIZE.get() - 3).unwrap();
+        assert_eq!(&around, b"end\0\0\0");
+        image.write_all_at(b"x", LARGER.get() - 1).unwrap();
+        assert_eq!(node.store.expand(&id, LARGER).unwrap(), Ensured::Unchanged(record));
+    }
+}
+
+#[test]
+fn what_does_not_fit_leaves_the_volume_as_it_was() {
+    let node = Node::new();
+    for request in [files("pvc-1"), disk("pvc-2", Allocation::Thick), disk("pvc-3", Allocation::Thin)] {
+        let (id, record) = node.made(&request);
+        let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
+        let refused = node.store.expand(&id, space.size).unwrap_err();
+        assert!(matches!(refused, Error::Full { .. }) && refused.is_infeasible(), "{refused:?}");
+        for size in [u64::MAX, 1 << 63, u64::MAX - 5000] {
+            let refused = node.store.expand(&id, Bytes::new(size)).unwrap_err();
+            assert!(matches!(refused, Error::TooLarge { .. }) && refused.is_infeasible(), "{refused:?}");
+        }
+        assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
+        assert_eq!(node.store.records().unwrap().readable[&id], record);
+        // A smaller one is taken then.
+        assert_eq!(node.store.expand(&id, LARGER).unwrap().into_inner().size, LARGER);
+    }
+    assert!(matches!(node.store.expand(&id("pvc-9"), LARGER), Err(Error::Unknown { .. })));
+}
+
+#[test]
+fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
+    let node = Node::new();
+    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let hog = File::create(node.disk.path().join("hog")).unwrap();
+    let free = fstatvfs(hog.as_fd()).unwrap();
+    let free = free.blocks_free() * free.fragment_size() - (60 << 20);
+    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
+    let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
+    assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
+    let image = fs::metadata(node.image(&id)).unwrap();
+    assert_eq!((image.len(), image.blocks() * 512), (SIZE.get(), SIZE.get()));
+    assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
+    fs::remove_file(node.disk.path().join("hog")).unwrap();
+    drop(hog);
+    node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
+}
+
+/// The process died between the image and the record.
+#[test]
+fn a_grown_image_is_never_cut_and_its_record_follows() {
+    for restart in [true, false] {
+        let node = Node::new();
+        let (id, record) = node.made(&disk("pvc-1", Allocation::Thin));
+        let image = File::options().write(true).open(node.image(&id)).unwrap();
+        image.set_len(LARGER.get()).unwrap();
+        drop(image);
+        let node = if restart { node.restarted() } else { node };
+        let grown = node.store.expand(&id, Bytes::new(20 << 20)).unwrap();
+        assert_eq!(grown, if restart { Ensured::Unchanged(grown.clone().into_inner()) } else { grown.clone() });
+        let grown = grown.into_inner();
+        assert_eq!((grown.size, fs::metadata(node.image(&id)).unwrap().len()), (LARGER, LARGER.get()));
+        assert!(node.limits(record.project).bytes > Some(LARGER));
+        assert_eq!(node.store.space().unwrap().promised, grown.promised());
+        let node = node.restarted();
+        assert_eq!(node.store.records().unwrap().readable[&id], grown);
+    }
+}

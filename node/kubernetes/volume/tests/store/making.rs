@@ -1,0 +1,312 @@
+//! Volumes are made.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use dir::Ensured;
+use fsquota::{Limits, ProjectId};
+use nix::errno::Errno;
+use nix::sys::statvfs::fstatvfs;
+use units::{Bytes, Inodes};
+use volume::{Access, Allocation, Error, Mode, OpenError, Record, Refusal, State, VolumeId};
+
+use crate::node::{INODES, Node, SIZE, disk, files, id, sized};
+
+const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
+
+fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_new_volume_is_live_with_the_limits_that_were_asked_for() {
+    let node = Node::new();
+    let id = id("pvc-1");
+    let Ensured::Created(record) = node.store.provision(&id, &files("pvc-1")).unwrap() else { panic!("it was there") };
+    assert_eq!(record.state, State::Staged);
+    assert_eq!(node.traces(&id), ["pending", "live"]);
+    assert_eq!(node.store.announce(&id).unwrap(), Ensured::Created(()));
+    let volume = node.store.open_volume(&id).unwrap();
+    assert_eq!((volume.mode(), volume.size()), (Mode::Filesystem { inodes: INODES }, SIZE));
+    let quota = fsquota::get(volume.dir()).unwrap();
+    assert_eq!(quota.limits, Limits { bytes: Some(SIZE), inodes: Some(INODES) });
+    assert_eq!((quota.id, volume.quota().unwrap()), (record.project, quota));
+    let stat = fstatvfs(volume.dir().as_fd()).unwrap();
+    assert_eq!(stat.blocks() * stat.fragment_size(), SIZE.get());
+    assert_eq!(mode_of(&node.path("live", &id)), 0o777);
+    assert_eq!(mode_of(node.path("live", &id).parent().unwrap()), 0o700);
+    assert_eq!(mode_of(&node.path("records", &id)), 0o600);
+    assert_eq!(node.traces(&id), ["records", "live"]);
+}
+
+#[test]
+fn a_block_volume_is_an_image_of_exactly_its_size() {
+    let node = Node::new();
+    for (name, allocation) in [("pvc-1", Allocation::Thick), ("pvc-2", Allocation::Thin)] {
+        let (id, record) = node.made(&disk(name, allocation));
+        assert_eq!(record.mode, Mode::Block { allocation });
+        let image = fs::metadata(node.image(&id)).unwrap();
+        assert_eq!((image.len(), image.permissions().mode() & 0o7777), (SIZE.get(), 0o600));
+        let taken = if allocation == Allocation::Thick { SIZE.get() } else { 0 };
+        assert_eq!(image.blocks() * 512, taken, "{allocation}");
+        assert_eq!(mode_of(&node.path("live", &id)), 0o700);
+        let volume = node.store.open_volume(&id).unwrap();
+        assert_eq!(volume.quota().unwrap().used.bytes.get(), taken);
+        let image = File::from(volume.image(Access::ReadWrite).unwrap());
+        image.write_all_at(b"x", SIZE.get() - 1).unwrap();
+        let image = File::from(volume.image(Access::ReadOnly).unwrap());
+        let mut byte = [0];
+        image.read_exact_at(&mut byte, SIZE.get() - 1).unwrap();
+        assert_eq!(&byte, b"x");
+        assert_eq!(image.write_at(b"x", 0).unwrap_err().raw_os_error(), Some(Errno::EBADF as i32));
+    }
+}
+
+#[test]
+fn a_filesystem_volume_has_no_image() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let volume = node.store.open_volume(&id).unwrap();
+    assert!(matches!(volume.image(Access::ReadOnly), Err(OpenError::Image { source, .. }) if source.is_not_found()));
+}
+
+#[test]
+fn a_link_in_the_place_of_an_image_is_not_followed() {
+    let node = Node::new();
+    let (id, record) = node.made(&disk("pvc-1", Allocation::Thin));
+    let root = File::open(node.disk.path()).unwrap();
+    fsquota::set_limits(&root, record.project, Limits { bytes: None, inodes: Some(Inodes::new(9)) }).unwrap();
+    fs::remove_file(node.image(&id)).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", node.image(&id)).unwrap();
+    let volume = node.store.open_volume(&id).unwrap();
+    let Err(OpenError::Image { source, .. }) = volume.image(Access::ReadOnly) else { panic!("opened") };
+    assert_eq!(source.errno(), Errno::ELOOP);
+    assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: Refusal::Lost, .. })));
+}
+
+#[test]
+fn a_volume_takes_what_it_was_promised_and_no_more() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let mut file = File::create(node.path("live", &id).join("data")).unwrap();
+    let block = vec![1; 1 << 20];
+    let mut written = 0;
+    let refused = loop {
+        match file.write_all(&block).and_then(|()| file.sync_data()) {
+            Ok(()) => written += block.len() as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.raw_os_error(), Some(Errno::ENOSPC as i32));
+    assert!(written + (1 << 20) >= SIZE.get() && written <= SIZE.get(), "{written} of {SIZE}");
+}
+
+#[test]
+fn the_same_request_again_changes_nothing() {
+    let node = Node::new();
+    for request in [files("pvc-1"), disk("pvc-2", Allocation::Thick), disk("pvc-3", Allocation::Thin)] {
+        let (id, record) = node.made(&request);
+        let again = node.store.provision(&id, &request).unwrap();
+        assert_eq!(again, Ensured::Unchanged(Record { state: State::Announced, ..record }));
+        assert_eq!(node.store.announce(&id).unwrap(), Ensured::Unchanged(()));
+        assert_eq!(node.traces(&id), ["records", "live"]);
+    }
+}
+
+#[test]
+fn a_staged_volume_cannot_be_opened() {
+    let node = Node::new();
+    let id = id("pvc-1");
+    node.store.provision(&id, &files("pvc-1")).unwrap();
+    assert!(matches!(node.store.open_volume(&id), Err(OpenError::NotAnnounced { .. })));
+    assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: Refusal::NotAnnounced, .. })));
+    assert!(matches!(node.store.open_volume(&crate::node::id("pvc-2")), Err(OpenError::Unknown { .. })));
+}
+
+#[test]
+fn half_made_volumes_are_finished_after_a_restart() {
+    let stages = ["record", "directory", "limited", "image", "live"];
+    let modes = [None, Some(Allocation::Thick), Some(Allocation::Thin)];
+    let node = Node::new();
+    let mut halves = Vec::new();
+    for (stage, allocation) in stages.into_iter().flat_map(|stage| modes.map(|mode| (stage, mode))) {
+        let name = format!("pvc-{}", halves.len());
+        let request = allocation.map_or_else(|| files(&name), |allocation| disk(&name, allocation));
+        let id = id(&name);
+        let record = node.store.provision(&id, &request).unwrap().into_inner();
+        take_back(&node, &id, stage, allocation.is_some());
+        halves.push((format!("{stage} {allocation:?}"), id, request, record));
+    }
+    let node = node.restarted();
+    for (stage, id, request, record) in halves {
+        let again = node.store.provision(&id, &request).unwrap();
+        assert_eq!(again.into_inner(), record, "{stage}");
+        assert_eq!(node.traces(&id), ["pending", "live"], "{stage}");
+        node.store.announce(&id).unwrap();
+        let volume = node.store.open_volume(&id).unwrap();
+        let quota = fsquota::get(volume.dir()).unwrap();
+        assert_eq!(quota.id, record.project, "{stage}");
+        assert!(quota.limits.bytes >= Some(SIZE), "{stage}");
+        let block = request.mode.is_block();
+        assert_eq!(mode_of(&node.path("live", &id)), if block { 0o700 } else { 0o777 }, "{stage}");
+        if block {
+            assert_eq!(fs::metadata(node.image(&id)).unwrap().len(), SIZE.get(), "{stage}");
+        }
+    }
+}
+
+/// What a process that died leaves, from a volume that is made.
+fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
+    if stage != "live" {
+        fs::rename(node.path("live", id), node.path("staging", id)).unwrap();
+    }
+    let image = node.path("staging", id).join("image");
+    match (stage, block) {
+        // Made and not extended yet.
+        ("image", true) => drop(File::create(&image).unwrap()),
+        ("record" | "directory" | "limited", true) => fs::remove_file(&image).unwrap(),
+        _ => {}
+    }
+    if matches!(stage, "record" | "directory") {
+        fsquota::remove(File::open(node.path("staging", id)).unwrap()).unwrap();
+        fs::set_permissions(node.path("staging", id), fs::Permissions::from_mode(0o750)).unwrap();
+    }
+    if stage == "record" {
+        fs::remove_dir(node.path("staging", id)).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_of_the_first_release_is_finished_and_announced() {
+    let node = Node::new();
+    let (id, record) = node.made(&files("pvc-1"));
+    let text = |state| {
+        format!(
+            r#"{{"version":1,"claim":{{"uid":"uid of pvc-1","namespace":"default","name":"pvc-1"}},"class":"local",
+                "mode":"filesystem","size_bytes":{},"inodes":128,"project":{},"state":"{state}"}}"#,
+            SIZE.get(),
+            record.project
+        )
+    };
+    fs::write(node.path("records", &id), text("announced")).unwrap();
+    let node = node.restarted();
+    assert!(node.store.open_volume(&id).is_ok());
+    fs::write(node.path("records", &id), text("staged")).unwrap();
+    let node = node.restarted();
+    assert!(matches!(node.store.open_volume(&id), Err(OpenError::NotAnnounced { .. })));
+    node.store.provision(&id, &files("pvc-1")).unwrap();
+    node.store.announce(&id).unwrap();
+    let node = node.restarted();
+    assert_eq!(node.store.records().unwrap().readable[&id], record);
+    assert!(node.store.open_volume(&id).is_ok());
+}
+
+#[test]
+fn a_restart_sets_the_recorded_limits_again() {
+    let node = Node::new();
+    let (_, record) = node.made(&files("pvc-1"));
+    let root = File::open(node.disk.path()).unwrap();
+    fsquota::set_limits(&root, record.project, Limits { bytes: Some(Bytes::GIB), inodes: None }).unwrap();
+    drop(root);
+    let node = node.restarted();
+    assert_eq!(node.limits(record.project).bytes, Some(SIZE));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_leaves_no_trace() {
+    let node = Node::new();
+    for mode in [Mode::Filesystem { inodes: INODES }, Mode::Block { allocation: Allocation::Thin }] {
+        let space = node.store.space().unwrap();
+        let all = space.largest(|_| mode);
+        let (first, _) = node.made(&sized("pvc-1", mode, all));
+        let second = id("pvc-2");
+        let refused = node.store.provision(&second, &files("pvc-2")).unwrap_err();
+        assert!(matches!(refused, Error::Full { wanted, free, .. } if wanted > SIZE && free < Bytes::new(8192)));
+        assert!(refused.is_infeasible());
+        assert_eq!(node.traces(&second), [""; 0]);
+        node.store.retire(&first).unwrap();
+        assert!(matches!(node.store.provision(&second, &files("pvc-2")), Err(Error::Full { .. })));
+        node.store.discard(&first).unwrap();
+        node.made(&files("pvc-2"));
+        node.store.retire(&second).unwrap();
+        node.store.discard(&second).unwrap();
+    }
+    // Promises are on the disk, not in memory.
+    let all = node.store.space().unwrap().largest_filesystem();
+    node.made(&sized("pvc-1", Mode::Filesystem { inodes: fsquota::default_inodes(all) }, all));
+    let node = node.restarted();
+    assert!(matches!(node.store.provision(&id("pvc-2"), &files("pvc-2")), Err(Error::Full { .. })));
+}
+
+/// The ledger had room, the disk had not: nothing may be left, and nothing else be touched.
+#[test]
+fn a_disk_that_is_fuller_than_promised_is_found_by_allocating() {
+    let node = Node::new();
+    let (other, _) = node.made(&files("pvc-0"));
+    let hog = File::create(node.disk.path().join("hog")).unwrap();
+    let free = fstatvfs(hog.as_fd()).unwrap();
+    let free = free.blocks_free() * free.fragment_size() - (40 << 20);
+    nix::fcntl::fallocate(&hog, nix::fcntl::FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    let id = id("pvc-1");
+    let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
+    let promised = node.store.space().unwrap().promised;
+    let before = node.projects();
+    let refused = node.store.provision(&id, &request).unwrap_err();
+    assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
+    assert_eq!(node.traces(&id), [""; 0]);
+    assert_eq!(node.store.space().unwrap().promised, promised);
+    assert_eq!(node.projects(), before);
+    assert_eq!(node.traces(&other), ["records", "live"]);
+}
+
+#[test]
+fn more_may_be_promised_than_there_is_if_the_operator_says_so() {
+    let node = Node::new();
+    let size = node.store.space().unwrap().size;
+    let Node { store, disk } = node;
+    drop(store);
+    let settings = volume::Settings { overcommit: "3.0".parse().unwrap(), ..crate::node::settings() };
+    let store = volume::Store::open(&Node::volumes(disk.path()), settings).unwrap();
+    let node = Node { store, disk };
+    let thin = |name| sized(name, Mode::Block { allocation: Allocation::Thin }, size);
+    node.made(&thin("pvc-1"));
+    node.made(&thin("pvc-2"));
+    assert!(matches!(node.store.provision(&id("pvc-3"), &thin("pvc-3")), Err(Error::Full { .. })));
+}
+
+#[test]
+fn a_project_that_somebody_took_meanwhile_is_passed_over() {
+    let node = Node::new();
+    let (_, first) = node.made(&files("pvc-1"));
+    let next = ProjectId::new(first.project.get() + 1).unwrap();
+    let taken = node.disk.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    let taken = File::open(taken).unwrap();
+    fsquota::assign(&taken, next, Limits { bytes: None, inodes: Some(Inodes::new(7)) }).unwrap();
+    for (name, request) in [("pvc-2", files("pvc-2")), ("pvc-3", disk("pvc-3", Allocation::Thick))] {
+        let (id, record) = node.made(&request);
+        assert!(record.project > next, "{name}");
+        let found = Record::parse(&fs::read(node.path("records", &id)).unwrap(), State::Announced).unwrap();
+        assert_eq!(found, record);
+    }
+    assert_eq!(fsquota::get(&taken).unwrap().limits.inodes, Some(Inodes::new(7)));
+}
+
+#[test]
+fn the_next_volume_of_the_same_name_is_empty_and_has_another_project() {
+    let node = Node::new();
+    for allocation in BOTH {
+        let (id, former) = node.made(&disk("pvc-1", allocation));
+        fs::write(node.image(&id), b"secret").unwrap();
+        node.store.retire(&id).unwrap();
+        node.store.discard(&id).unwrap();
+        let (id, record) = node.made(&disk("pvc-1", allocation));
+        assert_ne!(record.project, former.project);
+        assert!(fs::read(node.image(&id)).unwrap().iter().all(|byte| *byte == 0));
+        node.store.retire(&id).unwrap();
+        node.store.discard(&id).unwrap();
+    }
+}

@@ -1,0 +1,93 @@
+//! Many volumes at once.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, io, thread};
+
+use dir::Ensured;
+use nix::errno::Errno;
+use units::Bytes;
+use volume::{Allocation, Mode, Record};
+
+use crate::node::{INODES, Node, disk, files, id, sized};
+
+#[test]
+fn volumes_are_made_in_parallel_each_with_its_own_project() {
+    let node = Node::new();
+    let made: Vec<Record> = thread::scope(|scope| {
+        let store = &node.store;
+        // Two threads for each volume: one makes it, the other finds it made.
+        let threads: Vec<_> = (0..16)
+            .map(|number| {
+                scope.spawn(move || {
+                    let name = format!("pvc-{}", number / 2);
+                    let mode = if number % 4 < 2 {
+                        Mode::Filesystem { inodes: INODES }
+                    } else {
+                        Mode::Block { allocation: Allocation::Thick }
+                    };
+                    store.provision(&id(&name), &sized(&name, mode, Bytes::new(1 << 20)))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .filter_map(|thread| match thread.join().unwrap().unwrap() {
+                Ensured::Created(record) => Some(record),
+                Ensured::Unchanged(_) => None,
+            })
+            .collect()
+    });
+    assert_eq!(made.len(), 8);
+    let projects: BTreeSet<_> = made.iter().map(|record| record.project).collect();
+    assert_eq!(projects.len(), 8);
+    let promised: Bytes = made.iter().map(Record::promised).sum();
+    assert_eq!(node.store.space().unwrap().promised, promised);
+}
+
+#[test]
+fn a_burst_forces_the_log_less_often_than_it_makes_volumes() {
+    const CLAIMS: usize = 96;
+    let node = Node::new();
+    let before = node.store.forces();
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < CLAIMS) {
+                    let name = format!("pvc-{number}");
+                    node.made(&sized(&name, Mode::Filesystem { inodes: INODES }, Bytes::new(1 << 20)));
+                }
+            });
+        }
+    });
+    let forces = node.store.forces() - before;
+    println!("{CLAIMS} claims, {forces} forces of the log");
+    // How many share one depends on how long the disk takes: about a third on a quick one.
+    assert!(forces * 4 <= CLAIMS as u64 * 3, "{forces}");
+}
+
+#[test]
+fn what_each_volume_uses_comes_from_one_sweep() {
+    let node = Node::new();
+    let (one, _) = node.made(&files("pvc-1"));
+    let (two, record) = node.made(&disk("pvc-2", Allocation::Thick));
+    fs::write(node.path("live", &one).join("data"), vec![1; 100_000]).unwrap();
+    fs::File::open(node.disk.path()).unwrap().sync_all().unwrap();
+    nix::unistd::syncfs(fs::File::open(node.disk.path()).unwrap()).unwrap();
+    let usage = node.store.usage().unwrap();
+    let ids: Vec<_> = usage.iter().map(|usage| &usage.id).collect();
+    assert_eq!(ids, [&one, &two]);
+    assert_eq!((usage[0].used.bytes.get(), usage[0].used.inodes.get()), (102_400, 2));
+    assert_eq!((usage[1].used.bytes, usage[1].used.inodes.get(), &usage[1].record), (record.size, 2, &record));
+}
+
+#[test]
+fn a_file_cannot_be_renamed_into_another_volume() {
+    let node = Node::new();
+    let (from, _) = node.made(&files("pvc-1"));
+    let (to, _) = node.made(&files("pvc-2"));
+    fs::write(node.path("live", &from).join("file"), b"x").unwrap();
+    let refused = fs::rename(node.path("live", &from).join("file"), node.path("live", &to).join("file"));
+    assert_eq!(refused.map_err(|error: io::Error| error.raw_os_error()), Err(Some(Errno::EXDEV as i32)));
+}

@@ -1,0 +1,178 @@
+//! Checks for whoever asks: a pod that stays is asked through the API server's proxy.
+//!
+//! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The answer is JSON, either
+//! `{"Ok": FINDING}` or `{"Err": TEXT}`. HTTP/1.1 without kept connections is all that the proxy needs.
+
+use crate::{Check, CheckError, Finding, make};
+use serde::de::DeserializeOwned;
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// The largest head of a request, in bytes.
+const HEAD: u64 = 16 << 10;
+/// How long the other side may take to send or to take something.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The path and query that ask for a check.
+pub fn target(check: &Check) -> String {
+    let words: Vec<String> = check.words().iter().map(|word| encode(word)).collect();
+    format!("/?{}", words.join("&"))
+}
+
+/// The answer to [`target`]: what the check found, a [`Finding`] or the type that it has for that check; or why the
+/// check could not be made.
+///
+/// # Errors
+/// It is no answer to that check.
+pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+/// Answers on the port until SIGTERM or SIGINT. PID 1 of a container gets neither unless it asks for them.
+pub(crate) fn run(port: u16) -> Result<(), CheckError> {
+    let signals = crate::signal::block()?;
+    let path = Path::new("requests");
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(CheckError::of("wait for", path))?;
+    // The thread ends with the program.
+    thread::Builder::new()
+        .name("requests".into())
+        .spawn(move || accept(&listener))
+        .map_err(CheckError::of("start a thread for", path))?;
+    crate::signal::wait(&signals)
+}
+
+fn accept(listener: &TcpListener) {
+    for stream in listener.incoming() {
+        let served = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream)));
+        if let Err(error) = served {
+            eprintln!("error: a request is lost: {error}");
+        }
+    }
+}
+
+fn serve(stream: &TcpStream) {
+    if let Err(error) = exchange(stream) {
+        eprintln!("error: a request is lost: {error}");
+    }
+}
+
+fn exchange(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut reader = BufReader::new(stream.take(HEAD));
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    // To the end of the head: what is unread when the connection is closed would reset it.
+    let mut header = String::new();
+    while reader.read_line(&mut header)? > 2 {
+        header.clear();
+    }
+    let (status, body) = match check(&line) {
+        Some(Check::Serve { .. }) | None => ("400 Bad Request", text(&Err("this is no check".to_owned()))?),
+        Some(check) => ("200 OK", text(&make(&check).map_err(|error| chain(&error)))?),
+    };
+    let mut writer = stream;
+    write!(
+        writer,
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn text(answer: &Result<Finding, String>) -> io::Result<String> {
+    Ok(serde_json::to_string(answer)?)
+}
+
+/// `GET /?WORD&WORD HTTP/1.1`.
+fn check(line: &str) -> Option<Check> {
+    let mut parts = line.trim_end().split(' ');
+    if parts.next()? != "GET" {
+        return None;
+    }
+    let (_, query) = parts.next()?.split_once('?')?;
+    let words: Option<Vec<String>> = query.split('&').map(decode).collect();
+    let words = words?;
+    Check::parse(&words.iter().map(String::as_str).collect::<Vec<&str>>())
+}
+
+/// The error and its causes, a line each.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(&format!("\ncaused by: {cause}"));
+        next = cause.source();
+    }
+    text
+}
+
+/// Percent-encoding of all that RFC 3986 does not call unreserved (2.3).
+fn encode(word: &str) -> String {
+    let mut encoded = String::new();
+    for byte in word.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            other => encoded.push_str(&format!("%{other:02X}")),
+        }
+    }
+    encoded
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        if *first == b'%' {
+            let (digits, after) = after.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = after;
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::any_check;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_request_reads_back_as_its_check(wanted in any_check()) {
+            prop_assert_eq!(check(&format!("GET {} HTTP/1.1\r\n", target(&wanted))), Some(wanted));
+        }
+
+        #[test]
+        fn no_line_of_a_request_makes_it_panic(line in "(GET /\\?)?[ -~é%]{0,40}") {
+            let _ = check(&line);
+        }
+    }
+
+    #[test]
+    fn a_check_that_cannot_be_made_is_answered_with_the_reason() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || accept(&listener));
+        let ask = |check: &Check| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            write!(stream, "GET {} HTTP/1.1\r\nHost: pod\r\n\r\n", target(check)).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            let (head, body) = text.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+            answer::<Finding>(body).unwrap()
+        };
+        let refused = ask(&Check::Read { path: "/nowhere/note".into() }).unwrap_err();
+        assert!(refused.starts_with("cannot read /nowhere/note\ncaused by: No such file"), "{refused}");
+        assert!(matches!(ask(&Check::Inspect { path: "/".into() }), Ok(Finding::Inspect(_))));
+        assert_eq!(ask(&Check::Serve { port: 1 }), Err("this is no check".to_owned()));
+    }
+}

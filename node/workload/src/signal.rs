@@ -1,0 +1,70 @@
+//! Signals: the own end, and those of the node's programs.
+
+use crate::CheckError;
+use crate::finding::Signalled;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Keeps the signals that ask for the end for [`wait`]; in threads that are started afterwards, too.
+pub(crate) fn block() -> Result<SigSet, CheckError> {
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    signals.thread_block().map_err(CheckError::of("block", Path::new("signals")))?;
+    Ok(signals)
+}
+
+/// Returns at the first of them.
+pub(crate) fn wait(signals: &SigSet) -> Result<(), CheckError> {
+    signals.wait().map(drop).map_err(CheckError::of("wait for", Path::new("signals")))
+}
+
+/// Sends a signal to every process of that name which PID 1 started; 0 only finds them.
+pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> {
+    let proc = Path::new("/proc");
+    let signal = match number {
+        0 => None,
+        number => Some(Signal::try_from(number).map_err(CheckError::of("send", Path::new("this signal")))?),
+    };
+    let mut processes = Vec::new();
+    for entry in fs::read_dir(proc).map_err(CheckError::of("list", proc))? {
+        let name = entry.map_err(CheckError::of("list", proc))?.file_name();
+        let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // It may end between the two calls.
+        let Ok(stat) = fs::read_to_string(proc.join(&name).join("stat")) else { continue };
+        if parse(&stat).is_some_and(|(name, parent)| name == program && (parent == 1 || process == 1)) {
+            kill(Pid::from_raw(process), signal).map_err(CheckError::of("signal", Path::new(program)))?;
+            processes.push(process);
+        }
+    }
+    if processes.is_empty() {
+        return Err(CheckError::of("find", Path::new(program))(io::Error::from(Errno::ESRCH)));
+    }
+    Ok(Signalled { processes })
+}
+
+/// Name and parent in `/proc/PID/stat`, proc_pid_stat(5). The name in brackets may hold brackets.
+fn parse(stat: &str) -> Option<(&str, i32)> {
+    let (head, tail) = stat.rsplit_once(')')?;
+    let (_, name) = head.split_once('(')?;
+    let parent = tail.split_ascii_whitespace().nth(1)?;
+    Some((name, parent.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_does_not_confuse() {
+        assert_eq!(parse("42 (a) Z (b)) S 1 42 42 0 -1"), Some(("a) Z (b)", 1)));
+        assert_eq!(parse("42 no brackets"), None);
+    }
+
+    #[test]
+    fn a_program_that_does_not_run_is_named() {
+        assert_eq!(send("no-such-program", 15).unwrap_err().to_string(), "cannot find no-such-program");
+    }
+}

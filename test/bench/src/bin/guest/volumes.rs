@@ -1,0 +1,171 @@
+//! Operations of volumes: what a claim costs, from the provisioner's first call to the PV, and its end.
+
+use std::path::Path;
+use std::thread;
+
+use bench::{BurstSample, Way};
+use dir::{Dir, Name};
+use ktest_support::{XfsDisk, block_stats};
+use nix::sys::stat::Mode as FileMode;
+use units::{Bytes, Inodes};
+use volume::{Allocation, Claim, Mode, Request, Settings, Store, VolumeId};
+
+use crate::call::CallError;
+use crate::region::measured;
+
+/// The volumes directory, below the mount.
+const DIRECTORY: &str = "node";
+
+/// As many as the node serves claims at once.
+const WORKERS: u32 = 8;
+
+const SIZE: Bytes = Bytes::new(64 << 10);
+
+/// Makes so many filesystem volumes.
+pub(crate) fn populate(mount: &Path, volumes: u32) -> Result<(), CallError> {
+    let store = open(mount)?;
+    at_once(0..volumes, |number| claim(&store, &id("present", number)?, filesystem()))
+}
+
+pub(crate) fn claim_filesystem(mount: &Path) -> Result<(), CallError> {
+    new_claim(mount, filesystem())
+}
+
+pub(crate) fn claim_block(mount: &Path) -> Result<(), CallError> {
+    new_claim(mount, Mode::Block { allocation: Allocation::Thick })
+}
+
+/// Opens a volume that was opened before.
+pub(crate) fn open_volume(mount: &Path) -> Result<(), CallError> {
+    let (store, id) = with_volume(mount, filesystem())?;
+    drop(measured(|| store.open_volume(&id))??);
+    end(&store, &id)
+}
+
+/// What a volume holds, by its name.
+pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
+    let (store, id) = with_volume(mount, filesystem())?;
+    measured(|| store.open_volume(&id)?.quota().map_err(CallError::from))??;
+    end(&store, &id)
+}
+
+pub(crate) fn expand_filesystem(mount: &Path) -> Result<(), CallError> {
+    expand(mount, filesystem())
+}
+
+pub(crate) fn expand_block(mount: &Path) -> Result<(), CallError> {
+    expand(mount, Mode::Block { allocation: Allocation::Thick })
+}
+
+pub(crate) fn retire(mount: &Path) -> Result<(), CallError> {
+    let (store, id) = with_volume(mount, filesystem())?;
+    measured(|| store.retire(&id))??;
+    end(&store, &id)
+}
+
+pub(crate) fn discard(mount: &Path) -> Result<(), CallError> {
+    let (store, id) = with_volume(mount, filesystem())?;
+    store.retire(&id)?;
+    fsquota::sync(&Dir::open(mount)?)?;
+    Ok(measured(|| store.discard(&id).map(drop))??)
+}
+
+/// So many claims at once on an empty disk, as the node serves them and one after the other.
+pub(crate) fn burst(run: u32, claims: u32, mut tell: impl FnMut(BurstSample)) -> Result<(), CallError> {
+    for way in [Way::Disk, Way::DiskWithWalk] {
+        let disk = XfsDisk::with_project_quota();
+        let store = open(disk.path())?;
+        fsquota::sync(&Dir::open(disk.path())?)?;
+        let (start, before) = (std::time::Instant::now(), block_stats(disk.device()));
+        if way == Way::Disk {
+            at_once(0..claims, |number| claim(&store, &id("burst", number)?, filesystem()))?;
+        } else {
+            let fs = Dir::open(disk.path())?;
+            for number in 0..claims {
+                crate::quota::first_free(&fs)?;
+                claim(&store, &id("burst", number)?, filesystem())?;
+            }
+        }
+        let flushes = block_stats(disk.device()).since(before).flushes;
+        let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tell(BurstSample { way, run, claims, requests: std::collections::BTreeMap::new(), flushes, milliseconds });
+    }
+    Ok(())
+}
+
+fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
+    let (store, id) = (open(mount)?, id("measured", 0)?);
+    warm(&store)?;
+    fsquota::sync(&Dir::open(mount)?)?;
+    measured(|| claim(&store, &id, mode))??;
+    end(&store, &id)
+}
+
+fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
+    let (store, id) = with_volume(mount, mode)?;
+    measured(|| store.expand(&id, SIZE.saturating_add(SIZE)))??;
+    end(&store, &id)
+}
+
+/// All that the provisioner asks of the disk for a claim.
+fn claim(store: &Store, id: &VolumeId, mode: Mode) -> Result<(), CallError> {
+    let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "data".to_owned() };
+    store.provision(id, &Request { claim, class: "local".to_owned(), mode, size: SIZE })?;
+    store.announce(id)?;
+    Ok(())
+}
+
+/// The allocator has a batch of IDs in memory, as in all claims but one of 32.
+fn warm(store: &Store) -> Result<(), CallError> {
+    let id = id("warm", 0)?;
+    claim(store, &id, filesystem())?;
+    end(store, &id)
+}
+
+fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId), CallError> {
+    let (store, id) = (open(mount)?, id("measured", 0)?);
+    claim(&store, &id, mode)?;
+    drop(store.open_volume(&id)?);
+    fsquota::sync(&Dir::open(mount)?)?;
+    Ok((store, id))
+}
+
+fn end(store: &Store, id: &VolumeId) -> Result<(), CallError> {
+    store.retire(id)?;
+    store.discard(id)?;
+    Ok(())
+}
+
+fn open(mount: &Path) -> Result<Store, CallError> {
+    let volumes = Dir::open(mount)?.ensure_dir(&Name::try_from(DIRECTORY)?, FileMode::S_IRWXU)?.into_inner();
+    Ok(Store::open(&volumes, Settings::default())?)
+}
+
+fn filesystem() -> Mode {
+    Mode::Filesystem { inodes: Inodes::new(64) }
+}
+
+fn id(kind: &str, number: u32) -> Result<VolumeId, CallError> {
+    Ok(format!("pvc-{kind}-{number}").parse()?)
+}
+
+/// Works on all numbers, several at once.
+fn at_once(numbers: std::ops::Range<u32>, work: impl Fn(u32) -> Result<(), CallError> + Sync) -> Result<(), CallError> {
+    let work = &work;
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|worker| {
+                let mine = numbers.clone().skip(usize_of(worker)).step_by(usize_of(WORKERS));
+                scope.spawn(move || mine.into_iter().try_for_each(work))
+            })
+            .collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// The number of a worker.
+fn usize_of(worker: u32) -> usize {
+    worker.try_into().unwrap_or_default()
+}

@@ -1,0 +1,263 @@
+//! Compares what is on the disk with what can be there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use fsquota::ProjectId;
+use units::Bytes;
+
+use crate::facts::{Directory, Facts, Found, IMAGE, look};
+use crate::history::{Body, Number, SLOT, Shape};
+use crate::marker;
+use crate::model::{Expected, Place};
+use crate::violation::Violation;
+
+/// Everything that must hold at each moment.
+pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
+    let expected: BTreeMap<String, (Number, &Expected)> =
+        expected.iter().map(|(number, expected)| (number.to_string(), (*number, expected))).collect();
+    let mut projects: BTreeMap<ProjectId, &str> = BTreeMap::new();
+    for (name, found) in &facts.volumes {
+        let Found { records, directories } = found;
+        if let ([], Some((place, _))) = (records.as_slice(), directories.first()) {
+            return Err(Violation::NoRecord { place: *place, name: name.clone() });
+        }
+        if records.len() > 1 || directories.len() > 1 {
+            let registers = records.iter().map(|(register, _)| *register).collect();
+            let places = directories.iter().map(|(place, _)| *place).collect();
+            return Err(Violation::Twice { name: name.clone(), registers, places });
+        }
+        if !expected.contains_key(name) {
+            return Err(Violation::Stranger { name: name.clone() });
+        }
+        if let Some(record) = found.record(name)?
+            && let Some(other) = projects.insert(record.project, name)
+        {
+            let (name, other, project) = (name.clone(), other.to_owned(), record.project);
+            return Err(Violation::SameProject { name, other, project });
+        }
+    }
+    if let Some((project, limits)) = facts.limits.iter().find(|(project, _)| !projects.contains_key(*project)) {
+        return Err(Violation::Stray { project: *project, limits: *limits });
+    }
+    let nothing = Found::default();
+    expected.iter().try_for_each(|(name, (number, expected))| {
+        one(*number, expected, facts.volumes.get(name).unwrap_or(&nothing), facts, name)
+    })
+}
+
+fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: &str) -> Result<(), Violation> {
+    let record = found.record(name)?;
+    let directory = found.directories.first();
+    let spot = found.records.first().map(|(register, _)| (*register, directory.map(|(place, _)| *place)));
+    if !expected.spots.contains(&spot) {
+        return Err(Violation::Where { volume, found: spot, allowed: expected.spots.clone() });
+    }
+    let (Some(record), Some(body)) = (record, &expected.body) else { return Ok(()) };
+    let size = |what, found: Option<Bytes>| {
+        let allowed = expected.sizes.clone();
+        let right = found.is_some_and(|found| allowed.contains(&found));
+        if right { Ok(()) } else { Err(Violation::Size { volume, what, found, allowed }) }
+    };
+    size("record", Some(record.size))?;
+    let Some((Place::Live, Directory { project, image, .. })) = directory else { return Ok(()) };
+    if *project != Some(record.project) {
+        return Err(Violation::Project { volume, found: *project, recorded: record.project });
+    }
+    let limit = facts.limits.get(&record.project).and_then(|limits| limits.bytes);
+    match (body.shape, image) {
+        (Shape::Filesystem, _) => size("limit", limit),
+        (Shape::Thick | Shape::Thin, None) => size("image", None),
+        (shape, Some(image)) => {
+            size("image", Some(image.length))?;
+            if limit.is_none_or(|limit| limit < record.size) {
+                size("limit", limit)?;
+            }
+            if shape == Shape::Thick && image.allocated < record.size {
+                return Err(Violation::NotThick { volume, allocated: image.allocated, size: record.size });
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The data: what was synced is there, and nothing of anybody else.
+pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
+    for (volume, Expected { body, fading, .. }) in expected {
+        let found = facts.volumes.get(&volume.to_string());
+        let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
+            continue;
+        };
+        if *place == Place::Live {
+            only_own(*volume, body, &directory.path)?;
+        }
+        if *place != Place::Staging && !fading {
+            all_synced(*volume, body, &directory.path)?;
+        }
+    }
+    Ok(())
+}
+
+fn all_synced(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
+    for &slot in &body.written {
+        let wanted = marker::content(volume, slot);
+        let (path, offset) = match body.shape {
+            Shape::Filesystem => (directory.join(file(slot)), 0),
+            Shape::Thick | Shape::Thin => (directory.join(IMAGE), u64::from(slot) * SLOT.get()),
+        };
+        let mut content = vec![0; wanted.len()];
+        let lost = |found| Violation::Lost { volume, slot, found };
+        match File::open(&path).and_then(|file| file.read_exact_at(&mut content, offset)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(lost("absent")),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost("cut short")),
+            read => read.map_err(look(&path))?,
+        }
+        if content != wanted {
+            return Err(lost("something else"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the whole volume.
+fn only_own(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
+    let paths = match body.shape {
+        Shape::Thick | Shape::Thin => vec![directory.join(IMAGE)],
+        Shape::Filesystem => fs::read_dir(directory)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+            .map_err(look(directory))?,
+    };
+    for path in paths {
+        let content = fs::read(&path).map_err(look(&path))?;
+        if let Some((at, line)) = marker::foreign(&content, volume) {
+            return Err(Violation::Foreign { volume, path, at: at as u64, line });
+        }
+    }
+    Ok(())
+}
+
+/// The name of what a pod writes into a directory.
+pub(crate) fn file(slot: u16) -> String {
+    format!("slot-{slot}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use fsquota::Limits;
+    use units::Inodes;
+    use volume::{Record, State};
+
+    use super::*;
+    use crate::facts::Image;
+    use crate::model::{Register, Wants};
+    use crate::node::request;
+
+    const SIZE: Bytes = Bytes::MIB;
+
+    fn project(number: u32) -> ProjectId {
+        ProjectId::new(number).expect("an ID")
+    }
+
+    fn found(number: u16, shape: Shape, project: ProjectId) -> (String, Found) {
+        let volume::Request { claim, class, mode, size } = request(Number(number), shape, SIZE);
+        let record = Record { claim, class, mode, size, project, state: State::Announced };
+        let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
+        let directory = Directory { path: "live".into(), project: Some(project), image };
+        let records = vec![(Register::Records, record.to_bytes())];
+        (Number(number).to_string(), Found { records, directories: vec![(Place::Live, directory)] })
+    }
+
+    /// Two volumes as they should be: a directory and a thick image.
+    fn well() -> (Facts, BTreeMap<Number, Expected>) {
+        let shapes = [(1, Shape::Filesystem), (2, Shape::Thick)];
+        let limits = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(256)) };
+        let facts = Facts {
+            volumes: shapes.map(|(number, shape)| found(number, shape, project(number.into()))).into(),
+            limits: [(project(1), limits), (project(2), limits)].into(),
+            rest: vec![],
+        };
+        let expected = shapes.map(|(number, shape)| {
+            let body = Body { shape, asked: SIZE, size: SIZE, written: BTreeSet::new(), opened: true };
+            let spots = [Some((Register::Records, Some(Place::Live)))].into();
+            let wants = Wants::Bound(SIZE);
+            (Number(number), Expected { body: Some(body), spots, sizes: [SIZE].into(), fading: false, wants })
+        });
+        (facts, expected.into())
+    }
+
+    fn broken(spoil: impl FnOnce(&mut Facts)) -> Violation {
+        let (mut spoilt, expected) = well();
+        spoil(&mut spoilt);
+        facts(&spoilt, &expected).expect_err("it is not noticed")
+    }
+
+    fn of<'a>(facts: &'a mut Facts, name: &str) -> &'a mut Found {
+        facts.volumes.get_mut(name).expect("it is there")
+    }
+
+    #[test]
+    fn volumes_as_they_should_be_are_accepted() {
+        let (good, expected) = well();
+        facts(&good, &expected).unwrap();
+    }
+
+    #[test]
+    fn a_directory_without_a_record_is_noticed() {
+        let violation = broken(|facts| of(facts, "pvc-1").records.clear());
+        assert!(matches!(violation, Violation::NoRecord { place: Place::Live, .. }), "{violation}");
+    }
+
+    #[test]
+    fn two_records_or_a_lost_volume_are_noticed() {
+        let violation = broken(|facts| {
+            let again = of(facts, "pvc-1").records[0].1.clone();
+            of(facts, "pvc-1").records.push((Register::Pending, again));
+        });
+        assert!(matches!(violation, Violation::Twice { .. }), "{violation}");
+        let violation = broken(|facts| {
+            facts.volumes.remove("pvc-1");
+            facts.limits.remove(&project(1));
+        });
+        assert!(matches!(violation, Violation::Where { found: None, .. }), "{violation}");
+        let violation = broken(|facts| of(facts, "pvc-1").directories[0].0 = Place::Trash);
+        assert!(matches!(violation, Violation::Where { .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_damaged_record_and_a_strange_one_are_noticed() {
+        let violation = broken(|facts| of(facts, "pvc-1").records[0].1.clear());
+        assert!(matches!(violation, Violation::Record { .. }), "{violation}");
+        let violation = broken(|facts| facts.volumes.extend([found(3, Shape::Thin, project(3))]));
+        assert!(matches!(violation, Violation::Stranger { .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_project_of_two_volumes_or_of_none_is_noticed() {
+        let violation = broken(|facts| facts.volumes.extend([found(2, Shape::Thick, project(1))]));
+        assert!(matches!(violation, Violation::SameProject { .. }), "{violation}");
+        let violation = broken(|facts| facts.limits.extend([(project(9), Limits::for_size(SIZE))]));
+        assert!(matches!(violation, Violation::Stray { .. }), "{violation}");
+        let violation = broken(|facts| of(facts, "pvc-1").directories[0].1.project = None);
+        assert!(matches!(violation, Violation::Project { found: None, .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_lost_limit_a_short_image_and_missing_blocks_are_noticed() {
+        let violation = broken(|facts| facts.limits.retain(|found, _| *found != project(1)));
+        assert!(matches!(violation, Violation::Size { what: "limit", found: None, .. }), "{violation}");
+        let image = |length, allocated| {
+            broken(move |facts| of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated }))
+        };
+        let violation = image(Bytes::KIB, SIZE);
+        assert!(matches!(violation, Violation::Size { what: "image", .. }), "{violation}");
+        let violation = image(SIZE, Bytes::KIB);
+        assert!(matches!(violation, Violation::NotThick { .. }), "{violation}");
+        let violation = broken(|facts| of(facts, "pvc-2").directories[0].1.image = None);
+        assert!(matches!(violation, Violation::Size { what: "image", found: None, .. }), "{violation}");
+    }
+}

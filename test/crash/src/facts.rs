@@ -1,0 +1,154 @@
+//! What is on the disk, without asking the store.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fsquota::{Limits, ProjectId};
+use units::Bytes;
+use volume::{Record, RecordError, State};
+
+use crate::model::{Place, Register};
+use crate::violation::Violation;
+
+const REGISTERS: [(&str, Register); 2] = [("pending", Register::Pending), ("records", Register::Records)];
+const PLACES: [(&str, Place); 3] = [("staging", Place::Staging), ("live", Place::Live), ("trash", Place::Trash)];
+
+/// The volumes directory.
+pub(crate) const VOLUMES: &str = "volumes";
+
+/// The name of the image in the directory of a block volume.
+pub(crate) const IMAGE: &str = "image";
+
+/// Everything below a volumes directory but the data, and all limits of its file system.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) volumes: BTreeMap<String, Found>,
+    pub(crate) limits: BTreeMap<ProjectId, Limits>,
+    /// Files that are no part of a volume.
+    pub(crate) rest: Vec<PathBuf>,
+}
+
+/// What has the name of one volume.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The content of its records.
+    pub(crate) records: Vec<(Register, Vec<u8>)>,
+    pub(crate) directories: Vec<(Place, Directory)>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Directory {
+    pub(crate) path: PathBuf,
+    pub(crate) project: Option<ProjectId>,
+    pub(crate) image: Option<Image>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Image {
+    pub(crate) length: Bytes,
+    pub(crate) allocated: Bytes,
+}
+
+impl Facts {
+    /// Of the volumes directory on the file system that is mounted at `root`.
+    pub(crate) fn look(root: &Path) -> Result<Self, Violation> {
+        let volumes = root.join(VOLUMES);
+        let mut facts = Self::default();
+        for (name, register) in REGISTERS {
+            for (name, path) in facts.names(&volumes.join(name))? {
+                let content = fs::read(&path).map_err(look(&path))?;
+                facts.volumes.entry(name).or_default().records.push((register, content));
+            }
+        }
+        for (name, place) in PLACES {
+            for (name, path) in facts.names(&volumes.join(name))? {
+                let project = fsquota::project(File::open(&path).map_err(look(&path))?)?;
+                let image = image(&path.join(IMAGE))?;
+                let directory = Directory { path, project, image };
+                facts.volumes.entry(name).or_default().directories.push((place, directory));
+            }
+        }
+        let root = File::open(root).map_err(look(root))?;
+        for quota in fsquota::report(&root)? {
+            let quota = quota?;
+            if quota.limits != Limits::default() {
+                facts.limits.insert(quota.id, quota.limits);
+            }
+        }
+        Ok(facts)
+    }
+
+    /// Names that can be volumes, and where they are; the others are noted.
+    fn names(&mut self, parent: &Path) -> Result<Vec<(String, PathBuf)>, Violation> {
+        let entries = match fs::read_dir(parent) {
+            // The power failed before the store had ever been opened.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+            entries => entries.map_err(look(parent))?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(look(parent))?.path();
+            match path.file_name().and_then(|name| name.to_str()).filter(|name| !name.starts_with('.')) {
+                Some(name) => names.push((name.to_owned(), path)),
+                None => self.rest.push(path),
+            }
+        }
+        Ok(names)
+    }
+
+    /// The parts in which two looks differ.
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+        let mut changed = Vec::new();
+        for name in self.volumes.keys().chain(other.volumes.keys()) {
+            let (before, after) = (self.volumes.get(name), other.volumes.get(name));
+            if before != after {
+                changed.push(format!("{name}: {before:?} to {after:?}"));
+            }
+        }
+        if self.limits != other.limits {
+            changed.push(format!("limits: {:?} to {:?}", self.limits, other.limits));
+        }
+        if self.rest != other.rest {
+            changed.push(format!("other files: {:?} to {:?}", self.rest, other.rest));
+        }
+        (!changed.is_empty()).then(|| changed.join("; "))
+    }
+}
+
+impl Found {
+    /// There is nothing but a record that nobody was told of.
+    fn is_begun(&self) -> bool {
+        matches!(self.records.as_slice(), [(Register::Pending, _)]) && self.directories.is_empty()
+    }
+
+    pub(crate) fn record(&self, name: &str) -> Result<Option<Record>, Violation> {
+        let parse = |(register, content): &(Register, Vec<u8>)| match register {
+            Register::Pending => Record::parse(content, State::Staged),
+            Register::Records => Record::parse(content, State::Announced),
+        };
+        match self.records.first().map(parse).transpose() {
+            // The power failed while it was written, before anything else of the volume was there.
+            Err(RecordError::Syntax(_)) if self.is_begun() => Ok(None),
+            record => record.map_err(|source| Violation::Record { name: name.to_owned(), source }),
+        }
+    }
+}
+
+fn image(path: &Path) -> Result<Option<Image>, Violation> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(Some(Image {
+            length: Bytes::new(found.len()),
+            allocated: Bytes::new(found.blocks().saturating_mul(512)),
+        })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(look(path)(error)),
+    }
+}
+
+/// For `map_err`: this path could not be read.
+pub(crate) fn look(path: &Path) -> impl FnOnce(io::Error) -> Violation {
+    |source| Violation::Look { path: path.to_owned(), source }
+}

@@ -1,0 +1,351 @@
+//! What is done to the volumes, in which order. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use units::Bytes;
+
+use crate::random::Random;
+
+/// What one [write](Action::Write) takes: a file of this length, or as much of an image.
+pub const SLOT: Bytes = Bytes::new(8 << 10);
+
+/// Small volumes: each cut reads them as a whole.
+const SIZES: [u64; 4] = [1, 2, 3, 4];
+
+/// Volumes that are there at once.
+const CROWD: usize = 6;
+
+/// Operations that run at once, so that they share forces of the log.
+const PARALLEL: usize = 3;
+
+/// A volume of a history: the claim's UID and the volume's name come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Number(pub u16);
+
+/// How a volume is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A directory.
+    Filesystem,
+    /// An image whose blocks are all allocated.
+    Thick,
+    /// An image without blocks.
+    Thin,
+}
+
+/// What the provisioner or a pod does to a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// There is a claim, and the volume is made for it.
+    Provision {
+        /// Directory or image.
+        shape: Shape,
+        /// What is asked for.
+        size: Bytes,
+    },
+    /// There is a PV.
+    Announce,
+    /// The volume is published, marked in this slot, synced, and taken back from the pod.
+    Write {
+        /// Which file, or which place of the image.
+        slot: u16,
+        /// Whether the image's loop device stays attached, as after kubelet was killed.
+        leave: bool,
+    },
+    /// The claim asks for more.
+    Expand {
+        /// So much.
+        to: Bytes,
+    },
+    /// The claim is gone and the PV's policy says Delete.
+    Retire,
+    /// The PV's policy became Retain before the PV was deleted.
+    Restore,
+    /// The PV is gone.
+    Discard,
+    /// The claim is gone before there was a PV.
+    Undo,
+}
+
+/// One action on one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The volume.
+    pub volume: Number,
+    /// What happens to it.
+    pub action: Action,
+}
+
+/// Operations in rounds. Those of a round are on different volumes and run at once; a round waits for the one before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    rounds: Vec<Vec<Operation>>,
+}
+
+/// Where a volume is in its life between two operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Life {
+    /// Nobody has asked for it.
+    #[default]
+    Unborn,
+    /// Made, without a PV.
+    Staged(Body),
+    /// With a PV.
+    Announced(Body),
+    /// In the trash.
+    Retired(Body),
+    /// It does not come back: a claim that is made anew has another UID.
+    Gone,
+}
+
+/// What a volume has while it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Directory or image.
+    pub shape: Shape,
+    /// What it was made with.
+    pub asked: Bytes,
+    /// What it has now.
+    pub size: Bytes,
+    /// The slots that were written and synced.
+    pub written: BTreeSet<u16>,
+    /// Whether it was ever opened for a pod.
+    pub opened: bool,
+}
+
+impl Life {
+    /// The life after an action, `None` if the action is not possible now.
+    pub fn after(self, action: Action) -> Option<Self> {
+        match (self, action) {
+            (Self::Unborn, Action::Provision { shape, size }) => {
+                Some(Self::Staged(Body { shape, asked: size, size, written: BTreeSet::new(), opened: false }))
+            }
+            (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
+            (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone),
+            (Self::Announced(mut body), Action::Write { slot, .. }) if slot < slots(body.size) => {
+                body.opened = true;
+                body.written.insert(slot).then_some(Self::Announced(body))
+            }
+            (Self::Announced(body), Action::Expand { to }) if to > body.size => {
+                Some(Self::Announced(Body { size: to, ..body }))
+            }
+            (Self::Announced(body), Action::Retire) => Some(Self::Retired(body)),
+            (Self::Retired(body), Action::Restore) => Some(Self::Announced(body)),
+            _ => None,
+        }
+    }
+}
+
+/// So many slots has a volume of this size. The last one is at its end.
+fn slots(size: Bytes) -> u16 {
+    u16::try_from(size.get() / SLOT.get()).unwrap_or(u16::MAX)
+}
+
+impl History {
+    /// A history of `count` operations.
+    pub fn from_seed(seed: u64, count: usize) -> Self {
+        let mut random = Random::from_seed(seed);
+        let mut lives: BTreeMap<Number, Life> = BTreeMap::new();
+        let (mut rounds, mut left, mut next) = (Vec::new(), count, 0);
+        while left > 0 {
+            let width = (1 + random.below(PARALLEL)).min(left);
+            let mut round: Vec<Operation> = Vec::new();
+            for _ in 0..width {
+                let there: Vec<Number> = lives
+                    .iter()
+                    .filter(|(number, life)| {
+                        **life != Life::Gone && round.iter().all(|operation| operation.volume != **number)
+                    })
+                    .map(|(number, _)| *number)
+                    .collect();
+                let new = there.is_empty() || there.len() < CROWD && random.below(4) == 0;
+                let chosen = if new { None } else { random.one_of(&there).copied() };
+                let volume = chosen.unwrap_or_else(|| {
+                    next += 1;
+                    Number(next)
+                });
+                let life = lives.remove(&volume).unwrap_or_default();
+                let action = next_action(&life, &mut random);
+                let Some(life) = action.and_then(|action| life.after(action)) else { continue };
+                lives.insert(volume, life);
+                round.extend(action.map(|action| Operation { volume, action }));
+            }
+            left = left.saturating_sub(round.len().max(1));
+            if !round.is_empty() {
+                rounds.push(round);
+            }
+        }
+        Self { rounds }
+    }
+
+    /// The operations with their numbers, which count through all rounds.
+    pub fn rounds(&self) -> impl Iterator<Item = Vec<(usize, Operation)>> {
+        let mut number = 0;
+        self.rounds.iter().map(move |round| {
+            let first = number;
+            number += round.len();
+            (first..).zip(round.iter().copied()).collect()
+        })
+    }
+
+    /// All operations, in an order in which they could have run one after the other.
+    pub fn operations(&self) -> impl Iterator<Item = Operation> {
+        self.rounds.iter().flatten().copied()
+    }
+
+    /// Shorter histories, the shortest first: without one volume, then without one operation and those that are not
+    /// possible without it.
+    pub fn shorter(&self) -> impl Iterator<Item = Self> {
+        let volumes: BTreeSet<Number> = self.operations().map(|operation| operation.volume).collect();
+        let without_volume =
+            volumes.into_iter().map(|volume| self.only(move |_, operation| operation.volume != volume));
+        let total = self.operations().count();
+        let without_operation = (0..total).rev().map(|gone| self.only(move |number, _| number != gone));
+        without_volume.chain(without_operation)
+    }
+
+    /// Without what nobody had begun.
+    pub fn begun(&self, begun: &BTreeSet<usize>) -> Self {
+        self.only(|number, _| begun.contains(&number))
+    }
+
+    fn only(&self, keep: impl Fn(usize, Operation) -> bool) -> Self {
+        let mut lives: BTreeMap<Number, Life> = BTreeMap::new();
+        let possible = |round: Vec<(usize, Operation)>| -> Vec<Operation> {
+            let kept = round.into_iter().filter(|(number, operation)| keep(*number, *operation));
+            kept.filter_map(|(_, operation)| {
+                let life = lives.get(&operation.volume).cloned().unwrap_or_default();
+                lives.insert(operation.volume, life.after(operation.action)?);
+                Some(operation)
+            })
+            .collect()
+        };
+        let rounds = self.rounds().map(possible).filter(|round| !round.is_empty()).collect();
+        Self { rounds }
+    }
+}
+
+fn next_action(life: &Life, random: &mut Random) -> Option<Action> {
+    let mebibytes = |random: &mut Random| random.one_of(&SIZES).map(|size| Bytes::new(size << 20));
+    match life {
+        Life::Unborn => {
+            let shape = *random.one_of(&[Shape::Filesystem, Shape::Filesystem, Shape::Thick, Shape::Thin])?;
+            Some(Action::Provision { shape, size: mebibytes(random)? })
+        }
+        Life::Staged(_) => {
+            random.one_of(&[Action::Announce, Action::Announce, Action::Announce, Action::Undo]).copied()
+        }
+        Life::Announced(body) => match random.below(8) {
+            0 | 1 => Some(Action::Retire),
+            2 | 3 if body.size < Bytes::new(16 << 20) => {
+                Some(Action::Expand { to: body.size.saturating_add(mebibytes(random)?) })
+            }
+            _ => {
+                let free: Vec<u16> = (0..slots(body.size)).filter(|slot| !body.written.contains(slot)).collect();
+                // The last one now and then: what an expansion added.
+                let slot = if random.below(3) == 0 { free.last() } else { random.one_of(&free) };
+                Some(Action::Write { slot: *slot?, leave: random.below(2) == 0 })
+            }
+        },
+        Life::Retired(_) => random.one_of(&[Action::Restore, Action::Discard, Action::Discard]).copied(),
+        Life::Gone => None,
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pvc-{}", self.0)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provision { shape: Shape::Filesystem, size } => write!(f, "provision directory of {size}"),
+            Self::Provision { shape: Shape::Thick, size } => write!(f, "provision thick image of {size}"),
+            Self::Provision { shape: Shape::Thin, size } => write!(f, "provision thin image of {size}"),
+            Self::Announce => f.write_str("announce"),
+            Self::Write { slot, leave: false } => write!(f, "write slot {slot}"),
+            Self::Write { slot, leave: true } => write!(f, "write slot {slot}, leave it attached"),
+            Self::Expand { to } => write!(f, "expand to {to}"),
+            Self::Retire => f.write_str("retire"),
+            Self::Restore => f.write_str("restore"),
+            Self::Discard => f.write_str("discard"),
+            Self::Undo => f.write_str("undo"),
+        }
+    }
+}
+
+/// A line for each round, with the numbers of its operations.
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for round in self.rounds() {
+            let said: Vec<String> = round
+                .iter()
+                .map(|(number, Operation { volume, action })| format!("{number}: {volume} {action}"))
+                .collect();
+            writeln!(f, "  {}", said.join("  |  "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whether each operation is possible where it stands, and each round is on different volumes.
+    fn is_possible(history: &History) -> bool {
+        let mut lives: BTreeMap<Number, Life> = BTreeMap::new();
+        history.rounds.iter().all(|round| {
+            let volumes: BTreeSet<Number> = round.iter().map(|operation| operation.volume).collect();
+            let possible = round.iter().all(|Operation { volume, action }| {
+                let life = lives.remove(volume).unwrap_or_default().after(*action);
+                life.map(|life| lives.insert(*volume, life)).is_some()
+            });
+            possible && volumes.len() == round.len()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_seed_gives_a_history_that_can_be(seed: u64, count in 0usize..80) {
+            let history = History::from_seed(seed, count);
+            prop_assert!(is_possible(&history));
+            prop_assert_eq!(&history, &History::from_seed(seed, count));
+            prop_assert!(history.operations().count() <= count);
+        }
+
+        #[test]
+        fn what_is_shorter_is_shorter_and_can_be(seed: u64, count in 0usize..30) {
+            let history = History::from_seed(seed, count);
+            for shorter in history.shorter() {
+                prop_assert!(is_possible(&shorter), "{shorter}");
+                prop_assert!(shorter.operations().count() < history.operations().count());
+            }
+        }
+
+        #[test]
+        fn what_was_begun_was_possible_without_the_rest(seed: u64, count in 0usize..30, until in 0usize..30) {
+            let history = History::from_seed(seed, count);
+            let begun: BTreeSet<usize> = (0..history.operations().count().min(until)).collect();
+            let operations: Vec<_> = history.operations().take(until).collect();
+            prop_assert_eq!(history.begun(&begun).operations().collect::<Vec<_>>(), operations);
+        }
+    }
+
+    #[test]
+    fn a_few_seeds_have_all_actions_and_rounds_of_several_operations() {
+        let histories: Vec<History> = (0..8).map(|seed| History::from_seed(seed, 30)).collect();
+        let kinds: BTreeSet<_> = histories
+            .iter()
+            .flat_map(History::operations)
+            .map(|operation| operation.action.to_string().split(' ').next().map(str::to_owned))
+            .collect();
+        assert_eq!(kinds.len(), 8, "{kinds:?}");
+        assert!(histories.iter().flat_map(History::rounds).any(|round| round.len() == PARALLEL));
+    }
+}

@@ -1,0 +1,285 @@
+//! What a power cut may have left of each volume, and what the cluster wants of it. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use units::Bytes;
+
+use crate::history::{Action, Body, History, Life, Number, Operation};
+
+/// How far a history had come when the power failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    begun: BTreeSet<usize>,
+    ended: BTreeSet<usize>,
+}
+
+/// The mark in the log of writes before an operation.
+pub fn begin(operation: usize) -> String {
+    format!("begin {operation}")
+}
+
+/// The mark after an operation: what it promised has to be there.
+pub fn end(operation: usize) -> String {
+    format!("end {operation}")
+}
+
+impl Progress {
+    /// From the marks before a cut.
+    pub fn from_marks<'a>(marks: impl Iterator<Item = &'a str>) -> Self {
+        let mut progress = Self::default();
+        for mark in marks {
+            match mark.split_once(' ').map(|(word, number)| (word, number.parse())) {
+                Some(("begin", Ok(number))) => progress.begun.insert(number),
+                Some(("end", Ok(number))) => progress.ended.insert(number),
+                _ => false,
+            };
+        }
+        progress
+    }
+
+    /// The operations that had begun.
+    pub fn begun(&self) -> &BTreeSet<usize> {
+        &self.begun
+    }
+}
+
+/// Which of the store's two directories has the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Register {
+    /// Nobody was told of the volume yet.
+    Pending,
+    /// It was announced.
+    Records,
+}
+
+/// Where a volume's directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Being made.
+    Staging,
+    /// In use.
+    Live,
+    /// Being removed.
+    Trash,
+}
+
+/// Record and directory of a volume. A directory without a record is nowhere allowed.
+pub type Spot = Option<(Register, Option<Place>)>;
+
+/// What a power cut may have left of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// What it has at least, and how it was made; `None` once it is gone.
+    pub body: Option<Body>,
+    /// Where it may be.
+    pub spots: BTreeSet<Spot>,
+    /// What its limit, its image and its record may be: both sizes while it is expanded.
+    pub sizes: BTreeSet<Bytes>,
+    /// Whether some of the data may be gone, because it is being removed.
+    pub fading: bool,
+    /// What the cluster wants.
+    pub wants: Wants,
+}
+
+/// What the API server says of a volume: it is never behind the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    /// A claim waits, and there is no PV yet.
+    Claimed,
+    /// There is a PV that stays, and its claim wants this size.
+    Bound(Bytes),
+    /// There is a PV that is to be deleted with its data.
+    Released,
+    /// Neither claim nor PV.
+    Nothing,
+}
+
+/// What a cut may have left, for each volume that was begun.
+pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expected> {
+    let mut lives: BTreeMap<Number, (Life, Option<Action>)> = BTreeMap::new();
+    for (number, Operation { volume, action }) in history.rounds().flatten() {
+        let (life, under_way) = lives.entry(volume).or_default();
+        if progress.ended.contains(&number) {
+            *life = std::mem::take(life).after(action).unwrap_or_default();
+        } else if progress.begun.contains(&number) {
+            *under_way = Some(action);
+        }
+    }
+    let one = |(number, (life, under_way)): (Number, (Life, Option<Action>))| {
+        let expected = match under_way {
+            None => settled(&life)?,
+            Some(action) => during(&life, action)?,
+        };
+        Some((number, expected))
+    };
+    lives.into_iter().filter_map(one).collect()
+}
+
+const ABSENT: Spot = None;
+
+const fn at(register: Register, place: Place) -> Spot {
+    Some((register, Some(place)))
+}
+
+/// The record, and no data any more, or none yet.
+const fn bare(register: Register) -> Spot {
+    Some((register, None))
+}
+
+/// A volume that nothing happens to. `None` for one that nobody asked for.
+fn settled(life: &Life) -> Option<Expected> {
+    let (body, spots, wants) = match life {
+        Life::Unborn => return None,
+        Life::Staged(body) => (body, [at(Register::Pending, Place::Live)].into(), Wants::Claimed),
+        Life::Announced(body) => (body, registers(body, Place::Live), Wants::Bound(body.size)),
+        Life::Retired(body) => (body, registers(body, Place::Trash), Wants::Released),
+        Life::Gone => return Some(Expected::nothing()),
+    };
+    Some(Expected { sizes: [body.size].into(), body: Some(body.clone()), spots, fading: false, wants })
+}
+
+/// A record is moved without a force of the log; opening the volume makes up for that.
+fn registers(body: &Body, place: Place) -> BTreeSet<Spot> {
+    let records = at(Register::Records, place);
+    if body.opened { [records].into() } else { [at(Register::Pending, place), records].into() }
+}
+
+/// A volume in the middle of an operation: as before it, as after it, or at any of its steps.
+fn during(life: &Life, action: Action) -> Option<Expected> {
+    use Register::{Pending, Records};
+
+    let before = settled(life);
+    let after = settled(&life.clone().after(action)?)?;
+    let steps: &[Spot] = match action {
+        Action::Provision { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
+        Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
+        Action::Discard => &[bare(Pending), bare(Records)],
+        Action::Announce | Action::Write { .. } | Action::Expand { .. } | Action::Retire | Action::Restore => &[],
+    };
+    // What is being written need not be there, so the body is the one before.
+    let body = before.as_ref().map_or(after.body, |before| before.body.clone());
+    let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
+    Some(Expected {
+        body,
+        spots: spots.into_iter().chain(after.spots).chain(steps.iter().copied()).collect(),
+        sizes: sizes.into_iter().chain(after.sizes).collect(),
+        fading: matches!(action, Action::Discard | Action::Undo),
+        wants: after.wants,
+    })
+}
+
+impl Expected {
+    fn nothing() -> Self {
+        let spots = [ABSENT].into();
+        Self { body: None, spots, sizes: BTreeSet::new(), fading: false, wants: Wants::Nothing }
+    }
+
+    /// What has to be there once a provisioner compared the disk with the cluster.
+    pub fn reconciled(&self) -> Self {
+        let size = match (self.wants, &self.body) {
+            (Wants::Claimed, Some(body)) => body.size,
+            (Wants::Bound(size), Some(_)) => size,
+            (Wants::Claimed | Wants::Bound(_), None) | (Wants::Released | Wants::Nothing, _) => return Self::nothing(),
+        };
+        Self {
+            body: self.body.clone(),
+            spots: [at(Register::Records, Place::Live)].into(),
+            sizes: [size].into(),
+            fading: false,
+            wants: Wants::Bound(size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A moment of a history: all operations of some rounds, and of the next one some begun and some ended.
+    fn moment() -> impl Strategy<Value = (History, Progress, Option<usize>)> {
+        (any::<u64>(), 1usize..40, any::<prop::sample::Index>(), any::<u8>(), any::<u8>()).prop_map(
+            |(seed, count, at, begun, ended)| {
+                let history = History::from_seed(seed, count);
+                let rounds: Vec<_> = history.rounds().collect();
+                let now = at.index(rounds.len());
+                let mut progress = Progress::default();
+                for (number, _) in rounds[..now].iter().flatten() {
+                    progress.begun.insert(*number);
+                    progress.ended.insert(*number);
+                }
+                let mut under_way = None;
+                for (bit, (number, _)) in rounds[now].iter().enumerate() {
+                    if begun & 1 << bit != 0 {
+                        progress.begun.insert(*number);
+                        if ended & 1 << bit != 0 {
+                            progress.ended.insert(*number);
+                        } else {
+                            under_way = Some(*number);
+                        }
+                    }
+                }
+                (history, progress, under_way)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_may_be_before_or_after_an_operation_may_be_during_it((history, progress, under_way) in moment()) {
+            let Some(number) = under_way else { return Ok(()) };
+            let volume = history.operations().nth(number).map(|operation| operation.volume).unwrap();
+            let (mut before, mut after) = (progress.clone(), progress.clone());
+            before.begun.remove(&number);
+            after.ended.insert(number);
+            let during = &expected(&history, &progress)[&volume];
+            prop_assert_eq!(during.wants, expected(&history, &after)[&volume].wants, "the cluster is never behind");
+            for settled in [before, after].map(|progress| expected(&history, &progress).remove(&volume)) {
+                match settled {
+                    Some(settled) => {
+                        prop_assert!(settled.spots.is_subset(&during.spots));
+                        prop_assert!(settled.sizes.is_subset(&during.sizes));
+                    }
+                    None => prop_assert!(during.spots.contains(&ABSENT)),
+                }
+            }
+        }
+
+        #[test]
+        fn synced_data_is_never_given_up_but_by_a_removal((history, progress, _) in moment()) {
+            let synced = history
+                .rounds()
+                .flatten()
+                .filter(|(number, _)| progress.ended.contains(number))
+                .filter_map(|(_, Operation { volume, action })| match action {
+                    Action::Write { slot, .. } => Some((volume, slot)),
+                    _ => None,
+                });
+            let expected = expected(&history, &progress);
+            for (volume, slot) in synced {
+                let Expected { body, fading, .. } = &expected[&volume];
+                prop_assert!(*fading || body.as_ref().is_none_or(|body| body.written.contains(&slot)));
+            }
+        }
+
+        #[test]
+        fn after_a_comparison_nothing_is_left_open((history, progress, _) in moment()) {
+            for expected in expected(&history, &progress).values() {
+                let done = expected.reconciled();
+                prop_assert_eq!(&done.reconciled(), &done);
+                prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1);
+                let data = done.body.map(|body| body.written);
+                let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_));
+                prop_assert_eq!(data, expected.body.as_ref().filter(|_| kept).map(|body| body.written.clone()));
+            }
+        }
+
+        #[test]
+        fn marks_are_read_as_they_are_written(numbers in prop::collection::btree_set(0usize..99, 0..20)) {
+            let marks: Vec<String> = numbers.iter().flat_map(|number| [begin(*number), end(*number)]).collect();
+            let progress = Progress::from_marks(marks.iter().map(String::as_str).chain(["something else"]));
+            prop_assert_eq!(progress, Progress { begun: numbers.clone(), ended: numbers });
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A node's volumes: what the provisioner, kubelet and pods do to them.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dir::Dir;
+use loopdev::{Backing, Control, Detach};
+use mount::{Attributes, Detached};
+use units::{Bytes, Inodes};
+use volume::{Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId};
+
+use crate::check;
+use crate::facts::VOLUMES;
+use crate::history::{Action, Number, Operation, SLOT, Shape};
+use crate::marker;
+use crate::violation::Violation;
+
+/// Kept for what else is on the disk.
+const RESERVE: Bytes = Bytes::new(32 << 20);
+
+/// A store, and the pods of its volumes.
+pub(crate) struct Node {
+    pub(crate) store: Store,
+    control: Control,
+    /// Where pods see directories.
+    targets: PathBuf,
+    /// Images that may have a loop device, by their volume.
+    attached: Mutex<BTreeMap<Number, Backing>>,
+}
+
+impl Node {
+    /// Opens the volumes directory of the file system that is mounted at `root`; makes it first if it is not there.
+    pub(crate) fn start(root: &Path) -> Result<Self, Violation> {
+        let volumes = root.join(VOLUMES);
+        let failed = called("start", "the node");
+        let start = || -> Result<Self, Box<dyn Error + Send + Sync>> {
+            fs::create_dir_all(&volumes)?;
+            let store = Store::open(&Dir::open(&volumes)?, Settings { reserve: RESERVE, ..Settings::default() })?;
+            let targets = std::env::temp_dir().join("targets");
+            fs::create_dir_all(&targets)?;
+            let control = Control::open()?;
+            Ok(Self { store, control, targets, attached: Mutex::default() })
+        };
+        start().map_err(failed)
+    }
+
+    /// Does what an operation says, and nothing else.
+    pub(crate) fn run(&self, Operation { volume, action }: Operation) -> Result<(), Violation> {
+        let id = id(volume);
+        let store = &self.store;
+        match action {
+            Action::Provision { shape, size } => {
+                let request = request(volume, shape, size);
+                store.provision(&id, &request).map(drop).map_err(called("provision", volume))
+            }
+            Action::Announce => store.announce(&id).map(drop).map_err(called("announce", volume)),
+            Action::Write { slot, leave } => self.write(volume, slot, leave),
+            Action::Expand { to } => store.expand(&id, to).map(drop).map_err(called("expand", volume)),
+            Action::Retire => {
+                store.retire(&id).map(drop).map_err(called("retire", volume))?;
+                match lock(&self.attached).remove(&volume) {
+                    Some(backing) if self.device_of(volume, backing)?.is_some() => Err(Violation::Attached { volume }),
+                    Some(_) | None => Ok(()),
+                }
+            }
+            Action::Restore => store.restore(&id).map(drop).map_err(called("restore", volume)),
+            Action::Discard => store.discard(&id).map(drop).map_err(called("discard", volume)),
+            Action::Undo => store.undo(&id).map(drop).map_err(called("undo", volume)),
+        }
+    }
+
+    /// A pod's life: the volume is published, written, synced, unpublished.
+    fn write(&self, volume: Number, slot: u16, leave: bool) -> Result<(), Violation> {
+        let opened = self.store.open_volume(&id(volume)).map_err(called("open", volume))?;
+        let content = marker::content(volume, slot);
+        match opened.mode() {
+            Mode::Block { .. } => self.write_block(volume, &opened, slot, &content, leave),
+            Mode::Filesystem { .. } => self.write_file(volume, &opened, slot, &content),
+        }
+    }
+
+    fn write_file(&self, volume: Number, opened: &Opened, slot: u16, content: &[u8]) -> Result<(), Violation> {
+        let target = self.targets.join(volume.to_string());
+        let publish = || -> Result<(), Box<dyn Error + Send + Sync>> {
+            fs::create_dir_all(&target)?;
+            let clone = Detached::clone_of(opened.dir())?;
+            clone.set(Attributes::INERT)?;
+            Ok(clone.attach(File::open(&target)?)?)
+        };
+        publish().map_err(published("publish", volume))?;
+        let write = || -> io::Result<()> {
+            let mut file = File::create_new(target.join(check::file(slot)))?;
+            file.write_all(content)?;
+            file.sync_all()?;
+            File::open(&target)?.sync_all()
+        };
+        let written = write().map_err(published("write into", volume));
+        mount::unmount(&target).map_err(published("unpublish", volume))?;
+        written
+    }
+
+    fn write_block(
+        &self,
+        volume: Number,
+        opened: &Opened,
+        slot: u16,
+        content: &[u8],
+        leave: bool,
+    ) -> Result<(), Violation> {
+        let image = opened.image(Access::ReadWrite).map_err(called("open the image", volume))?;
+        let backing = Backing::of(&image).map_err(published("look at the image of", volume))?;
+        let write = || -> Result<(), Box<dyn Error + Send + Sync>> {
+            let path = match self.device_of(volume, backing)? {
+                Some(path) => path,
+                None => {
+                    lock(&self.attached).insert(volume, backing);
+                    self.attach(&image)?
+                }
+            };
+            let device = loopdev::Device::open(&path)?;
+            // What an expansion added.
+            device.refresh_size()?;
+            let pod = File::options().write(true).open(&path)?;
+            pod.write_all_at(content, u64::from(slot) * SLOT.get())?;
+            pod.sync_all()?;
+            drop(pod);
+            if !leave {
+                detach(device, backing)?;
+                lock(&self.attached).remove(&volume);
+            }
+            Ok(())
+        };
+        write().map_err(published("write to", volume))
+    }
+
+    fn attach(&self, image: &OwnedFd) -> Result<PathBuf, loopdev::AttachError> {
+        let config = loopdev::Config { direct_io: true, ..loopdev::Config::default() };
+        Ok(self.control.attach(image, &config)?.path())
+    }
+
+    fn device_of(&self, volume: Number, backing: Backing) -> Result<Option<PathBuf>, Violation> {
+        let all = loopdev::list().map_err(published("look for loop devices of", volume))?;
+        Ok(all.into_iter().find(|device| device.status.backing == backing).map(|device| device.number.path()))
+    }
+
+    /// Takes everything back from the pods, so that the file system can be unmounted.
+    pub(crate) fn end(self) -> Result<(), Violation> {
+        let attached = std::mem::take(&mut *lock(&self.attached));
+        for (volume, backing) in attached {
+            if let Some(path) = self.device_of(volume, backing)? {
+                let device = loopdev::Device::open(path).map_err(published("open the loop device of", volume))?;
+                detach(device, backing).map_err(published("take back", volume))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The device is gone afterwards, and nothing keeps the image open.
+fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error + Send + Sync>> {
+    match device.detach_from(backing)? {
+        Detach::Detached => Ok(()),
+        Detach::Deferred => Err("somebody else has the device open".into()),
+    }
+}
+
+/// The volume's name.
+pub(crate) fn id(volume: Number) -> VolumeId {
+    volume.to_string().parse().expect("letters and digits are a name")
+}
+
+/// What the volume's claim asks for.
+pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
+    let claim = Claim { uid: volume.0.to_string(), namespace: "default".into(), name: volume.to_string() };
+    let mode = match shape {
+        Shape::Filesystem => Mode::Filesystem { inodes: Inodes::new(256) },
+        Shape::Thick => Mode::Block { allocation: Allocation::Thick },
+        Shape::Thin => Mode::Block { allocation: Allocation::Thin },
+    };
+    Request { claim, class: "local".into(), mode, size }
+}
+
+/// For `map_err`: this call of the store failed.
+pub(crate) fn called<E: Into<Box<dyn Error + Send + Sync>>>(
+    call: &'static str,
+    volume: impl ToString,
+) -> impl FnOnce(E) -> Violation {
+    move |source| Violation::Call { call, volume: volume.to_string(), source: source.into() }
+}
+
+/// For `map_err`: the kernel refused what a pod needs.
+fn published<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str, volume: Number) -> impl FnOnce(E) -> Violation {
+    move |source| Violation::Publish { what, volume, source: source.into() }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A map of numbers stays right if a thread panics beside it.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,55 @@
+//! Numbers that a seed decides.
+
+/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed, on any machine.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Begins anew.
+    pub const fn from_seed(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`; 0 if that is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.number() % (limit as u64).max(1)) as usize
+    }
+
+    /// One of these; `None` if there are none.
+    pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
+        choices.get(self.below(choices.len()))
+    }
+
+    /// So many of them, all if there are fewer, in their order.
+    pub fn some_of<T>(&mut self, mut choices: Vec<T>, count: usize) -> Vec<T> {
+        while choices.len() > count {
+            choices.remove(self.below(choices.len()));
+        }
+        choices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_choice_keeps_its_order_and_repeats_with_its_seed(seed: u64, total in 0usize..60, count in 0usize..60) {
+            let choose = || Random::from_seed(seed).some_of((0..total).collect(), count);
+            prop_assert_eq!(choose().len(), total.min(count));
+            prop_assert!(choose().is_sorted_by(|one, next| one < next));
+            prop_assert_eq!(choose(), choose());
+        }
+    }
+}

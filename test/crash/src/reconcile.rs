@@ -1,0 +1,86 @@
+//! What a provisioner does at its start: the disk becomes what the cluster wants.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+use units::Bytes;
+use volume::{Access, State, Store, Strays, VolumeId};
+
+use crate::history::{Number, Shape};
+use crate::model::{Expected, Wants};
+use crate::node::{called, id, request};
+use crate::violation::Violation;
+
+/// A number that no history has.
+const NEXT_TENANTS: [Number; 2] = [Number(60_001), Number(60_002)];
+
+/// Compares the disk with the cluster once.
+pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
+    let records = store.records().map_err(called("list the records", "all volumes"))?;
+    if let Some((id, source)) = records.unreadable.into_iter().next() {
+        return Err(Violation::Record { name: id.to_string(), source });
+    }
+    let strays = store.strays().map_err(called("look for strays", "all volumes"))?;
+    if strays != Strays::default() {
+        return Err(Violation::Strays(format!("{strays:?}")));
+    }
+    let retired = store.retired().map_err(called("list the trash", "all volumes"))?;
+    let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
+    for (&number, Expected { wants, body, .. }) in expected {
+        let id = &id(number);
+        let state = records.readable.get(id).map(|record| record.state);
+        match (wants, body) {
+            (Wants::Claimed, Some(body)) => {
+                let request = request(number, body.shape, body.asked);
+                store.provision(id, &request).map_err(called("provision", number))?;
+                store.announce(id).map_err(called("announce", number))?;
+            }
+            (Wants::Bound(size), Some(_)) => {
+                store.announce(id).map_err(called("announce", number))?;
+                if retired.contains(id) {
+                    store.restore(id).map_err(called("restore", number))?;
+                }
+                store.expand(id, *size).map_err(called("expand", number))?;
+            }
+            (Wants::Released, _) => {
+                store.retire(id).map_err(called("retire", number))?;
+                store.discard(id).map_err(called("discard", number))?;
+            }
+            (Wants::Nothing, _) if state == Some(State::Staged) => {
+                store.undo(id).map_err(called("undo", number))?;
+            }
+            (Wants::Nothing, _) if retired.contains(id) => {
+                store.discard(id).map_err(called("discard", number))?;
+            }
+            (Wants::Nothing | Wants::Claimed | Wants::Bound(_), _) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Gives all that is left of the disk to new claims, which must find nothing in it.
+pub(crate) fn next_tenants(store: &Store) -> Result<(), Violation> {
+    let [directory, image] = NEXT_TENANTS;
+    store
+        .provision(&id(directory), &request(directory, Shape::Filesystem, Bytes::MIB))
+        .map_err(called("provision", directory))?;
+    store.announce(&id(directory)).map_err(called("announce", directory))?;
+    let opened = store.open_volume(&id(directory)).map_err(called("open", directory))?;
+    if !opened.dir().is_empty().map_err(called("list", directory))? {
+        return Err(Violation::NotEmpty { volume: directory });
+    }
+
+    let space = store.space().map_err(called("ask for the space of", "the disk"))?;
+    store
+        .provision(&id(image), &request(image, Shape::Thick, space.largest_block()))
+        .map_err(called("provision", image))?;
+    store.announce(&id(image)).map_err(called("announce", image))?;
+    let opened = store.open_volume(&id(image)).map_err(called("open", image))?;
+    let file = opened.image(Access::ReadOnly).map_err(called("open the image", image))?;
+    // Unwritten extents read as zeros: the kernel says so faster than hundreds of MiB of them.
+    match lseek(&file, 0, Whence::SeekData) {
+        Err(Errno::ENXIO) => Ok(()),
+        Ok(_) | Err(_) => Err(Violation::NotEmpty { volume: image }),
+    }
+}

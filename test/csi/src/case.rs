@@ -1,0 +1,225 @@
+//! What one run of a behaviour has for itself.
+
+use std::cell::RefCell;
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mount::Attributes;
+use proto::csi::{
+    NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
+    NodeUnpublishVolumeRequest,
+};
+use tonic::Code;
+use units::Bytes;
+
+use crate::{Kind, Node, Volume, answer};
+
+/// Volumes and directories that no other run uses meanwhile, and the calls of kubelet.
+pub struct Case<'n> {
+    node: &'n Node,
+    number: usize,
+    kinds: &'static [Kind],
+    shared: RefCell<Vec<Volume>>,
+    fresh: RefCell<Vec<Volume>>,
+    directories: RefCell<Vec<PathBuf>>,
+}
+
+impl<'n> Case<'n> {
+    pub(crate) fn new(node: &'n Node, kinds: &'static [Kind]) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (shared, fresh, directories) = Default::default();
+        Self { node, number, kinds, shared, fresh, directories }
+    }
+
+    /// Removes what the run had, and nothing else: what the plugin or the behaviour left in it is in the way.
+    pub(crate) fn end(self) {
+        for directory in self.directories.borrow().iter() {
+            remove_directories(directory)
+                .unwrap_or_else(|reason| panic!("something is left below {}: {reason}", directory.display()));
+        }
+        for volume in self.fresh.borrow().iter() {
+            self.node.volumes().remove(&volume.id);
+        }
+    }
+
+    /// The node.
+    pub fn node(&self) -> &'n Node {
+        self.node
+    }
+
+    /// The kinds of volumes that this run shows the behaviour for.
+    pub fn kinds(&self) -> &'static [Kind] {
+        self.kinds
+    }
+
+    /// A volume of 16 MiB, to be given back as it was: published nowhere, of that size. Its data may be anything.
+    pub fn volume(&self, kind: Kind) -> Volume {
+        let volume = self.node.volumes().take(kind);
+        self.shared.borrow_mut().push(volume.clone());
+        volume
+    }
+
+    /// A new volume, which is deleted in the end.
+    ///
+    /// # Panics
+    /// If the store refuses.
+    pub fn fresh_volume(&self, kind: Kind, size: Bytes) -> Volume {
+        let volume = self.staged_volume(kind, size);
+        self.node.volumes().store().announce(&volume.id).expect("announce");
+        volume
+    }
+
+    /// The same, not announced yet.
+    ///
+    /// # Panics
+    /// If the store refuses.
+    pub fn staged_volume(&self, kind: Kind, size: Bytes) -> Volume {
+        let id = format!("pvc-case-{}-{}", self.number, self.fresh.borrow().len());
+        let volume = self.node.volumes().stage(&id, kind, size);
+        self.fresh.borrow_mut().push(volume.clone());
+        volume
+    }
+
+    /// The directory of a pod.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn pod(&self, name: &str) -> PathBuf {
+        self.directory(self.node.kubelet().join("pods").join(format!("case-{}-{name}", self.number)))
+    }
+
+    /// Where kubelet publishes a volume for a pod. The directory that holds it is there.
+    ///
+    /// # Panics
+    /// If that cannot be made.
+    pub fn target(&self, volume: &Volume, pod: &str) -> PathBuf {
+        let (parent, name) = match volume.kind {
+            Kind::Filesystem => {
+                (self.pod(pod).join("volumes/kubernetes.io~csi").join(volume.id.as_str()), "mount".to_owned())
+            }
+            Kind::Block => {
+                let publish = self.node.kubelet().join("plugins/kubernetes.io/csi/volumeDevices/publish");
+                (self.directory(publish.join(volume.id.as_str())), format!("case-{}-{pod}", self.number))
+            }
+        };
+        fs::create_dir_all(&parent).expect("the directory that holds the target");
+        parent.join(name)
+    }
+
+    /// `NodePublishVolume`.
+    ///
+    /// # Errors
+    /// The code.
+    pub async fn publish(&self, message: NodePublishVolumeRequest) -> Result<(), Code> {
+        answer(self.node.client().node_publish_volume(message).await).map(drop)
+    }
+
+    /// `NodeUnpublishVolume`.
+    ///
+    /// # Errors
+    /// The code.
+    pub async fn unpublish(&self, message: NodeUnpublishVolumeRequest) -> Result<(), Code> {
+        answer(self.node.client().node_unpublish_volume(message).await).map(drop)
+    }
+
+    /// `NodeGetVolumeStats`.
+    ///
+    /// # Errors
+    /// The code.
+    pub async fn stats(&self, message: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Code> {
+        answer(self.node.client().node_get_volume_stats(message).await)
+    }
+
+    /// `NodeExpandVolume`: the capacity that it returns.
+    ///
+    /// # Errors
+    /// The code.
+    pub async fn expand(&self, message: NodeExpandVolumeRequest) -> Result<i64, Code> {
+        answer(self.node.client().node_expand_volume(message).await).map(|response| response.capacity_bytes)
+    }
+
+    /// A volume of 16 MiB that is published at the target that is returned with it.
+    ///
+    /// # Panics
+    /// If the plugin refuses.
+    pub async fn published(&self, kind: Kind) -> (Volume, PathBuf) {
+        let volume = self.volume(kind);
+        let target = self.target(&volume, "pod");
+        self.publish(self.publishing(&volume, &target)).await.expect("publish");
+        (volume, target)
+    }
+
+    /// Takes it away again.
+    ///
+    /// # Panics
+    /// If the plugin refuses, or if the target is still there.
+    pub async fn withdraw(&self, volume: &Volume, target: &Path) {
+        self.unpublish(self.unpublishing(volume, target)).await.expect("unpublish");
+        self.assert_absent(target);
+    }
+
+    /// # Panics
+    /// If the volume is not published there exactly once, or not with this access.
+    pub fn assert_published(&self, volume: &Volume, target: &Path, read_only: bool) {
+        assert_eq!(mounts_at(target), 1, "{volume:?} at {}", target.display());
+        match volume.kind {
+            Kind::Filesystem => {
+                let place = mount::at(File::open(target).expect("open the target")).expect("look");
+                assert_eq!(place.identity, volume.identity(), "{volume:?} at {}", target.display());
+                assert_eq!(place.mounted, Some(Attributes { read_only, ..Attributes::INERT }), "{volume:?}");
+            }
+            Kind::Block => {
+                let found = fs::metadata(target).expect("the target");
+                assert!(found.file_type().is_block_device(), "{volume:?} at {}: {found:?}", target.display());
+                let devices = volume.devices();
+                let same: Vec<_> =
+                    devices.iter().filter(|device| device.status.config.read_only == read_only).collect();
+                assert_eq!(same.len(), 1, "devices of {volume:?}: {devices:?}");
+                let number = nix::libc::makedev(same[0].dev.major, same[0].dev.minor);
+                assert_eq!(found.rdev(), number, "{volume:?} at {}", target.display());
+            }
+        }
+    }
+
+    /// # Panics
+    /// If something is at the target, or mounted there.
+    pub fn assert_absent(&self, target: &Path) {
+        let found = fs::symlink_metadata(target).map_err(|reason| reason.kind());
+        assert!(matches!(found, Err(io::ErrorKind::NotFound)), "{}: {found:?}", target.display());
+        assert_eq!(mounts_at(target), 0, "{}", target.display());
+    }
+
+    fn directory(&self, path: PathBuf) -> PathBuf {
+        let mut directories = self.directories.borrow_mut();
+        if !directories.contains(&path) {
+            fs::create_dir(&path).unwrap_or_else(|reason| panic!("{}: {reason}", path.display()));
+            directories.push(path.clone());
+        }
+        path
+    }
+}
+
+impl Drop for Case<'_> {
+    /// Also of a run that failed: the next one wants them.
+    fn drop(&mut self) {
+        self.shared.get_mut().drain(..).for_each(|volume| self.node.volumes().give_back(volume));
+    }
+}
+
+/// How many mounts there are at a path, one on top of the other.
+fn mounts_at(path: &Path) -> usize {
+    mount::table().expect("the table of mounts").iter().filter(|entry| entry.point == path).count()
+}
+
+/// Only directories: a file or a mount is an error.
+fn remove_directories(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        remove_directories(&entry?.path())?;
+    }
+    fs::remove_dir(directory)
+}

@@ -1,0 +1,73 @@
+//! What kubelet would send.
+
+use std::path::Path;
+
+use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use proto::csi::{
+    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeUnpublishVolumeRequest, VolumeCapability,
+};
+
+use crate::{Case, Kind, Volume};
+
+/// A capability as kubelet writes it.
+pub fn capability(kind: Kind, mode: Mode) -> VolumeCapability {
+    let access_type = match kind {
+        Kind::Filesystem => AccessType::Mount(MountVolume::default()),
+        Kind::Block => AccessType::Block(BlockVolume {}),
+    };
+    VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access_type) }
+}
+
+/// The same message for another access mode.
+#[must_use]
+pub fn with_mode(mut message: NodePublishVolumeRequest, mode: Mode) -> NodePublishVolumeRequest {
+    let access_mode = Some(AccessMode { mode: mode.into() });
+    message.volume_capability = message.volume_capability.map(|found| VolumeCapability { access_mode, ..found });
+    message
+}
+
+/// The same message, read-only.
+#[must_use]
+pub fn read_only(message: NodePublishVolumeRequest) -> NodePublishVolumeRequest {
+    NodePublishVolumeRequest { readonly: true, ..message }
+}
+
+impl Case<'_> {
+    /// Publishes for ReadWriteOnce, which is SINGLE_NODE_MULTI_WRITER with our capabilities.
+    pub fn publishing(&self, volume: &Volume, target: &Path) -> NodePublishVolumeRequest {
+        NodePublishVolumeRequest {
+            volume_id: volume.id.to_string(),
+            target_path: text(target),
+            volume_capability: Some(capability(volume.kind, Mode::SingleNodeMultiWriter)),
+            ..NodePublishVolumeRequest::default()
+        }
+    }
+
+    /// Takes it away.
+    pub fn unpublishing(&self, volume: &Volume, target: &Path) -> NodeUnpublishVolumeRequest {
+        NodeUnpublishVolumeRequest { volume_id: volume.id.to_string(), target_path: text(target) }
+    }
+
+    /// Asks how full it is.
+    pub fn asking(&self, volume: &Volume, path: &Path) -> NodeGetVolumeStatsRequest {
+        let (volume_id, volume_path) = (volume.id.to_string(), text(path));
+        NodeGetVolumeStatsRequest { volume_id, volume_path, ..NodeGetVolumeStatsRequest::default() }
+    }
+
+    /// Expands it, to a range of `required_bytes` and `limit_bytes`.
+    pub fn expanding(&self, volume: &Volume, path: &Path, range: Option<(i64, i64)>) -> NodeExpandVolumeRequest {
+        NodeExpandVolumeRequest {
+            volume_id: volume.id.to_string(),
+            volume_path: text(path),
+            capacity_range: range.map(|(required_bytes, limit_bytes)| CapacityRange { required_bytes, limit_bytes }),
+            volume_capability: Some(capability(volume.kind, Mode::SingleNodeMultiWriter)),
+            ..NodeExpandVolumeRequest::default()
+        }
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}

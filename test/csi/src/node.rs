@@ -1,0 +1,148 @@
+//! A node: its data disk, its volumes, and the plugin.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use csi::{Linux, Plugin, Settings};
+use dir::{Dir, Mode, Name};
+use ktest_support::XfsDisk;
+use prometheus::Registry;
+use proto::csi::identity_client::IdentityClient;
+use proto::csi::node_client::NodeClient;
+use proto::registration::registration_client::RegistrationClient;
+use supervisor::Supervisor;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::Channel;
+
+use crate::connect;
+use crate::volumes::Volumes;
+
+/// What the plugin is told that the node is called.
+pub const NODE_NAME: &str = "node-1";
+/// What the plugin is told that its build is.
+pub const VERSION: &str = "1.2.3";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A running node. Only kubelet is missing.
+pub struct Node {
+    runtime: Runtime,
+    running: Mutex<Option<Running>>,
+    volumes: Volumes,
+    kubelet: PathBuf,
+    // Last: it can only be unmounted when nothing on it is open.
+    _disk: XfsDisk,
+}
+
+/// One life of the plugin.
+struct Running {
+    supervisor: Supervisor,
+    plugin: Arc<Plugin<Linux>>,
+    channel: Channel,
+}
+
+impl Node {
+    pub(crate) fn start() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        let data = Dir::open(disk.path()).expect("the disk");
+        let private = Mode::from_bits_truncate(0o700);
+        data.create_dir(&Name::try_from("kubelet").expect("a name"), private).expect("a directory");
+        let volumes = Volumes::make(&data, disk.path().to_owned());
+        let kubelet = disk.path().join("kubelet");
+        for made in ["pods", "plugins/kubernetes.io/csi/volumeDevices/publish"] {
+            std::fs::create_dir_all(kubelet.join(made)).expect("a directory of kubelet");
+        }
+        // The plugin's threads are not the test's: a behaviour may block its own.
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        let node = Self { runtime, running: Mutex::default(), volumes, kubelet, _disk: disk };
+        node.block_on(node.begin());
+        node
+    }
+
+    /// Runs a future, and only that, on this thread.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// kubelet's directory.
+    pub fn kubelet(&self) -> &Path {
+        &self.kubelet
+    }
+
+    /// Where CSI is served.
+    pub fn socket(&self) -> PathBuf {
+        self.kubelet.join(format!("plugins/{}.sock", volume::DRIVER_NAME))
+    }
+
+    /// Where kubelet finds the plugin.
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet.join(format!("plugins_registry/{}-reg.sock", volume::DRIVER_NAME))
+    }
+
+    /// The volumes of the data disk.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
+    /// The connection that behaviours share, as kubelet would with its own.
+    ///
+    /// # Panics
+    /// While the plugin is restarted.
+    pub fn channel(&self) -> Channel {
+        self.running().as_ref().expect("the plugin runs").channel.clone()
+    }
+
+    /// The Node service.
+    pub fn client(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel())
+    }
+
+    /// The Identity service.
+    pub fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel())
+    }
+
+    /// The plugin's registration, over a connection of its own.
+    ///
+    /// # Panics
+    /// If nobody serves it.
+    pub async fn registration(&self) -> RegistrationClient<Channel> {
+        RegistrationClient::new(connect(self.registration_socket()).await.expect("connect"))
+    }
+
+    /// The plugin itself.
+    ///
+    /// # Panics
+    /// While it is restarted.
+    pub fn plugin(&self) -> Arc<Plugin<Linux>> {
+        Arc::clone(&self.running().as_ref().expect("the plugin runs").plugin)
+    }
+
+    /// Ends the plugin and starts it anew. It remembers nothing of its life before.
+    ///
+    /// # Panics
+    /// If it does not end, or does not start.
+    pub async fn restart(&self) {
+        let ended = self.running().take().expect("the plugin runs");
+        let Running { supervisor, plugin, channel } = ended;
+        drop((plugin, channel));
+        supervisor.stop(LIMIT).await.expect("nothing is aborted");
+        self.begin().await;
+    }
+
+    async fn begin(&self) {
+        let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
+        let settings = Settings::new(self.kubelet.clone(), NODE_NAME, VERSION);
+        let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
+        let service = Arc::clone(&plugin);
+        let supervisor =
+            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
+        supervisor.handle().healthy().await.expect("it starts");
+        let channel = connect(self.socket()).await.expect("connect");
+        *self.running() = Some(Running { supervisor, plugin, channel });
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,143 @@
+//! Block volumes: the device at the target, and the devices behind it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+
+use conformity::{Kind, SIZE, Volume, hold, read_only};
+use loopdev::{Backing, Config, Control, Detach, Device};
+use units::Bytes;
+
+/// What the volume's image is to a loop device.
+fn backing(volume: &Volume) -> Backing {
+    Backing::of(File::open(volume.image()).expect("the image")).expect("a file")
+}
+
+/// Detaches every device of a volume, as somebody with root could.
+fn detach_all(volume: &Volume) {
+    for found in volume.devices() {
+        let device = Device::open(found.number.path()).expect("the device");
+        assert_eq!(device.detach_from(backing(volume)).expect("detach"), Detach::Detached);
+    }
+}
+
+/// Specification: NodePublishVolumeRequest; the device is at the target. Its bytes are the image's, past the page
+/// cache, and there are as many as the volume has.
+#[test]
+fn the_device_is_the_volumes_image() {
+    hold(async |case| {
+        let (volume, target) = case.published(Kind::Block).await;
+        let [device] = volume.devices()[..] else { panic!("devices of {volume:?}: {:?}", volume.devices()) };
+        assert_eq!(device.status.size, SIZE);
+        assert!(device.status.config.direct_io, "{device:?}");
+        assert!(!device.status.config.partscan && device.status.config.offset == Bytes::ZERO, "{device:?}");
+
+        let block = [0xa5; 4096];
+        let last = SIZE.get() - 4096;
+        let file = File::options().write(true).open(&target).expect("open");
+        file.write_all_at(&block, last).and_then(|()| file.sync_all()).expect("write");
+        assert!(file.write_all_at(&block, SIZE.get()).is_err(), "there is no more");
+        drop(file);
+        let mut found = [0; 4096];
+        File::open(volume.image()).and_then(|image| image.read_exact_at(&mut found, last)).expect("read");
+        assert_eq!(found, block);
+        case.withdraw(&volume, &target).await;
+        assert_eq!(volume.devices(), []);
+    });
+}
+
+/// One device for all targets that write, and one for those that read; the last that leaves takes it along.
+#[test]
+fn targets_share_a_device() {
+    hold(async |case| {
+        let volume = case.volume(Kind::Block);
+        let targets = ["a", "b", "c", "d"].map(|pod| case.target(&volume, pod));
+        for (number, target) in targets.iter().enumerate() {
+            let message = case.publishing(&volume, target);
+            case.publish(if number < 2 { message } else { read_only(message) }).await.expect("publish");
+        }
+        let mut sides: Vec<_> = volume.devices().iter().map(|device| device.status.config.read_only).collect();
+        sides.sort_unstable();
+        assert_eq!(sides, [false, true]);
+        for (target, left) in targets.iter().zip([2, 1, 1, 0]) {
+            case.withdraw(&volume, target).await;
+            assert_eq!(volume.devices().len(), left, "{}", target.display());
+        }
+    });
+}
+
+/// A pod that goes takes nothing from the one that stays.
+#[test]
+fn one_target_goes_and_the_other_still_does_io() {
+    hold(async |case| {
+        let volume = case.volume(Kind::Block);
+        let (goes, stays) = (case.target(&volume, "goes"), case.target(&volume, "stays"));
+        for target in [&goes, &stays] {
+            case.publish(case.publishing(&volume, target)).await.expect("publish");
+        }
+        let device = File::options().read(true).write(true).open(&stays).expect("open");
+        case.withdraw(&volume, &goes).await;
+        let (written, mut read) = ([7; 4096], [0; 4096]);
+        device.write_all_at(&written, 8192).and_then(|()| device.sync_all()).expect("write");
+        device.read_exact_at(&mut read, 8192).expect("read");
+        assert_eq!(read, written);
+        drop(device);
+        case.assert_published(&volume, &stays, false);
+        case.withdraw(&volume, &stays).await;
+    });
+}
+
+/// Somebody has detached the device: the target is removed all the same.
+#[test]
+fn a_target_whose_device_vanished_is_unpublished() {
+    hold(async |case| {
+        let (volume, target) = case.published(Kind::Block).await;
+        detach_all(&volume);
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// A plugin that was killed behind the attach leaves a device that no target has.
+#[test]
+fn a_device_that_an_earlier_call_left_is_used_and_then_detached() {
+    hold(async |case| {
+        let volume = case.volume(Kind::Block);
+        let image = File::options().read(true).write(true).open(volume.image()).expect("the image");
+        let config = Config { direct_io: true, ..Config::default() };
+        drop(Control::open().expect("control").attach(&image, &config).expect("attach"));
+        drop(image);
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
+        assert_eq!(volume.devices(), []);
+    });
+}
+
+/// The plugin made the file at the target and was killed, or the machine was started anew.
+#[test]
+fn a_file_that_an_earlier_call_left_is_used() {
+    hold(async |case| {
+        let volume = case.volume(Kind::Block);
+        let target = case.target(&volume, "pod");
+        File::create_new(&target).expect("a file");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// Only what stands on the volume's own image is the plugin's to detach.
+#[test]
+fn a_device_of_another_file_stays() {
+    hold(async |case| {
+        let (volume, target) = case.published(Kind::Block).await;
+        let other = case.pod("pod").join("other");
+        let file = File::options().read(true).write(true).create_new(true).open(&other).expect("a file");
+        file.set_len(1 << 20).expect("a size");
+        let device = Control::open().expect("control").attach(&file, &Config::default()).expect("attach");
+        case.withdraw(&volume, &target).await;
+        assert_eq!(device.backing().expect("it is attached"), Backing::of(&file).expect("a file"));
+        assert_eq!(device.detach(&file).expect("detach"), Detach::Detached);
+        fs::remove_file(other).expect("remove");
+    });
+}

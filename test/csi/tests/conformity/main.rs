@@ -1,0 +1,15 @@
+//! What the CSI specification and csi-sanity ask of a node's plugin. README.md lists what is shown where.
+
+mod access;
+mod at_once;
+mod block;
+mod expand;
+mod identity;
+mod malformed;
+mod publish;
+mod registration;
+mod restart;
+mod stats;
+mod targets;
+mod unpublish;
+mod wire;

@@ -1,0 +1,168 @@
+//! NodeGetVolumeStats.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use conformity::{Kind, SIZE, Volume, hold};
+use nix::fcntl::{FallocateFlags, fallocate};
+use proto::csi::volume_usage::Unit;
+use proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage};
+use tonic::Code;
+use units::Bytes;
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).expect("a small number")
+}
+
+/// csi-sanity: NodeGetVolumeStats should fail when no volume id, no volume path is provided.
+#[test]
+fn what_is_required_and_missing_is_invalid() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            let whole = case.asking(&volume, &target);
+            let messages = [
+                NodeGetVolumeStatsRequest::default(),
+                NodeGetVolumeStatsRequest {
+                    volume_path: "some/path".to_owned(),
+                    ..NodeGetVolumeStatsRequest::default()
+                },
+                NodeGetVolumeStatsRequest { volume_id: String::new(), ..whole.clone() },
+                NodeGetVolumeStatsRequest { volume_path: String::new(), ..whole.clone() },
+                NodeGetVolumeStatsRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
+            ];
+            for message in messages {
+                assert_eq!(case.stats(message.clone()).await, Err(Code::InvalidArgument), "{message:?}");
+            }
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// csi-sanity: NodeGetVolumeStats should fail when volume is not found, and when volume does not exist on the
+/// specified path. Specification: NodeGetVolumeStats Errors.
+#[test]
+fn a_volume_that_is_not_at_the_path_is_not_found() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            let (other, unknown) = (case.volume(kind), Volume::unknown("pvc-unknown", kind));
+            let pod = case.pod("another");
+            let paths = ["some/path".into(), pod.join("absent"), pod.clone(), "/".into(), case.node().kubelet().into()];
+            for path in paths.iter().chain([&target.join("inside"), &pod.join("absent/absent")]) {
+                for volume in [&volume, &unknown] {
+                    let path: &PathBuf = path;
+                    let found = case.stats(case.asking(volume, path)).await;
+                    assert_eq!(found.err(), Some(Code::NotFound), "{volume:?} at {}", path.display());
+                }
+            }
+            for elsewhere in [&other, &unknown] {
+                assert_eq!(case.stats(case.asking(elsewhere, &target)).await.err(), Some(Code::NotFound));
+            }
+            case.withdraw(&volume, &target).await;
+            assert_eq!(case.stats(case.asking(&volume, &target)).await.err(), Some(Code::NotFound), "it was there");
+        }
+    });
+}
+
+/// Specification: NodeGetVolumeStatsResponse; nothing negative, and a condition because VOLUME_CONDITION is announced.
+/// csi-sanity: Node Service should work.
+#[test]
+fn a_filesystem_volume_has_the_bytes_and_inodes_of_its_quota() {
+    hold(async |case| {
+        let volume = case.fresh_volume(Kind::Filesystem, SIZE);
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let file = File::create(target.join("file")).expect("a file");
+        fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).expect("a MiB");
+        drop(file);
+
+        let stats = case.stats(case.asking(&volume, &target)).await.expect("stats");
+        let quota = fsquota::get(File::open(&volume.directory).expect("the volume")).expect("its quota");
+        let size = signed(SIZE.get());
+        let total = signed(quota.limits.inodes.expect("a limit").get());
+        let [used, inodes] = [quota.used.bytes.get(), quota.used.inodes.get()].map(signed);
+        assert!(used >= 1 << 20, "{used}");
+        let wanted = [
+            VolumeUsage { unit: Unit::Bytes.into(), total: size, used, available: size - used },
+            VolumeUsage { unit: Unit::Inodes.into(), total, used: inodes, available: total - inodes },
+        ];
+        assert_eq!(stats.usage, wanted);
+        let condition = stats.volume_condition.expect("a condition");
+        assert!(!condition.abnormal && !condition.message.is_empty(), "{condition:?}");
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// A pod has written all that it may: a full volume is not an ill one, and nothing is negative.
+#[test]
+fn a_full_volume_has_nothing_left_and_nothing_negative() {
+    hold(async |case| {
+        let volume = case.fresh_volume(Kind::Filesystem, Bytes::new(4 << 20));
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let file = File::create(target.join("file")).expect("a file");
+        let mut end = 0;
+        for piece in [256 << 10, 4 << 10] {
+            while fallocate(&file, FallocateFlags::empty(), end, piece).is_ok() {
+                end += piece;
+            }
+        }
+        drop(file);
+        let stats = case.stats(case.asking(&volume, &target)).await.expect("stats");
+        let [bytes, inodes] = &stats.usage[..] else { panic!("{stats:?}") };
+        assert!((0..=64 << 10).contains(&bytes.available) && bytes.used <= bytes.total, "{bytes:?}");
+        assert!(inodes.available > 0 && inodes.used > 0, "{inodes:?}");
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// Specification: NodeGetVolumeStats; of a block volume only the total is required, and there are no inodes.
+#[test]
+fn a_block_volume_has_its_size() {
+    hold(async |case| {
+        let (volume, target) = case.published(Kind::Block).await;
+        let stats = case.stats(case.asking(&volume, &target)).await.expect("stats");
+        let [bytes] = &stats.usage[..] else { panic!("{stats:?}") };
+        assert_eq!((bytes.unit(), bytes.total), (Unit::Bytes, signed(SIZE.get())));
+        assert!(bytes.used >= 0 && bytes.available >= 0, "{bytes:?}");
+        let condition = stats.volume_condition.expect("a condition");
+        assert!(!condition.abnormal && !condition.message.is_empty(), "{condition:?}");
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// Specification: NodeGetVolumeStatsRequest, `staging_target_path` is optional, and nothing is staged.
+#[test]
+fn a_staging_path_does_no_harm() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            let staging_target_path = "/var/lib/kubelet/staging".to_owned();
+            let message = NodeGetVolumeStatsRequest { staging_target_path, ..case.asking(&volume, &target) };
+            let staged = case.stats(message).await.expect("stats");
+            assert_eq!(staged, case.stats(case.asking(&volume, &target)).await.expect("stats"));
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// Each target of a shared volume tells the same.
+#[test]
+fn every_target_tells_the_same() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let volume = case.volume(kind);
+            let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
+            for target in &targets {
+                case.publish(case.publishing(&volume, target)).await.expect("publish");
+            }
+            let [one, other] = &targets;
+            let one = case.stats(case.asking(&volume, one)).await.expect("stats");
+            assert_eq!(one, case.stats(case.asking(&volume, other)).await.expect("stats"));
+            for target in &targets {
+                case.withdraw(&volume, target).await;
+            }
+        }
+    });
+}

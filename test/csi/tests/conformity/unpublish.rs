@@ -1,0 +1,175 @@
+//! NodeUnpublishVolume: from every state, and never more than what the plugin made.
+
+use std::fs::{self, File};
+
+use conformity::{Kind, SIZE, Volume, hold, read_only};
+use proto::csi::NodeUnpublishVolumeRequest;
+use tonic::Code;
+
+/// csi-sanity: NodeUnpublishVolume should fail when no volume id, no target path is provided.
+#[test]
+fn what_is_required_and_missing_is_invalid() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            let whole = case.unpublishing(&volume, &target);
+            let messages = [
+                NodeUnpublishVolumeRequest::default(),
+                NodeUnpublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
+                NodeUnpublishVolumeRequest { target_path: String::new(), ..whole.clone() },
+                NodeUnpublishVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
+            ];
+            for message in messages {
+                assert_eq!(case.unpublish(message.clone()).await, Err(Code::InvalidArgument), "{message:?}");
+            }
+            case.assert_published(&volume, &target, false);
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolumeRequest.
+#[test]
+fn the_target_is_removed() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            for reads_only in [false, true] {
+                let volume = case.volume(kind);
+                let target = case.target(&volume, "pod");
+                let message = case.publishing(&volume, &target);
+                case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
+                assert!(target.exists());
+                case.withdraw(&volume, &target).await;
+            }
+        }
+    });
+}
+
+/// Specification: NodeUnpublishVolume is idempotent.
+#[test]
+fn the_same_call_again_is_ok() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            for _ in 0..3 {
+                case.withdraw(&volume, &target).await;
+            }
+        }
+    });
+}
+
+/// A call that never got to mount, or a machine that was started anew.
+#[test]
+fn what_is_half_made_is_removed() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let volume = case.volume(kind);
+            let target = case.target(&volume, "pod");
+            match kind {
+                Kind::Filesystem => fs::create_dir(&target),
+                Kind::Block => File::create_new(&target).map(drop),
+            }
+            .expect("a remainder");
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// kubelet would ask for ever if these were errors.
+#[test]
+fn a_volume_that_is_not_known_any_more_is_unpublished_already() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let unknown = Volume::unknown("pvc-unknown", kind);
+            let target = case.pod("pod").join("mount");
+            case.withdraw(&unknown, &target).await;
+            case.withdraw(&unknown, &target.join("parent/absent")).await;
+        }
+    });
+}
+
+/// A claim with a finalizer removed by hand: the volume goes before its pod.
+#[test]
+fn a_volume_that_was_deleted_while_it_was_published_is_unpublished() {
+    hold(async |case| {
+        for discarded in [false, true] {
+            let volume = case.fresh_volume(Kind::Filesystem, SIZE);
+            let target = case.target(&volume, if discarded { "discarded" } else { "retired" });
+            case.publish(case.publishing(&volume, &target)).await.expect("publish");
+            let store = case.node().volumes().store();
+            store.retire(&volume.id).expect("retire");
+            if discarded {
+                // As long as the target holds it, its limits stay: not an error, but not the end of it either.
+                let _ = store.discard(&volume.id);
+            }
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// The same for a device: what stands on a deleted image is let go.
+#[test]
+fn a_block_volume_that_was_deleted_while_it_was_published_is_unpublished() {
+    hold(async |case| {
+        let volume = case.fresh_volume(Kind::Block, SIZE);
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        case.node().volumes().store().retire(&volume.id).expect("retire");
+        case.withdraw(&volume, &target).await;
+    });
+}
+
+/// Specification: Error Scheme; the target of another volume is not this call's to take away.
+#[test]
+fn the_target_of_another_volume_stays() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            for other in [case.volume(kind), Volume::unknown("pvc-unknown", kind)] {
+                let refused = case.unpublish(case.unpublishing(&other, &target)).await;
+                assert_eq!(refused, Err(Code::FailedPrecondition));
+            }
+            case.assert_published(&volume, &target, false);
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// A program of the node has a file of it open: the mount stays until it closes it.
+#[test]
+fn a_target_in_use_is_not_torn_away() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let (volume, target) = case.published(kind).await;
+            let held = match kind {
+                Kind::Filesystem => File::create(target.join("held")),
+                Kind::Block => File::open(&target),
+            }
+            .expect("open");
+            for _ in 0..2 {
+                let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
+                assert_eq!(refused, Err(Code::FailedPrecondition), "{kind:?}");
+                case.assert_published(&volume, &target, false);
+            }
+            drop(held);
+            case.withdraw(&volume, &target).await;
+        }
+    });
+}
+
+/// The remainder of a volume of the other kind, or of another spelling of the volume.
+#[test]
+fn a_target_is_published_unpublished_and_published_again() {
+    hold(async |case| {
+        for &kind in case.kinds() {
+            let volume = case.volume(kind);
+            let target = case.target(&volume, "pod");
+            for reads_only in [false, true, false] {
+                let message = case.publishing(&volume, &target);
+                case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
+                case.assert_published(&volume, &target, reads_only);
+                case.withdraw(&volume, &target).await;
+            }
+        }
+    });
+}

@@ -1,0 +1,227 @@
+//! Bytes that are no messages.
+
+use std::io::Write as _;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use conformity::{Case, Census, answer, connect, hold, with_case};
+use futures::future::join_all;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+use prost::bytes::{Buf as _, BufMut as _};
+use proto::csi::identity_client::IdentityClient;
+use proto::csi::{NodePublishVolumeRequest, ProbeRequest};
+use proto::registration::InfoRequest;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+const SEED: [u8; 32] = *b"bytes that are no messages......";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn runner(cases: u32) -> TestRunner {
+    let config =
+        ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &SEED))
+}
+
+/// The plugin answers on its connections, on new ones, and on the registration socket.
+async fn goes_on(case: &Case<'_>) -> Result<(), Code> {
+    let channel = connect(case.node().socket()).await.expect("connect");
+    for mut client in [case.node().identity(), IdentityClient::new(channel)] {
+        assert_eq!(answer(client.probe(ProbeRequest {}).await)?.ready, Some(true));
+    }
+    answer(case.node().registration().await.get_info(InfoRequest {}).await)?;
+    Ok(())
+}
+
+fn sockets(case: &Case<'_>) -> [PathBuf; 2] {
+    [case.node().socket(), case.node().registration_socket()]
+}
+
+fn open(socket: &Path) -> UnixStream {
+    UnixStream::connect(socket).expect("connect")
+}
+
+/// Noise, and noise behind what begins like a client. Each ends in the middle, or stays open without another byte.
+#[test]
+fn noise_on_the_sockets_stops_nothing() {
+    with_case(|case| {
+        let beginning = prop_oneof![Just(0), Just(7), Just(PREFACE.len())];
+        // Frames, sort of: a length that may be true, a kind, flags, a stream.
+        let frame = (0..64_u8, 0..12_u8, any::<u8>(), 0..8_u8, vec(any::<u8>(), 0..64)).prop_map(
+            |(length, kind, flags, stream, payload)| {
+                [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], &payload].concat()
+            },
+        );
+        let noise = prop_oneof![vec(any::<u8>(), 0..1024), vec(frame, 1..8).prop_map(|frames| frames.concat())];
+        let strategy = vec((beginning, noise, any::<bool>()), 1..10);
+        let before = Census::of_kernel();
+        let result = runner(16).run(&strategy, |connections| {
+            let mut held = Vec::new();
+            for (beginning, noise, whole) in connections {
+                for socket in sockets(case) {
+                    let mut stream = open(&socket);
+                    // The server may have heard enough.
+                    let _ = stream.write_all(&PREFACE[..beginning]).and_then(|()| stream.write_all(&noise));
+                    if whole {
+                        let _ = stream.shutdown(Shutdown::Write);
+                    }
+                    held.push(stream);
+                }
+            }
+            prop_assert_eq!(case.node().block_on(goes_on(case)), Ok(()));
+            let changes = before.changes(&Census::of_kernel());
+            prop_assert!(changes.is_empty(), "{}", changes.join("\n"));
+            Ok(())
+        });
+        if let Err(error) = result {
+            panic!("seed {SEED:?}: {error}");
+        }
+    });
+}
+
+/// Clients that connect and then say nothing, or stop in the middle of a word.
+#[test]
+fn half_open_connections_hold_nobody_up() {
+    hold(async |case| {
+        let mut held = Vec::new();
+        for said in [0, 7, PREFACE.len()] {
+            for socket in sockets(case) {
+                let mut stream = open(&socket);
+                stream.write_all(&PREFACE[..said]).expect("write");
+                held.push(stream);
+            }
+        }
+        goes_on(case).await.expect("it goes on");
+        drop(held);
+        goes_on(case).await.expect("it goes on");
+    });
+}
+
+/// The server has places for so many connections. Who is connected is served, and the next one when others have gone.
+#[test]
+fn more_connections_than_there_are_places_end_nothing() {
+    with_case(|case| {
+        let held: Vec<_> = (0..100).flat_map(|_| sockets(case)).map(|socket| open(&socket)).collect();
+        let ready = answer(case.node().block_on(case.node().identity().probe(ProbeRequest {})));
+        assert_eq!(ready.expect("probe").ready, Some(true));
+        drop(held);
+        case.node().block_on(goes_on(case)).expect("it goes on");
+    });
+}
+
+/// Sends bytes as they are, takes any answer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, bytes: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&bytes);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        buffer.advance(buffer.remaining());
+        Ok(Some(()))
+    }
+}
+
+async fn call(channel: Channel, path: &'static str, bytes: Vec<u8>) -> Code {
+    let mut client = Grpc::new(channel);
+    client.ready().await.expect("a connection");
+    let answered = client.unary(Request::new(bytes), PathAndQuery::from_static(path), Raw).await;
+    answered.map_or_else(|status| status.code(), |_| Code::Ok)
+}
+
+const METHODS: [&str; 4] = [
+    "/csi.v1.Node/NodePublishVolume",
+    "/csi.v1.Node/NodeUnpublishVolume",
+    "/csi.v1.Node/NodeGetVolumeStats",
+    "/csi.v1.Node/NodeExpandVolume",
+];
+
+/// What is no protobuf is the gRPC library's to refuse, and it calls that INTERNAL, like those of other languages.
+/// What happens to be protobuf is a message that lacks everything.
+#[test]
+fn bytes_that_are_no_message_reach_nobody() {
+    with_case(|case| {
+        let strategy = vec((0..METHODS.len(), vec(any::<u8>(), 0..300)), 1..10);
+        let before = Census::of_kernel();
+        let result = runner(16).run(&strategy, |calls| {
+            let calls = calls.into_iter().map(|(method, bytes)| call(case.node().channel(), METHODS[method], bytes));
+            let codes = case.node().block_on(join_all(calls));
+            let allowed = |code: &Code| matches!(code, Code::InvalidArgument | Code::Internal);
+            prop_assert!(codes.iter().all(allowed), "{codes:?}");
+            let changes = before.changes(&Census::of_kernel());
+            prop_assert!(changes.is_empty(), "{}", changes.join("\n"));
+            Ok(())
+        });
+        if let Err(error) = result {
+            panic!("seed {SEED:?}: {error}");
+        }
+        case.node().block_on(goes_on(case)).expect("it goes on");
+    });
+}
+
+/// Field 1 is a string that is no text, a number, and longer than the message.
+#[test]
+fn fields_of_another_type_are_refused() {
+    hold(async |case| {
+        for bytes in [&[0x0a, 2, 0xff, 0xfe][..], &[0x08, 1], &[0x0a, 200, 1, b'p'], &[0x0f]] {
+            for method in METHODS {
+                let code = call(case.node().channel(), method, bytes.to_vec()).await;
+                assert!(matches!(code, Code::InvalidArgument | Code::Internal), "{code:?} to {bytes:?}");
+            }
+        }
+    });
+}
+
+/// Specification: Error Scheme, Call not implemented.
+#[test]
+fn methods_that_there_are_not_are_not_implemented() {
+    hold(async |case| {
+        for path in ["/csi.v1.Node/NodeDance", "/csi.v1.Nobody/Probe", "/csi.v0.Identity/Probe", "/"] {
+            assert_eq!(call(case.node().channel(), path, Vec::new()).await, Code::Unimplemented, "{path}");
+        }
+    });
+}
+
+/// gRPC's limit of 4 MiB holds before anything is read.
+#[test]
+fn a_message_beyond_all_measure_is_refused() {
+    with_case(|case| {
+        let volume_id = "a".repeat(5 << 20);
+        let message = NodePublishVolumeRequest { volume_id, ..NodePublishVolumeRequest::default() };
+        let refused = case.node().block_on(case.publish(message)).expect_err("too long");
+        assert!(matches!(refused, Code::OutOfRange | Code::ResourceExhausted), "{refused:?}");
+        case.node().block_on(goes_on(case)).expect("it goes on");
+    });
+}

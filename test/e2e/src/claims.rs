@@ -1,0 +1,285 @@
+//! What a case does with claims, volumes and classes.
+
+use crate::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Seen, eventually};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use workload::{Entry, Loop, Mount, Project, Volumes};
+
+/// Where objects of the node's driver are.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+
+impl Case {
+    /// A storage class of the cluster.
+    ///
+    /// # Errors
+    /// It never appears.
+    pub async fn class(&self, name: &str) -> Result<StorageClass, Failure> {
+        let classes: Api<StorageClass> = self.cluster();
+        eventually(PATIENCE, &format!("storage class {name}"), async || {
+            let found = classes.get_opt(name).await.map_err(Failure::api("look for a storage class"))?;
+            Ok(found.map_or_else(|| Seen::NotYet("no such class".to_owned()), Seen::Done))
+        })
+        .await
+    }
+
+    /// Makes a class that goes with the case; returns its name.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn make_class(&self, class: &Class) -> Result<String, Failure> {
+        let name = self.unique(class.name);
+        let object = class.object(&name, &self.labels())?;
+        let classes: Api<StorageClass> = self.cluster();
+        classes.create(&PostParams::default(), &object).await.map_err(Failure::api(format!("create class {name}")))?;
+        Ok(name)
+    }
+
+    /// Makes a claim.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn claim(&self, claim: &Claim) -> Result<(), Failure> {
+        let doing = format!("create claim {}", claim.name);
+        self.claims().create(&PostParams::default(), &claim.object()?).await.map_err(Failure::api(doing))?;
+        Ok(())
+    }
+
+    /// Reads a claim.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub async fn read_claim(&self, name: &str) -> Result<PersistentVolumeClaim, Failure> {
+        self.claims().get(name).await.map_err(Failure::api(format!("read claim {name}")))
+    }
+
+    /// Deletes a claim.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub async fn delete_claim(&self, name: &str) -> Result<(), Failure> {
+        let deleted = self.claims().delete(name, &DeleteParams::default()).await;
+        deleted.map(drop).map_err(Failure::api(format!("delete claim {name}")))
+    }
+
+    /// Asks for another size.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn resize(&self, claim: &str, size: u64) -> Result<(), Failure> {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": size.to_string()}}}});
+        let patched = self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(Failure::api(format!("resize claim {claim}")))
+    }
+
+    /// Waits until a claim's status is as wanted.
+    ///
+    /// # Errors
+    /// It never is.
+    pub async fn claim_status(
+        &self,
+        claim: &str,
+        what: &str,
+        wanted: impl Fn(&PersistentVolumeClaimStatus) -> bool,
+    ) -> Result<PersistentVolumeClaimStatus, Failure> {
+        eventually(PATIENCE, &format!("claim {claim} to be {what}"), async || {
+            let status = self.read_claim(claim).await?.status.unwrap_or_default();
+            let seen = serde_json::to_string(&status)?;
+            Ok(if wanted(&status) { Seen::Done(status) } else { Seen::NotYet(seen) })
+        })
+        .await
+    }
+
+    /// Waits until a claim has this size, and no more is to be done about it.
+    ///
+    /// # Errors
+    /// It never has.
+    pub async fn expanded(&self, claim: &str, size: u64) -> Result<(), Failure> {
+        let what = format!("expanded to {size}");
+        let settled = |status: &PersistentVolumeClaimStatus| {
+            let capacity = status.capacity.as_ref().and_then(|sizes| sizes.get("storage"));
+            let settled = status.allocated_resource_statuses.as_ref().is_none_or(|all| !all.contains_key("storage"));
+            let resizing = |kind: &str| matches!(kind, "Resizing" | "FileSystemResizePending");
+            let waits = status.conditions.iter().flatten().any(|one| resizing(&one.type_) && one.status == "True");
+            capacity.and_then(|size| bytes(&size.0)) == Some(size) && settled && !waits
+        };
+        self.claim_status(claim, &what, settled).await.map(drop)
+    }
+
+    /// The volume that a claim is bound to.
+    ///
+    /// # Errors
+    /// It is bound to none.
+    pub async fn volume_of(&self, claim: &str) -> Result<PersistentVolume, Failure> {
+        let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
+            let found = self.read_claim(claim).await?;
+            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
+            let volume = found.spec.and_then(|spec| spec.volume_name);
+            let events = self.events(claim).await?;
+            let waiting = format!("{phase}; {}", events.join("; "));
+            Ok(volume.filter(|_| phase == "Bound").map_or_else(|| Seen::NotYet(waiting), Seen::Done))
+        })
+        .await?;
+        self.volumes().get(&name).await.map_err(Failure::api(format!("read volume {name}")))
+    }
+
+    /// The name of the volume that a claim is bound to.
+    ///
+    /// # Errors
+    /// It is bound to none.
+    pub async fn volume_name(&self, claim: &str) -> Result<String, Failure> {
+        Ok(self.volume_of(claim).await?.metadata.name.unwrap_or_default())
+    }
+
+    /// A persistent volume, if it is there.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn find_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Failure> {
+        self.volumes().get_opt(name).await.map_err(Failure::api(format!("look for volume {name}")))
+    }
+
+    /// Changes a persistent volume.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn patch_volume(&self, name: &str, patch: &Value) -> Result<(), Failure> {
+        let patched = self.volumes().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(Failure::api(format!("change volume {name}")))
+    }
+
+    /// Waits until nothing of a volume is left: neither its object, nor anything on the node.
+    ///
+    /// # Errors
+    /// Something stays.
+    pub async fn volume_is_gone(&self, volume: &str, project: Option<u32>) -> Result<(), Failure> {
+        eventually(PATIENCE, &format!("the removal of all of volume {volume}"), async || {
+            if let Some(found) = self.find_volume(volume).await? {
+                let phase = found.status.and_then(|status| status.phase);
+                return Ok(Seen::NotYet(format!("its object is {phase:?}")));
+            }
+            let left = OnNode::of(&self.look_at_the_node().await?, volume, project);
+            Ok(if left == OnNode::default() { Seen::Done(()) } else { Seen::NotYet(format!("{left:?}")) })
+        })
+        .await
+    }
+
+    /// What the node has of a volume.
+    ///
+    /// # Errors
+    /// As [`Case::look_at_the_node`].
+    pub async fn on_the_node(&self, volume: &str) -> Result<OnNode, Failure> {
+        Ok(OnNode::of(&self.look_at_the_node().await?, volume, None))
+    }
+
+    /// What the node still offers to claims of a class, in bytes; `None` without an object that says so.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn capacity(&self, class: &str) -> Result<Option<u64>, Failure> {
+        let objects: Api<CSIStorageCapacity> = self.api_of(SYSTEM_NAMESPACE);
+        let all = objects.list(&ListParams::default()).await.map_err(Failure::api("list storage capacities"))?;
+        let its = all.items.into_iter().find(|one| one.storage_class_name == class);
+        Ok(its.and_then(|one| one.maximum_volume_size.or(one.capacity)).and_then(|size| bytes(&size.0)))
+    }
+
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
+        self.api()
+    }
+
+    pub(crate) fn volumes(&self) -> Api<PersistentVolume> {
+        self.cluster()
+    }
+}
+
+/// What the node has of one volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnNode {
+    /// Its directories and records.
+    pub entries: Vec<Entry>,
+    /// The project of its directory, with the limits.
+    pub project: Option<Project>,
+    /// Its loop devices.
+    pub loops: Vec<Loop>,
+    /// Where it is mounted.
+    pub mounts: Vec<Mount>,
+}
+
+impl OnNode {
+    /// Of everything that the node has. `project` is one that the volume is known to have had.
+    pub fn of(node: &Volumes, volume: &str, project: Option<u32>) -> Self {
+        let entries: Vec<Entry> = node.entries.iter().filter(|entry| entry.path.contains(volume)).cloned().collect();
+        let project = entries.iter().find_map(|entry| entry.project).or(project);
+        let loops: Vec<Loop> = node.loops.iter().filter(|device| device.file.contains(volume)).cloned().collect();
+        let mounts = node.mounts.iter().filter(|mount| {
+            let device = mount.root.trim_start_matches('/');
+            mount.point.contains(volume) || mount.root.contains(volume) || loops.iter().any(|one| one.name == device)
+        });
+        Self {
+            mounts: mounts.cloned().collect(),
+            project: node.projects.iter().find(|known| Some(known.id) == project).copied(),
+            entries,
+            loops,
+        }
+    }
+}
+
+/// The capacity that a volume's object promises.
+pub fn promised(volume: &PersistentVolume) -> Option<u64> {
+    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
+    capacity.and_then(|sizes| sizes.get("storage")).and_then(|size| bytes(&size.0))
+}
+
+/// The driver of a volume.
+pub fn is_ours(volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| csi.driver == DRIVER)
+}
+
+/// A quantity as the API server writes whole bytes.
+fn bytes(quantity: &str) -> Option<u64> {
+    let digits = quantity.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match &quantity[digits.len()..] {
+        "" => 1,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "k" => 1000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_bytes() {
+        assert_eq!(bytes("64Mi"), Some(64 << 20));
+        assert_eq!(bytes("4096"), Some(4096));
+        assert_eq!(bytes("1.5Gi"), None);
+    }
+
+    #[test]
+    fn a_neighbours_things_are_not_the_volumes() {
+        let entry = |path: &str, project| Entry { path: path.into(), project, image: None };
+        let device = |name: &str, file: &str| Loop { name: name.into(), file: file.into() };
+        let node = Volumes {
+            entries: vec![entry("live/pvc-1", Some(7)), entry("records/pvc-1", None), entry("live/pvc-2", Some(8))],
+            projects: vec![
+                Project { id: 7, bytes: Some(1), inodes: None },
+                Project { id: 8, bytes: None, inodes: None },
+            ],
+            loops: vec![device("loop0", "/data/volumes/live/pvc-1/image"), device("loop1", "/live/pvc-2/image")],
+            mounts: vec![Mount { root: "/loop0".into(), point: "/pods/1".into(), flags: vec![] }],
+        };
+        let found = OnNode::of(&node, "pvc-1", None);
+        assert_eq!((found.entries.len(), found.loops.len(), found.mounts.len()), (2, 1, 1));
+        assert_eq!(found.project.map(|project| project.id), Some(7));
+    }
+}

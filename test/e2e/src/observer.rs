@@ -1,0 +1,41 @@
+//! The node's side: a pod with the rights to look at it, one for all cases of a boot.
+
+use crate::{Case, Failure, Pod, Server, Volume};
+use kube::Client;
+use workload::{Check, Signalled, Volumes};
+
+/// Its namespace and name.
+const NAME: &str = "observer";
+/// The node's volumes, on its data disk.
+const VOLUMES: &str = "/data/volumes";
+
+/// Starts the pod.
+///
+/// # Errors
+/// It does not start.
+pub async fn start(client: &Client) -> Result<(), Failure> {
+    let case = Case::begin(client.clone(), NAME.to_owned()).await?;
+    let pod = Pod::server(NAME).with(Volume::node("volumes", VOLUMES)).of_the_node();
+    case.open(&pod).await.map(drop)
+}
+
+/// Waits until the pod that an earlier boot of the same disk had is there again.
+///
+/// # Errors
+/// It does not come back.
+pub async fn find(client: &Client) -> Result<(), Failure> {
+    Case::resume(client.clone(), NAME.to_owned()).find(NAME).await.map(drop)
+}
+
+pub(crate) async fn look(client: &Client) -> Result<Volumes, Failure> {
+    server(client).ask(&Check::Volumes { path: "/volumes".into() }).await
+}
+
+pub(crate) async fn signal(client: &Client, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
+    let check = Check::Signal { program: program.to_owned(), number };
+    Ok(server(client).ask::<Signalled>(&check).await?.processes)
+}
+
+fn server(client: &Client) -> Server {
+    Server::of(&Case::resume(client.clone(), NAME.to_owned()), NAME)
+}

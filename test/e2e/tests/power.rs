@@ -1,0 +1,285 @@
+//! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
+
+use ::eventually::chain;
+use e2e::{AccessMode, Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume};
+use e2e::{VolumeMode, eventually, observer, promised};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams};
+use launch::{Data, Node, Options, SHUTDOWN_LIMIT};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::task::JoinSet;
+use workload::Volumes;
+
+const MIB: u64 = 1 << 20;
+/// The namespace of everything below.
+const NAMESPACE: &str = "power";
+/// Where the writer has its block volume.
+const DEVICE: &str = "/dev/device";
+/// Claims of one burst, four for each of its pods.
+const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_promised_and_synced_is_there_after_the_guest_was_lost() {
+    let setting = Setting::from_target().expect("the test's files");
+    if let Err(failure) = lose_it_twice(&setting).await {
+        let console = qemu::console_tail(&setting.file("console.log"), 400).unwrap_or_default();
+        panic!("{}\n\nend of the node's console:\n{}", chain(&failure), console.join("\n"));
+    }
+}
+
+async fn lose_it_twice(setting: &Setting) -> Result<(), Failure> {
+    let mut options = setting.options();
+    options.data = Data::File(setting.file("data.img"));
+
+    // Lost during writes, and while claims are provisioned.
+    let node = boot(&options).await;
+    observer::start(&node.client()).await?;
+    let case = Case::begin(node.client(), NAMESPACE.to_owned()).await?;
+    let writer = Pod::server("writer").with(Volume::claim("data")).with(Volume::device("device")).restarting();
+    case.claim(&Claim::new("data", 64 * MIB)).await?;
+    case.claim(&Claim::block("device", 64 * MIB)).await?;
+    let writer = case.open(&writer).await?;
+    let written = Written::start(&writer);
+    let burst = Burst::of("one");
+    burst.start(&case).await?;
+    let enough = random(BURST.len());
+    eventually(PATIENCE, "a part of the burst to be bound", async || {
+        let bound = burst.bound(&case).await?;
+        Ok(if bound >= enough { Seen::Done(()) } else { Seen::NotYet(format!("{bound} of {enough}")) })
+    })
+    .await?;
+    println!("the guest is lost with {} of {} claims bound", burst.bound(&case).await?, BURST.len());
+    node.power_cut().await;
+    let promise = written.end().await;
+
+    // All of it is there, and what was begun is finished. Lost again, while claims go and others come.
+    let node = boot(&options).await;
+    observer::find(&node.client()).await?;
+    let case = Case::resume(node.client(), NAMESPACE.to_owned());
+    let writer = promise.is_kept(&case).await?;
+    burst.is_there(&case).await?;
+    is_in_order(&case).await?;
+    let written = Written::start(&writer);
+    let later = Burst::of("two");
+    burst.delete(&case).await?;
+    later.start(&case).await?;
+    let enough = random(BURST.len());
+    eventually(PATIENCE, "a part of the burst to be deleted", async || {
+        let left = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;
+        let left = left.map_err(Failure::api("list volumes"))?.items;
+        let left = left.iter().filter(|volume| burst.has(volume)).count();
+        Ok(if left + enough <= BURST.len() { Seen::Done(()) } else { Seen::NotYet(format!("{left} are left")) })
+    })
+    .await?;
+    println!("the guest is lost with at least {enough} of {} claims deleted", BURST.len());
+    node.power_cut().await;
+    let promise = written.end().await;
+
+    // And once more; then it ends in order.
+    let node = boot(&options).await;
+    observer::find(&node.client()).await?;
+    let case = Case::resume(node.client(), NAMESPACE.to_owned());
+    promise.is_kept(&case).await?;
+    later.is_there(&case).await?;
+    is_in_order(&case).await?;
+    node.shut_down(SHUTDOWN_LIMIT).await.expect("the node powers off in order");
+    Ok(())
+}
+
+async fn boot(options: &Options) -> Node {
+    Node::boot(options, |event| println!("{event}")).await.unwrap_or_else(|error| panic!("{}", chain(&error)))
+}
+
+/// From 1 to `most`. Shown by what the test prints, not repeatable: the moment itself is not, either.
+fn random(most: usize) -> usize {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.subsec_micros() as usize % most + 1
+}
+
+/// Somebody who writes numbers, one after the other, to files and to a device. Each is durable when the write ends.
+struct Written {
+    tasks: JoinSet<()>,
+    last: [Arc<AtomicU64>; 2],
+}
+
+/// The last numbers that were durable.
+struct Promise {
+    note: u64,
+    device: u64,
+}
+
+/// Two files take turns: one that is written anew has neither the old nor the new number for a moment.
+fn note(number: u64) -> String {
+    format!("/data/note-{}", number % 2)
+}
+
+impl Written {
+    fn start(writer: &Server) -> Self {
+        let last: [Arc<AtomicU64>; 2] = [Arc::default(), Arc::default()];
+        let mut tasks = JoinSet::new();
+        let places: [fn(u64) -> String; 2] = [note, |_| DEVICE.to_owned()];
+        for (place, last) in places.into_iter().zip(&last) {
+            let (writer, last) = (writer.clone(), Arc::clone(last));
+            tasks.spawn(async move {
+                let mut number = 1;
+                // To the guest's end.
+                while writer.write(place(number), &number.to_string()).await.is_ok() {
+                    last.store(number, Ordering::Relaxed);
+                    number += 1;
+                }
+            });
+        }
+        Self { tasks, last }
+    }
+
+    async fn end(mut self) -> Promise {
+        self.tasks.shutdown().await;
+        let [note, device] = self.last.map(|last| last.load(Ordering::Relaxed));
+        println!("the last durable numbers are {note} and {device}");
+        assert!(note > 0 && device > 0, "nothing was written");
+        Promise { note, device }
+    }
+}
+
+impl Promise {
+    /// The pod comes back by itself, with what was durable, or with the write that was under way.
+    async fn is_kept(&self, case: &Case) -> Result<Server, Failure> {
+        let writer = case.find("writer").await?;
+        assert_eq!(writer.read(note(self.note)).await?, self.note.to_string());
+        let device = writer.read(DEVICE).await?;
+        let kept = [self.device, self.device + 1].map(|number| number.to_string());
+        assert!(kept.contains(&device), "{device:?} instead of {}", self.device);
+        Ok(writer)
+    }
+}
+
+/// Claims of both modes that come and go at once, with their pods.
+struct Burst {
+    name: &'static str,
+    claims: Vec<Claim>,
+}
+
+impl Burst {
+    fn of(name: &'static str) -> Self {
+        let claim = |(number, letter): (usize, &&str)| {
+            // Names live as long as the test.
+            let name: &'static str = Box::leak(format!("{name}-{letter}").into_boxed_str());
+            let mode = if number % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
+            Claim { mode, access: AccessMode::ReadWriteOnce, ..Claim::new(name, 16 * MIB) }
+        };
+        Self { name, claims: BURST.iter().enumerate().map(claim).collect() }
+    }
+
+    fn pods(&self) -> impl Iterator<Item = Pod> {
+        self.claims.chunks(BURST.len() / 2).enumerate().map(|(number, claims)| {
+            claims.iter().fold(Pod::server(format!("{}-{number}", self.name)).restarting(), |pod, claim| {
+                pod.with(match claim.mode {
+                    VolumeMode::Filesystem => Volume::claim(claim.name),
+                    VolumeMode::Block => Volume::device(claim.name),
+                })
+            })
+        })
+    }
+
+    async fn start(&self, case: &Case) -> Result<(), Failure> {
+        for claim in &self.claims {
+            case.claim(claim).await?;
+        }
+        for pod in self.pods() {
+            case.start(&pod).await?;
+        }
+        Ok(())
+    }
+
+    async fn bound(&self, case: &Case) -> Result<usize, Failure> {
+        let mut bound = 0;
+        for claim in &self.claims {
+            let phase = case.read_claim(claim.name).await?.status.and_then(|status| status.phase);
+            bound += usize::from(phase.as_deref() == Some("Bound"));
+        }
+        Ok(bound)
+    }
+
+    /// Every claim gets bound, and every pod comes back.
+    async fn is_there(&self, case: &Case) -> Result<(), Failure> {
+        for claim in &self.claims {
+            case.volume_of(claim.name).await?;
+        }
+        for pod in self.pods() {
+            case.find(&pod.name).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, case: &Case) -> Result<(), Failure> {
+        let pods = case.api::<PodObject>();
+        for pod in self.pods() {
+            pods.delete(&pod.name, &DeleteParams::default()).await.map_err(Failure::api("delete a pod"))?;
+        }
+        for claim in &self.claims {
+            case.delete_claim(claim.name).await?;
+        }
+        Ok(())
+    }
+
+    fn has(&self, volume: &PersistentVolume) -> bool {
+        let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.name.as_ref());
+        claim.is_some_and(|name| self.claims.iter().any(|one| one.name == name))
+    }
+}
+
+/// Every claim that is bound has its directory or image with its limit, and there is nothing else.
+async fn is_in_order(case: &Case) -> Result<(), Failure> {
+    eventually(PATIENCE, "the node and the cluster to be the same", async || {
+        let volumes = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;
+        let volumes = volumes.map_err(Failure::api("list volumes"))?.items;
+        let claims = case.api::<PersistentVolumeClaim>().list(&ListParams::default()).await;
+        let claims = claims.map_err(Failure::api("list claims"))?.items;
+        let node = case.look_at_the_node().await?;
+        let faults = faults(&volumes, &claims, &node);
+        Ok(if faults.is_empty() { Seen::Done(()) } else { Seen::NotYet(faults.join("; ")) })
+    })
+    .await
+}
+
+fn faults(volumes: &[PersistentVolume], claims: &[PersistentVolumeClaim], node: &Volumes) -> Vec<String> {
+    let mut faults = Vec::new();
+    let names: BTreeSet<String> = volumes.iter().map(ResourceExt::name_any).collect();
+    for claim in claims {
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+        if !names.contains(&volume) {
+            faults.push(format!("claim {} has no volume: {volume:?}", claim.name_any()));
+        }
+    }
+    for volume in volumes {
+        let name = volume.name_any();
+        let found = OnNode::of(node, &name, None);
+        let size = promised(volume);
+        let live = found.entries.iter().find(|entry| entry.path == format!("live/{name}"));
+        let is_block = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some("Block");
+        let limit = found.project.and_then(|project| project.bytes);
+        let image = live.and_then(|entry| entry.image).map(|image| image.size);
+        let kept = if is_block { image == size } else { limit == size };
+        if live.is_none() || !kept {
+            faults.push(format!("volume {name} of {size:?} is on the node {found:?}"));
+        }
+        if found.loops.len() > 1 || is_block != (found.loops.len() == 1) {
+            faults.push(format!("volume {name} has the loop devices {:?}", found.loops));
+        }
+    }
+    let known = |text: &str| names.iter().any(|name| text.contains(name.as_str()));
+    let strangers = node.entries.iter().map(|entry| &entry.path).filter(|path| path.contains("pvc-") && !known(path));
+    faults.extend(strangers.map(|path| format!("{path} has no volume")));
+    let halves = node
+        .entries
+        .iter()
+        .filter(|entry| ["staging/", "trash/", "pending/"].iter().any(|place| entry.path.starts_with(place)));
+    faults.extend(halves.map(|entry| format!("{} is half-done", entry.path)));
+    let strangers = node.loops.iter().filter(|device| !known(&device.file));
+    faults.extend(strangers.map(|device| format!("{} has no volume: {}", device.name, device.file)));
+    faults
+}
