@@ -1,4 +1,6 @@
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use nix::errno::Errno;
 
@@ -48,11 +50,22 @@ impl Detached {
     ///
     /// `move_mount`, Linux 5.2.
     pub fn attach(self, target: impl AsFd) -> Result<(), AttachError> {
-        sys::move_mount(self.0.as_fd(), target.as_fd()).map_err(|errno| match errno {
-            Errno::EINVAL => AttachError::Refused,
-            Errno::ENOENT => AttachError::Gone,
-            Errno::ENOSPC => AttachError::TooMany,
-            other => AttachError::Kernel(other),
-        })
+        sys::move_mount(self.0.as_fd(), target.as_fd()).map_err(AttachError::of)
+    }
+
+    /// The same on an entry of a directory that is open, without opening the entry: two system calls less. A symbolic
+    /// link is not followed: a directory does not go on it.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach). [`AttachError::Name`] for what is not the name of an entry, like `..` or `a/b`.
+    ///
+    /// `move_mount`, Linux 5.2.
+    pub fn attach_at(self, directory: impl AsFd, name: &OsStr) -> Result<(), AttachError> {
+        let bytes = name.as_bytes();
+        if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') {
+            return Err(AttachError::Name);
+        }
+        let name = CString::new(bytes).map_err(|_| AttachError::Name)?;
+        sys::move_mount_at(self.0.as_fd(), directory.as_fd(), &name).map_err(AttachError::of)
     }
 }

@@ -43,9 +43,23 @@ pub enum AttachError {
     /// The mount namespace holds `fs.mount-max` mounts (`ENOSPC`).
     #[error("too many mounts, raise fs.mount-max")]
     TooMany,
+    /// The entry to be mounted on is given by what is no name of one.
+    #[error("the target is not given by the name of an entry of its directory")]
+    Name,
     /// Anything else that `move_mount` answers.
     #[error("move_mount failed")]
     Kernel(#[source] Errno),
+}
+
+impl AttachError {
+    pub(crate) fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::EINVAL => Self::Refused,
+            Errno::ENOENT => Self::Gone,
+            Errno::ENOSPC => Self::TooMany,
+            other => Self::Kernel(other),
+        }
+    }
 }
 
 /// Why nothing can be said about an open descriptor's place.

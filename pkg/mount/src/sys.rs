@@ -1,5 +1,6 @@
 //! System calls that nix lacks. All take descriptors and an empty path.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
@@ -7,7 +8,7 @@ use nix::libc::{self, c_int, c_uint};
 
 use crate::Attributes;
 
-const EMPTY: &std::ffi::CStr = c"";
+const EMPTY: &CStr = c"";
 const _: () = assert!(size_of::<libc::mount_attr>() == libc::MOUNT_ATTR_SIZE_VER0 as usize);
 const _: () = assert!(size_of::<libc::statx>() == 256);
 
@@ -53,6 +54,22 @@ pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Resul
             target.as_raw_fd(),
             EMPTY.as_ptr(),
             flags,
+        )
+    };
+    Errno::result(answer).map(drop)
+}
+
+/// Attaches a detached mount on the entry `name` of a directory. A symbolic link there is not followed.
+pub(crate) fn move_mount_at(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: both descriptors are open and both strings live during the call; the kernel only reads the strings.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            EMPTY.as_ptr(),
+            directory.as_raw_fd(),
+            name.as_ptr(),
+            libc::MOVE_MOUNT_F_EMPTY_PATH,
         )
     };
     Errno::result(answer).map(drop)

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use ktest_support::Tmpfs;
@@ -135,6 +135,32 @@ fn a_directory_is_not_mounted_on_a_file_but_a_file_is() {
     assert_eq!(fs::read(&other).expect("read"), b"here");
     mount::unmount(&other).expect("unmount");
     assert_eq!(fs::read(&other).expect("read"), b"");
+}
+
+#[test]
+fn an_entry_is_mounted_on_by_its_name_and_a_link_is_not_followed() {
+    let scratch = Scratch::new();
+    let root = handle(scratch.disk.path());
+    let clone = || Detached::clone_of(handle(&scratch.source)).expect("clone");
+    let name = scratch.target.file_name().expect("a name");
+    clone().attach_at(&root, name).expect("attach");
+    assert_eq!(fs::read(scratch.target.join("file")).expect("read"), b"here");
+    mount::unmount(&scratch.target).expect("unmount");
+
+    symlink(&scratch.target, scratch.disk.path().join("link")).expect("a link");
+    let refused = [
+        ("link", AttachError::Refused),
+        ("absent", AttachError::Gone),
+        ("", AttachError::Name),
+        (".", AttachError::Name),
+        ("..", AttachError::Name),
+        ("a/b", AttachError::Name),
+        ("nul\0", AttachError::Name),
+    ];
+    for (name, reason) in refused {
+        assert_eq!(clone().attach_at(&root, OsStr::new(name)), Err(reason), "{name:?}");
+    }
+    assert_eq!(mounted(&scratch.target), None);
 }
 
 #[test]

@@ -49,6 +49,18 @@ pub enum Operation {
     Retire,
     /// `Store::discard` of an empty volume.
     Discard,
+    /// `NodePublishVolume` of a filesystem volume.
+    Publish,
+    /// `NodePublishVolume` of a filesystem volume whose claim is for one pod.
+    PublishSingle,
+    /// `NodePublishVolume` of a block volume.
+    PublishBlock,
+    /// `NodeGetVolumeStats` of a filesystem volume.
+    PublishedStats,
+    /// `NodeUnpublishVolume` of a filesystem volume.
+    Unpublish,
+    /// `NodeUnpublishVolume` of a block volume, the last of its device.
+    UnpublishBlock,
     /// `loopdev::Control::attach`.
     Attach,
     /// `loopdev::Device::status`.
@@ -71,6 +83,8 @@ pub enum Subject {
     Dir,
     /// Volumes: what a claim costs.
     Volume,
+    /// The CSI plugin: what kubelet's calls cost.
+    Csi,
     /// Loop devices.
     Loopdev,
 }
@@ -88,7 +102,7 @@ pub struct Expected {
 
 impl Operation {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 31] = [
         Self::Next,
         Self::WalkForId,
         Self::SetFirst,
@@ -109,6 +123,12 @@ impl Operation {
         Self::ExpandBlock,
         Self::Retire,
         Self::Discard,
+        Self::Publish,
+        Self::PublishSingle,
+        Self::PublishBlock,
+        Self::PublishedStats,
+        Self::Unpublish,
+        Self::UnpublishBlock,
         Self::Attach,
         Self::Status,
         Self::Refresh,
@@ -138,6 +158,12 @@ impl Operation {
             | Self::ExpandBlock
             | Self::Retire
             | Self::Discard => Subject::Volume,
+            Self::Publish
+            | Self::PublishSingle
+            | Self::PublishBlock
+            | Self::PublishedStats
+            | Self::Unpublish
+            | Self::UnpublishBlock => Subject::Csi,
             Self::Attach | Self::Status | Self::Refresh | Self::Detach | Self::List => Subject::Loopdev,
         }
     }
@@ -156,9 +182,16 @@ impl Operation {
     pub const fn expected(self) -> Expected {
         match self {
             Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
-            Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), flushes: None },
+            Self::Quota | Self::VolumeStats | Self::PublishedStats => {
+                Expected { slope: Some(0), at_most: Some(3), flushes: None }
+            }
             // Two forces of the log.
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
+            Self::Publish => Expected { slope: Some(0), at_most: Some(10), flushes: None },
+            // These read the table of all mounts, of which the kernel gives a page at a time.
+            Self::PublishSingle | Self::PublishBlock | Self::UnpublishBlock => {
+                Expected { slope: None, at_most: None, flushes: None }
+            }
             // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
             Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
             _ => Expected { slope: Some(0), at_most: None, flushes: None },
@@ -188,6 +221,12 @@ impl Operation {
             Self::ExpandBlock => "expand-block",
             Self::Retire => "retire",
             Self::Discard => "discard",
+            Self::Publish => "publish",
+            Self::PublishSingle => "publish-single",
+            Self::PublishBlock => "publish-block",
+            Self::PublishedStats => "published-stats",
+            Self::Unpublish => "unpublish",
+            Self::UnpublishBlock => "unpublish-block",
             Self::Attach => "attach",
             Self::Status => "status",
             Self::Refresh => "refresh",
@@ -219,6 +258,12 @@ impl Operation {
             Self::ExpandBlock => "expand, block (thick)",
             Self::Retire => "retire",
             Self::Discard => "discard",
+            Self::Publish => "publish, filesystem",
+            Self::PublishSingle => "publish, for one pod",
+            Self::PublishBlock => "publish, block",
+            Self::PublishedStats => "volume statistics",
+            Self::Unpublish => "unpublish, filesystem",
+            Self::UnpublishBlock => "unpublish, block",
             Self::Attach => "attach",
             Self::Status => "status",
             Self::Refresh => "refresh_size",
@@ -230,7 +275,7 @@ impl Operation {
 
 impl Subject {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 4] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Loopdev];
+    pub const ALL: [Self; 5] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Csi, Self::Loopdev];
 
     /// Its operations, in the order of the report.
     pub fn operations(self) -> impl Iterator<Item = Operation> {
@@ -241,6 +286,7 @@ impl Subject {
     pub const fn populations(self) -> [u32; 2] {
         match self {
             Self::Fsquota | Self::Dir | Self::Volume => [0, 1000],
+            Self::Csi => [0, 500],
             Self::Loopdev => [0, 100],
         }
     }
@@ -250,6 +296,7 @@ impl Subject {
         match self {
             Self::Fsquota | Self::Dir => "projects",
             Self::Volume => "volumes",
+            Self::Csi => "mounts",
             Self::Loopdev => "devices",
         }
     }
@@ -261,6 +308,7 @@ impl fmt::Display for Subject {
             Self::Fsquota => "fsquota",
             Self::Dir => "dir",
             Self::Volume => "volume",
+            Self::Csi => "csi",
             Self::Loopdev => "loopdev",
         })
     }

@@ -18,7 +18,7 @@ use tokio::task::{JoinError, JoinSet};
 const CONSOLE_LINES: usize = 400;
 
 /// How many cases run beside each other: mostly they wait, for kubelet or for a container's start.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 5;
 
 type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send>;
 

@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Between two looks.
-const INTERVAL: Duration = Duration::from_millis(300);
+/// Between the first two looks, and at most: what comes late is looked for less often, and what is asked has its work.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// What one look saw.
 #[derive(Debug)]
@@ -60,6 +60,7 @@ where
     F: Future<Output = Result<Seen<T>, E>>,
 {
     let start = Instant::now();
+    let [mut interval, longest] = INTERVALS;
     loop {
         let last = match look().await {
             Ok(Seen::Done(found)) => return Ok(found),
@@ -69,7 +70,8 @@ where
         if start.elapsed() >= limit {
             return Err(Late { what: what.to_owned(), limit, last });
         }
-        sleep(INTERVAL).await;
+        sleep(interval).await;
+        interval = (interval * 3 / 2).min(longest);
     }
 }
 

@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 mod authority;
+mod blocking;
 mod condition;
 mod connection;
 mod host;
@@ -33,6 +34,7 @@ mod server;
 mod status;
 mod turns;
 
+pub use blocking::Calls;
 pub use host::{
     ActError, Found, GrowError, Host, Inspection, Linux, LookError, LoopDevice, Opened, ReadyError, ReleaseError,
 };

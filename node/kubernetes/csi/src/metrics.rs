@@ -163,47 +163,18 @@ const fn name(code: Code) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
     use prometheus::TextEncoder;
 
     use super::*;
-
-    const DOCS: &str = include_str!("../../../../docs/metrics.md");
 
     fn text(registry: &Registry) -> String {
         TextEncoder::new().encode_to_string(&registry.gather()).expect("text")
     }
 
-    /// The rows of the section's table by metric: type, labels, description.
-    fn described() -> BTreeMap<&'static str, [String; 3]> {
-        let section = DOCS.split("\n## ").find(|section| section.starts_with("CSI plugin\n")).expect("the section");
-        let rows = section.lines().filter(|line| line.starts_with("| `"));
-        rows.map(|row| {
-            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-            let &[name, kind, labels, what] = &*cells else { panic!("four cells: {row}") };
-            (name.trim_matches('`'), [kind, labels, what].map(|cell| cell.replace('`', "")))
-        })
-        .collect()
-    }
-
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
-        let registry = Registry::new();
         let devices: Box<dyn Collector> = Box::new(LoopDevices::new(|| Some(0)).unwrap());
-        let mut rows = described();
-        for collector in Metrics::new().unwrap().collectors().into_iter().chain([devices]) {
-            for desc in collector.desc() {
-                let row = rows.remove(&*desc.fq_name).unwrap_or_else(|| panic!("no row for {}", desc.fq_name));
-                assert_eq!(row[1..], [desc.variable_labels.join(", "), desc.help.clone()], "{}", desc.fq_name);
-            }
-            registry.register(collector).unwrap();
-        }
-        assert_eq!(rows.keys().collect::<BTreeSet<_>>(), BTreeSet::new(), "described, but gone");
-        let text = text(&registry);
-        for (name, [kind, ..]) in described() {
-            assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}");
-        }
+        metricsdocs::assert_described("CSI plugin", Metrics::new().unwrap().collectors().into_iter().chain([devices]));
     }
 
     #[tokio::test]

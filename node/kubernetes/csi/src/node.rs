@@ -40,11 +40,7 @@ impl<H: Host> NodeService<H> {
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
             let _turn = turn; // held by the thread: kubelet may give up, the mount call does not
-            publish(&*host, &want).map_err(|source| PublishError::Failed {
-                volume: want.volume,
-                target: want.target.into(),
-                source,
-            })
+            publish(&*host, want)
         });
         work.await.map_err(PublishError::Panicked)??;
         Ok(NodePublishVolumeResponse {})
@@ -59,11 +55,7 @@ impl<H: Host> NodeService<H> {
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
             let _turn = turn;
-            unpublish(&*host, &want).map_err(|source| UnpublishError::Failed {
-                volume: want.volume,
-                target: want.target.into(),
-                source,
-            })
+            unpublish(&*host, want)
         });
         work.await.map_err(UnpublishError::Panicked)??;
         Ok(NodeUnpublishVolumeResponse {})
@@ -89,19 +81,21 @@ impl<H: Host> NodeService<H> {
     async fn stats(&self, message: &NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, InspectError> {
         let want = Stats::parse(message, &self.kubelet)?;
         let host = Arc::clone(&self.host);
-        let work = spawn_blocking(move || {
-            stats(&*host, &want).map_err(|source| InspectError::Failed {
-                volume: want.volume,
-                path: want.path.into(),
-                source,
-            })
-        });
+        let work = spawn_blocking(move || stats(&*host, want));
         let found = work.await.map_err(InspectError::Panicked)??;
         Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found)) })
     }
 }
 
-fn publish(host: &impl Host, want: &Publish) -> Result<(), Failure> {
+pub(crate) fn publish(host: &impl Host, want: Publish) -> Result<(), PublishError> {
+    try_publish(host, &want).map_err(|source| PublishError::Failed {
+        volume: want.volume,
+        target: want.target.into(),
+        source,
+    })
+}
+
+fn try_publish(host: &impl Host, want: &Publish) -> Result<(), Failure> {
     let (mut at, seen) = host.look(want.question())?;
     let steps = plan::publish(want, &seen)?;
     for (index, step) in steps.iter().enumerate() {
@@ -128,7 +122,15 @@ fn take_back<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume,
     }
 }
 
-fn unpublish(host: &impl Host, want: &Unpublish) -> Result<(), Failure> {
+pub(crate) fn unpublish(host: &impl Host, want: Unpublish) -> Result<(), UnpublishError> {
+    try_unpublish(host, &want).map_err(|source| UnpublishError::Failed {
+        volume: want.volume,
+        target: want.target.into(),
+        source,
+    })
+}
+
+fn try_unpublish(host: &impl Host, want: &Unpublish) -> Result<(), Failure> {
     let (mut at, seen) = host.look(want.question())?;
     let steps = plan::unpublish(&seen)?;
     for step in &steps {
@@ -155,7 +157,15 @@ fn expand(host: &impl Host, want: &Expand) -> Result<Bytes, Failure> {
     Ok(plan::expand(want.range, size)?)
 }
 
-fn stats(host: &impl Host, want: &Stats) -> Result<Found, Failure> {
+pub(crate) fn stats(host: &impl Host, want: Stats) -> Result<Found, InspectError> {
+    try_stats(host, &want).map_err(|source| InspectError::Failed {
+        volume: want.volume,
+        path: want.path.into(),
+        source,
+    })
+}
+
+fn try_stats(host: &impl Host, want: &Stats) -> Result<Found, Failure> {
     let Inspection { volume, found } = host.inspect(&want.volume, &want.path)?;
     match (volume, found) {
         (Volume::Unknown, _) => Err(Refusal::Unknown.into()),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use csi::{Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
+use csi::{Calls, Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
 use kubelet::{MANY, SINGLE};
 use loopdev::{Attached, BlockSize, Config, Control, Detach, Device};
@@ -409,7 +409,7 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
         host.act(&mut at, Step::MakeTarget(Shape::File)).expect("a file");
         host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
         host.act(&mut at, Step::Bind(NODE)).expect("bind");
-        let config = Device::open(target.full()).and_then(|device| Ok(device.config())).expect("a device");
+        let config = Device::open(target.full()).map(|device| device.config()).expect("a device");
         let config = config.expect("it is attached");
         assert!(config.direct_io && config.block_size == block_size, "{config:?}");
         for step in [Step::Unmount, Step::RemoveTarget, Step::Detach] {
@@ -424,21 +424,14 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
 #[tokio::test]
 async fn no_other_program_is_started() {
     let mut node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
-    let path = node.target("device").display().to_string();
-    let target = TargetPath::parse(&path, &node.kubelet.directory).expect("a path");
-    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
-    let host = node.host();
-    let calls = traced::calls(|| {
-        let (mut at, _) = host.look(Question { volume: &volume, target: &target, purpose }).expect("look");
-        for step in [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)] {
-            host.act(&mut at, step).expect("act");
-        }
-    });
+    node.provision_block("pvc-1");
+    let plugin = Calls::new(node.kubelet.directory.clone(), node.host());
+    let message = node.kubelet.publish_block("pvc-1", "device", MANY);
+    let calls = traced::calls(|| plugin.publish(&message).expect("publish"));
     assert!(is_device(&node.target("device")) && calls.contains(&libc::SYS_move_mount));
     let forks = [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve];
     assert!(!calls.iter().any(|call| forks.contains(call)), "{calls:?}");
-    drop(host);
+    drop(plugin);
     node.unpublish("pvc-1", "device").await.expect("unpublish");
     node.stop().await;
 }

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use supervisor::Context;
 use tokio::sync::Notify;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 use volume::VolumeId;
 
-use crate::api::ApiError;
 use crate::backoff::{MOST, Retry};
 use crate::controller::{OCCUPIED, Provisioner, RunError};
 use crate::pvs::VolumeError;
@@ -40,19 +39,6 @@ impl Pending {
         // A map of names stays right if a thread panics beside it.
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Why a volume in the trash is still there.
-#[derive(Debug, thiserror::Error)]
-enum DiscardError {
-    #[error(transparent)]
-    Store(#[from] volume::Error),
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error(transparent)]
-    TakeBack(#[from] VolumeError),
-    #[error("work on the disk panicked")]
-    Panicked(#[from] JoinError),
 }
 
 /// Removes until it is cancelled.
@@ -101,7 +87,7 @@ fn attempts_key(id: &VolumeId) -> String {
 
 impl Provisioner {
     /// Removes one volume for good, unless it has a PV. It waits since then.
-    async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), DiscardError> {
+    async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), VolumeError> {
         let _turn = loop {
             match self.turns.take(id) {
                 Some(turn) => break turn,
@@ -119,7 +105,7 @@ impl Provisioner {
                     let error: &dyn std::error::Error = &error;
                     warn!(volume = %id, error, "volume is kept, somebody took it out of the trash");
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(VolumeError::Store(error)),
             }
         } else if let Some(pv) = standing.iter().find(|standing| !standing.is_deleted) {
             self.take_back(&pv.name, id).await?;
@@ -128,7 +114,7 @@ impl Provisioner {
         Ok(())
     }
 
-    fn discarded(&self, id: VolumeId, ended: Result<(), DiscardError>) {
+    fn discarded(&self, id: VolumeId, ended: Result<(), VolumeError>) {
         match ended {
             Ok(()) => {
                 self.attempts.succeeded(&attempts_key(&id));

@@ -253,62 +253,17 @@ pub(crate) fn count(things: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
     use prometheus::TextEncoder;
 
     use super::*;
     use crate::inventory::example;
 
-    const DOCS: &str = include_str!("../../../../docs/metrics.md");
-
-    /// The rows of the section's table by metric: type, labels, description.
-    fn described() -> BTreeMap<&'static str, [String; 3]> {
-        let section =
-            DOCS.split("\n## ").find(|section| section.starts_with("Volumes and claims\n")).expect("the section");
-        let rows = section.lines().filter(|line| line.starts_with("| `"));
-        rows.map(|row| {
-            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-            let &[name, kind, labels, what] = &*cells else { panic!("four cells: {row}") };
-            (name.trim_matches('`'), [kind, labels, what].map(|cell| cell.replace('`', "")))
-        })
-        .collect()
-    }
-
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
-        let registry = Registry::new();
         let metrics = Metrics::default();
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
-        let mut exist = BTreeSet::new();
-        for collector in metrics.collectors().into_iter().chain([inventory]) {
-            for desc in collector.desc() {
-                let [_, labels, what] = &described()
-                    .remove(&*desc.fq_name)
-                    .unwrap_or_else(|| panic!("{} in docs/metrics.md", desc.fq_name));
-                assert_eq!(*labels, desc.variable_labels.join(", "), "labels of {}", desc.fq_name);
-                assert_eq!(*what, desc.help, "{}", desc.fq_name);
-                exist.insert(desc.fq_name.clone());
-            }
-            registry.register(collector).unwrap();
-        }
-        let gone: Vec<_> = described().into_keys().filter(|name| !exist.contains(*name)).collect();
-        assert!(gone.is_empty(), "described, but gone: {gone:?}");
-        // All of them have a value in this state, so that their type can be seen.
-        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
-        for (name, [kind, ..]) in described() {
-            assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}");
-        }
-    }
-
-    #[test]
-    fn names_follow_the_conventions() {
-        for (name, [kind, ..]) in described() {
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
-            assert!(!["_kb", "_mb", "_ms", "_count"].iter().any(|unit| name.ends_with(unit)), "{name}");
-            assert!(kind != "histogram" || name.ends_with("_seconds"), "{name}");
-        }
+        metricsdocs::assert_described("Volumes and claims", metrics.collectors().into_iter().chain([inventory]));
     }
 
     #[test]

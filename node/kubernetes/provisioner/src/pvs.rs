@@ -22,7 +22,7 @@ use crate::{FINALIZER, pv};
 /// How often somebody else may be faster with a PV that is deleted, before it is tried again later.
 const CONFLICTS: usize = 3;
 
-/// Why a PV is not settled yet.
+/// Why a PV, or the volume that it stood for, is not settled yet.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeError {
     #[error(transparent)]

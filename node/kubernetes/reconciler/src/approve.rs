@@ -1,9 +1,7 @@
 //! Decides on the certificates that nodes ask for.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::StreamExt as _;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -14,20 +12,10 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use services::STORAGE_USER_PREFIX;
 use supervisor::Context;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::approval::{SIGNER, Verdict, judge};
-
-/// After a failure. Nodes wait for minutes.
-const RETRY: Duration = Duration::from_secs(5);
-
-/// Why the approver has to be started again.
-#[derive(Debug, thiserror::Error)]
-pub enum ApproveError {
-    /// The watch of the requests ended, which it never does by itself.
-    #[error("the watch of certificate signing requests ended")]
-    WatchEnded,
-}
+use crate::control::{WatchEnded, control};
 
 /// A decision could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -38,35 +26,12 @@ struct DecideError(#[from] Box<kube::Error>);
 /// Healthy when it has seen the requests that were there.
 ///
 /// # Errors
-/// [`ApproveError`]; an API server that is away is waited for and is none.
-pub async fn approve(cx: Context, client: Client) -> Result<(), ApproveError> {
+/// [`WatchEnded`]; an API server that is away is waited for and is none.
+pub async fn approve(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client);
     let controller =
         Controller::new(requests.clone(), watcher::Config::default().fields(&format!("spec.signerName={SIGNER}")));
-    let seen = controller.store();
-    let token = cx.token();
-    let decisions = controller
-        .graceful_shutdown_on(async move { token.cancelled().await })
-        .run(decide, |_, error, _| failed(error), Arc::new(requests))
-        .for_each(|decision| {
-            if let Err(error) = decision {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "certificate signing requests: pass failed, it is tried again");
-            }
-            std::future::ready(())
-        });
-    let ready = async {
-        // An error means that the controller has ended, which the other branch tells.
-        if seen.wait_until_ready().await.is_ok() {
-            cx.healthy();
-        }
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        () = decisions => {}
-        () = ready => {}
-    }
-    if cx.is_cancelled() { Ok(()) } else { Err(ApproveError::WatchEnded) }
+    control(cx, "certificate signing requests", controller, decide, Arc::new(requests)).await
 }
 
 async fn decide(
@@ -100,10 +65,4 @@ async fn decide(
         Err(error) => return Err(DecideError(Box::new(error))),
     }
     Ok(Action::await_change())
-}
-
-fn failed(error: &DecideError) -> Action {
-    let error: &dyn std::error::Error = error;
-    warn!(error, "certificate signing request left undecided, it is tried again");
-    Action::requeue(RETRY)
 }

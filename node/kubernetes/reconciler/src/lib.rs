@@ -15,12 +15,14 @@
 mod admission;
 mod approval;
 mod approve;
+mod control;
 mod objects;
 mod plan;
 mod release;
 mod run;
 
-pub use approve::{ApproveError, approve};
+pub use approve::approve;
+pub use control::WatchEnded;
 pub use objects::{CLASS, REVISION};
-pub use release::{ReleaseError, release};
+pub use release::release;
 pub use run::{RunError, run};

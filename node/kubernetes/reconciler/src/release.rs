@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -15,10 +14,11 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use supervisor::Context;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::info;
 use volume::DRIVER_NAME;
 
 use crate::admission::SELECTED_NODE;
+use crate::control::{WatchEnded, control};
 
 /// Who makes the volume; the second is what older controllers write.
 const PROVISIONER: [&str; 2] =
@@ -26,17 +26,6 @@ const PROVISIONER: [&str; 2] =
 
 /// A watch may miss that a node was deleted: look again after this.
 const INTERVAL: Duration = Duration::from_mins(5);
-
-/// After a failure. Pods waited for longer.
-const RETRY: Duration = Duration::from_secs(5);
-
-/// Why it has to be started again.
-#[derive(Debug, thiserror::Error)]
-pub enum ReleaseError {
-    /// The watch of the claims ended, which it never does by itself.
-    #[error("the watch of claims ended")]
-    WatchEnded,
-}
 
 /// A claim could not be given back.
 #[derive(Debug, thiserror::Error)]
@@ -57,41 +46,18 @@ struct Release {
 /// Watches claims and nodes until it is cancelled. Healthy when it has seen the claims that were there.
 ///
 /// # Errors
-/// [`ReleaseError`]; an API server that is away is waited for and is none.
-pub async fn release(cx: Context, client: Client) -> Result<(), ReleaseError> {
+/// [`WatchEnded`]; an API server that is away is waited for and is none.
+pub async fn release(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let nodes = Api::<Node>::all(client.clone());
     let release = Arc::new(Release { client: client.clone(), nodes: nodes.clone(), there: Mutex::default() });
     let controller = Controller::new(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default());
-    let seen = controller.store();
-    let token = cx.token();
-    let (forget, claims) = (Arc::clone(&release), seen.clone());
-    let passes = controller
-        .watches(nodes, watcher::Config::default(), move |node| {
-            let name = node.name_any();
-            forget.there.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
-            waiting_for(&claims, &name)
-        })
-        .graceful_shutdown_on(async move { token.cancelled().await })
-        .run(pass, |_, error, _| failed(error), release)
-        .for_each(|pass| {
-            if let Err(error) = pass {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "claims of nodes that are gone: pass failed, it is tried again");
-            }
-            std::future::ready(())
-        });
-    let ready = async {
-        // An error means that the controller has ended, which the other branch tells.
-        if seen.wait_until_ready().await.is_ok() {
-            cx.healthy();
-        }
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        () = passes => {}
-        () = ready => {}
-    }
-    if cx.is_cancelled() { Ok(()) } else { Err(ReleaseError::WatchEnded) }
+    let (forget, claims) = (Arc::clone(&release), controller.store());
+    let controller = controller.watches(nodes, watcher::Config::default(), move |node| {
+        let name = node.name_any();
+        forget.there.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+        waiting_for(&claims, &name)
+    });
+    control(cx, "claims", controller, pass, release).await
 }
 
 /// The node that the claim waits for, if the volume is ours to make and is not there yet.
@@ -147,12 +113,6 @@ impl Release {
         }
         Ok(found.is_some())
     }
-}
-
-fn failed(error: &PassError) -> Action {
-    let error: &dyn std::error::Error = error;
-    warn!(error, "claim of a node that may be gone left as it is, it is tried again");
-    Action::requeue(RETRY)
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write, pipe};
 
 use fsquota::Allocator;
+use ktest_support::process::Child;
 
-use crate::child::Child;
 use crate::volumes::Volumes;
 
 #[test]

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 
 use fsquota::{Allocator, Limits, ProjectId};
+use ktest_support::process::killed_before;
 use units::Inodes;
 
-use crate::child::killed_before;
 use crate::volumes::{SIZE, Volumes, both};
 
 const LIMITS: Limits = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(100)) };
@@ -20,7 +20,7 @@ const STEPS: usize = 32;
 /// Each time `after` looks at what was left.
 fn killed_everywhere(mut work: impl FnMut(usize), mut after: impl FnMut(usize)) {
     let mut step = 0;
-    while killed_before(step, || work(step)) {
+    while killed_before(step, |call| call.may_change_files(), || work(step)) {
         after(step);
         step += 1;
     }

@@ -4,7 +4,6 @@
 
 mod allocation;
 mod calls;
-mod child;
 mod crash;
 #[path = "../volumes/mod.rs"]
 mod volumes;

@@ -3,8 +3,10 @@
 mod access;
 mod at_once;
 mod block;
+mod drawn;
 mod expand;
 mod identity;
+mod invalid;
 mod malformed;
 mod publish;
 mod registration;

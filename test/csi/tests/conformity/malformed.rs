@@ -5,14 +5,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use conformity::{Case, Census, Kind, Volume, answer, with_case};
 use futures::future::join_all;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use proto::csi::{
     CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
@@ -21,6 +20,8 @@ use proto::csi::{
 use proto::registration::RegistrationStatus;
 use tonic::Code;
 
+use crate::drawn::runner;
+
 /// Batches of each kind of message.
 const BATCHES: u32 = 16;
 const AT_ONCE: std::ops::RangeInclusive<usize> = 1..=10;
@@ -28,35 +29,39 @@ const AT_ONCE: std::ops::RangeInclusive<usize> = 1..=10;
 const PATH_MAX: usize = 4096;
 const SEED: [u8; 32] = *b"messages that nobody should send";
 
-/// Draws batches and checks them; says with which seed if one fails.
-fn for_all<M: Debug>(strategy: impl Strategy<Value = M>, check: impl Fn(Vec<M>) -> Result<(), TestCaseError>) {
-    let config = ProptestConfig {
-        cases: BATCHES,
-        failure_persistence: None,
-        max_shrink_iters: 200,
-        ..ProptestConfig::default()
-    };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &SEED));
-    if let Err(error) = runner.run(&vec(strategy, AT_ONCE), check) {
+/// Draws batches of messages and sends those of a batch at once. Each answer has one of the `codes`; after `accepted` saw
+/// the messages that were answered well, the kernel has what it had before. Says with which seed if one fails.
+fn all_answered<M: Clone + Debug, T>(
+    case: &Case<'_>,
+    message: impl Strategy<Value = M>,
+    codes: &[Code],
+    call: impl AsyncFn(M) -> Result<T, Code>,
+    accepted: impl Fn(Vec<M>) -> Result<(), TestCaseError>,
+) {
+    let before = Census::of_kernel();
+    let checked = runner(BATCHES, &SEED).run(&vec(message, AT_ONCE), |messages| {
+        let answers = case.node().block_on(join_all(messages.iter().cloned().map(|message| call(message))));
+        let mut good = Vec::new();
+        for (message, answer) in messages.into_iter().zip(answers) {
+            let code = answer.map_or_else(|code| code, |_| Code::Ok);
+            prop_assert!(codes.contains(&code), "{code:?} to {message:?}");
+            if code == Code::Ok {
+                good.push(message);
+            }
+        }
+        accepted(good)?;
+        let changes = before.changes(&Census::of_kernel());
+        prop_assert!(changes.is_empty(), "{}", changes.join("\n"));
+        Ok(())
+    });
+    if let Err(error) = checked {
         panic!("seed {SEED:?}: {error}");
     }
 }
 
-fn expect(answers: &[(impl Debug, Code)], allowed: &[Code]) -> Result<(), TestCaseError> {
-    for (message, code) in answers {
-        prop_assert!(allowed.contains(code), "{code:?} to {message:?}");
-    }
+/// For calls that leave nothing to take away.
+fn nothing_to_do<M>(_: Vec<M>) -> Result<(), TestCaseError> {
     Ok(())
-}
-
-fn unchanged(before: &Census) -> Result<(), TestCaseError> {
-    let changes = before.changes(&Census::of_kernel());
-    prop_assert!(changes.is_empty(), "{}", changes.join("\n"));
-    Ok(())
-}
-
-fn code<T>(answer: Result<T, Code>) -> Code {
-    answer.map_or_else(|code| code, |_| Code::Ok)
 }
 
 /// Text that a program could send by mistake or on purpose. Long ones are not drawn letter by letter.
@@ -95,15 +100,27 @@ fn capability() -> impl Strategy<Value = Option<VolumeCapability>> {
     option::weighted(0.9, whole)
 }
 
-/// Volumes that there are, among others.
-fn volume_id(known: &[&Volume]) -> impl Strategy<Value = String> + use<> {
-    let known: Vec<_> = known.iter().map(|volume| volume.id.to_string()).collect();
+/// A volume, and where kubelet publishes it.
+type Place = (Volume, PathBuf);
+
+/// Two of each kind; each half has both.
+fn places(case: &Case<'_>) -> [Place; 4] {
+    [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        (volume, target)
+    })
+}
+
+/// The volumes of the places, among others.
+fn volume_id(places: &[Place]) -> impl Strategy<Value = String> + use<> {
+    let known: Vec<_> = places.iter().map(|(volume, _)| volume.id.to_string()).collect();
     prop_oneof![5 => proptest::sample::select(known), 1 => Just("pvc-unknown".to_owned()), 3 => text()]
 }
 
-/// Paths where something can be published, among others.
-fn path(case: &Case<'_>, known: &[&Path]) -> impl Strategy<Value = String> + use<> {
-    let known: Vec<_> = known.iter().map(|path| path.display().to_string()).collect();
+/// The targets of the places, among others.
+fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> + use<> {
+    let known: Vec<_> = places.iter().map(|(_, target)| target.display().to_string()).collect();
     let [kubelet, pod] = [case.node().kubelet(), &case.pod("drawn")].map(|path| path.display().to_string());
     prop_oneof![
         5 => proptest::sample::select(known),
@@ -113,13 +130,15 @@ fn path(case: &Case<'_>, known: &[&Path]) -> impl Strategy<Value = String> + use
     ]
 }
 
-/// Volumes and targets of both kinds, two of each.
-fn places(case: &Case<'_>) -> [(Volume, std::path::PathBuf); 4] {
-    [Kind::Filesystem, Kind::Filesystem, Kind::Block, Kind::Block].map(|kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
-        (volume, target)
-    })
+/// The volumes are published at their targets as long as `test` runs.
+fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
+    for (volume, target) in places {
+        case.node().block_on(case.publish(case.publishing(volume, target))).expect("publish");
+    }
+    test();
+    for (volume, target) in places {
+        case.node().block_on(case.withdraw(volume, target));
+    }
 }
 
 /// What could be published is taken away again by the same volume and path.
@@ -127,11 +146,9 @@ fn places(case: &Case<'_>) -> [(Volume, std::path::PathBuf); 4] {
 fn publish() {
     with_case(|case| {
         let places = places(case);
-        let (volumes, targets) =
-            (places.each_ref().map(|(volume, _)| volume), places.each_ref().map(|(_, at)| at.as_path()));
-        let strategy = (volume_id(&volumes), path(case, &targets), capability(), any::<bool>(), map(), map(), text());
-        let strategy =
-            strategy.prop_map(|(volume_id, target_path, volume_capability, readonly, context, secrets, staging)| {
+        let message = (volume_id(&places), path(case, &places), capability(), any::<bool>(), map(), map(), text());
+        let message =
+            message.prop_map(|(volume_id, target_path, volume_capability, readonly, context, secrets, staging)| {
                 NodePublishVolumeRequest {
                     volume_id,
                     target_path,
@@ -143,22 +160,17 @@ fn publish() {
                     ..NodePublishVolumeRequest::default()
                 }
             });
-        let before = Census::of_kernel();
-        for_all(strategy, |messages| {
-            let calls = messages.into_iter().map(async |message| (message.clone(), code(case.publish(message).await)));
-            let answers = case.node().block_on(join_all(calls));
-            let codes =
-                [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::AlreadyExists, Code::FailedPrecondition];
-            expect(&answers, &codes)?;
-            for (message, _) in answers.into_iter().filter(|(_, code)| *code == Code::Ok) {
-                let NodePublishVolumeRequest { volume_id, target_path, .. } = message;
-                prop_assert!(volumes.iter().any(|volume| volume.id.as_str() == volume_id), "{volume_id:?}");
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::AlreadyExists, Code::FailedPrecondition];
+        let take_away = |messages| {
+            for NodePublishVolumeRequest { volume_id, target_path, .. } in messages {
+                prop_assert!(places.iter().any(|(volume, _)| volume.id.as_str() == volume_id), "{volume_id:?}");
                 prop_assert!(Path::new(&target_path).starts_with(case.node().kubelet()), "{target_path:?}");
                 let taken = case.unpublish(NodeUnpublishVolumeRequest { volume_id, target_path });
                 prop_assert_eq!(case.node().block_on(taken), Ok(()));
             }
-            unchanged(&before)
-        });
+            Ok(())
+        };
+        all_answered(case, message, &codes, async |message| case.publish(message).await, take_away);
     });
 }
 
@@ -167,21 +179,13 @@ fn publish() {
 fn unpublish() {
     with_case(|case| {
         let places = places(case);
-        let [(published, at), others @ ..] = &places;
-        case.node().block_on(case.publish(case.publishing(published, at))).expect("publish");
-        let volumes = others.each_ref().map(|(volume, _)| volume);
-        let targets = places.each_ref().map(|(_, target)| target.as_path());
-        let strategy = (volume_id(&volumes), path(case, &targets))
+        let (published, others) = places.split_at(2);
+        let message = (volume_id(others), path(case, &places))
             .prop_map(|(volume_id, target_path)| NodeUnpublishVolumeRequest { volume_id, target_path });
-        let before = Census::of_kernel();
-        for_all(strategy, |messages| {
-            let calls =
-                messages.into_iter().map(async |message| (message.clone(), code(case.unpublish(message).await)));
-            let answers = case.node().block_on(join_all(calls));
-            expect(&answers, &[Code::Ok, Code::InvalidArgument, Code::FailedPrecondition])?;
-            unchanged(&before)
+        let codes = [Code::Ok, Code::InvalidArgument, Code::FailedPrecondition];
+        while_published(case, published, || {
+            all_answered(case, message, &codes, async |message| case.unpublish(message).await, nothing_to_do);
         });
-        case.node().block_on(case.withdraw(published, at));
     });
 }
 
@@ -190,28 +194,17 @@ fn unpublish() {
 fn stats() {
     with_case(|case| {
         let places = places(case);
-        let (volumes, targets) =
-            (places.each_ref().map(|(volume, _)| volume), places.each_ref().map(|(_, at)| at.as_path()));
-        for (volume, target) in places.iter().step_by(2) {
-            case.node().block_on(case.publish(case.publishing(volume, target))).expect("publish");
-        }
-        let strategy = (volume_id(&volumes), path(case, &targets), text()).prop_map(
+        let message = (volume_id(&places), path(case, &places), text()).prop_map(
             |(volume_id, volume_path, staging_target_path)| NodeGetVolumeStatsRequest {
                 volume_id,
                 volume_path,
                 staging_target_path,
             },
         );
-        let before = Census::of_kernel();
-        for_all(strategy, |messages| {
-            let calls = messages.into_iter().map(async |message| (message.clone(), code(case.stats(message).await)));
-            let answers = case.node().block_on(join_all(calls));
-            expect(&answers, &[Code::Ok, Code::InvalidArgument, Code::NotFound])?;
-            unchanged(&before)
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound];
+        while_published(case, &places[..2], || {
+            all_answered(case, message, &codes, async |message| case.stats(message).await, nothing_to_do);
         });
-        for (volume, target) in places.iter().step_by(2) {
-            case.node().block_on(case.withdraw(volume, target));
-        }
     });
 }
 
@@ -220,16 +213,11 @@ fn stats() {
 fn expand() {
     with_case(|case| {
         let places = places(case);
-        let (volumes, targets) =
-            (places.each_ref().map(|(volume, _)| volume), places.each_ref().map(|(_, at)| at.as_path()));
-        for (volume, target) in places.iter().step_by(2) {
-            case.node().block_on(case.publish(case.publishing(volume, target))).expect("publish");
-        }
         let range = (number(), number())
             .prop_map(|(required_bytes, limit_bytes)| CapacityRange { required_bytes, limit_bytes });
-        let strategy = (volume_id(&volumes), path(case, &targets), option::of(range), capability(), map(), text());
-        let strategy =
-            strategy.prop_map(|(volume_id, volume_path, capacity_range, volume_capability, secrets, staging)| {
+        let message = (volume_id(&places), path(case, &places), option::of(range), capability(), map(), text());
+        let message =
+            message.prop_map(|(volume_id, volume_path, capacity_range, volume_capability, secrets, staging)| {
                 NodeExpandVolumeRequest {
                     volume_id,
                     volume_path,
@@ -239,16 +227,10 @@ fn expand() {
                     staging_target_path: staging,
                 }
             });
-        let before = Census::of_kernel();
-        for_all(strategy, |messages| {
-            let calls = messages.into_iter().map(async |message| (message.clone(), code(case.expand(message).await)));
-            let answers = case.node().block_on(join_all(calls));
-            expect(&answers, &[Code::Ok, Code::InvalidArgument, Code::NotFound, Code::OutOfRange])?;
-            unchanged(&before)
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::OutOfRange];
+        while_published(case, &places[..2], || {
+            all_answered(case, message, &codes, async |message| case.expand(message).await, nothing_to_do);
         });
-        for (volume, target) in places.iter().step_by(2) {
-            case.node().block_on(case.withdraw(volume, target));
-        }
     });
 }
 
@@ -257,10 +239,8 @@ fn expand() {
 fn stage_and_unstage() {
     with_case(|case| {
         let places = places(case);
-        let (volumes, targets) =
-            (places.each_ref().map(|(volume, _)| volume), places.each_ref().map(|(_, at)| at.as_path()));
-        let strategy = (volume_id(&volumes), path(case, &targets), capability(), map());
-        let strategy = strategy.prop_map(|(volume_id, staging_target_path, volume_capability, publish_context)| {
+        let stage = (volume_id(&places), path(case, &places), capability(), map());
+        let stage = stage.prop_map(|(volume_id, staging_target_path, volume_capability, publish_context)| {
             NodeStageVolumeRequest {
                 volume_id,
                 staging_target_path,
@@ -269,20 +249,12 @@ fn stage_and_unstage() {
                 ..NodeStageVolumeRequest::default()
             }
         });
-        let before = Census::of_kernel();
-        for_all(strategy, |messages| {
-            let calls = messages.into_iter().map(async |message| {
-                let NodeStageVolumeRequest { volume_id, staging_target_path, .. } = message.clone();
-                let unstage = NodeUnstageVolumeRequest { volume_id, staging_target_path };
-                let mut client = case.node().client();
-                let unstaged = code(answer(client.node_unstage_volume(unstage).await));
-                let staged = code(answer(client.node_stage_volume(message.clone()).await));
-                [(message.clone(), unstaged), (message, staged)]
-            });
-            let answers: Vec<_> = case.node().block_on(join_all(calls)).into_iter().flatten().collect();
-            expect(&answers, &[Code::Unimplemented])?;
-            unchanged(&before)
-        });
+        let call = async |message| answer(case.node().client().node_stage_volume(message).await);
+        all_answered(case, stage, &[Code::Unimplemented], call, nothing_to_do);
+        let unstage = (volume_id(&places), path(case, &places))
+            .prop_map(|(volume_id, staging_target_path)| NodeUnstageVolumeRequest { volume_id, staging_target_path });
+        let call = async |message| answer(case.node().client().node_unstage_volume(message).await);
+        all_answered(case, unstage, &[Code::Unimplemented], call, nothing_to_do);
     });
 }
 
@@ -291,14 +263,10 @@ fn stage_and_unstage() {
 fn registration() {
     with_case(|case| {
         let client = case.node().block_on(case.node().registration());
-        let status = |(plugin_registered, error)| RegistrationStatus { plugin_registered, error };
-        for_all((any::<bool>(), text()).prop_map(status), |messages| {
-            let calls = messages.into_iter().map(async |message| {
-                let mut client = client.clone();
-                (message.clone(), code(answer(client.notify_registration_status(message).await)))
-            });
-            expect(&case.node().block_on(join_all(calls)), &[Code::Ok])
-        });
+        let status = (any::<bool>(), text())
+            .prop_map(|(plugin_registered, error)| RegistrationStatus { plugin_registered, error });
+        let call = async |message| answer(client.clone().notify_registration_status(message).await);
+        all_answered(case, status, &[Code::Ok], call, nothing_to_do);
         let success = RegistrationStatus { plugin_registered: true, error: String::new() };
         case.node().block_on(client.clone().notify_registration_status(success)).expect("notify");
     });

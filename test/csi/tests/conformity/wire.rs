@@ -9,7 +9,6 @@ use conformity::{Case, Census, answer, connect, hold, with_case};
 use futures::future::join_all;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use prost::bytes::{Buf as _, BufMut as _};
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::{NodePublishVolumeRequest, ProbeRequest};
@@ -20,14 +19,10 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::drawn::runner;
+
 const SEED: [u8; 32] = *b"bytes that are no messages......";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-
-fn runner(cases: u32) -> TestRunner {
-    let config =
-        ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() };
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &SEED))
-}
 
 /// The plugin answers on its connections, on new ones, and on the registration socket.
 async fn goes_on(case: &Case<'_>) -> Result<(), Code> {
@@ -61,7 +56,7 @@ fn noise_on_the_sockets_stops_nothing() {
         let noise = prop_oneof![vec(any::<u8>(), 0..1024), vec(frame, 1..8).prop_map(|frames| frames.concat())];
         let strategy = vec((beginning, noise, any::<bool>()), 1..10);
         let before = Census::of_kernel();
-        let result = runner(16).run(&strategy, |connections| {
+        let result = runner(16, &SEED).run(&strategy, |connections| {
             let mut held = Vec::new();
             for (beginning, noise, whole) in connections {
                 for socket in sockets(case) {
@@ -175,7 +170,7 @@ fn bytes_that_are_no_message_reach_nobody() {
     with_case(|case| {
         let strategy = vec((0..METHODS.len(), vec(any::<u8>(), 0..300)), 1..10);
         let before = Census::of_kernel();
-        let result = runner(16).run(&strategy, |calls| {
+        let result = runner(16, &SEED).run(&strategy, |calls| {
             let calls = calls.into_iter().map(|(method, bytes)| call(case.node().channel(), METHODS[method], bytes));
             let codes = case.node().block_on(join_all(calls));
             let allowed = |code: &Code| matches!(code, Code::InvalidArgument | Code::Internal);

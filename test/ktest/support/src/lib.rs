@@ -1,4 +1,5 @@
-//! Arrangements of kernel tests: disks and mounts that last as long as a value.
+//! Arrangements of kernel tests: disks and mounts that last as long as a value, processes that are stopped at each
+//! system call.
 //!
 //! ```no_run
 //! use ktest_support::XfsDisk;
@@ -17,6 +18,7 @@ mod busy;
 mod disk;
 mod machine;
 mod mounted;
+pub mod process;
 pub mod replay;
 
 pub use disk::Disk;

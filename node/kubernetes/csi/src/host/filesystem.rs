@@ -9,17 +9,16 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use volume::Announced;
 
-use super::linux::{DIRECTORY, open, resolve};
+use super::linux::{DIRECTORY, open};
 use super::{ActError, Found, LookError};
 use crate::plan::Elsewhere;
 use crate::request::TargetPath;
 
 /// Mounts the directory of a volume on another one.
 pub(super) fn bind(volume: &Dir, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
-    let target = resolve(parent, Path::new(name.as_os_str()), DIRECTORY).map_err(ActError::Open)?;
     let mount = Detached::clone_of(volume)?;
     mount.set(attributes)?;
-    Ok(mount.attach(&target)?)
+    Ok(mount.attach_at(parent, name.as_os_str())?)
 }
 
 /// Three system calls, whatever else there is: no other directory below kubelet's has the volume's project.

@@ -1,12 +1,12 @@
 //! How many system calls things cost, whatever there is already.
 
+use ktest_support::process::calls;
 use nix::libc::{
     SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_openat2, SYS_pwrite64, SYS_quotactl_fd, SYS_renameat2,
 };
 use units::Bytes;
 use volume::{Mode, Request, Store};
 
-use crate::child::calls;
 use crate::node::{INODES, Node, files, id, sized};
 
 /// Far below the disk, however many there are.

@@ -2,7 +2,6 @@
 //! any two of them. Needs root and one scratch disk: the tests wait for it, so that none forks while another unmounts.
 
 mod calls;
-mod child;
 mod killed;
 #[path = "../node/mod.rs"]
 mod node;

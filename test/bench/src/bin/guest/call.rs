@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bench::Operation;
 use nix::errno::Errno;
 
-use crate::{files, loops, quota, volumes};
+use crate::{files, loops, publishes, quota, volumes};
 
 /// Why a figure cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,8 @@ pub(crate) enum CallError {
     Volume(#[from] volume::Error),
     #[error("the volume cannot be opened")]
     Open(#[from] volume::OpenError),
+    #[error("the plugin refuses the call")]
+    Plugin(#[from] tonic::Status),
     #[error("there are no loop devices")]
     Control(#[from] loopdev::OpenError),
     #[error("no loop device can be attached")]
@@ -92,6 +94,12 @@ pub(crate) fn make(operation: Operation, mount: &Path, present: u32) -> Result<(
         Operation::ExpandBlock => volumes::expand_block(mount),
         Operation::Retire => volumes::retire(mount),
         Operation::Discard => volumes::discard(mount),
+        Operation::Publish => publishes::publish(mount),
+        Operation::PublishSingle => publishes::publish_single(mount),
+        Operation::PublishBlock => publishes::publish_block(mount),
+        Operation::PublishedStats => publishes::stats(mount),
+        Operation::Unpublish => publishes::unpublish(mount),
+        Operation::UnpublishBlock => publishes::unpublish_block(mount),
         Operation::Attach => loops::attach(mount),
         Operation::Status => loops::status(mount),
         Operation::Refresh => loops::refresh(mount),

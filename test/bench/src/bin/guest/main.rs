@@ -8,6 +8,7 @@ mod files;
 mod loops;
 mod measure;
 mod names;
+mod publishes;
 mod quota;
 mod region;
 mod tracer;

@@ -11,6 +11,7 @@ use nix::sys::utsname::uname;
 use crate::call::CallError;
 use crate::control::{self, ControlError};
 use crate::loops::Attached;
+use crate::publishes::Mounted;
 use crate::tracer::{Seen, TraceError, trace};
 use crate::{quota, volumes};
 
@@ -66,8 +67,13 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
                 one(operation, *present, run, disk)?;
             }
         }
-        // Devices are the machine's: few and many cannot be there at the same time.
+        // Mounts and devices are the machine's: few and many cannot be there at the same time.
         let disk = &disks[0].0;
+        for present in Subject::Csi.populations() {
+            mounts(disk.path(), present, || {
+                Subject::Csi.operations().try_for_each(|operation| one(operation, present, run, disk))
+            })?;
+        }
         for present in Subject::Loopdev.populations() {
             devices(disk.path(), present, || {
                 Subject::Loopdev.operations().try_for_each(|operation| one(operation, present, run, disk))
@@ -83,6 +89,14 @@ fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureE
     let attached = Attached::new(mount, present).map_err(failed)?;
     act()?;
     attached.detach().map_err(failed)
+}
+
+/// Acts while there are so many more mounts.
+fn mounts(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
+    let failed = |source| MeasureError::Populate { present, things: Subject::Csi.things(), source };
+    let mounted = Mounted::new(mount, present).map_err(failed)?;
+    act()?;
+    mounted.unmount().map_err(failed)
 }
 
 fn arrange(present: u32) -> Result<XfsDisk, MeasureError> {

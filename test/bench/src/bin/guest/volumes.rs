@@ -66,7 +66,7 @@ pub(crate) fn retire(mount: &Path) -> Result<(), CallError> {
 pub(crate) fn discard(mount: &Path) -> Result<(), CallError> {
     let (store, id) = with_volume(mount, filesystem())?;
     store.retire(&id)?;
-    fsquota::sync(&Dir::open(mount)?)?;
+    sync(mount)?;
     Ok(measured(|| store.discard(&id).map(drop))??)
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn burst(run: u32, claims: u32, mut tell: impl FnMut(BurstSample)) ->
     for way in [Way::Disk, Way::DiskWithWalk] {
         let disk = XfsDisk::with_project_quota();
         let store = open(disk.path())?;
-        fsquota::sync(&Dir::open(disk.path())?)?;
+        sync(disk.path())?;
         let (start, before) = (std::time::Instant::now(), block_stats(disk.device()));
         if way == Way::Disk {
             at_once(0..claims, |number| claim(&store, &id("burst", number)?, filesystem()))?;
@@ -96,7 +96,7 @@ pub(crate) fn burst(run: u32, claims: u32, mut tell: impl FnMut(BurstSample)) ->
 fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
     let (store, id) = (open(mount)?, id("measured", 0)?);
     warm(&store)?;
-    fsquota::sync(&Dir::open(mount)?)?;
+    sync(mount)?;
     measured(|| claim(&store, &id, mode))??;
     end(&store, &id)
 }
@@ -122,12 +122,23 @@ fn warm(store: &Store) -> Result<(), CallError> {
     end(store, &id)
 }
 
-fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId), CallError> {
+/// A new volume.
+pub(crate) fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId), CallError> {
     let (store, id) = (open(mount)?, id("measured", 0)?);
     claim(&store, &id, mode)?;
     drop(store.open_volume(&id)?);
-    fsquota::sync(&Dir::open(mount)?)?;
+    sync(mount)?;
     Ok((store, id))
+}
+
+/// What was done so far does not reach the disk in the region.
+pub(crate) fn sync(mount: &Path) -> Result<(), CallError> {
+    Ok(fsquota::sync(&Dir::open(mount)?)?)
+}
+
+/// Removes a volume.
+pub(crate) fn remove(mount: &Path, id: &VolumeId) -> Result<(), CallError> {
+    end(&open(mount)?, id)
 }
 
 fn end(store: &Store, id: &VolumeId) -> Result<(), CallError> {
@@ -141,7 +152,7 @@ fn open(mount: &Path) -> Result<Store, CallError> {
     Ok(Store::open(&volumes, Settings::default())?)
 }
 
-fn filesystem() -> Mode {
+pub(crate) fn filesystem() -> Mode {
     Mode::Filesystem { inodes: Inodes::new(64) }
 }
 

@@ -7,7 +7,6 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as PodObject};
 use kube::api::DeleteParams;
 use serde_json::json;
-use std::process::ExitCode;
 
 const MIB: u64 = 1 << 20;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
@@ -15,8 +14,9 @@ const METADATA: u64 = 256 << 10;
 /// More than the data disk has.
 const TOO_MUCH: u64 = 1 << 40;
 
-fn main() -> ExitCode {
-    Suite::new("claims")
+/// Adds the cases.
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .case("two_pods_use_one_claim_and_one_leaves", two_pods_use_one_claim_and_one_leaves)
         .case("a_claim_for_one_pod_keeps_the_second_waiting", a_claim_for_one_pod_keeps_the_second_waiting)
         .case("a_directory_grows_under_its_pod", a_directory_grows_under_its_pod)
@@ -33,7 +33,6 @@ fn main() -> ExitCode {
         .case("a_class_with_mount_options_is_refused", a_class_with_mount_options_is_refused)
         .case("a_claim_of_no_size_is_refused", a_claim_of_no_size_is_refused)
         .case("a_claim_of_a_missing_class_says_so", a_claim_of_a_missing_class_says_so)
-        .run()
 }
 
 async fn two_pods_use_one_claim_and_one_leaves(case: Case) -> Result<(), Failure> {

@@ -2,7 +2,6 @@
 
 use e2e::{Case, Claim, Failure, Pod, Server, Suite, Volume};
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
@@ -11,12 +10,12 @@ const SIGUSR1: i32 = 10;
 /// Claims of each pod of a burst, of both modes.
 const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
 
-fn main() -> ExitCode {
-    Suite::new("disruption")
+/// Adds the cases.
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .alone("volumes_stay_when_kubelet_is_killed", |case| stays(case, "kubelet"))
         .alone("volumes_stay_when_containerd_is_killed", |case| stays(case, "containerd"))
         .alone("a_burst_is_finished_although_the_storage_tasks_end", a_burst_is_finished)
-        .run()
 }
 
 /// Pods go on while the program is away, and what is asked for meanwhile is done when it is back.

@@ -2,20 +2,19 @@
 
 use e2e::{Case, Claim, Class, Failure, Pod, Seen, Suite, Volume, eventually, promised};
 use e2e::{OnNode, PATIENCE};
-use std::process::ExitCode;
 
 const MIB: u64 = 1 << 20;
 
-fn main() -> ExitCode {
-    Suite::new("devices")
+/// Adds the cases.
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .case("a_device_ends_at_its_promised_size", a_device_ends_at_its_promised_size)
         .case("a_read_only_device_can_be_read_and_not_written", a_read_only_device_can_be_read_and_not_written)
         .case("two_pods_share_one_loop_device", two_pods_share_one_loop_device)
-        .case("what_one_pod_wrote_the_next_one_reads", what_one_pod_wrote_the_next_one_reads)
+        .case("what_one_pod_wrote_to_a_device_the_next_one_reads", what_one_pod_wrote_to_a_device_the_next_one_reads)
         .case("a_pod_that_is_not_root_has_its_device", a_pod_that_is_not_root_has_its_device)
-        .case("a_tenants_data_is_not_found_by_the_next", a_tenants_data_is_not_found_by_the_next)
+        .case("a_tenants_data_is_not_found_on_the_next_device", a_tenants_data_is_not_found_on_the_next_device)
         .case("a_thin_volume_takes_what_is_written", a_thin_volume_takes_what_is_written)
-        .run()
 }
 
 async fn a_device_ends_at_its_promised_size(case: Case) -> Result<(), Failure> {
@@ -84,7 +83,7 @@ async fn two_pods_share_one_loop_device(case: Case) -> Result<(), Failure> {
     .await
 }
 
-async fn what_one_pod_wrote_the_next_one_reads(case: Case) -> Result<(), Failure> {
+async fn what_one_pod_wrote_to_a_device_the_next_one_reads(case: Case) -> Result<(), Failure> {
     case.claim(&Claim::block("data", 16 * MIB)).await?;
     let writer = case.open(&Pod::server("writer").with(Volume::device("data"))).await?;
     writer.paint(Pod::DEVICE, "a long text").await?;
@@ -105,7 +104,7 @@ async fn a_pod_that_is_not_root_has_its_device(case: Case) -> Result<(), Failure
     Ok(())
 }
 
-async fn a_tenants_data_is_not_found_by_the_next(case: Case) -> Result<(), Failure> {
+async fn a_tenants_data_is_not_found_on_the_next_device(case: Case) -> Result<(), Failure> {
     const MARK: &str = "the first tenant's secret";
     case.claim(&Claim::block("first", 16 * MIB)).await?;
     let pod = case.open(&Pod::server("first").with(Volume::device("first"))).await?;

@@ -2,15 +2,15 @@
 
 use e2e::{Case, Claim, DRIVER, Failure, Pod, Seen, Suite, VolumeMode, eventually, is_ours, promised};
 use e2e::{PATIENCE, Volume};
-use std::process::ExitCode;
 use workload::{Check, Executed, Finding, Text};
 
 const MIB: u64 = 1 << 20;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
 const METADATA: u64 = 256 << 10;
 
-fn main() -> ExitCode {
-    Suite::new("volumes")
+/// Adds the cases.
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .case("kubelet_has_statistics_of_the_volume", kubelet_has_statistics_of_the_volume)
         .case("a_volume_ends_at_its_promised_size", a_volume_ends_at_its_promised_size)
         .case("a_volume_ends_at_its_inode_limit", a_volume_ends_at_its_inode_limit)
@@ -24,7 +24,6 @@ fn main() -> ExitCode {
         .case("nothing_is_left_of_a_deleted_claim", nothing_is_left_of_a_deleted_claim)
         .case("a_tenants_data_is_not_found_by_the_next", a_tenants_data_is_not_found_by_the_next)
         .case("the_clusters_default_class_is_the_nodes", the_clusters_default_class_is_the_nodes)
-        .run()
 }
 
 async fn the_clusters_default_class_is_the_nodes(case: Case) -> Result<(), Failure> {

@@ -1,0 +1,136 @@
+//! Operations of the CSI plugin, as kubelet asks for them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use csi::{Calls, Linux};
+use nix::mount::{MsFlags, umount};
+use proto::csi::volume_capability::access_mode::Mode as AccessMode;
+use proto::csi::volume_capability::{AccessMode as Access, AccessType, BlockVolume, MountVolume};
+use proto::csi::{NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
+use volume::{Allocation, Mode, VolumeId};
+
+use crate::call::CallError;
+use crate::region::measured;
+use crate::volumes;
+
+/// kubelet's directory, below the mount.
+const KUBELET: &str = "kubelet";
+
+/// Mounts that are there while something is measured: all on one directory.
+pub(crate) struct Mounted {
+    place: PathBuf,
+    mounts: u32,
+}
+
+impl Mounted {
+    pub(crate) fn new(mount: &Path, mounts: u32) -> Result<Self, CallError> {
+        let place = mount.join(KUBELET).join("other");
+        fs::create_dir_all(&place).map_err(CallError::arrange("make", &place))?;
+        for _ in 0..mounts {
+            nix::mount::mount(Some(&place), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .map_err(|errno| CallError::arrange("mount on", &place)(errno.into()))?;
+        }
+        Ok(Self { place, mounts })
+    }
+
+    pub(crate) fn unmount(self) -> Result<(), CallError> {
+        let Self { place, mounts } = self;
+        (0..mounts)
+            .try_for_each(|_| umount(&place).map_err(|errno| CallError::arrange("unmount", &place)(errno.into())))
+    }
+}
+
+pub(crate) fn publish(mount: &Path) -> Result<(), CallError> {
+    Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?.publish()
+}
+
+pub(crate) fn publish_single(mount: &Path) -> Result<(), CallError> {
+    Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeSingleWriter)?.publish()
+}
+
+pub(crate) fn publish_block(mount: &Path) -> Result<(), CallError> {
+    Target::new(mount, BLOCK, AccessMode::SingleNodeMultiWriter)?.publish()
+}
+
+pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
+    let target = Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?;
+    target.calls.publish(&target.wanted)?;
+    let question = NodeGetVolumeStatsRequest {
+        volume_id: target.wanted.volume_id.clone(),
+        volume_path: target.wanted.target_path.clone(),
+        ..NodeGetVolumeStatsRequest::default()
+    };
+    measured(|| target.calls.stats(&question))??;
+    target.end()
+}
+
+pub(crate) fn unpublish(mount: &Path) -> Result<(), CallError> {
+    Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?.unpublish()
+}
+
+pub(crate) fn unpublish_block(mount: &Path) -> Result<(), CallError> {
+    Target::new(mount, BLOCK, AccessMode::SingleNodeMultiWriter)?.unpublish()
+}
+
+const BLOCK: Mode = Mode::Block { allocation: Allocation::Thick };
+
+/// Where a new volume is to be published.
+struct Target {
+    mount: PathBuf,
+    volume: VolumeId,
+    calls: Calls<Linux>,
+    wanted: NodePublishVolumeRequest,
+}
+
+impl Target {
+    /// Of a plugin that has published the volume there before.
+    fn new(mount: &Path, mode: Mode, access: AccessMode) -> Result<Self, CallError> {
+        let (store, volume) = volumes::with_volume(mount, mode)?;
+        let kubelet = mount.join(KUBELET);
+        let wanted = NodePublishVolumeRequest {
+            volume_id: volume.to_string(),
+            target_path: kubelet.join("target").display().to_string(),
+            volume_capability: Some(VolumeCapability {
+                access_mode: Some(Access { mode: access.into() }),
+                access_type: Some(if mode.is_block() {
+                    AccessType::Block(BlockVolume {})
+                } else {
+                    AccessType::Mount(MountVolume::default())
+                }),
+            }),
+            ..NodePublishVolumeRequest::default()
+        };
+        let calls = Calls::new(kubelet.clone(), Linux::new(kubelet, Arc::new(store)));
+        let target = Self { mount: mount.to_owned(), volume, calls, wanted };
+        target.calls.publish(&target.wanted)?;
+        target.calls.unpublish(&target.gone())?;
+        volumes::sync(mount)?;
+        Ok(target)
+    }
+
+    fn publish(self) -> Result<(), CallError> {
+        measured(|| self.calls.publish(&self.wanted))??;
+        self.end()
+    }
+
+    fn unpublish(self) -> Result<(), CallError> {
+        self.calls.publish(&self.wanted)?;
+        volumes::sync(&self.mount)?;
+        measured(|| self.calls.unpublish(&self.gone()))??;
+        self.end()
+    }
+
+    /// Twice is as good as once.
+    fn end(self) -> Result<(), CallError> {
+        self.calls.unpublish(&self.gone())?;
+        drop(self.calls);
+        volumes::remove(&self.mount, &self.volume)
+    }
+
+    fn gone(&self) -> NodeUnpublishVolumeRequest {
+        let NodePublishVolumeRequest { volume_id, target_path, .. } = self.wanted.clone();
+        NodeUnpublishVolumeRequest { volume_id, target_path }
+    }
+}

@@ -1,0 +1,14 @@
+//! Volumes of both modes, on a disk with room for all cases at once.
+
+mod claims;
+mod devices;
+mod directories;
+mod disruption;
+
+use e2e::Suite;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let parts = [directories::cases, devices::cases, claims::cases, disruption::cases];
+    parts.into_iter().fold(Suite::new("volumes"), |suite, add| add(suite)).run()
+}

@@ -1,0 +1,82 @@
+//! A system call of a child.
+
+use nix::libc::{self, user_regs_struct};
+use nix::sys::ptrace;
+
+use super::traced::Traced;
+
+/// Calls that leave every file as it is, whatever their arguments.
+const HARMLESS: [i64; 19] = [
+    libc::SYS_brk,
+    libc::SYS_close,
+    libc::SYS_exit_group,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_futex,
+    libc::SYS_getdents64,
+    libc::SYS_getpid,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_newfstatat,
+    libc::SYS_pread64,
+    libc::SYS_read,
+    libc::SYS_statx,
+];
+
+/// A system call that a [`Traced`] child stands before. It is carried out when the child goes on.
+#[derive(Debug)]
+pub struct Call<'a> {
+    child: &'a mut Traced,
+    registers: user_regs_struct,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(child: &'a mut Traced) -> Self {
+        let registers = ptrace::getregs(child.pid()).expect("the child stands still");
+        Self { child, registers }
+    }
+
+    /// Its number, such as `SYS_openat2`.
+    pub const fn number(&self) -> i64 {
+        self.registers.orig_rax.cast_signed()
+    }
+
+    /// Its arguments as the kernel finds them in the registers, those that it does not have included. syscall(2).
+    pub const fn arguments(&self) -> [u64; 6] {
+        let user_regs_struct { rdi, rsi, rdx, r10, r8, r9, .. } = self.registers;
+        [rdi, rsi, rdx, r10, r8, r9]
+    }
+
+    /// Whether it may leave a file otherwise than it is, as far as its number and an opening's flags tell. What is
+    /// unknown may.
+    ///
+    /// # Panics
+    /// If the child passes a pointer that is none.
+    pub fn may_change_files(&self) -> bool {
+        match self.number() {
+            libc::SYS_openat2 => {
+                let [_, _, how, ..] = self.arguments();
+                // The first field of `struct open_how`, include/uapi/linux/openat2.h.
+                let flags = ptrace::read(self.child.pid(), how as ptrace::AddressType).expect("a struct open_how");
+                flags & i64::from(libc::O_CREAT | libc::O_TRUNC) != 0
+            }
+            other => !HARMLESS.contains(&other),
+        }
+    }
+
+    /// The call does not exist in this kernel: the child gets `ENOSYS`.
+    ///
+    /// # Panics
+    /// If the child cannot go on.
+    pub fn refuse(mut self) {
+        // No call has this number.
+        self.registers.orig_rax = u64::MAX;
+        ptrace::setregs(self.child.pid(), self.registers).expect("the child stands still");
+        assert!(self.child.go_on(), "it ended in a call that does not exist");
+    }
+}

@@ -1,0 +1,30 @@
+//! A copy of this process that does some work.
+
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::sys;
+
+/// A copy of this process that does some work and ends. Everything it has open is closed when [`Child::wait`] returns,
+/// however it ended.
+#[derive(Debug)]
+#[must_use = "somebody has to wait for its end"]
+pub struct Child(pub(super) Pid);
+
+impl Child {
+    /// Begins the work. See [the module](super) for what it must not do.
+    ///
+    /// # Panics
+    /// If the system has no room for another process.
+    pub fn start(work: impl FnOnce()) -> Self {
+        Self(sys::copy(work).unwrap_or_else(|error| panic!("cannot start a process: {error}")))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If the work did, or if somebody killed it.
+    pub fn wait(self) {
+        assert_eq!(waitpid(self.0, None), Ok(WaitStatus::Exited(self.0, 0)), "the work of a child failed");
+    }
+}

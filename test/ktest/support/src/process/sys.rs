@@ -1,0 +1,27 @@
+//! A process that is a copy of this one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::{ForkResult, Pid, fork};
+
+/// Status of a copy whose work panicked, as of a Rust program.
+const PANICKED: i32 = 101;
+
+/// Does `work` in a copy of this process, which then ends: with status 0, or 101 if it panicked. fork(2).
+///
+/// The copy waits for ever if `work` takes a lock that another thread holds now.
+pub(super) fn copy(work: impl FnOnce()) -> Result<Pid, Errno> {
+    // SAFETY: the copy's memory is its own, and it has this thread alone. The C library's allocator can be used after
+    // its fork; a lock that another thread held stays taken, which is a wait and breaks no memory.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            let done = catch_unwind(AssertUnwindSafe(work));
+            // SAFETY: ends the process without what the program registered for its end, which is for the original to
+            // do. It does not return.
+            unsafe { libc::_exit(if done.is_ok() { 0 } else { PANICKED }) }
+        }
+    }
+}

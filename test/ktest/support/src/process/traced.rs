@@ -1,0 +1,69 @@
+//! A child that is stopped at each system call. ptrace(2).
+
+use nix::libc::PTRACE_SYSCALL_INFO_ENTRY;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::call::Call;
+use super::child::Child;
+
+/// A [`Child`] that stands still before its next system call. It belongs to the thread that started it: the kernel
+/// answers no other one.
+#[derive(Debug)]
+pub struct Traced(Pid);
+
+impl Traced {
+    /// Starts it; it stands still before the work begins.
+    ///
+    /// # Panics
+    /// As [`Child::start`], and if it cannot be traced.
+    pub fn start(work: impl FnOnce()) -> Self {
+        let Child(pid) = Child::start(|| {
+            ptrace::traceme().expect("it can be traced by its parent");
+            raise(Signal::SIGSTOP).expect("it can stop itself");
+            work();
+        });
+        assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+        let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
+        ptrace::setoptions(pid, options).expect("the child stands still");
+        Self(pid)
+    }
+
+    /// Lets it run into its next system call, which is not carried out yet. `None` if it has done its work and ended.
+    ///
+    /// # Panics
+    /// If the work did.
+    pub fn next_call(&mut self) -> Option<Call<'_>> {
+        while self.go_on() {
+            if ptrace::syscall_info(self.0).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
+                return Some(Call::new(self));
+            }
+        }
+        None
+    }
+
+    /// Kills it before the call that it stands before.
+    ///
+    /// # Panics
+    /// If it cannot be killed.
+    pub fn kill(self) {
+        ptrace::kill(self.0).expect("it stands still");
+        assert_eq!(waitpid(self.0, None), Ok(WaitStatus::Signaled(self.0, Signal::SIGKILL, false)));
+    }
+
+    pub(super) const fn pid(&self) -> Pid {
+        self.0
+    }
+
+    /// Lets it run to the next begin or end of a call. Whether there is one: otherwise it has ended.
+    pub(super) fn go_on(&mut self) -> bool {
+        ptrace::syscall(self.0, None).expect("it stands still");
+        match waitpid(self.0, None) {
+            Ok(WaitStatus::PtraceSyscall(_)) => true,
+            Ok(WaitStatus::Exited(_, 0)) => false,
+            other => panic!("the child ended in its own way: {other:?}"),
+        }
+    }
+}
