@@ -1,48 +1,71 @@
-//! Compiles the pinned protocol files. Bazel names them in `CSI_PROTO` and `REGISTRATION_PROTO`; Cargo
-//! alone takes them from the Go modules that third_party/kubernetes/go.mod pins.
+//! Compiles the protocol files. Bazel names them in `CSI_PROTO`, `REGISTRATION_PROTO` and `CONFIG_PROTO`; Cargo
+//! alone takes those of others from the Go modules that third_party/kubernetes/go.mod pins.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// A protocol file: the variable that names it, else the Go module and the path in it.
+use prost::Message;
+
+/// A protocol file: the variable that names it, else where it is.
 struct Protocol {
     name: &'static str,
     variable: &'static str,
-    module: &'static str,
+    /// The Go module that has it; without one it is ours.
+    module: Option<&'static str>,
     path: &'static str,
+    /// The file for its descriptors, if the program reads them: as they are, and without comments.
+    descriptors: Option<[&'static str; 2]>,
 }
 
-const PROTOCOLS: [Protocol; 2] = [
+const PROTOCOLS: [Protocol; 3] = [
     Protocol {
         name: "csi.proto",
         variable: "CSI_PROTO",
-        module: "github.com/container-storage-interface/spec",
+        module: Some("github.com/container-storage-interface/spec"),
         path: "csi.proto",
+        descriptors: None,
     },
     Protocol {
         name: "api.proto",
         variable: "REGISTRATION_PROTO",
-        module: "k8s.io/kubelet",
+        module: Some("k8s.io/kubelet"),
         path: "pkg/apis/pluginregistration/v1/api.proto",
+        descriptors: None,
+    },
+    Protocol {
+        name: "config.proto",
+        variable: "CONFIG_PROTO",
+        module: None,
+        path: "node/v1/config.proto",
+        descriptors: Some(["config.comments.bin", "config.bin"]),
     },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for Protocol { name, variable, module, path } in PROTOCOLS {
+    let own = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    for Protocol { name, variable, module, path, descriptors } in PROTOCOLS {
         println!("cargo:rerun-if-env-changed={variable}");
-        let source = match env::var_os(variable) {
-            Some(pinned) => PathBuf::from(pinned),
-            None => module_directory(module)?.join(path),
+        let source = match (env::var_os(variable), module) {
+            (Some(named), _) => PathBuf::from(named),
+            (None, Some(module)) => module_directory(module)?.join(path),
+            (None, None) => own.join(path),
         };
+        println!("cargo:rerun-if-changed={}", source.display());
         // Only a copy, alone in its directory, can be imported by its bare name.
         let directory = out.join("proto").join(name.trim_end_matches(".proto"));
         fs::create_dir_all(&directory)?;
         let text = fs::read_to_string(&source).map_err(|e| format!("{}: {e}", source.display()))?;
         fs::write(directory.join(name), text)?;
         let files = protox::compile([name], [&directory])?;
+        if let Some([with_comments, without]) = descriptors {
+            fs::write(out.join(with_comments), files.encode_to_vec())?;
+            let mut bare = files.clone();
+            bare.file.iter_mut().for_each(|file| file.source_code_info = None);
+            fs::write(out.join(without), bare.encode_to_vec())?;
+        }
         tonic_prost_build::configure().compile_fds(files)?;
     }
     Ok(())

@@ -1,5 +1,9 @@
 //! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in `third_party/kubernetes/go.mod`).
+//! their official files (pinned in `third_party/kubernetes/go.mod`), and the message that configures a node, from
+//! `node/v1/config.proto`.
+//!
+//! That file is the one source of what a node can be told: crate `config` reads JSON by its descriptors, and
+//! `bazel run //proto:reference` writes docs/configuration.md from its comments.
 #![forbid(unsafe_code)]
 
 /// The Container Storage Interface, `csi.proto` 1.12.
@@ -12,4 +16,16 @@ pub mod csi {
 pub mod registration {
     #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
     tonic::include_proto!("pluginregistration");
+}
+
+/// What a node is told at its boot, `node/v1/config.proto`.
+pub mod node {
+    #![allow(clippy::doc_markdown, reason = "generated")]
+    tonic::include_proto!("granary.node.v1");
+
+    /// The descriptors of the file, an encoded `google.protobuf.FileDescriptorSet` without comments.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/config.bin"));
+
+    /// The same with comments.
+    pub const DESCRIPTORS_WITH_COMMENTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/config.comments.bin"));
 }

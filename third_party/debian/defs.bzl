@@ -10,19 +10,33 @@ for deb in {debs}; do dpkg-deb -x "$deb" "$work"; done
 def _unpack(debs):
     return _UNPACK.format(debs = " ".join([deb.path for deb in debs]))
 
-def _run(ctx, outputs, lines, mnemonic, what):
+def _run(ctx, debs, outputs, lines, mnemonic, what):
     ctx.actions.run_shell(
-        inputs = ctx.files.packages,
+        inputs = debs,
         outputs = outputs,
-        command = _unpack(ctx.files.packages) + "\n".join(lines),
+        command = _unpack(debs) + "\n".join(lines),
         mnemonic = mnemonic,
         progress_message = what,
         use_default_shell_env = True,
     )
 
+def _debian_file_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name)
+    _run(ctx, [ctx.file.package], [out], ["cp \"$work/{}\" {}".format(ctx.attr.path, out.path)], "DebianFile", "Unpacking %{label}")
+    return [DefaultInfo(files = depset([out]))]
+
+debian_file = rule(
+    implementation = _debian_file_impl,
+    doc = "One file of a package.",
+    attrs = {
+        "package": attr.label(mandatory = True, allow_single_file = [".deb"], doc = "The package."),
+        "path": attr.string(mandatory = True, doc = "The file's path in it, without a slash at the beginning."),
+    },
+)
+
 def _kernel_image_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name)
-    _run(ctx, [out], ["cp \"$work\"/boot/vmlinuz-* {}".format(out.path)], "KernelImage", "Unpacking the kernel")
+    _run(ctx, ctx.files.packages, [out], ["cp \"$work\"/boot/vmlinuz-* {}".format(out.path)], "KernelImage", "Unpacking the kernel")
     return [DefaultInfo(files = depset([out]))]
 
 kernel_image = rule(
@@ -36,7 +50,7 @@ def _kernel_modules_impl(ctx):
 
     # modprobe knows soft dependencies too (crc32c for xfs); it prints files in the order of loading.
     # A module of the kernel itself is printed as `builtin` and needs no file.
-    _run(ctx, [out], [
+    _run(ctx, ctx.files.packages, [out], [
         "version=$(ls \"$work/lib/modules\")",
         "depmod -b \"$work\" \"$version\"",
         # No settings of the machine or of the build root.
@@ -66,7 +80,7 @@ kernel_modules = rule(
 
 def _debian_tree_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
-    _run(ctx, [out], [
+    _run(ctx, ctx.files.packages, [out], [
         # The paths of a merged /usr.
         "for d in bin sbin lib lib64; do",
         "  [ -d \"$work/$d\" ] || continue",

@@ -2,31 +2,41 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::clock::{CorrectError, Keeper};
+use ::status::Recent;
 use announce::{Announcement, StageState};
+use config::{Config, NODE_PREFIX, Role};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
+use network::{Network, NetworkError};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use prometheus::Registry;
 use services::{
     Credentials, Identity, StorageIdentity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
 };
-use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
+use supervisor::{BoxError, Change, Context, Handle, Settings, State, Supervisor};
 use time::OffsetDateTime;
+use tokio::sync::watch;
 use tracing::info;
 
-use crate::config::{self, Config, ConfigError};
+use crate::certificates::{Certificates, Kept};
+use crate::command_line::{CommandLine, CommandLineError};
 use crate::host::{Host, Writer};
-use crate::network::{self, NetworkError};
+use crate::metrics::Metrics;
 use crate::power::{End, Requests};
+use crate::source::{self, SourceError};
+use crate::status::Facts;
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
-use crate::{csinode, log, orphans, restart, status};
+use crate::uplink::Uplink;
+use crate::{csinode, log, orphans, restart, status, timekeeping};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
@@ -39,13 +49,16 @@ const STOP: Duration = Duration::from_secs(60);
 pub enum BootError {
     /// `/proc` is not there.
     #[error("cannot read the kernel's command line")]
-    CommandLine(#[source] io::Error),
+    ReadCommandLine(#[source] io::Error),
     /// Not PID 1.
     #[error("cannot take over Ctrl-Alt-Del; this program is for PID 1")]
     CtrlAltDel(#[source] Errno),
     /// It says something that we cannot use.
     #[error("cannot use the kernel's command line")]
-    Config(#[from] ConfigError),
+    CommandLine(#[from] CommandLineError),
+    /// The configuration cannot be read, or has mistakes.
+    #[error("the node is not configured")]
+    Config(#[from] SourceError),
     /// A module that every node needs.
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
@@ -64,9 +77,26 @@ pub enum BootError {
     /// The network.
     #[error("cannot configure the network")]
     Network(#[from] NetworkError),
-    /// The networks of pods and Services.
-    #[error("cannot use the networks of pods and services")]
-    Networks(#[from] services::NetworkError),
+    /// The file for resolvers.
+    #[error("cannot write the name servers to resolv.conf")]
+    NameServers(#[source] io::Error),
+    /// The node's own address is one of the cluster's.
+    #[error(
+        "the node's address {address} is inside {network}, which is the cluster's: choose other networks in the \
+         configuration, controlPlane.podNetwork and controlPlane.serviceNetwork"
+    )]
+    Overlap {
+        /// What DHCP gave.
+        address: Ipv4Addr,
+        /// The pods' network, or that of Services.
+        network: services::Network,
+    },
+    /// The pods' network has no room for a node's part.
+    #[error("the network {0} of pods has no room for a node")]
+    Pods(services::Network),
+    /// The clock, which is wrong.
+    #[error(transparent)]
+    Clock(#[from] CorrectError),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] services::PkiError),
@@ -81,69 +111,114 @@ pub enum BootError {
     Power(#[source] io::Error),
 }
 
+/// How far a boot is, for the case that it fails.
+#[derive(Debug, Default)]
+pub struct Begun {
+    /// Who is told.
+    pub host: Host,
+    /// What tells them, if it runs.
+    pub writer: Option<Writer>,
+    /// What to do then.
+    pub on_failure: End,
+}
+
 /// Boots the node and returns when somebody has asked for its end, with all services stopped.
 ///
 /// # Errors
 /// [`BootError`]: the node cannot start, and no service of it runs. What runs as a service does not come here: it
 /// is started again.
-pub fn run(host: &mut Host, writer: &mut Option<Writer>) -> Result<End, BootError> {
+pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
     set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;
-    let line = fs::read_to_string("/proc/cmdline").map_err(BootError::CommandLine)?;
-    // A level that is none is an error of the configuration, which is told when the host can hear it.
-    log::start(config::level(&line).unwrap_or(tracing::Level::INFO));
+    let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
+    let command_line = CommandLine::parse(&line);
+    // What is wrong with it is told when the host can hear it.
+    let recent = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log));
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
     let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
-    *host = opened;
-    *writer = Some(its_writer);
+    begun.host = opened;
+    begun.writer = Some(its_writer);
+    let host = begun.host.clone();
     host.stage("init", StageState::Ready);
     info!(version = env!("CARGO_PKG_VERSION"), ?absent, "granary starts");
 
-    let config = Config::parse(&line)?;
+    begun.on_failure = command_line?.on_failure.into();
+    let (source, config) = source::read()?;
+    begun.on_failure = config.on_failure.into();
+    info!(%source, node = %config.node, "configured");
     system::prepare(&config.node)?;
     host.stage("data-disk", StageState::Started);
-    let storage = Storage::open(config.overcommit)?;
-    system::prepare_links(storage.ephemeral(), &config.node, config.dns)?;
+    let storage = Storage::open(&config.storage)?;
+    system::prepare_links(storage.ephemeral(), &config.node)?;
     host.stage("data-disk", StageState::Ready);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
-    let end = runtime.block_on(serve(&config, storage, host));
+    let end = runtime.block_on(serve(&config, storage, &host, recent));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
 }
 
-async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, BootError> {
+async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -> Result<End, BootError> {
     let mut requests = Requests::watch().map_err(BootError::Power)?;
-    network::configure(config.interface, config.gateway).await?;
+    host.stage("network", StageState::Started);
+    let network = Network::open(config.network.clone()).await?;
+    let addressing = tokio::select! {
+        end = requests.next() => return Ok(end),
+        // With DHCP for as long as it takes.
+        given = network.configure() => given.map_err(NetworkError::from)?,
+    };
+    let Role::ControlPlane(cluster) = &config.role;
+    let address = addressing.interface.address;
+    if let Some(&network) = [&cluster.pods, &cluster.services].into_iter().find(|network| network.contains(address)) {
+        return Err(BootError::Overlap { address, network });
+    }
+    let given = addressing.time_servers.clone();
+    let time_servers = if config.time_servers.is_empty() { given } else { config.time_servers.clone() };
+    let uplink = Uplink::new(network, addressing, storage.ephemeral()).map_err(BootError::NameServers)?;
+    let uplink = Arc::new(uplink);
     host.stage("network", StageState::Ready);
     let services = services::Config {
         node: config.node.to_string(),
-        address: config.interface.address,
-        services: SERVICES.parse()?,
-        pods: PODS.parse()?,
-        cluster_pods: CLUSTER_PODS.parse()?,
+        address,
+        services: cluster.services,
+        pods: cluster.pods.first_part(NODE_PREFIX).ok_or(BootError::Pods(cluster.pods))?,
+        cluster_pods: cluster.pods,
         durability: services::Durability::Durable,
         disk: storage.disk(),
         paths: storage.paths(),
     };
+    let keeper = timekeeping::start(&time_servers).await?;
     let wanted = services.clone();
     let credentials =
         tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;
     let credentials = Arc::new(credentials);
+    let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
     let registry = Registry::new();
     let plugin =
         csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
             .map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
+    let facts = Facts {
+        node: config.node.to_string(),
+        volumes: storage.volumes(),
+        metrics: Arc::new(Metrics::register(registry).map_err(BootError::Metrics)?),
+        recent,
+        keeper: Arc::clone(&keeper),
+        certificates: certificates.kept(),
+        kubernetes: Arc::default(),
+    };
     let cluster = Arc::new(Cluster {
         config: config.clone(),
         identity: StorageIdentity::new(&services, &credentials),
         credentials,
+        certificates,
+        keeper,
         services,
         storage,
         plugin: Arc::new(plugin),
-        registry,
+        uplink: Arc::clone(&uplink),
+        facts,
         metrics,
         since: Timestamp::now(),
         host: host.clone(),
@@ -154,7 +229,10 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
         move |change: &Change<'_>| tell(&host, change)
     };
     let tree = Supervisor::observed("granary", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
-    let end = requests.next().await;
+    let end = tokio::select! {
+        end = requests.next() => end,
+        () = uplink.moved() => End::Restart,
+    };
     info!(?end, "the node is asked to end");
     host.stage("shutdown", StageState::Started);
     if let Err(overdue) = tree.stop(STOP).await {
@@ -163,22 +241,20 @@ async fn serve(config: &Config, storage: Storage, host: &Host) -> Result<End, Bo
     Ok(end)
 }
 
-/// Cluster addresses of Services, of this node's pods, of all pods.
-const SERVICES: &str = "10.96.0.0/16";
-const PODS: &str = "10.244.0.0/24";
-const CLUSTER_PODS: &str = "10.244.0.0/16";
-
 /// What a running node has.
 struct Cluster {
     config: Config,
     credentials: Arc<Credentials>,
+    certificates: Arc<Certificates>,
+    keeper: Arc<Keeper>,
     /// What the provisioner is to the API server.
     identity: StorageIdentity,
     services: services::Config,
     storage: Storage,
     plugin: Arc<csi::Plugin<csi::Linux>>,
-    /// All metrics of the node.
-    registry: Registry,
+    uplink: Arc<Uplink>,
+    /// What the status pages tell.
+    facts: Facts,
     /// The provisioner's, which outlive it.
     metrics: provisioner::Metrics,
     /// When the services were started.
@@ -190,8 +266,17 @@ impl Cluster {
     /// The root of the services, in boot order.
     async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         cx.start("orphans", orphans::run);
-        let (address, registry) = (self.services.address, self.registry.clone());
-        cx.start("status", move |cx| status::run(cx, address, registry.clone()));
+        let uplink = Arc::clone(&self.uplink);
+        cx.start("uplink", move |cx| {
+            let uplink = Arc::clone(&uplink);
+            async move { uplink.run(cx).await }
+        });
+        let keeper = Arc::clone(&self.keeper);
+        cx.start("clock", move |cx| Arc::clone(&keeper).run(cx));
+        let (certificates, clock) = (Arc::clone(&self.certificates), self.keeper.state());
+        cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
+        let (address, facts) = (self.services.address, self.facts.clone());
+        cx.start("status", move |cx| status::run(cx, address, facts.clone()));
         let modules = cx.start("network-modules", network_modules);
         let etcd = cx.start("etcd", etcd::service(&self.services));
         let containerd = cx.start("containerd", containerd::service(&self.services));
@@ -205,12 +290,13 @@ impl Cluster {
         let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
 
         apiserver.healthy().await?;
+        let renewals = self.certificates.kept();
+        let seen = renewals.borrow().administrators;
         self.announce_credentials();
         cx.start("kube-controller-manager", controller_manager::service(&self.services, &self.credentials));
         cx.start("kube-scheduler", scheduler::service(&self.services, &self.credentials));
         let admin = self.credentials.client(Identity::Admin).await?;
-        let client = admin.clone();
-        cx.start("approver", move |cx| reconciler::approve(cx, client.clone()));
+        let approver = start_approver(&cx, &admin);
         let this = Arc::clone(&self);
         let identity = cx.start("storage-identity", move |cx| Arc::clone(&this).identify(cx));
         modules.healthy().await?;
@@ -220,10 +306,9 @@ impl Cluster {
         cx.start("kubelet", kubelet::service(&self.services, &self.credentials));
 
         // What the provisioner's identity may do is one of the reconciler's objects.
-        let client = admin.clone();
-        cx.start("reconciler", move |cx| reconciler::run(cx, client.clone())).healthy().await?;
-        let client = admin.clone();
-        cx.start("release", move |cx| reconciler::release(cx, client.clone()));
+        let reconciler = start_reconciler(&cx, &admin);
+        reconciler.healthy().await?;
+        let release = start_release(&cx, &admin);
         let this = Arc::clone(&self);
         cx.start("node", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
 
@@ -231,8 +316,33 @@ impl Cluster {
         let this = Arc::clone(&self);
         cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&this).provision(cx)));
         cx.healthy();
-        cx.cancelled().await;
-        Ok(())
+        self.administer(&cx, renewals, seen, [approver, reconciler, release]).await
+    }
+
+    /// Starts the services that work with the administrator's client anew with each of its certificates but the one that
+    /// they were started with.
+    async fn administer(
+        &self,
+        cx: &Context,
+        mut renewals: watch::Receiver<Kept>,
+        mut seen: u32,
+        mut services: [Handle; 3],
+    ) -> Result<(), BoxError> {
+        loop {
+            let another =
+                async { renewals.wait_for(|kept| kept.administrators != seen).await.map(|kept| kept.administrators) };
+            seen = tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                another = another => another?,
+            };
+            info!("the administrator's certificate is another one: what uses it starts anew");
+            for service in services.iter().rev() {
+                service.stop().await;
+            }
+            self.announce_credentials();
+            let admin = self.credentials.client(Identity::Admin).await?;
+            services = [start_approver(cx, &admin), start_reconciler(cx, &admin), start_release(cx, &admin)];
+        }
     }
 
     /// Done when the storage identity has a certificate.
@@ -279,7 +389,7 @@ impl Cluster {
     }
 
     fn announce_credentials(&self) {
-        self.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig().to_owned() });
+        self.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
     }
 
     /// Healthy, once and for all, when the Node object is Ready.
@@ -290,13 +400,33 @@ impl Cluster {
         });
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
-            found = ready => { found?; }
+            found = ready => {
+                // Told once for each boot: kubelet writes it when it registers the node.
+                if let Some(system) = found?.and_then(|node| node.status?.node_info) {
+                    self.facts.kubernetes.get_or_init(|| system.into());
+                }
+            }
         }
         let memory = system::own_memory().map(|memory| memory.to_string());
         info!(node = %self.config.node, memory, "node is Ready");
         cx.done();
         Ok(())
     }
+}
+
+fn start_approver(cx: &Context, admin: &Client) -> Handle {
+    let client = admin.clone();
+    cx.start("approver", move |cx| reconciler::approve(cx, client.clone()))
+}
+
+fn start_reconciler(cx: &Context, admin: &Client) -> Handle {
+    let client = admin.clone();
+    cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()))
+}
+
+fn start_release(cx: &Context, admin: &Client) -> Handle {
+    let client = admin.clone();
+    cx.start("release", move |cx| reconciler::release(cx, client.clone()))
 }
 
 /// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.

@@ -1,22 +1,28 @@
 //! The node's one program: PID 1 after the initramfs, and everything of ours that runs on a node.
 //!
-//! [`boot`] reads top to bottom: the kernel's settings, the data disk, the network, then the services in
-//! the order in which they need each other.
+//! [`boot`] reads top to bottom: the configuration ([`source`]), the kernel's settings, the data disk, the network,
+//! then the services in the order in which they need each other.
 //!
 //! What a person can ask of a running node: SIGTERM or its power button ends it in order, SIGINT (Ctrl-Alt-Del) restarts
-//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] serves metrics.
+//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] tells how it does.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod boot;
-pub mod config;
+pub mod certificates;
+pub mod command_line;
 pub mod csinode;
+pub mod disk;
 pub mod host;
+pub mod kernel;
 pub mod log;
-pub mod network;
+pub mod metrics;
 pub mod orphans;
 pub mod power;
 pub mod restart;
+pub mod source;
 pub mod status;
 pub mod storage;
 pub mod system;
+pub mod timekeeping;
+pub mod uplink;

@@ -9,6 +9,8 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use status::Recent;
+
 use crate::host::uptime_ms;
 
 struct Uptime;
@@ -20,11 +22,11 @@ impl FormatTime for Uptime {
     }
 }
 
-/// Starts it. A second call changes nothing.
+/// Starts it, and keeps the last warnings. A second call changes nothing, and keeps none.
 ///
 /// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `programs`
 /// on: a serial console is slow, and they have much to say.
-pub fn start(programs: Level) {
+pub fn start(programs: Level) -> Recent {
     let filter = Targets::new()
         .with_default(Level::INFO)
         .with_target("kube", LevelFilter::WARN)
@@ -35,5 +37,7 @@ pub fn start(programs: Level) {
         .with_target("tower", LevelFilter::WARN)
         .with_target("rustls", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_timer(Uptime).with_target(false);
-    let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
+    let recent = Recent::default();
+    let _ = tracing_subscriber::registry().with(lines).with(recent.clone()).with(filter).try_init();
+    recent
 }

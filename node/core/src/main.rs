@@ -9,18 +9,25 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use announce::Announcement;
-use node_core::boot;
+use node_core::boot::{self, Begun};
 use node_core::host::Host;
-use node_core::power::{self, End};
+use node_core::power;
 
 fn main() -> ExitCode {
-    let mut host = Host::default();
-    let mut writer = None;
+    let mut begun = Begun::default();
     // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
-    let end = match catch_unwind(AssertUnwindSafe(|| boot::run(&mut host, &mut writer))) {
+    let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut begun)));
+    let Begun { host, writer, on_failure } = begun;
+    let end = match end {
         Ok(Ok(end)) => end,
-        Ok(Err(error)) => fatal(&host, chain(&error)),
-        Err(_) => fatal(&host, "the node's program panicked; its message stands above".to_owned()),
+        failed => {
+            let message = match failed {
+                Ok(Err(error)) => chain(&error),
+                _ => "the node's program panicked; its message stands above".to_owned(),
+            };
+            fatal(&host, message);
+            on_failure
+        }
     };
     drop(host);
     if let Some(writer) = writer {
@@ -35,10 +42,16 @@ fn main() -> ExitCode {
 /// How long the machine may take to hear the last words.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-fn fatal(host: &Host, message: String) -> End {
-    print(&format!("error: {}", message.replace('\n', "\ncaused by: ")));
+/// What belongs to the line before it, such as the problems of a configuration, is indented.
+fn fatal(host: &Host, message: String) {
+    for (number, line) in message.lines().enumerate() {
+        match number {
+            0 => print(&format!("error: {line}")),
+            _ if line.starts_with(' ') => print(line),
+            _ => print(&format!("caused by: {line}")),
+        }
+    }
     host.tell(Announcement::Fatal { message });
-    End::PowerOff
 }
 
 /// `println!` panics when the console is gone.

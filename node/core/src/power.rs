@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use config::FailureAction;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::reboot::{RebootMode, reboot};
@@ -15,12 +16,22 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// What the machine shall do afterwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
     /// Off.
+    #[default]
     PowerOff,
     /// Start again.
     Restart,
+}
+
+impl From<FailureAction> for End {
+    fn from(action: FailureAction) -> Self {
+        match action {
+            FailureAction::PowerOff => Self::PowerOff,
+            FailureAction::Reboot => Self::Restart,
+        }
+    }
 }
 
 /// Ways to ask for the end: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console)

@@ -1,39 +1,33 @@
-//! The node's metrics over HTTP.
-//!
-//! Only programs of the node itself are answered: the API server is one, and asks for those who may proxy to nodes
-//! (`/api/v1/nodes/NAME:7839/proxy/metrics`). Pods would learn the names of all claims.
+//! What the status pages tell of this node. How they look, and who may see them, is crate `status`.
 
-use std::convert::Infallible;
+use std::error::Error;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{ALLOW, CONTENT_TYPE};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use prometheus::{Registry, TEXT_FORMAT, TextEncoder};
-use supervisor::Context;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{sleep, timeout};
-use tracing::{debug, warn};
+use k8s_openapi::api::core::v1::NodeSystemInfo;
+use prometheus::TextEncoder;
+use prometheus::proto::MetricFamily;
+use provisioner::Volumes;
+use status::{Closed, Condition, Disk, Inodes, Life, Orphans, Page, Recent, Service, Source, Storage, Versions};
+use supervisor::{BoxError, Context};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tracing::warn;
+use units::Bytes;
+use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage};
+
+use crate::certificates::Kept;
+use crate::host::uptime_ms;
+use crate::kernel::Kernel;
+use crate::metrics::Metrics;
 
 /// Where it listens, on the node's address.
 pub const PORT: u16 = 7839;
 
-/// Connections at once: one or two programs ask, twice a minute.
-const CONNECTIONS: usize = 8;
-
-/// For a request, and for its answer. The metrics of volumes wait for the disk.
-const HEAD: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Out of descriptors, most likely.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
+const ORPHANS: &str = "granary_orphans";
 
 /// Nobody can ask.
 #[derive(Debug, thiserror::Error)]
@@ -43,144 +37,317 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Serves the metrics of the registry until it is cancelled. Healthy when it listens.
+/// Where the facts of a node come from.
+#[derive(Clone)]
+pub struct Facts {
+    /// The node's name.
+    pub node: String,
+    /// Its volumes.
+    pub volumes: Arc<dyn Volumes>,
+    /// All its metrics.
+    pub metrics: Arc<Metrics>,
+    /// The last warnings of its log.
+    pub recent: Recent,
+    /// Who keeps its clock.
+    pub keeper: Arc<clock::Keeper>,
+    /// Its certificates.
+    pub certificates: watch::Receiver<Kept>,
+    /// What its kubelet has told, once it has.
+    pub kubernetes: Arc<OnceLock<Kubernetes>>,
+}
+
+/// What runs the pods of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// The version of kubelet.
+    pub version: String,
+    /// The container runtime and its version.
+    pub container_runtime: String,
+}
+
+impl From<NodeSystemInfo> for Kubernetes {
+    fn from(system: NodeSystemInfo) -> Self {
+        Self { version: system.kubelet_version, container_runtime: system.container_runtime_version }
+    }
+}
+
+/// Serves the status until it is cancelled. Healthy when it listens.
 ///
 /// # Errors
 /// [`ListenError`].
-pub async fn run(cx: Context, own: Ipv4Addr, registry: Registry) -> Result<(), ListenError> {
+pub async fn run(cx: Context, own: Ipv4Addr, facts: Facts) -> Result<(), ListenError> {
     let address = SocketAddr::from((own, PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
     cx.healthy();
+    let node = Arc::new(Node { tree: cx.clone(), facts });
     tokio::select! {
         () = cx.cancelled() => {}
-        () = serve(&listener, own, &registry) => {}
+        () = status::serve(&listener, own, node) => {}
     }
     Ok(())
 }
 
-/// Never returns. Dropped, it drops its connections.
-async fn serve(listener: &TcpListener, own: Ipv4Addr, registry: &Registry) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, peer)) if is_of_the_node(peer.ip(), own) => {
-                    connections.spawn(converse(stream, registry.clone()));
-                }
-                Ok((_, peer)) => debug!(%peer, "metrics refused to somebody who is not on the node"),
-                Err(error) => {
-                    warn!(%error, "cannot accept a connection for metrics");
-                    sleep(PAUSE).await;
-                }
-            },
+struct Node {
+    tree: Context,
+    facts: Facts,
+}
+
+impl Source for Node {
+    fn services(&self) -> Vec<Service> {
+        status::services(&self.tree.tree())
+    }
+
+    fn page(&self) -> Page {
+        let Facts { node, volumes, recent, keeper, certificates, kubernetes, .. } = &self.facts;
+        let storage = Found::look(&**volumes).map(|found| found.told(orphans(&self.gather())));
+        let storage = storage.inspect_err(|error| {
+            let error: &dyn Error = error;
+            warn!(error, "the disk cannot be looked at, the status page is without it");
+        });
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Page {
+            node: node.clone(),
+            now,
+            uptime: Duration::from_millis(uptime_ms()),
+            versions: versions(now, kubernetes.get()),
+            services: self.services(),
+            storage: storage.ok(),
+            clock: clock(keeper),
+            certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
+            warnings: recent.warnings(),
         }
     }
-}
 
-fn is_of_the_node(peer: IpAddr, own: Ipv4Addr) -> bool {
-    peer.is_loopback() || peer == IpAddr::V4(own)
-}
-
-/// One request, one answer.
-async fn converse(stream: TcpStream, registry: Registry) {
-    let service = service_fn(move |request| answer(request, registry.clone()));
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(false);
-    match timeout(PATIENCE, builder.serve_connection(TokioIo::new(stream), service)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "connection for metrics failed"),
-        Err(_) => debug!("connection for metrics took too long"),
+    fn metrics(&self) -> Result<String, BoxError> {
+        Ok(TextEncoder::new().encode_to_string(&self.gather())?)
     }
 }
 
-async fn answer<B>(request: Request<B>, registry: Registry) -> Result<Response<Full<Bytes>>, Infallible> {
-    let plain = |status, text: &str| {
-        let mut response = Response::new(Full::from(format!("{text}\n")));
-        *response.status_mut() = status;
-        response
-    };
-    let mut response = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics") => match spawn_blocking(move || metrics(&registry)).await {
-            Ok(Ok(text)) => Response::new(Full::from(text)),
-            Ok(Err(error)) => {
-                warn!(%error, "cannot write the metrics");
-                plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics")
-            }
-            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "gathering metrics ended early"),
+impl Node {
+    fn gather(&self) -> Vec<MetricFamily> {
+        let Facts { metrics, keeper, certificates, .. } = &self.facts;
+        let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
+        metrics.gather(&self.services(), &clock, &kept.expiries)
+    }
+}
+
+fn clock(keeper: &clock::Keeper) -> status::Clock {
+    let state = keeper.state().borrow().clone();
+    match (state.last, keeper.servers()) {
+        (None, []) => status::Clock::Alone,
+        (Some(last), _) => status::Clock::Synchronized {
+            server: last.server.ip().to_string(),
+            offset_us: last.sample.offset / 1000,
+            ago: last.at.elapsed(),
         },
-        (_, "/metrics") => {
-            let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET is allowed");
-            response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
-            response
+        (None, servers) => {
+            let servers: Vec<String> = servers.iter().map(|server| server.ip().to_string()).collect();
+            let reason = state.problem.as_deref().unwrap_or("no answer yet").to_owned();
+            status::Clock::Unsynchronized { server: servers.join(", "), reason }
         }
-        _ => plain(StatusCode::NOT_FOUND, "there is /metrics"),
-    };
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(TEXT_FORMAT));
-    Ok(response)
+    }
 }
 
-/// Waits for the disk.
-fn metrics(registry: &Registry) -> Result<String, prometheus::Error> {
-    TextEncoder::new().encode_to_string(&registry.gather())
+fn certificate(expiry: &services::Expiry) -> status::Certificate {
+    status::Certificate { name: expiry.name.to_owned(), expires: expiry.at.unix_timestamp() }
+}
+
+fn versions(now: Duration, kubernetes: Option<&Kubernetes>) -> Versions {
+    let kernel = Kernel::running().map(|kernel| {
+        let age = kernel.age(now);
+        status::Kernel { release: kernel.release, version: kernel.version, age }
+    });
+    Versions {
+        granary: env!("CARGO_PKG_VERSION").to_owned(),
+        kernel: kernel.unwrap_or_default(),
+        kubernetes: kubernetes.map(|kubernetes| kubernetes.version.clone()),
+        container_runtime: kubernetes.map(|kubernetes| kubernetes.container_runtime.clone()),
+    }
+}
+
+/// Those that there are, by kind.
+fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
+    let counted = families.iter().filter(|family| family.name() == ORPHANS).flat_map(MetricFamily::get_metric);
+    counted
+        .filter_map(|metric| {
+            let kind = metric.get_label().first()?.value().to_owned();
+            // A count, kept as a float.
+            let found = metric.get_gauge().get_value() as u64;
+            (found > 0).then_some(Orphans { kind, found })
+        })
+        .collect()
+}
+
+/// What is on the disk.
+struct Found {
+    space: Space,
+    volumes: Vec<VolumeUsage>,
+    retired: Vec<VolumeId>,
+    records: Records,
+}
+
+/// Why the disk cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+enum FoundError {
+    #[error(transparent)]
+    Look(#[from] LookError),
+    #[error(transparent)]
+    List(#[from] ListError),
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+}
+
+impl Found {
+    fn look(store: &dyn Volumes) -> Result<Self, FoundError> {
+        Ok(Self {
+            space: store.space()?,
+            volumes: store.usage()?,
+            retired: store.retired()?,
+            records: store.records()?,
+        })
+    }
+
+    fn told(self, orphans: Vec<Orphans>) -> Storage {
+        let Self { space, volumes, retired, records } = self;
+        let promisable = space.overcommit.of(space.size).saturating_sub(space.reserve);
+        let Space { size, promised, reserve, .. } = space;
+        let disk = Disk { size, reserve, promisable, promised, free: space.free() };
+        let volumes = volumes.iter().map(|volume| told(volume, retired.contains(&volume.id))).collect();
+        let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
+        Storage::new(disk, volumes, closed.collect(), orphans)
+    }
+}
+
+fn told(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
+    let VolumeUsage { id, record, used } = volume;
+    let life = match record.state {
+        _ if is_retired => Life::Retired,
+        State::Staged => Life::Staged,
+        State::Announced => Life::Announced,
+    };
+    let (mode, inodes) = match record.mode {
+        Mode::Filesystem { inodes } => {
+            (status::Mode::Filesystem, Some(Inodes { limit: inodes.get(), used: used.inodes.get() }))
+        }
+        Mode::Block { .. } => (status::Mode::Block, None),
+    };
+    let bytes: [Bytes; 2] = [used.bytes, record.size];
+    status::Volume {
+        id: id.to_string(),
+        namespace: record.claim.namespace.clone(),
+        claim: record.claim.name.clone(),
+        mode,
+        limit: record.size,
+        used: used.bytes,
+        inodes,
+        condition: Condition::of(life, mode, bytes, inodes),
+    }
+}
+
+/// An error and its causes, in a line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
-    use prometheus::IntCounter;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use fakevolumes::FakeVolumes;
+    use prometheus::{IntGaugeVec, Opts, Registry};
+    use supervisor::{Settings, Supervisor};
+    use volume::{Allocation, Claim, Record};
 
     use super::*;
 
-    /// What a server with one metric answers.
-    async fn answered(request: &str) -> String {
-        let registry = Registry::new();
-        let counter = IntCounter::new("granary_tests_total", "Tests.").unwrap();
-        registry.register(Box::new(counter.clone())).unwrap();
-        counter.inc();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let ask = async {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            answer
+    fn record(name: &str, mode: Mode, state: State) -> Record {
+        Record {
+            claim: Claim { uid: name.to_owned(), namespace: "shop".to_owned(), name: name.to_owned() },
+            class: "local".to_owned(),
+            mode,
+            size: Bytes::MIB,
+            project: fsquota::ProjectId::new(7).unwrap(),
+            state,
+        }
+    }
+
+    fn volume(name: &str) -> VolumeId {
+        format!("pvc-{name}").parse().unwrap()
+    }
+
+    /// What the page of a node with these volumes tells.
+    async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
+        let facts = Facts {
+            node: "granary".to_owned(),
+            volumes: Arc::new(volumes),
+            metrics: Arc::new(Metrics::register(registry).unwrap()),
+            recent: Recent::default(),
+            keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
+            certificates: watch::Sender::default().subscribe(),
+            kubernetes: Arc::default(),
         };
-        tokio::select! {
-            () = serve(&listener, Ipv4Addr::new(192, 0, 2, 1), &registry) => unreachable!("it never returns"),
-            answer = ask => answer,
-        }
+        let (give, tree) = tokio::sync::oneshot::channel();
+        let give = std::sync::Mutex::new(Some(give));
+        let root = Supervisor::start("granary", Settings::default(), move |cx| {
+            let _ = give.lock().unwrap().take().map(|give| give.send(cx.clone()));
+            async move {
+                cx.cancelled().await;
+                Ok::<_, ListenError>(())
+            }
+        });
+        let page = Node { tree: tree.await.unwrap(), facts }.page();
+        root.stop(Duration::from_secs(5)).await.unwrap();
+        page
     }
 
     #[tokio::test]
-    async fn metrics_are_served_as_text() {
-        let answer = answered("GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n").await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
-        assert!(answer.ends_with("granary_tests_total 1\n"), "{answer}");
+    async fn the_page_tells_of_every_volume_on_the_disk() {
+        let volumes = FakeVolumes::with_size(Bytes::GIB);
+        let filesystem = Mode::Filesystem { inodes: units::Inodes::new(64) };
+        volumes.put(&volume("data"), record("data", filesystem, State::Announced));
+        volumes.put(&volume("disk"), record("disk", Mode::Block { allocation: Allocation::Thick }, State::Staged));
+        let page = page(volumes, Registry::new()).await;
+        let storage = page.storage.unwrap();
+        assert_eq!(storage.disk.size, Bytes::GIB);
+        let found: Vec<_> = storage
+            .volumes
+            .iter()
+            .map(|volume| (&*volume.claim, volume.mode, volume.condition, volume.inodes.is_some()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("disk", status::Mode::Block, Condition::Staged, false),
+                ("data", status::Mode::Filesystem, Condition::Fine, true),
+            ]
+        );
+        assert_eq!(page.services[0].path, "granary");
+        assert!(page.now > Duration::from_secs(1_700_000_000));
+        assert_ne!(page.versions.kernel.release, "");
     }
 
     #[tokio::test]
-    async fn nothing_else_is_there() {
-        for (request, status) in [
-            ("GET / HTTP/1.1\r\nHost: node\r\n\r\n", "404"),
-            ("GET /metrics/../etc HTTP/1.1\r\nHost: node\r\n\r\n", "404"),
-            ("DELETE /metrics HTTP/1.1\r\nHost: node\r\n\r\n", "405"),
-            ("rubbish\r\n\r\n", "400"),
-        ] {
-            let answer = answered(request).await;
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
-        }
+    async fn orphans_are_those_of_the_metric() {
+        let registry = Registry::new();
+        let gauge = IntGaugeVec::new(Opts::new(ORPHANS, "Orphans."), &["kind"]).unwrap();
+        registry.register(Box::new(gauge.clone())).unwrap();
+        gauge.with_label_values(&["pv"]).set(2);
+        gauge.with_label_values(&["volume"]).set(0);
+        let storage = page(FakeVolumes::with_size(Bytes::GIB), registry).await.storage.unwrap();
+        assert_eq!(storage.orphans, [Orphans { kind: "pv".to_owned(), found: 2 }]);
     }
 
     #[test]
-    fn pods_and_other_machines_are_not_answered() {
-        let own = Ipv4Addr::new(10, 0, 2, 15);
-        assert!(is_of_the_node(IpAddr::V4(own), own));
-        assert!(is_of_the_node(IpAddr::V4(Ipv4Addr::LOCALHOST), own));
-        for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
-            assert!(!is_of_the_node(IpAddr::from(other), own), "{other:?}");
-        }
+    fn the_metric_of_orphans_is_there() {
+        let registry = Registry::new();
+        let volumes = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let _metrics = provisioner::Metrics::register(&registry, volumes).unwrap();
+        let names: Vec<String> = registry.gather().iter().map(|family| family.name().to_owned()).collect();
+        assert!(names.iter().any(|name| name == ORPHANS), "{names:?}");
     }
 }

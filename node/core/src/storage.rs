@@ -4,19 +4,21 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use config::NodeName;
 use dir::Dir;
 use fsquota::ProjectId;
-use localstorage::{Budget, Data, DataDisk, Ephemeral, Mounted, Part, Root, Tree as _, mount_ephemeral};
-use volume::{Overcommit, Store};
+use localstorage::{Budget, Data, Ephemeral, Mounted, Part, Root, Tree as _, mount_ephemeral};
+use units::Bytes;
+use volume::Store;
 
-use crate::config::NodeName;
+use crate::disk::{self, DiskError};
 
 /// Why the storage of the node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// There is no disk for the data, or none that is ours or empty. Nothing was written.
-    #[error("the node has no data disk that it can use")]
-    Find(#[from] localstorage::FindError),
+    #[error(transparent)]
+    Find(#[from] DiskError),
     /// The disk cannot be formatted or mounted.
     #[error("cannot mount")]
     Mount(#[from] localstorage::MountError),
@@ -41,17 +43,18 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`. Volumes may be promised so
-    /// many times the disk.
+    /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`.
     ///
     /// # Errors
     /// [`StorageError`]: nothing was written to a disk that is not ours.
-    pub fn open(overcommit: Overcommit) -> Result<Self, StorageError> {
+    pub fn open(config: &config::Storage) -> Result<Self, StorageError> {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
-        let data = DataDisk::find()?.mount(root.data)?;
+        let data = disk::find(&config.disk)?.mount(root.data)?;
         let budget = data.budget()?;
-        let settings = volume::Settings { reserve: budget.reserve(), overcommit, other_projects: projects(&data)? };
+        // More than the disk has leaves nothing for volumes.
+        let reserve = budget.reserve().checked_add(config.keep_free).unwrap_or(Bytes::new(u64::MAX));
+        let settings = volume::Settings { reserve, overcommit: config.overcommit, other_projects: projects(&data)? };
         let volumes = Store::open(&data.open(|data| &data.volumes)?, settings)?;
         Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }
@@ -78,7 +81,7 @@ impl Storage {
     /// What programs may take of the data disk.
     pub fn disk(&self) -> services::Disk {
         let Self { budget, .. } = self;
-        services::Disk { size: budget.size(), etcd: budget.bytes(Part::Etcd), kubelet: budget.bytes(Part::Kubelet) }
+        services::Disk { size: budget.size(), etcd: budget.bytes(Part::Etcd), pods: budget.bytes(Part::Pods) }
     }
 
     /// kubelet's root directory.

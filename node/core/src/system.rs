@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::sethostname;
 use units::Bytes;
 
-use crate::config::NodeName;
+use config::NodeName;
 
 /// Which step of the preparation failed.
 #[derive(Debug, thiserror::Error)]
@@ -123,14 +123,11 @@ pub fn prepare(node: &NodeName) -> Result<(), SystemError> {
 ///
 /// # Errors
 /// A directory or file cannot be made.
-pub fn prepare_links(ephemeral: &Path, node: &NodeName, dns: Option<std::net::Ipv4Addr>) -> Result<(), SystemError> {
+pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemError> {
     for below in ["etc", "run", "tmp", "var/lib", "var/log", "var/run", "var/tmp"] {
         make(&ephemeral.join(below))?;
     }
-    let resolv = dns.map_or_else(String::new, |address| format!("nameserver {address}\n"));
-    for (name, text) in
-        [("hosts", format!("127.0.0.1 localhost {node}\n")), ("resolv.conf", resolv), ("machine-id", machine_id(node))]
-    {
+    for (name, text) in [("hosts", format!("127.0.0.1 localhost {node}\n")), ("machine-id", machine_id(node))] {
         let path = ephemeral.join("etc").join(name);
         fs::write(&path, text).map_err(|source| SystemError::Write { path, source })?;
     }

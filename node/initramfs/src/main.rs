@@ -1,6 +1,14 @@
-//! The first program of the node: loads the modules that reach the system image, finds the image by
-//! the UUID that the kernel's command line names (`granary.system=UUID`), mounts it read-only and
-//! hands over to its `/init`.
+//! The first program of the node: loads the modules that reach the system image, finds the image that
+//! the kernel's command line names, mounts it read-only and hands over to its `/init`.
+//!
+//! | `granary.system=` | the image is |
+//! |---|---|
+//! | `UUID` | the EROFS with this UUID, on any block device; nobody checks its content |
+//! | `PARTUUID:BLOCKS:DIGEST` | on the partition with this ID, read through dm-verity: so many blocks of 4096 bytes, the hash tree behind them, and the SHA-256 of all ([`verity::Root`]) |
+//!
+//! The image that a UEFI executable names in the second form is the one that it was built with. A block
+//! that changed is never used: a boot of a damaged image ends here, or later with a panic of the kernel
+//! (`dm-verity device corrupted`).
 //!
 //! When that fails it prints what was looked for and what is there, and powers the machine off, or
 //! restarts it if the command line says `granary.failure=reboot`.
@@ -22,10 +30,14 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{chdir, chroot, execv, sync};
 
-use crate::system::{BadUuid, Seen, Uuid};
+use verity::OnCorruption;
+
+use crate::system::{BadSystem, Seen, System};
 
 const MODULES: &str = "/modules";
 const ROOT: &str = "/system";
+/// The device-mapper device's name.
+const VERIFIED: &str = "system";
 /// How long a disk may take to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,11 +50,15 @@ enum BootError {
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
     #[error("the kernel's command line names no system image: add granary.system=UUID")]
-    NoUuid,
+    Unnamed,
     #[error("the kernel's command line names a bad system image")]
-    BadUuid(#[from] BadUuid),
-    #[error("no disk holds the system image {wanted}; there {}", describe(.seen))]
-    NoSystem { wanted: Uuid, seen: Vec<Seen> },
+    BadSystem(#[from] BadSystem),
+    #[error("no disk holds the {wanted}; there {}", describe(.seen))]
+    NoSystem { wanted: System, seen: Vec<Seen> },
+    #[error("the system on {partition} is damaged, and was not started; write the image to the disk again")]
+    Damaged { partition: String, source: verity::CheckError },
+    #[error("{partition} cannot be opened through dm-verity; write the image to the disk again if it is too small")]
+    Verity { partition: String, source: verity::OpenError },
     #[error("cannot {step} the system image")]
     HandOver { step: &'static str, source: Errno },
 }
@@ -88,8 +104,12 @@ fn boot() -> Result<Infallible, BootError> {
     kmod::load(MODULES)?;
     let line =
         fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
-    let wanted: Uuid = argument(&line, "granary.system").ok_or(BootError::NoUuid)?.parse()?;
-    let device = find(wanted)?;
+    let wanted: System = argument(&line, "granary.system").ok_or(BootError::Unnamed)?.parse()?;
+    let found = find(&wanted)?;
+    let device = match wanted {
+        System::Image(_) => found.device,
+        System::Partition { root, .. } => verified(found, &root)?,
+    };
     mount(Some(&device), ROOT, Some("erofs"), MsFlags::MS_RDONLY | MsFlags::MS_NODEV, None::<&str>)
         .map_err(|source| BootError::Mount { what: device.display().to_string(), target: ROOT, source })?;
     hand_over()
@@ -109,17 +129,38 @@ fn argument<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// Disks are probed beside this program, so that one may appear a little later.
-fn find(wanted: Uuid) -> Result<PathBuf, BootError> {
+fn find(wanted: &System) -> Result<Seen, BootError> {
     let start = Instant::now();
     loop {
-        let seen = system::look().map_err(|source| BootError::Read { path: "/sys/class/block", source })?;
-        if let Some(found) = seen.iter().find(|s| matches!(s.uuid, Ok(Some(uuid)) if uuid == wanted)) {
-            return Ok(found.device.clone());
+        let mut seen = system::look().map_err(|source| BootError::Read { path: "/sys/class/block", source })?;
+        if let Some(index) = seen.iter().position(|seen| seen.is(wanted)) {
+            return Ok(seen.swap_remove(index));
         }
         if start.elapsed() > PATIENCE {
-            return Err(BootError::NoSystem { wanted, seen });
+            return Err(BootError::NoSystem { wanted: *wanted, seen });
         }
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The device that gives what the partition holds if it is what the root says.
+fn verified(found: Seen, root: &verity::Root) -> Result<PathBuf, BootError> {
+    // A partition of another image, or one that was half written, is told in words. The first block has
+    // the superblock.
+    let partition = found.place();
+    if let Err(source) = system::check_first(&found.device, root) {
+        return Err(BootError::Damaged { partition, source });
+    }
+    match verity::open(VERIFIED, &found.device, root, OnCorruption::Panic) {
+        Ok(device) => {
+            // The kernel's own message has a number and no remedy.
+            print(&format!(
+                "initramfs: {partition} is checked as it is read: if the kernel stops with \"dm-verity device \
+                 corrupted\", write the image to the disk again"
+            ));
+            Ok(device)
+        }
+        Err(source) => Err(BootError::Verity { partition, source }),
     }
 }
 

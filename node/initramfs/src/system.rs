@@ -7,7 +7,55 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// A file system's UUID, in the form `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+use gpt::Table;
+use verity::{BLOCK, CheckError, Root, RootError};
+
+/// What the command line asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// The file system with this UUID, on any block device.
+    Image(Uuid),
+    /// What is on this partition, if it is what the root says.
+    Partition {
+        /// The partition's own ID.
+        id: Uuid,
+        /// Its blocks and their digest.
+        root: Root,
+    },
+}
+
+/// A text that names no system.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSystem {
+    /// What should be a UUID is none.
+    #[error(transparent)]
+    Uuid(#[from] BadUuid),
+    /// What is behind the partition's ID is no root.
+    #[error("the partition is named without what is on it")]
+    Root(#[from] RootError),
+}
+
+impl FromStr for System {
+    type Err = BadSystem;
+
+    fn from_str(text: &str) -> Result<Self, BadSystem> {
+        Ok(match text.split_once(':') {
+            None => Self::Image(text.parse()?),
+            Some((id, root)) => Self::Partition { id: id.parse()?, root: root.parse()? },
+        })
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image(uuid) => write!(f, "system image {uuid}"),
+            Self::Partition { id, .. } => write!(f, "system partition {id}"),
+        }
+    }
+}
+
+/// A file system's or a partition's UUID, in the form `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Uuid([u8; 16]);
 
@@ -73,16 +121,46 @@ pub struct Seen {
     /// Its node below `/dev`.
     pub device: PathBuf,
     /// The UUID of the EROFS on it, or why there is none to be read.
-    pub uuid: Result<Option<Uuid>, io::Error>,
+    pub image: Result<Option<Uuid>, io::Error>,
+    /// What the partition table says of it, if it is a partition.
+    pub partition: Option<Partition>,
+}
+
+/// What the partition table tells of a partition.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Its own ID.
+    pub id: Uuid,
+    /// Its name, which may be empty.
+    pub name: String,
+}
+
+impl Seen {
+    /// Its node and what the partition table calls it.
+    pub fn place(&self) -> String {
+        let device = self.device.display();
+        match &self.partition {
+            Some(Partition { id, name }) => format!("{device} (partition {name} {id})"),
+            None => device.to_string(),
+        }
+    }
+
+    /// Whether it is what was asked for.
+    pub fn is(&self, wanted: &System) -> bool {
+        match wanted {
+            System::Image(uuid) => matches!(&self.image, Ok(Some(image)) if image == uuid),
+            System::Partition { id, .. } => self.partition.as_ref().is_some_and(|partition| partition.id == *id),
+        }
+    }
 }
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.device.display();
-        match &self.uuid {
-            Ok(Some(uuid)) => write!(f, "{device}: system image {uuid}"),
-            Ok(None) => write!(f, "{device}: no system image"),
-            Err(error) => write!(f, "{device}: {error}"),
+        let place = self.place();
+        match &self.image {
+            Ok(Some(uuid)) => write!(f, "{place}: system image {uuid}"),
+            Ok(None) => write!(f, "{place}: no system image"),
+            Err(error) => write!(f, "{place}: {error}"),
         }
     }
 }
@@ -94,12 +172,48 @@ impl fmt::Display for Seen {
 pub fn look() -> io::Result<Vec<Seen>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/sys/class/block")? {
-        let device = Path::new("/dev").join(entry?.file_name());
-        let uuid = read_uuid(&device);
-        all.push(Seen { device, uuid });
+        let entry = entry?;
+        let device = Path::new("/dev").join(entry.file_name());
+        let image = read_uuid(&device);
+        // One without a table that can be read is told without its ID.
+        all.push(Seen { device, image, partition: partition(&entry.path()) });
     }
     all.sort_by(|a, b| a.device.cmp(&b.device));
     Ok(all)
+}
+
+/// What the table of its disk says of a partition. The kernel's attributes have no ID (Linux 6.12).
+fn partition(attributes: &Path) -> Option<Partition> {
+    let number = number(&attributes.join("partition"))?;
+    // A partition's directory lies in its disk's.
+    let disk = fs::canonicalize(attributes).ok()?.parent()?.to_owned();
+    let sector = number_of_bytes(&disk)?;
+    let mut head = vec![0; Table::length(sector)];
+    File::open(Path::new("/dev").join(disk.file_name()?)).ok()?.read_exact_at(&mut head, 0).ok()?;
+    find(&Table::parse(&head, sector).ok()?, number)
+}
+
+fn find(table: &Table, number: u32) -> Option<Partition> {
+    let found = table.partitions().find(|partition| partition.number.get() == number)?;
+    Some(Partition { id: found.id.to_string().parse().ok()?, name: found.name })
+}
+
+/// Bytes of a sector.
+fn number_of_bytes(disk: &Path) -> Option<u32> {
+    number(&disk.join("queue/logical_block_size")).filter(|size| (512..=1 << 16).contains(size))
+}
+
+fn number(attribute: &Path) -> Option<u32> {
+    fs::read_to_string(attribute).ok()?.trim_end().parse().ok()
+}
+
+/// Compares the first block of a device with what it should be.
+///
+/// # Errors
+/// [`CheckError`]: it is not that, or cannot be read.
+pub fn check_first(device: &Path, root: &Root) -> Result<(), CheckError> {
+    let device = File::open(device).map_err(|source| CheckError::Read { place: 0, source })?;
+    root.check(0, |place, block| device.read_exact_at(block, place * BLOCK as u64))
 }
 
 fn read_uuid(device: &Path) -> io::Result<Option<Uuid>> {
@@ -133,6 +247,39 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Uuid>(), Err(BadUuid(text.to_owned())));
         }
+    }
+
+    #[test]
+    fn a_system_is_an_image_or_a_partition_with_what_is_on_it() {
+        assert_eq!(TEXT.parse(), Ok(System::Image(TEXT.parse().unwrap())));
+        let root = format!("30000:{}", "5a".repeat(32));
+        let partition = System::Partition { id: TEXT.parse().unwrap(), root: root.parse().unwrap() };
+        assert_eq!(format!("{TEXT}:{root}").parse(), Ok(partition));
+        for wrong in [format!("{TEXT}:"), format!("{TEXT}:1"), format!(":{root}"), root] {
+            assert!(wrong.parse::<System>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_partition_is_known_by_its_own_id() {
+        let id: Uuid = TEXT.parse().unwrap();
+        let mut table = Table::new(gpt::guid!("5ad00000-0000-4000-8000-000000000000"), 512).unwrap();
+        let new = gpt::Partition {
+            number: 2.try_into().unwrap(),
+            kind: gpt::guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b"),
+            id: TEXT.parse().unwrap(),
+            first: 2048,
+            last: 4095,
+            name: "SYSTEM A".into(),
+        };
+        table.add(&new).unwrap();
+        assert_eq!(find(&table, 1), None);
+        let partition = find(&table, 2);
+        assert_eq!(partition, Some(Partition { id, name: "SYSTEM A".into() }));
+        let root = format!("1:{}", "5a".repeat(32)).parse().unwrap();
+        let seen = Seen { device: "/dev/vda2".into(), image: Ok(Some(id)), partition };
+        assert!(seen.is(&System::Partition { id, root }) && seen.is(&System::Image(id)));
+        assert_eq!(seen.place(), format!("/dev/vda2 (partition SYSTEM A {TEXT})"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Whether the machine can run the node: looked at before anything is made.
 
-use crate::options::{Data, Options};
+use crate::options::{Boot, Data, Options};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -133,7 +133,11 @@ fn decide(memory: Bytes, host: Host) -> Result<(), Refusal> {
 
 fn look(options: &Options) -> Result<Host, Refusal> {
     let image = &options.image;
-    for path in [&image.kernel, &image.initramfs, &image.system, &image.command_line] {
+    let files = match &options.boot {
+        Boot::Kernel => vec![&image.kernel, &image.initramfs, &image.system, &image.command_line],
+        Boot::Firmware(disk) => vec![disk],
+    };
+    for path in files {
         fs::File::open(path).map_err(|source| Refusal::Look { path: path.clone(), source })?;
     }
     let meminfo = Path::new("/proc/meminfo");

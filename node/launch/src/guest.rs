@@ -1,16 +1,18 @@
 //! The guest, from its options to a QEMU that runs it. Blocks.
 
+use crate::boot_disk::Copy;
 use crate::check;
+use crate::configuration::Configuration;
 use crate::data::DataDisk;
-use crate::node::{BootError, NAME};
-use crate::options::Options;
+use crate::node::BootError;
+use crate::options::{Boot, Data, Options};
 use qemu::{
-    Accelerator, Access, Boot, Cache, Config, Disk, Forward, Network, Port, PortName, Program, Serial, Sink, Version,
-    Vm,
+    Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Network, Port, PortName, Program, Serial, Sink,
+    Version, Vm,
 };
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use volume::Overcommit;
+use units::Bytes;
 
 /// Where the API server listens in the guest.
 const API_PORT: u16 = 6443;
@@ -26,37 +28,89 @@ pub(crate) struct Guest {
     pub(crate) accelerator: Accelerator,
 }
 
+/// systemd-stub (254 or newer) gives this to the kernel behind the command line of its executable.
+const MORE_ARGUMENTS: &str = "io.systemd.stub.kernel-cmdline-extra";
+
+/// What QEMU starts, and the files of this run that it uses. They have no names any more when this is
+/// dropped.
+struct Machine {
+    boot: qemu::Boot,
+    disks: Vec<Disk>,
+    _copies: Vec<Copy>,
+    _data: Option<DataDisk>,
+}
+
 /// Checks the machine and starts the guest.
 pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootError> {
     let program = Program::find()?;
     check::check(options)?;
-    let path = &options.image.command_line;
-    let base = std::fs::read_to_string(path).map_err(|source| BootError::CommandLine { path: path.clone(), source })?;
     let accelerator = Accelerator::probe(&program);
-    let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
+    let machine = match &options.boot {
+        Boot::Kernel => direct(options, accelerator)?,
+        Boot::Firmware(disk) => with_firmware(options, disk, accelerator)?,
+    };
     let api = match options.port {
         Some(port) => port.get(),
         None => qemu::free_port().map_err(BootError::NoPort)?,
     };
-    let mut config = Config::new(Boot::Kernel {
-        kernel: options.image.kernel.clone(),
-        initrd: Some(options.image.initramfs.clone()),
-        command_line: command_line(&base, options.overcommit, accelerator),
-    });
+    let mut config = Config::new(machine.boot.clone());
     config.memory = options.memory;
     config.cpus = options.cpus;
-    config.disks = vec![system(options)?, data_disk(&data)?];
+    config.disks.clone_from(&machine.disks);
     config.network = Some(Network { forwards: vec![Forward { host: api, guest: API_PORT }] });
     config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
     config.console = Sink::File(console.into());
+    let configuration = Configuration::write(&options.state, options.overcommit)
+        .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
+    config.firmware_files = vec![configuration.file()];
     let vm = Vm::start(&program, accelerator, &config)?;
     let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
     Ok(Guest { vm, port, api, version: program.version(), accelerator })
 }
 
-fn system(options: &Options) -> Result<Disk, BootError> {
-    let mut disk = Disk::new("system".parse::<Serial>()?, &options.image.system);
-    disk.access = Access::ReadOnly;
+fn direct(options: &Options, accelerator: Accelerator) -> Result<Machine, BootError> {
+    let path = &options.image.command_line;
+    let base = std::fs::read_to_string(path).map_err(|source| BootError::CommandLine { path: path.clone(), source })?;
+    let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
+    let boot = qemu::Boot::Kernel {
+        kernel: options.image.kernel.clone(),
+        initrd: Some(options.image.initramfs.clone()),
+        command_line: [base.trim(), arguments(accelerator)].join(" ").trim_end().to_owned(),
+    };
+    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(&data)?];
+    Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
+}
+
+/// Temporary data are in the free space of a copy of the image: one disk, as on most machines.
+fn with_firmware(options: &Options, image: &Path, accelerator: Accelerator) -> Result<Machine, BootError> {
+    let firmware = Firmware::find()?;
+    let variables = Copy::of(&firmware.variables, options.state.join("variables.fd"), Bytes::ZERO)?;
+    let boot = qemu::Boot::Firmware {
+        code: firmware.code,
+        variables: variables.path().into(),
+        oem_strings: match arguments(accelerator) {
+            "" => Vec::new(),
+            more => vec![format!("{MORE_ARGUMENTS}={more}")],
+        },
+    };
+    Ok(match &options.data {
+        Data::Temporary => {
+            let copy = Copy::of(image, options.state.join("disk.img"), options.data_size)?;
+            let mut disk = system(copy.path(), Access::ReadWrite)?;
+            disk.cache = Cache::Unsafe;
+            Machine { boot, disks: vec![disk], _copies: vec![variables, copy], _data: None }
+        }
+        Data::File(_) => {
+            let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
+            let disks = vec![system(image, Access::ReadOnly)?, data_disk(&data)?];
+            Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
+        }
+    })
+}
+
+fn system(path: &Path, access: Access) -> Result<Disk, BootError> {
+    let mut disk = Disk::new("system".parse::<Serial>()?, path);
+    disk.access = access;
     Ok(disk)
 }
 
@@ -67,20 +121,13 @@ fn data_disk(data: &DataDisk) -> Result<Disk, BootError> {
     Ok(disk)
 }
 
-/// What depends on the machine: the addresses are those of QEMU's user network.
-fn command_line(base: &str, overcommit: Overcommit, accelerator: Accelerator) -> String {
-    let mut line = base.trim().to_owned();
-    line.push_str(&format!(
-        " granary.node={NAME} granary.address=10.0.2.15/24 granary.gateway=10.0.2.2 granary.dns=10.0.2.3"
-    ));
-    if overcommit != Overcommit::default() {
-        line.push_str(&format!(" granary.overcommit={overcommit}"));
-    }
-    if accelerator == Accelerator::Tcg {
+/// What the kernel is told of the machine.
+const fn arguments(accelerator: Accelerator) -> &'static str {
+    match accelerator {
         // The guest is one process of the machine: mitigations protect nobody in there.
-        line.push_str(" mitigations=off");
+        Accelerator::Tcg => "mitigations=off",
+        Accelerator::Kvm => "",
     }
-    line
 }
 
 #[cfg(test)]
@@ -88,23 +135,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_images_own_arguments_come_first_and_on_one_line() {
-        let line = command_line("console=ttyS0 granary.system=5ad0\n", Overcommit::NONE, Accelerator::Tcg);
-        assert_eq!(
-            line,
-            "console=ttyS0 granary.system=5ad0 granary.node=granary granary.address=10.0.2.15/24 \
-             granary.gateway=10.0.2.2 granary.dns=10.0.2.3 mitigations=off"
-        );
-    }
-
-    #[test]
     fn mitigations_stay_on_where_the_cpu_itself_runs_the_guest() {
-        assert!(!command_line("quiet", Overcommit::NONE, Accelerator::Kvm).contains("mitigations"));
-    }
-
-    #[test]
-    fn the_node_is_told_of_overcommit_in_its_own_words() {
-        let line = command_line("quiet", "1.50".parse().unwrap(), Accelerator::Kvm);
-        assert!(line.ends_with(" granary.overcommit=1.5"), "{line}");
+        assert_eq!(arguments(Accelerator::Tcg), "mitigations=off");
+        assert_eq!(arguments(Accelerator::Kvm), "");
     }
 }

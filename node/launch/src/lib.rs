@@ -4,7 +4,7 @@
 //! image, follows what the node announces, and returns when the cluster calls the node ready. The guest
 //! ends with its [`Node`]; what is left behind is in the directory that the caller chose.
 //!
-//! One node with one data disk, booted by its kernel. Firmware and further nodes are not here yet.
+//! One node with one data disk, booted by its kernel or by firmware. Further nodes are not here yet.
 //!
 //! ```no_run
 //! use launch::{Image, Node, Options};
@@ -20,15 +20,18 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod boot_disk;
 mod check;
+mod configuration;
 mod data;
 mod guest;
 mod kubeconfig;
 mod node;
 mod options;
 
+pub use boot_disk::CopyError;
 pub use check::Refusal;
 pub use data::DataError;
 pub use kubeconfig::KubeconfigError;
 pub use node::{BootError, Console, Event, Node, SHUTDOWN_LIMIT, ShutdownError};
-pub use options::{Data, Image, Options};
+pub use options::{Boot, Data, Image, Options};

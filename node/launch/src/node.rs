@@ -1,5 +1,6 @@
 //! A node that runs in QEMU.
 
+use crate::boot_disk::CopyError;
 use crate::check::Refusal;
 use crate::data::DataError;
 use crate::guest;
@@ -109,6 +110,9 @@ pub enum BootError {
     /// There is no QEMU to use.
     #[error("the node cannot be started on this machine")]
     Qemu(#[from] qemu::FindError),
+    /// There is no firmware to use.
+    #[error("the node cannot be started on this machine")]
+    Firmware(#[from] qemu::FirmwareError),
     /// The machine cannot run the node.
     #[error("the node cannot be started on this machine")]
     Refused(#[from] Refusal),
@@ -124,9 +128,21 @@ pub enum BootError {
         #[source]
         source: io::Error,
     },
+    /// The node's configuration cannot be written.
+    #[error("cannot write the node's configuration to {directory}")]
+    Configuration {
+        /// The directory.
+        directory: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
     /// The data disk cannot be made.
     #[error("the data disk cannot be made")]
     Data(#[from] DataError),
+    /// The disk to boot from cannot be made.
+    #[error("the boot disk cannot be made")]
+    BootDisk(#[from] CopyError),
     /// QEMU does not start.
     #[error("the guest cannot be started")]
     Start(#[from] qemu::StartError),

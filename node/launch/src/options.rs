@@ -24,6 +24,8 @@ pub struct Image {
 pub struct Options {
     /// The image.
     pub image: Image,
+    /// Who starts it.
+    pub boot: Boot,
     /// The guest's memory.
     pub memory: Bytes,
     /// The guest's CPUs.
@@ -44,6 +46,17 @@ pub struct Options {
     pub limit: Duration,
 }
 
+/// Who starts the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// QEMU, without a look at the disks: the fastest.
+    Kernel,
+    /// UEFI firmware, from this disk image of `//node/image:disk`, which is not written to. The data are on a
+    /// partition of a copy if they are temporary, else on a disk of their own. Of [`Image`] nothing
+    /// is used.
+    Firmware(PathBuf),
+}
+
 /// The data disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
@@ -57,10 +70,11 @@ impl Options {
     /// Size of a data disk that is made, if nothing else is asked for.
     pub const DATA_SIZE: Bytes = Bytes::new(8 << 30);
 
-    /// 2 GiB of memory, two CPUs, any port and a temporary data disk; everything in one directory.
+    /// A kernel with 2 GiB of memory, two CPUs, any port and a temporary data disk; everything in one directory.
     pub fn new(image: Image, directory: &Path) -> Self {
         Self {
             image,
+            boot: Boot::Kernel,
             memory: Bytes::new(2 << 30),
             cpus: const { NonZeroU8::new(2).unwrap() },
             port: None,

@@ -9,8 +9,8 @@ use units::{Bytes, Inodes};
 pub enum Part {
     /// containerd's root: images, and what containers write to their own root.
     Containerd,
-    /// kubelet's root: emptyDirs above all.
-    Kubelet,
+    /// kubelet's directory of pods: emptyDirs above all.
+    Pods,
     /// etcd's data.
     Etcd,
     /// What containers print.
@@ -29,8 +29,8 @@ struct Share {
 }
 
 /// What only the node itself writes, and what has no limit therefore: keys, certificates, records of
-/// volumes.
-const NODE: Share = Share { permille: 5, least: mib(8), most: gib(1), per_inode: 8 << 10 };
+/// volumes, kubelet's notes.
+const NODE: Share = Share { permille: 5, least: mib(16), most: gib(1), per_inode: 8 << 10 };
 
 /// What XFS counts into its size and keeps for itself: up to 32 MiB to go on when it is full, and in
 /// every allocation group room for the trees of free inodes and of shared blocks.
@@ -41,7 +41,7 @@ const INODE: u64 = 512;
 
 impl Part {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Containerd, Self::Kubelet, Self::Etcd, Self::Log];
+    pub const ALL: [Self; 4] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log];
 
     /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
     /// others begin with what a node without a pod takes.
@@ -49,7 +49,7 @@ impl Part {
     const fn share(self) -> Share {
         match self {
             Self::Containerd => Share { permille: 80, least: mib(64),  most: gib(16), per_inode: 4 << 10 },
-            Self::Kubelet    => Share { permille: 40, least: mib(24),  most: gib(8),  per_inode: 4 << 10 },
+            Self::Pods       => Share { permille: 40, least: mib(24),  most: gib(8),  per_inode: 4 << 10 },
             Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
             Self::Log        => Share { permille: 20, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
         }
@@ -72,7 +72,7 @@ impl Share {
 /// use units::Bytes;
 ///
 /// let budget = Budget::of(Bytes::new(100 << 30));
-/// assert_eq!(budget.bytes(Part::Kubelet), Bytes::new(4 << 30));
+/// assert_eq!(budget.bytes(Part::Pods), Bytes::new(4 << 30));
 /// assert!(budget.reserve() < Bytes::new(25 << 30));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use nix::libc::dev_t;
 use tracing::warn;
 use units::Bytes;
 
+use crate::boot_disk::{self, Wanted};
 use crate::content::{Content, END, Ends};
 use crate::error::{FindError, Refusal};
 use crate::gpt::{Partition, PartitionTable, TableState};
@@ -71,7 +72,9 @@ pub(crate) enum State {
 }
 
 impl DataDisk {
-    /// Looks at all disks and chooses. Writes nothing.
+    /// Looks at all disks and chooses. If no disk fits, makes a partition in the free space at the end of
+    /// the disk that the node was started from; if one there was chosen, makes it as long as the disk
+    /// allows. Writes nothing else.
     ///
     /// # Errors
     /// [`FindError::Refused`] says which disks there are and what to do.
@@ -84,7 +87,14 @@ impl DataDisk {
     /// # Errors
     /// As [`DataDisk::find`].
     pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
-        Self::choose(&disks(programs)?)
+        let seen = disks(programs)?;
+        let chosen = Self::choose(&seen);
+        let wanted = match &chosen {
+            Err(FindError::Refused(Refusal::None { .. })) => Wanted::New,
+            Ok(_) if seen.iter().any(|disk| disk.role == Role::Partition) => Wanted::Longer,
+            _ => return chosen,
+        };
+        if boot_disk::change(&seen, wanted)? { Self::choose(&disks(programs)?) } else { chosen }
     }
 
     /// The disk that [`plan`] decides for.

@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 use nix::errno::Errno;
 use units::Bytes;
 
+use crate::boot_disk::BootDiskError;
 use crate::content::LABEL;
 use crate::gpt::TableState;
 use crate::plan::MINIMUM;
@@ -103,6 +104,9 @@ pub enum FindError {
     /// The disks are known, and none is fit.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The partition for data on the boot disk could not be made, or made longer.
+    #[error("cannot use the free space of the boot disk")]
+    BootDisk(#[from] BootDiskError),
     /// A disk could not be looked at.
     #[error("cannot {step} {}", path.display())]
     Look {

@@ -18,10 +18,12 @@
 //!
 //! # The data disk
 //! A partition of the type [`DATA_PARTITION`] on any disk, else the disk with the serial number `data`,
-//! else the one that this node formatted before, else the one empty disk. Empty is a disk whose first and
+//! else the one that this node formatted before, else the one empty disk, else a new partition in the
+//! free space at the end of the disk that the node was started from. Empty is a disk whose first and
 //! last MiB are zeros and on which `blkid` knows no mark; any other is refused, never formatted. Nobody
 //! reads what is between: raw data there, with zeros around it, is taken for nothing and overwritten. A
-//! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted.
+//! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted, and
+//! so is the partition at its end if the node was started from it.
 //! The README has the rules as a table, and what to do after a refusal.
 //!
 //! What others than the node write to ([`Part`]) has limits, by project quotas, before anything is in
@@ -32,6 +34,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod boot_disk;
 mod budget;
 mod content;
 mod disk;
@@ -46,11 +49,12 @@ mod probe;
 mod program;
 mod projects;
 mod signature;
-#[expect(unsafe_code, reason = "the ioctls of XFS have no wrapper in nix")]
+#[expect(unsafe_code, reason = "the ioctls of XFS and of partitions have no wrapper in nix")]
 mod sys;
 pub mod sysfs;
 mod tree;
 
+pub use boot_disk::BootDiskError;
 pub use budget::{Budget, Part};
 pub use content::{Content, Ends, Geometry, LABEL};
 pub use disk::{DataDisk, Role, Seen, disks, examine};

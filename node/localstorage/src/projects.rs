@@ -52,6 +52,11 @@ impl Projects {
                 );
                 Ok(())
             }
+            // The directory above it had the limit once, and keeps it.
+            Err(SetError::Nested { outer }) => {
+                info!(%path, project = %outer, "directory is limited by the one above it");
+                Ok(())
+            }
             Err(source) => Err(MountError::Limit { path: entry.path.to_owned(), source }),
         }
     }

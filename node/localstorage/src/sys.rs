@@ -1,5 +1,8 @@
-//! The ioctls of a mounted XFS that nix lacks: its size, growing it, and its label.
+//! The ioctls that nix lacks: of a mounted XFS its size, growing it, and its label; of a disk its
+//! partitions.
 
+use std::ffi::{c_char, c_int, c_longlong, c_void};
+use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
@@ -30,12 +33,42 @@ struct GrowData {
 }
 const _: () = assert!(size_of::<GrowData>() == 16);
 
+/// `struct blkpg_partition`, include/uapi/linux/blkpg.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct BlockPartition {
+    start: c_longlong,
+    length: c_longlong,
+    pno: c_int,
+    /// Not looked at.
+    names: [[c_char; 64]; 2],
+}
+const _: () = assert!(size_of::<BlockPartition>() == 152);
+
+/// `struct blkpg_ioctl_arg`, include/uapi/linux/blkpg.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct BlockArgument {
+    op: c_int,
+    flags: c_int,
+    datalen: c_int,
+    data: *mut c_void,
+}
+const _: () = assert!(size_of::<BlockArgument>() == 24);
+
+/// `BLKPG_ADD_PARTITION`.
+const ADD: c_int = 1;
+/// `BLKPG_RESIZE_PARTITION`.
+const RESIZE: c_int = 3;
+
 /// `FSLABEL_MAX`, include/uapi/linux/fs.h.
 const LABEL_SIZE: usize = 256;
 
 mod ioctl {
     nix::ioctl_write_ptr!(xfs_ioc_fsgrowfsdata, b'X', 110, super::GrowData);
     nix::ioctl_read!(xfs_ioc_fsgeometry, b'X', 126, super::FsGeometry);
+    // `_IO(0x12, 105)`: its number says nothing of the argument.
+    nix::ioctl_write_ptr_bad!(blkpg, nix::request_code_none!(0x12, 105), super::BlockArgument);
     nix::ioctl_write_ptr!(fs_ioc_setfslabel, 0x94, 50, [u8; super::LABEL_SIZE]);
 }
 
@@ -76,5 +109,47 @@ pub(crate) fn set_label(fs: BorrowedFd<'_>, label: &str) -> Result<(), Errno> {
     // SAFETY: `fs` is open during the call. The kernel reads `FSLABEL_MAX` bytes from the pointer, which
     // is the size of the array, and keeps nothing.
     unsafe { ioctl::fs_ioc_setfslabel(fs.as_raw_fd(), &raw const wanted) }?;
+    Ok(())
+}
+
+/// Shows a partition of a disk that is in use, as its table has it by now.
+///
+/// `BLKPG`; needs `CAP_SYS_ADMIN`.
+pub(crate) fn add_partition(disk: BorrowedFd<'_>, number: NonZeroU32, start: Bytes, size: Bytes) -> Result<(), Errno> {
+    change_partition(disk, ADD, number, start, size)
+}
+
+/// Shows a partition with another size, while it and its disk are in use.
+///
+/// `BLKPG`, Linux 3.6; needs `CAP_SYS_ADMIN`.
+pub(crate) fn resize_partition(
+    disk: BorrowedFd<'_>,
+    number: NonZeroU32,
+    start: Bytes,
+    size: Bytes,
+) -> Result<(), Errno> {
+    change_partition(disk, RESIZE, number, start, size)
+}
+
+fn change_partition(
+    disk: BorrowedFd<'_>,
+    op: c_int,
+    number: NonZeroU32,
+    start: Bytes,
+    size: Bytes,
+) -> Result<(), Errno> {
+    let signed = |bytes: Bytes| c_longlong::try_from(bytes.get()).map_err(|_| Errno::EOVERFLOW);
+    let pno = c_int::try_from(number.get()).map_err(|_| Errno::EOVERFLOW)?;
+    let mut partition = BlockPartition { start: signed(start)?, length: signed(size)?, pno, names: [[0; 64]; 2] };
+    let argument = BlockArgument {
+        op,
+        flags: 0,
+        datalen: size_of::<BlockPartition>() as c_int,
+        data: (&raw mut partition).cast(),
+    };
+    // SAFETY: `disk` is open during the call. The kernel reads one `struct blkpg_ioctl_arg` from the pointer,
+    // and from the pointer in it one `struct blkpg_partition` (sizes asserted above), which lives until the end
+    // of this function; it writes to neither and keeps nothing.
+    unsafe { ioctl::blkpg(disk.as_raw_fd(), &raw const argument) }?;
     Ok(())
 }

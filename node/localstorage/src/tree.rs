@@ -62,7 +62,7 @@ directory! {
         /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
-        kubelet: Kubelet = "kubelet" limit Kubelet,
+        kubelet: Kubelet = "kubelet",
         /// The kubelet's own certificates; it renews them itself.
         kubelet_pki: Directory = "kubelet-pki",
         /// Images and snapshots.
@@ -75,8 +75,11 @@ directory! {
 }
 
 directory! {
-    /// The kubelet's root directory. It makes more in it than is named here.
+    /// The kubelet's root directory. It makes more in it than is named here: without room for what it notes about a pod it
+    /// could not even end that pod.
     Kubelet {
+        /// What pods have of the node: emptyDirs above all.
+        pods: Directory = "pods" limit Pods,
         /// Sockets of CSI drivers.
         plugins: Directory = "plugins",
         /// Sockets by which plugins make themselves known.
@@ -335,8 +338,10 @@ mod tests {
         let named: BTreeSet<_> = parts.iter().filter_map(|entry| entry.part).collect();
         assert_eq!(parts.len(), named.len());
         assert_eq!(named, BTreeSet::from(Part::ALL));
-        for entry in parts {
-            assert!(entry.directory && entry.path.parent() == Some(root.data.path()), "{entry:?}");
+        for entry in &parts {
+            assert!(entry.directory && entry.path.starts_with(root.data.path()), "{entry:?}");
+            let inside = parts.iter().filter(|other| other.path.starts_with(entry.path)).count();
+            assert_eq!(inside, 1, "{entry:?}");
         }
     }
 

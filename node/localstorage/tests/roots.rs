@@ -70,7 +70,7 @@ impl Drop for Machine {
 fn path(data: &Data, part: Part) -> &Path {
     match part {
         Part::Containerd => data.containerd.path(),
-        Part::Kubelet => data.kubelet.path(),
+        Part::Pods => data.kubelet.pods.path(),
         Part::Etcd => data.etcd.path(),
         Part::Log => data.log.path(),
     }
@@ -116,9 +116,8 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
     for part in Part::ALL {
         assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
     }
-    // Itself and the two directories in it: none of them escaped.
-    assert_eq!(quota(data.kubelet.path()).used.inodes, Inodes::new(3));
-    assert_eq!(quota(data.kubelet.plugins.path()).id, quota(data.kubelet.path()).id);
+    // Itself and the directory in it: it did not escape.
+    assert_eq!(quota(data.log.path()).used.inodes, Inodes::new(2));
     assert_eq!(quota(data.log.pods.path()).id, quota(data.log.path()).id);
 }
 
@@ -126,7 +125,7 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
 fn what_the_node_alone_writes_to_has_no_project() {
     let machine = Machine::new();
     let data = machine.boot();
-    for directory in [data.path(), data.pki.path(), data.kubelet_pki.path(), data.volumes.path()] {
+    for directory in [data.path(), data.pki.path(), data.kubelet.path(), data.kubelet_pki.path(), data.volumes.path()] {
         assert_eq!(fsquota::project(File::open(directory).unwrap()), Ok(None), "{}", directory.display());
     }
 }
@@ -176,12 +175,29 @@ fn an_enlarged_disk_has_larger_parts() {
 fn a_boot_that_ended_before_the_limit_was_set_is_finished() {
     let machine = Machine::new();
     machine.mount();
-    for directory in [machine.data.volumes.path(), machine.data.kubelet.path()] {
+    let kubelet = &machine.data.kubelet;
+    for directory in [machine.data.volumes.path(), kubelet.path(), kubelet.pods.path()] {
         fs::create_dir(directory).unwrap();
     }
     machine.unmount();
     let data = machine.boot();
-    assert_eq!(quota(data.kubelet.path()).limits, data.budget().unwrap().limits(Part::Kubelet));
+    assert_eq!(quota(data.kubelet.pods.path()).limits, data.budget().unwrap().limits(Part::Pods));
+}
+
+#[test]
+fn a_part_that_is_limited_by_the_directory_above_it_stays_so() {
+    let machine = Machine::new();
+    machine.mount();
+    let data = &machine.data;
+    for directory in [data.volumes.path(), data.kubelet.path()] {
+        fs::create_dir(directory).unwrap();
+    }
+    let ids = Allocator::open(File::open(data.volumes.path()).unwrap()).unwrap();
+    fsquota::set(File::open(data.kubelet.path()).unwrap(), Limits::for_size(Bytes::MIB), &ids).unwrap();
+    drop(ids);
+    machine.unmount();
+    let data = machine.boot();
+    assert_eq!(quota(data.kubelet.pods.path()).id, quota(data.kubelet.path()).id);
 }
 
 #[test]
@@ -255,7 +271,7 @@ fn a_part_full_of_empty_files_leaves_the_others_their_files() {
         assert!(made <= limit, "no limit of files");
     };
     assert_eq!((refused.kind(), made), (io::ErrorKind::StorageFull, limit));
-    for other in [data.kubelet.path(), data.log.pods.path(), data.pki.path()] {
+    for other in [data.kubelet.path(), data.kubelet.pods.path(), data.log.pods.path(), data.pki.path()] {
         fs::write(other.join("file"), "x").unwrap();
     }
 }
@@ -264,7 +280,7 @@ fn a_part_full_of_empty_files_leaves_the_others_their_files() {
 fn nothing_moves_from_one_part_to_another() {
     let machine = Machine::new();
     let data = machine.boot();
-    let from = data.kubelet.path().join("file");
+    let from = data.kubelet.pods.path().join("file");
     fs::write(&from, "x").unwrap();
     for to in [data.containerd.path(), data.log.pods.path()] {
         let to = to.join("file");
@@ -367,7 +383,7 @@ fn what_containers_write_is_limited_with_their_images() {
 fn programs_move_files_within_their_part() {
     let machine = Machine::new();
     let data = machine.boot();
-    for part in [Part::Containerd, Part::Kubelet, Part::Etcd] {
+    for part in [Part::Containerd, Part::Pods, Part::Etcd] {
         let (ingest, blobs) = (path(&data, part).join("ingest"), path(&data, part).join("blobs/sha256"));
         fs::create_dir_all(&ingest).unwrap();
         fs::create_dir_all(&blobs).unwrap();

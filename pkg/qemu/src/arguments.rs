@@ -58,6 +58,11 @@ pub(crate) fn arguments(
     all.add("-chardev", chardev("console", &config.console, streams.console)?);
     all.add("-serial", "chardev:console");
     add_ports(&mut all, config, streams)?;
+    for file in &config.firmware_files {
+        // In this syntax a comma is doubled.
+        let path = utf8(&file.content)?.replace(',', ",,");
+        all.add("-fw_cfg", format!("name={},file={path}", file.name));
+    }
     for device in &config.devices {
         all.add("-device", device);
     }
@@ -94,7 +99,7 @@ fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
             }
             all.add("-append", command_line);
         }
-        Boot::Firmware { code, variables } => {
+        Boot::Firmware { code, variables, oem_strings } => {
             all.add("-machine", "q35,pflash0=code,pflash1=variables");
             let node = |name: &str, path: &Path, read_only: bool| -> Result<String, ConfigError> {
                 let file = json!({"driver": "file", "filename": utf8(path)?});
@@ -102,6 +107,10 @@ fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
             };
             all.add("-blockdev", node("code", code, true)?);
             all.add("-blockdev", node("variables", variables, false)?);
+            for text in oem_strings {
+                // In this syntax a comma is doubled.
+                all.add("-smbios", format!("type=11,value={}", text.replace(',', ",,")));
+            }
         }
     }
     Ok(())
@@ -209,7 +218,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::Port;
+    use crate::config::{FirmwareFile, Port};
     use crate::network::Forward;
 
     const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new() };
@@ -253,11 +262,16 @@ mod tests {
     #[test]
     fn firmware_boots_the_first_disk() {
         let mut config = direct();
-        config.boot = Boot::Firmware { code: "CODE.fd".into(), variables: "VARS.fd".into() };
+        config.boot = Boot::Firmware {
+            code: "CODE.fd".into(),
+            variables: "VARS.fd".into(),
+            oem_strings: vec!["key=a, b".into()],
+        };
         config.disks = vec![Disk::new("system".parse().unwrap(), "a.img"), Disk::new("data".parse().unwrap(), "b.img")];
         let all = built(&config);
         assert_eq!(values(&all, "-machine"), ["q35,pflash0=code,pflash1=variables"]);
         assert_eq!(values(&all, "-kernel"), [""; 0]);
+        assert_eq!(values(&all, "-smbios"), ["type=11,value=key=a,, b"]);
         let nodes = values(&all, "-blockdev");
         assert_eq!(json_of(nodes[0])["read-only"], json!(true));
         assert_eq!(json_of(nodes[1])["read-only"], json!(false));
@@ -308,6 +322,13 @@ mod tests {
         assert_eq!(built["driver"], "blklogwrites");
         assert_eq!(built["log"]["filename"], "writes.log");
         assert_eq!(built["node-name"], "disk-data");
+    }
+
+    #[test]
+    fn a_file_for_the_guest_is_in_fw_cfg() {
+        let mut config = direct();
+        config.firmware_files.push(FirmwareFile { name: "opt/org.example/a", content: "/tmp/a,b.json".into() });
+        assert_eq!(values(&built(&config), "-fw_cfg"), ["name=opt/org.example/a,file=/tmp/a,,b.json"]);
     }
 
     #[test]

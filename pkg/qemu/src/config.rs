@@ -27,6 +27,9 @@ pub struct Config {
     pub ports: Vec<Port>,
     /// The serial console, ttyS0.
     pub console: Sink,
+    /// Files that the guest finds by name in fw_cfg, with what they hold; read when QEMU starts. Linux shows them in
+    /// /sys/firmware/qemu_fw_cfg/by_name/NAME/raw.
+    pub firmware_files: Vec<FirmwareFile>,
     /// Values of further `-device` arguments.
     pub devices: Vec<String>,
 }
@@ -42,6 +45,7 @@ impl Config {
             network: None,
             ports: Vec::new(),
             console: Sink::Discard,
+            firmware_files: Vec::new(),
             devices: Vec::new(),
         }
     }
@@ -65,6 +69,8 @@ pub enum Boot {
         code: PathBuf,
         /// Its variables: a fresh copy for each VM, which the guest writes to.
         variables: PathBuf,
+        /// What the machine's owner tells software that asks: SMBIOS 3.6, section 7.12, "OEM Strings".
+        oem_strings: Vec<String>,
     },
 }
 
@@ -75,6 +81,15 @@ pub struct Port {
     pub name: PortName,
     /// Its other end.
     pub sink: Sink,
+}
+
+/// A file in fw_cfg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirmwareFile {
+    /// Its name in the guest, such as `opt/org.example/file`: names that are not QEMU's own begin with `opt/`.
+    pub name: &'static str,
+    /// The file of the host with its content. What is secret does not stand on QEMU's command line.
+    pub content: PathBuf,
 }
 
 /// Where the guest's output goes.

@@ -1,6 +1,7 @@
 //! What a case works with: a namespace of its own, and verbs.
 
 use crate::{Failure, PATIENCE, Seen, eventually, observer};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
@@ -167,31 +168,38 @@ impl Case {
     }
 }
 
-/// Deletes the namespace of a case and its classes; does not wait until they are gone.
+/// Deletes what a case has made; does not wait until it is gone. The empty namespace stays: to delete it, the controller
+/// manager asks for objects of each kind that there is, more than all that a case asks for.
 pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     let its = ListParams::default().labels(&format!("{LABEL}={namespace}"));
     let deleted = classes.delete_collection(&DeleteParams::default(), &its).await;
     deleted.map_err(Failure::api(format!("delete the classes of {namespace}")))?;
-    let namespaces: Api<core::Namespace> = Api::all(client.clone());
-    match namespaces.delete(namespace, &DeleteParams::default()).await {
-        Ok(_) => Ok(()),
-        // The case failed before it had one.
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        Err(error) => Err(Failure::api(format!("delete namespace {namespace}"))(error)),
-    }
+    // Who makes others goes first.
+    clear::<StatefulSet>(client, namespace).await?;
+    clear::<core::Pod>(client, namespace).await?;
+    clear::<core::PersistentVolumeClaim>(client, namespace).await
 }
 
-/// Waits until the namespaces and all volumes are gone, in the cluster and on the node.
+async fn clear<K>(client: &Client, namespace: &str) -> Result<(), Failure>
+where
+    K: kube::Resource<Scope = kube::core::NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    K::DynamicType: Default,
+{
+    let all: Api<K> = Api::namespaced(client.clone(), namespace);
+    let deleted = all.delete_collection(&DeleteParams::background(), &ListParams::default()).await;
+    let doing = || format!("delete each {} of {namespace}", K::kind(&K::DynamicType::default()));
+    deleted.map(drop).map_err(|error| Failure::api(doing())(error))
+}
+
+/// Waits until pods, claims and volumes of the cases are gone, in the cluster and on the node.
 pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(), Failure> {
-    let spaces: Api<core::Namespace> = Api::all(client.clone());
-    let volumes: Api<core::PersistentVolume> = Api::all(client.clone());
-    let everything = ListParams::default();
-    eventually(PATIENCE, "the removal of all namespaces and volumes of the cases", async || {
-        let spaces = spaces.list(&everything).await.map_err(Failure::api("list namespaces"))?;
-        let volumes = volumes.list(&everything).await.map_err(Failure::api("list volumes"))?;
-        let spaces = spaces.items.iter().map(ResourceExt::name_any).filter(|name| namespaces.contains(name));
-        let mut left: Vec<String> = spaces.chain(volumes.items.iter().map(ResourceExt::name_any)).collect();
+    eventually(PATIENCE, "the removal of all pods, claims and volumes of the cases", async || {
+        let mut left = present::<core::Pod>(client).await?;
+        left.extend(present::<core::PersistentVolumeClaim>(client).await?);
+        left.retain(|(namespace, _)| namespace.as_ref().is_some_and(|namespace| namespaces.contains(namespace)));
+        left.extend(present::<core::PersistentVolume>(client).await?);
+        let mut left: Vec<String> = left.into_iter().map(|(_, name)| name).collect();
         let node = observer::look(client).await?;
         left.extend(node.entries.into_iter().map(|entry| entry.path).filter(|path| path.contains("pvc-")));
         left.extend(node.loops.into_iter().map(|device| format!("{} of {}", device.name, device.file)));
@@ -199,4 +207,15 @@ pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(
         Ok(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
     })
     .await
+}
+
+/// Namespace and name of each object of a kind.
+async fn present<K>(client: &Client) -> Result<Vec<(Option<String>, String)>, Failure>
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned,
+    K::DynamicType: Default,
+{
+    let found = Api::<K>::all(client.clone()).list_metadata(&ListParams::default()).await;
+    let found = found.map_err(Failure::api(format!("list {}", K::plural(&K::DynamicType::default()))))?;
+    Ok(found.items.iter().map(|object| (object.namespace(), object.name_any())).collect())
 }

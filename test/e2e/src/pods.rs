@@ -33,21 +33,28 @@ impl Case {
     /// It does not.
     pub async fn find(&self, pod: &str) -> Result<Server, Failure> {
         let server = Server::of(self, pod);
-        eventually(PATIENCE, &format!("an answer of pod {pod}"), async || {
+        let what = format!("an answer of pod {pod}");
+        let answers = eventually(PATIENCE, &what, async || {
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
             let status = found.and_then(|pod| pod.status).unwrap_or_default();
             // The proxy waits long for an address that is not there any more: that of the last boot.
             let ready = status.container_statuses.iter().flatten().any(|container| container.ready);
             let phase = status.phase.unwrap_or_default();
             if phase != "Running" || !ready {
-                let events = self.events(pod).await?;
-                return Ok(Seen::NotYet(format!("{phase}, ready: {ready}; {}", events.join("; "))));
+                return Ok(Seen::NotYet(format!("{phase}, ready: {ready}")));
             }
             server.inspect("/").await?;
-            Ok(Seen::Done(()))
-        })
-        .await?;
-        Ok(server)
+            Ok(Seen::Done(server.clone()))
+        });
+        let answers = answers.await;
+        self.with_events(pod, answers).await
+    }
+
+    /// What has been said about a pod, if it was waited for in vain.
+    async fn with_events<T>(&self, pod: &str, waited: Result<T, Failure>) -> Result<T, Failure> {
+        let Err(Failure::Late(mut late)) = waited else { return waited };
+        late.last = format!("{}; {}", late.last, self.events(pod).await?.join("; "));
+        Err(Failure::Late(late))
     }
 
     /// Makes a pod, waits for its end, removes it, and returns what it found.
@@ -57,18 +64,16 @@ impl Case {
     pub async fn run(&self, pod: &Pod) -> Result<Finding, Failure> {
         self.start(pod).await?;
         let what = format!("the end of pod {}", pod.name);
-        let (phase, message) = eventually(PATIENCE, &what, async || {
+        let ended = eventually(PATIENCE, &what, async || {
             let found = self.pods().get(&pod.name).await.map_err(Failure::api("read the pod"))?;
             let status = found.status.unwrap_or_default();
             match status.phase.as_deref() {
                 Some(phase @ ("Succeeded" | "Failed")) => Ok(Seen::Done((phase.to_owned(), message(&status)))),
-                phase => {
-                    let events = self.events(&pod.name).await?;
-                    Ok(Seen::NotYet(format!("{}; {}", phase.unwrap_or_default(), events.join("; "))))
-                }
+                phase => Ok(Seen::NotYet(phase.unwrap_or_default().to_owned())),
             }
-        })
-        .await?;
+        });
+        let ended = ended.await;
+        let (phase, message) = self.with_events(&pod.name, ended).await?;
         self.remove(&pod.name).await?;
         if phase == "Failed" {
             return Err(Failure::Pod { pod: pod.name.clone(), message });

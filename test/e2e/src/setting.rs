@@ -43,6 +43,14 @@ impl Setting {
         Ok(Self { image, directory })
     }
 
+    /// The image as a disk: the path in `GRANARY_DISK`.
+    ///
+    /// # Errors
+    /// [`SettingError::Missing`].
+    pub fn disk(&self) -> Result<PathBuf, SettingError> {
+        path("GRANARY_DISK")
+    }
+
     /// To boot the image with a temporary data disk.
     pub fn options(&self) -> Options {
         Options::new(self.image.clone(), self.directory.path())

@@ -217,7 +217,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         pods: "10.244.0.0/24".parse()?,
         cluster_pods: "10.244.0.0/16".parse()?,
         durability: Durability::UnsafeNoFsync,
-        disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), kubelet: Bytes::new(4 << 30) },
+        disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), pods: Bytes::new(4 << 30) },
         paths,
     })
 }

@@ -90,8 +90,28 @@ impl Validity {
         Self { from: validity.not_before.to_datetime(), to: validity.not_after.to_datetime() }
     }
 
+    #[cfg(test)]
+    pub(crate) fn new(from: OffsetDateTime, to: OffsetDateTime) -> Self {
+        Self { from, to }
+    }
+
+    /// Of what [`Authority::issue`] makes.
+    pub(crate) fn of_new_leaf(now: OffsetDateTime) -> Self {
+        Self { from: now - SKEW, to: now + LEAF_LIFE }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from(self) -> OffsetDateTime {
+        self.from
+    }
+
+    /// From then on nobody accepts it.
+    pub(crate) fn to(self) -> OffsetDateTime {
+        self.to
+    }
+
     /// When it is time for a new one that is made here, in no time.
-    fn shortly_before_its_end(self) -> OffsetDateTime {
+    pub(crate) fn shortly_before_its_end(self) -> OffsetDateTime {
         self.to - RENEWAL
     }
 
@@ -135,8 +155,15 @@ impl Authority {
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
     }
 
-    /// The one that `pair` holds.
+    /// The one that `pair` holds, if it lasts.
     pub(crate) fn load(pair: &Pair, now: OffsetDateTime) -> Result<Self, Stale> {
+        let (authority, validity) = Self::open(pair)?;
+        validity.check(now, validity.shortly_before_its_end())?;
+        Ok(authority)
+    }
+
+    /// The one that `pair` holds. Says nothing of the time.
+    pub(crate) fn open(pair: &Pair) -> Result<(Self, Validity), Stale> {
         let pem = pem_of(&pair.certificate)?;
         let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
         let key = key_of(pair, &certificate)?;
@@ -145,9 +172,8 @@ impl Authority {
         }
         certificate.verify_signature(None).map_err(|_| Stale::OtherAuthority)?;
         let validity = Validity::of(&certificate);
-        validity.check(now, validity.shortly_before_its_end())?;
         let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(|_| Stale::Unreadable)?;
-        Ok(Self { issuer, certificate: pair.certificate.clone() })
+        Ok((Self { issuer, certificate: pair.certificate.clone() }, validity))
     }
 
     /// The authority's own certificate, PEM.
@@ -158,10 +184,11 @@ impl Authority {
     /// A new certificate, with a new key.
     pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
         let key = KeyPair::generate()?;
+        let validity = Validity::of_new_leaf(now);
         let mut params = CertificateParams::default();
         params.distinguished_name = subject_of(wanted);
-        params.not_before = now - SKEW;
-        params.not_after = now + LEAF_LIFE;
+        params.not_before = validity.from;
+        params.not_after = validity.to;
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
@@ -182,9 +209,15 @@ impl Authority {
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
 
-    /// Whether `pair` is what [`Authority::issue`] would make, and lasts.
+    /// Whether `pair` is what [`Authority::issue`] would make. Says nothing of the time.
+    pub(crate) fn verify(&self, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
+        verify(&self.certificate, wanted, pair)
+    }
+
+    /// The same, and whether it lasts.
+    #[cfg(test)]
     pub(crate) fn check(&self, wanted: &Wanted, pair: &Pair, now: OffsetDateTime) -> Result<(), Stale> {
-        let validity = verify(&self.certificate, wanted, pair)?;
+        let validity = self.verify(wanted, pair)?;
         validity.check(now, validity.shortly_before_its_end())
     }
 }

@@ -57,8 +57,8 @@ pub struct Disk {
     pub size: Bytes,
     /// The limit of etcd's directory.
     pub etcd: Bytes,
-    /// The limit of kubelet's root directory.
-    pub kubelet: Bytes,
+    /// The limit of kubelet's directory of pods.
+    pub pods: Bytes,
 }
 
 /// Where programs, data and state are. [`Default`] is the node image's layout.
@@ -154,7 +154,7 @@ pub(crate) fn example() -> Config {
         pods: "10.244.0.0/24".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         durability: Durability::Durable,
-        disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), kubelet: Bytes::new(320 << 20) },
+        disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), pods: Bytes::new(320 << 20) },
         paths: Paths::default(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::pki::Identity;
+use crate::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, ready};
 

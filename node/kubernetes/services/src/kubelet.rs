@@ -5,7 +5,7 @@ use serde_json::json;
 use units::Bytes;
 
 use crate::config::Disk;
-use crate::pki::Identity;
+use crate::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, ready};
 
@@ -86,7 +86,7 @@ fn configuration(config: &Config, credentials: &Credentials) -> String {
 /// keeps free for evictions is not offered either.
 fn not_for_pods(disk: Disk) -> Bytes {
     let kept = Bytes::new(disk.size.get() / 100 * PRESSURE_PERCENT);
-    disk.size.saturating_sub(disk.kubelet).saturating_sub(kept)
+    disk.size.saturating_sub(disk.pods).saturating_sub(kept)
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
         let mut config = example();
-        config.disk = Disk { size: Bytes::new(100 << 20), etcd: Bytes::new(60 << 20), kubelet: Bytes::new(10 << 20) };
+        config.disk = Disk { size: Bytes::new(100 << 20), etcd: Bytes::new(60 << 20), pods: Bytes::new(10 << 20) };
         let (_scratch, credentials) = credentials(&mut config);
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
         let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();

@@ -31,10 +31,38 @@ pub enum NetworkError {
 }
 
 impl Network {
+    /// The network with this first address; `None` if that has host bits, or if there is no room for hosts.
+    pub const fn new(address: Ipv4Addr, prefix: u8) -> Option<Self> {
+        if prefix == 0 || prefix > 30 || address.to_bits() & !(u32::MAX << (32 - prefix)) != 0 {
+            return None;
+        }
+        Some(Self { address, prefix })
+    }
+
     /// The address with the number `number`, if the network has it and it is not the broadcast address.
     pub fn host(self, number: u32) -> Option<Ipv4Addr> {
         let size = 1_u32 << (32 - self.prefix);
         (number > 0 && number < size - 1).then(|| Ipv4Addr::from_bits(self.address.to_bits() + number))
+    }
+
+    /// Bits of the prefix, 1 to 30.
+    pub const fn prefix(self) -> u8 {
+        self.prefix
+    }
+
+    /// Whether the address is in it.
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        address.to_bits() & (u32::MAX << (32 - self.prefix)) == self.address.to_bits()
+    }
+
+    /// Whether an address is in both.
+    pub fn overlaps(self, other: Self) -> bool {
+        self.contains(other.address) || other.contains(self.address)
+    }
+
+    /// The first of its parts with this prefix, if it has such parts.
+    pub fn first_part(self, prefix: u8) -> Option<Self> {
+        (self.prefix..=30).contains(&prefix).then_some(Self { prefix, ..self })
     }
 }
 
@@ -88,6 +116,17 @@ mod tests {
         assert_eq!(services.host(0), None);
         assert_eq!(services.host(65_534), Some(Ipv4Addr::new(10, 96, 255, 254)));
         assert_eq!(services.host(65_535), None);
+    }
+
+    #[test]
+    fn networks_overlap_when_one_is_inside_the_other() {
+        let network = |text: &str| text.parse::<Network>().unwrap();
+        let (pods, part, services) = (network("10.244.0.0/16"), network("10.244.3.0/24"), network("10.96.0.0/16"));
+        assert!(pods.overlaps(part) && part.overlaps(pods) && pods.overlaps(pods));
+        assert!(!pods.overlaps(services));
+        assert!(part.contains(Ipv4Addr::new(10, 244, 3, 255)) && !part.contains(Ipv4Addr::new(10, 244, 4, 0)));
+        assert_eq!(pods.first_part(24), Some(network("10.244.0.0/24")));
+        assert_eq!(part.first_part(16), None);
     }
 
     #[test]

@@ -1,84 +1,46 @@
 //! Certificates, keys and kubeconfigs on the data disk.
 //!
-//! Made once and kept. At each start what expires within 30 days, or does not fit the configuration any
-//! more, is made again; a power cut between two files leaves something that is found out and made again.
+//! Made once and kept. At each start, and again while the node runs, what expires within 30 days or does not fit the
+//! configuration any more is made again; a power cut between two files leaves something that is found out and made
+//! again. The authority is replaced at a start only: nothing that was signed before is accepted then.
+//!
+//! Kubernetes' programs read their files again by themselves, within five minutes (client-go's `transport`, the API
+//! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
+//! [`Credentials::client`] makes do not.
 
-use std::collections::BTreeSet;
-use std::fs::DirBuilder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use dir::{Dir, Name};
+use dir::{Dir, Ensured, Name};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use nix::sys::stat::Mode;
 use rcgen::KeyPair;
 use time::OffsetDateTime;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::Config;
-use crate::certificate::{Authority, Pair, Purpose, ServerName, Stale, Wanted};
+use crate::certificate::{Authority, Pair, Purpose, ServerName, Stale, Validity, Wanted};
+use crate::identity::Identity;
 use crate::kubeconfig;
+use crate::renewal::{self, Expiry, Renewal};
+use crate::storage_identity::Lasting;
 
 const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
-/// The name of a node's storage identity is this and the node's name.
-pub const STORAGE_USER_PREFIX: &str = "granary:node:";
-
-/// The group of the nodes' storage identities.
-pub const STORAGE_GROUP: &str = "granary:nodes";
-
-/// Who asks the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Identity {
-    /// An administrator: group `system:masters`.
-    Admin,
-    /// `system:kube-controller-manager`.
-    ControllerManager,
-    /// `system:kube-scheduler`.
-    Scheduler,
-    /// `system:node:NAME` in the group `system:nodes`.
-    Kubelet,
-    /// `system:kube-proxy`.
-    Proxy,
-    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
-    /// asked for, see [`StorageIdentity`](crate::StorageIdentity).
-    Storage,
-}
-
-impl Identity {
-    const ALL: [Self; 6] =
-        [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage];
-
-    pub(crate) const fn file(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::ControllerManager => "controller-manager",
-            Self::Scheduler => "scheduler",
-            Self::Kubelet => "kubelet",
-            Self::Proxy => "proxy",
-            Self::Storage => "storage",
-        }
-    }
-
-    pub(crate) fn wanted(self, node: &str) -> Wanted {
-        let (common_name, organization) = match self {
-            Self::Admin => ("granary:admin".to_owned(), Some("system:masters")),
-            Self::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
-            Self::Scheduler => ("system:kube-scheduler".to_owned(), None),
-            Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),
-            Self::Proxy => ("system:kube-proxy".to_owned(), None),
-            Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
-        };
-        Wanted { name: self.file(), common_name, organization, purpose: Purpose::Client }
-    }
-}
-
 /// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {
     pki: PathBuf,
-    admin: String,
+    /// All that are made here, but the authority.
+    wanted: Vec<Wanted>,
+    /// What an administrator calls the API server.
+    server: String,
+    /// An administrator's kubeconfig.
+    admin: Mutex<String>,
 }
 
 impl Credentials {
@@ -96,37 +58,76 @@ impl Credentials {
             .map_err(|source| PkiError::Directory { path: pki.clone(), source })?;
         let store = Store::open(&pki)?;
 
-        let authority = store.authority(now)?;
-        store.service_accounts()?;
-        for wanted in servers(config) {
-            store.leaf(&authority, &wanted, now)?;
+        if let Ensured::Created(()) = store.authority(now)? {
+            forget_kubelets_own(&config.paths.kubelet_pki)?;
         }
-        let mut admin = String::new();
+        store.service_accounts()?;
         for identity in Identity::ALL {
-            let path = |extension| file(&pki, identity.file(), extension);
+            let path = |extension| file(&pki, identity.name(), extension);
             let local =
                 kubeconfig::with_files("https://127.0.0.1:6443", &file(&pki, "ca", "crt"), &path("crt"), &path("key"));
-            store.write(&format!("{}.kubeconfig", identity.file()), &local, SECRET)?;
-            if identity == Identity::Storage {
-                continue;
-            }
-            let pair = store.leaf(&authority, &identity.wanted(&config.node), now)?;
-            if identity == Identity::Admin {
-                let server = format!("https://{}:6443", config.address);
-                admin = kubeconfig::with_contents(&server, authority.certificate(), &pair);
+            store.write(&format!("{}.kubeconfig", identity.name()), &local, SECRET)?;
+        }
+        let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
+        let wanted = servers(config).into_iter().chain(clients.map(|identity| identity.wanted(&config.node))).collect();
+        let server = format!("https://{}:6443", config.address);
+        let credentials = Self { pki, wanted, server, admin: Mutex::default() };
+        credentials.renew(now)?;
+        Ok(credentials)
+    }
+
+    /// Makes those certificates again whose time has come `now`, under a node that runs. The authority's is left alone,
+    /// and an error in the log says when it is time to restart the node for it. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate, or an authority that is gone.
+    pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
+        let store = Store::open(&self.pki)?;
+        let (authority, validity) =
+            store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair))?;
+        match validity.check(now, validity.shortly_before_its_end()) {
+            Ok(()) => {}
+            Err(Stale::NotYet) => return Err(PkiError::Clock { now }),
+            Err(_) => error!(
+                expires = %validity.to(),
+                "the cluster's certificate authority expires soon; restart the node, which replaces it at its start"
+            ),
+        }
+
+        let mut found = BTreeMap::new();
+        for wanted in &self.wanted {
+            let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
+            found.insert(wanted.name, pair.and_then(|pair| authority.verify(wanted, &pair)));
+        }
+        let plan = renewal::plan(&found, now);
+        for wanted in &self.wanted {
+            if let Some(stale) = plan.due.get(wanted.name) {
+                found.insert(wanted.name, Ok(store.issue(&authority, wanted, *stale, now)?));
             }
         }
-        Ok(Self { pki, admin })
+        if let Some(pair) = store.read_pair(Identity::Admin.name())? {
+            let text = kubeconfig::with_contents(&self.server, authority.certificate(), &pair);
+            *self.admin.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        }
+
+        found.insert("ca", Ok(validity));
+        let expiry = |(&name, validity): (&&'static str, &Validity)| Expiry { name, at: validity.to() };
+        let expiries =
+            found.iter().filter_map(|(name, found)| Some((name, found.as_ref().ok()?))).map(expiry).collect();
+        found.remove("ca");
+        let renewal = renewal::plan(&found, now).next.unwrap_or(now);
+        Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Lasting { renewal } })
     }
 
     /// The file of a kubeconfig for this machine.
     pub fn kubeconfig(&self, identity: Identity) -> PathBuf {
-        file(&self.pki, identity.file(), "kubeconfig")
+        file(&self.pki, identity.name(), "kubeconfig")
     }
 
-    /// An administrator's kubeconfig for the node's address, with the private key inside.
-    pub fn admin_kubeconfig(&self) -> &str {
-        &self.admin
+    /// An administrator's kubeconfig for the node's address, with the private key inside. Good as long as the
+    /// certificate of [`Identity::Admin`].
+    pub fn admin_kubeconfig(&self) -> String {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A client of the API server of this machine.
@@ -177,6 +178,18 @@ pub enum PkiError {
         /// What the clock says.
         now: OffsetDateTime,
     },
+    /// Something happened to the authority while the node runs.
+    #[error("cannot use the cluster's certificate authority; restart the node, which makes a new one")]
+    Authority(#[from] Stale),
+    /// What was signed by an authority that is no more.
+    #[error("cannot remove {path}, which the old certificate authority signed")]
+    Remove {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A certificate could not be made.
     #[error("cannot make the certificate {name}")]
     Certificate {
@@ -213,6 +226,16 @@ pub enum ClientError {
 
 fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
     pki.join(format!("{name}.{extension}"))
+}
+
+/// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
+/// by another authority, and it would not notice.
+fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
+    let path = kubelet_pki.join("kubelet-client-current.pem");
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PkiError::Remove { path, source }),
+        _ => Ok(()),
+    }
 }
 
 /// Certificates that belong to servers, and the API server's own as kubelet's client.
@@ -255,9 +278,9 @@ impl Store {
         Ok(Self { dir: Dir::open(pki)? })
     }
 
-    fn authority(&self, now: OffsetDateTime) -> Result<Authority, PkiError> {
+    fn authority(&self, now: OffsetDateTime) -> Result<Ensured<()>, PkiError> {
         let stale = match self.read_pair("ca")?.map(|pair| Authority::load(&pair, now)) {
-            Some(Ok(authority)) => return Ok(authority),
+            Some(Ok(_)) => return Ok(Ensured::Unchanged(())),
             Some(Err(Stale::NotYet)) => return Err(PkiError::Clock { now }),
             Some(Err(stale)) => {
                 warn!(reason = %stale, "certificate authority replaced, with every certificate");
@@ -265,23 +288,24 @@ impl Store {
             }
             None => Stale::Absent,
         };
-        let (authority, pair) = Authority::make(now).map_err(|source| PkiError::Certificate { name: "ca", source })?;
+        let (_, pair) = Authority::make(now).map_err(|source| PkiError::Certificate { name: "ca", source })?;
         self.write_pair("ca", &pair)?;
         info!(name = "ca", reason = %stale, "certificate made");
-        Ok(authority)
+        Ok(Ensured::Created(()))
     }
 
-    fn leaf(&self, authority: &Authority, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, PkiError> {
+    fn issue(
+        &self,
+        authority: &Authority,
+        wanted: &Wanted,
+        stale: Stale,
+        now: OffsetDateTime,
+    ) -> Result<Validity, PkiError> {
         let name = wanted.name;
-        let found = self.read_pair(name)?.ok_or(Stale::Absent);
-        let stale = match found.and_then(|pair| authority.check(wanted, &pair, now).map(|()| pair)) {
-            Ok(pair) => return Ok(pair),
-            Err(stale) => stale,
-        };
         let pair = authority.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
         self.write_pair(name, &pair)?;
         info!(name, reason = %stale, "certificate made");
-        Ok(pair)
+        Ok(Validity::of_new_leaf(now))
     }
 
     /// The keys that sign tokens of service accounts. Replaced only when unreadable: that ends every token.
@@ -384,27 +408,13 @@ mod tests {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
         let store = Store::open(&disk.config.paths.pki).unwrap();
-        let authority = store.authority(NOW).unwrap();
+        let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), NOW).unwrap();
         let clients = MADE.map(|identity| identity.wanted("granary"));
         let pairs = clients.into_iter().chain(servers(&disk.config));
         for wanted in pairs {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
             assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()), "{}", wanted.name);
         }
-    }
-
-    #[test]
-    fn the_identities_are_those_that_kubernetes_gives_roles_to() {
-        let named = |identity: Identity| {
-            let wanted = identity.wanted("n1");
-            (wanted.common_name, wanted.organization)
-        };
-        assert_eq!(named(Identity::Admin).1, Some("system:masters"));
-        assert_eq!(named(Identity::ControllerManager), ("system:kube-controller-manager".into(), None));
-        assert_eq!(named(Identity::Scheduler), ("system:kube-scheduler".into(), None));
-        assert_eq!(named(Identity::Proxy), ("system:kube-proxy".into(), None));
-        assert_eq!(named(Identity::Kubelet), ("system:node:n1".into(), Some("system:nodes")));
-        assert_eq!(named(Identity::Storage), ("granary:node:n1".into(), Some("granary:nodes")));
     }
 
     #[test]
@@ -465,6 +475,51 @@ mod tests {
     }
 
     #[test]
+    fn a_running_node_renews_what_is_due_and_says_when_to_look_again() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
+        let early = credentials.renew(NOW + Duration::days(300)).unwrap();
+        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 4));
+        assert_eq!(early.lasting.renewal, NOW + Duration::days(335));
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+        assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
+
+        let later = NOW + Duration::days(340);
+        let renewed = credentials.renew(later).unwrap();
+        assert_eq!(renewed.made.len(), MADE.len() + 3, "{renewed:?}");
+        assert_eq!(renewed.lasting.renewal, later + Duration::days(335));
+        assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
+        assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
+        assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn the_authority_of_a_running_node_stays_until_its_end() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        credentials.renew(NOW + Duration::days(3640)).unwrap();
+        assert!(!disk.changed(&before).iter().any(|name| name.starts_with("ca.")));
+        let error = credentials.renew(NOW - Duration::days(3)).err().unwrap();
+        assert!(matches!(error, PkiError::Clock { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_new_authority_ends_the_certificates_that_kubelet_asked_for() {
+        let mut disk = Disk::new();
+        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
+        let current = disk.config.paths.kubelet_pki.join("kubelet-client-current.pem");
+        disk.ensure(NOW).unwrap();
+        fs::create_dir(&disk.config.paths.kubelet_pki).unwrap();
+        fs::write(&current, "signed by the first").unwrap();
+        disk.ensure(NOW + Duration::days(340)).unwrap();
+        assert!(current.exists());
+        disk.ensure(NOW + Duration::days(3640)).unwrap();
+        assert!(!current.exists());
+    }
+
+    #[test]
     fn an_authority_near_its_end_is_replaced_with_all_it_signed_but_not_the_token_key() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
@@ -518,7 +573,7 @@ mod tests {
     fn the_administrators_kubeconfig_can_be_carried_away() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
-        let kubeconfig = Kubeconfig::from_yaml(credentials.admin_kubeconfig()).unwrap();
+        let kubeconfig = Kubeconfig::from_yaml(&credentials.admin_kubeconfig()).unwrap();
         assert_eq!(kubeconfig.clusters[0].cluster.as_ref().unwrap().server.as_deref(), Some("https://10.0.2.15:6443"));
         assert!(kubeconfig.auth_infos[0].auth_info.as_ref().unwrap().client_key_data.is_some());
         assert!(!credentials.admin_kubeconfig().contains(&*disk.config.paths.pki.to_string_lossy()));

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::pki::Identity;
+use crate::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, ready};
 

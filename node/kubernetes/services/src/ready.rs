@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::instrument::WithSubscriber;
 use tracing::subscriber::NoSubscriber;
 
-use crate::pki::{ClientError, Credentials, Identity};
+use crate::identity::Identity;
+use crate::pki::{ClientError, Credentials};
 
 /// Between two questions.
 const INTERVAL: Duration = Duration::from_millis(200);

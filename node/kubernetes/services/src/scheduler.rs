@@ -1,6 +1,6 @@
 //! kube-scheduler.
 
-use crate::pki::Identity;
+use crate::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials};
 

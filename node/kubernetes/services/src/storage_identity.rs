@@ -19,7 +19,8 @@ use tracing::info;
 
 use crate::Config;
 use crate::certificate::{self, Pair, Stale, Validity, Wanted};
-use crate::pki::{ClientError, Credentials, Identity, PkiError, Store};
+use crate::identity::Identity;
+use crate::pki::{ClientError, Credentials, PkiError, Store};
 
 /// Signs certificates by which the API server knows its clients.
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
@@ -111,14 +112,14 @@ struct Asked {
     key: KeyPair,
 }
 
-/// A certificate is on the disk, and it is not yet time for another one.
+/// A certificate, or several, is on the disk, and it is not yet time for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lasting {
-    renewal: OffsetDateTime,
+    pub(crate) renewal: OffsetDateTime,
 }
 
 impl Lasting {
-    /// Waits until it is time for another certificate: when two thirds of its life are over. Cancel-safe.
+    /// Waits until it is time for another certificate. Cancel-safe.
     pub async fn renewal(self) {
         while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
             // A moment later, so that it is over then.

@@ -1,4 +1,4 @@
-//! Operators make PVs by hand, as README.md says.
+//! Operators make PVs by hand, as docs/operations/orphans.md says.
 
 use std::sync::Arc;
 

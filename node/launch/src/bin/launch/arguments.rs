@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::Parser;
-use launch::{Data, Image, Options};
+use launch::{Boot, Data, Image, Options};
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use units::Bytes;
@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// How many times its data disk the node may promise to volumes, from 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
+    /// Boots the disk image through UEFI firmware, instead of its kernel directly.
+    #[arg(long)]
+    firmware: bool,
     /// Keeps the console's log in this directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_logs: Option<PathBuf>,
@@ -45,6 +48,9 @@ pub(crate) struct Arguments {
     /// The image's command line.
     #[arg(long, value_name = "FILE", hide = true)]
     cmdline: PathBuf,
+    /// The image as a disk.
+    #[arg(long, value_name = "FILE", hide = true)]
+    disk: PathBuf,
 }
 
 impl Arguments {
@@ -64,6 +70,9 @@ impl Arguments {
             command_line: self.cmdline.clone(),
         };
         let mut options = Options::new(image, temporary);
+        if self.firmware {
+            options.boot = Boot::Firmware(self.disk.clone());
+        }
         options.memory = self.memory;
         options.cpus = self.cpus;
         options.port = self.port;
@@ -82,7 +91,7 @@ impl Arguments {
 mod tests {
     use super::*;
 
-    const IMAGE: [&str; 9] = ["launch", "--kernel", "k", "--initramfs", "i", "--system", "s", "--cmdline", "c"];
+    const IMAGE: [&str; 6] = ["launch", "--kernel=k", "--initramfs=i", "--system=s", "--cmdline=c", "--disk=d"];
 
     fn parse(more: &[&str]) -> Result<Arguments, clap::Error> {
         Arguments::try_parse_from(IMAGE.iter().chain(more))
@@ -96,6 +105,12 @@ mod tests {
         assert_eq!(options.logs, Path::new("/logs"));
         assert_eq!(options.state, Path::new("/temporary"));
         assert_eq!(options.image.kernel, Path::new("k"));
+    }
+
+    #[test]
+    fn the_disk_is_booted_if_firmware_is_asked_for() {
+        assert_eq!(parse(&[]).unwrap().options(Path::new("/")).boot, Boot::Kernel);
+        assert_eq!(parse(&["--firmware"]).unwrap().options(Path::new("/")).boot, Boot::Firmware("d".into()));
     }
 
     #[test]

@@ -1,0 +1,26 @@
+//! Keeps the node's clock by SNTP, RFC 4330 (RFC 5905, section 14): certificates and etcd need it.
+//!
+//! A [`Keeper`] asks one server after the other until one answers, every 64 seconds to 17 minutes, and corrects the
+//! clock. The first answer may set it: a machine may start in any year. Later the clock is only made faster or slower, by
+//! the kernel, so that time never jumps under the node's programs. Without an answer the clock goes on as it is.
+//!
+//! It refuses to believe a server that says of itself that it does not know the time, answers to nobody who asks it, and
+//! has no server of its own.
+//!
+//! Needs Linux 2.6.39 (`clock_adjtime`), and `CAP_SYS_TIME`.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod ask;
+mod correction;
+mod keeper;
+mod kernel;
+mod packet;
+mod sample;
+#[expect(unsafe_code, reason = "clock_adjtime(2) has no wrapper in nix")]
+mod sys;
+
+pub use keeper::{Comparison, CorrectError, Keeper, State};
+pub use kernel::{Clock, Kernel};
+pub use packet::Leap;
+pub use sample::{Nanoseconds, Sample};

@@ -1,0 +1,61 @@
+//! What one question tells of the clock. Pure.
+
+use crate::packet::{Answer, Leap};
+
+/// Since 1970, or between two moments. Ends in 2262.
+pub type Nanoseconds = i64;
+
+/// One comparison with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// What the clock lacks: positive when it is behind. Off by half of `delay` at most.
+    pub offset: Nanoseconds,
+    /// Time on the way, there and back.
+    pub delay: Nanoseconds,
+    /// What the server says of the end of this day.
+    pub leap: Leap,
+}
+
+impl Sample {
+    /// From a question that went at `asked`, by the clock, and was answered `took` later. RFC 4330, section 5.
+    pub(crate) fn new(asked: Nanoseconds, took: Nanoseconds, answer: &Answer) -> Self {
+        let [asked, took, received, sent] = [asked, took, answer.received, answer.sent].map(i128::from);
+        let there = received - asked;
+        let back = sent - (asked + took);
+        let at_server = (sent - received).max(0);
+        let narrow = |value: i128| value.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64;
+        Self { offset: narrow((there + back) / 2), delay: narrow((took - at_server).max(0)), leap: answer.leap }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    proptest! {
+        #[test]
+        fn the_offset_is_off_by_half_of_the_delay_at_most(
+            asked in 0..100 * 365 * 86_400 * SECOND,
+            offset in -50 * 365 * 86_400 * SECOND..50 * 365 * 86_400 * SECOND,
+            there in 0..5 * SECOND,
+            at_server in 0..SECOND,
+            back in 0..5 * SECOND,
+        ) {
+            let received = asked + offset + there;
+            let answer = Answer { received, sent: received + at_server, leap: Leap::None };
+            let sample = Sample::new(asked, there + at_server + back, &answer);
+            prop_assert_eq!(sample.delay, there + back);
+            prop_assert!((sample.offset - offset).abs() <= sample.delay / 2 + 1);
+        }
+
+        #[test]
+        fn no_times_make_it_panic(asked in any::<i64>(), took in any::<i64>(), received in any::<i64>(), sent in any::<i64>()) {
+            let sample = Sample::new(asked, took, &Answer { received, sent, leap: Leap::None });
+            prop_assert!(sample.delay >= 0);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Against servers on loopback.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clock::{Clock, Keeper, Leap, Nanoseconds};
+use nix::errno::Errno;
+use supervisor::{Settings, State as Service, Supervisor};
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+
+const SECOND: Nanoseconds = 1_000_000_000;
+
+/// More than a question on loopback takes, less than a step.
+const CLOSE: Nanoseconds = SECOND / 20;
+
+/// A clock that is off by something, and what was done to it.
+#[derive(Clone, Debug, Default)]
+struct FakeClock(Arc<Mutex<(Nanoseconds, Vec<Done>)>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    Step(Nanoseconds),
+    Slew(Nanoseconds),
+}
+
+impl FakeClock {
+    fn off_by(offset: Nanoseconds) -> Self {
+        Self(Arc::new(Mutex::new((offset, Vec::new()))))
+    }
+
+    fn done(&self) -> Vec<Done> {
+        self.0.lock().unwrap().1.clone()
+    }
+}
+
+impl Clock for FakeClock {
+    fn now(&self) -> Nanoseconds {
+        true_time() + self.0.lock().unwrap().0
+    }
+
+    fn step(&self, by: Nanoseconds) -> Result<(), Errno> {
+        let mut inner = self.0.lock().unwrap();
+        inner.0 += by;
+        inner.1.push(Done::Step(by));
+        Ok(())
+    }
+
+    fn slew(&self, by: Nanoseconds, _: u8, _: Leap) -> Result<(), Errno> {
+        self.0.lock().unwrap().1.push(Done::Slew(by));
+        Ok(())
+    }
+}
+
+fn true_time() -> Nanoseconds {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().try_into().unwrap()
+}
+
+/// A time of NTP.
+fn ntp(time: Nanoseconds) -> [u8; 8] {
+    let seconds = u64::try_from(time / SECOND + 2_208_988_800).unwrap();
+    let fraction = ((u64::try_from(time % SECOND).unwrap()) << 32) / u64::try_from(SECOND).unwrap();
+    (seconds << 32 | fraction).to_be_bytes()
+}
+
+/// A server that answers with what `reply` makes of a good answer, several times if there are several. Ends when the
+/// set is dropped.
+async fn server(reply: impl Fn([u8; 48]) -> Vec<[u8; 48]> + Send + 'static) -> (SocketAddr, JoinSet<()>) {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut question = [0; 100];
+        loop {
+            let (length, from) = socket.recv_from(&mut question).await.unwrap();
+            assert_eq!((length, question[0] & 7), (48, 3), "a client's question");
+            let mut answer = [0; 48];
+            (answer[0], answer[1]) = (0x24, 1);
+            answer[24..32].copy_from_slice(&question[40..48]);
+            answer[32..40].copy_from_slice(&ntp(true_time()));
+            answer[40..].copy_from_slice(&ntp(true_time()));
+            for answer in reply(answer) {
+                socket.send_to(&answer, from).await.unwrap();
+            }
+        }
+    });
+    (address, tasks)
+}
+
+fn good(answer: [u8; 48]) -> Vec<[u8; 48]> {
+    vec![answer]
+}
+
+#[tokio::test]
+async fn a_clock_that_is_far_off_is_set_by_the_first_answer() {
+    let (address, _server) = server(good).await;
+    let clock = FakeClock::off_by(-3 * 365 * 86_400 * SECOND);
+    let keeper = Keeper::new(vec![address], clock.clone());
+    keeper.first().await.unwrap();
+    let [Done::Step(by), Done::Slew(0)] = clock.done()[..] else { panic!("{:?}", clock.done()) };
+    assert!((by - 3 * 365 * 86_400 * SECOND).abs() < CLOSE, "{by}");
+    assert!((clock.now() - true_time()).abs() < CLOSE);
+    let state = keeper.state().borrow().clone();
+    assert_eq!((state.steps, state.last.unwrap().server, state.problem), (1, address, None));
+}
+
+#[tokio::test]
+async fn a_clock_that_is_nearly_right_is_slewed() {
+    let (address, _server) = server(good).await;
+    let clock = FakeClock::off_by(SECOND / 25);
+    let keeper = Keeper::new(vec![address], clock.clone());
+    keeper.first().await.unwrap();
+    let [Done::Slew(by)] = clock.done()[..] else { panic!("{:?}", clock.done()) };
+    assert!((by + SECOND / 25).abs() < CLOSE, "{by}");
+    assert_eq!(keeper.state().borrow().steps, 0);
+}
+
+#[tokio::test]
+async fn an_answer_to_another_question_is_passed_over() {
+    let forged = |mut answer: [u8; 48]| {
+        let right = answer;
+        answer[31] ^= 1;
+        answer[32..40].copy_from_slice(&ntp(SECOND));
+        vec![answer, [0; 48], right]
+    };
+    let (address, _server) = server(forged).await;
+    let clock = FakeClock::off_by(0);
+    Keeper::new(vec![address], clock.clone()).first().await.unwrap();
+    let [Done::Slew(by)] = clock.done()[..] else { panic!("{:?}", clock.done()) };
+    assert!(by.abs() < CLOSE, "{by}");
+}
+
+#[tokio::test]
+async fn the_next_server_is_asked_when_one_refuses_or_does_not_know() {
+    let refuses = |mut answer: [u8; 48]| {
+        answer[1] = 0;
+        answer[12..16].copy_from_slice(b"DENY");
+        vec![answer]
+    };
+    let knows_nothing = |mut answer: [u8; 48]| {
+        answer[0] |= 0xc0;
+        vec![answer]
+    };
+    let (one, _one) = server(refuses).await;
+    let (two, _two) = server(knows_nothing).await;
+    let (three, _three) = server(good).await;
+    let clock = FakeClock::off_by(9 * SECOND);
+    let keeper = Keeper::new(vec![one, two, three], clock.clone());
+    keeper.first().await.unwrap();
+    assert_eq!(keeper.state().borrow().last.unwrap().server, three);
+}
+
+#[tokio::test]
+async fn without_a_server_the_clock_goes_on_and_the_service_is_healthy() {
+    // Bound and closed: nobody listens, which the kernel tells.
+    let nobody = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+    let clock = FakeClock::off_by(9 * SECOND);
+    let keeper = Arc::new(Keeper::new(vec![nobody], clock.clone()));
+    let mut state = keeper.state();
+    let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
+    let failed = tokio::time::timeout(Duration::from_secs(30), state.wait_for(|state| state.problem.is_some())).await;
+    let problem = failed.unwrap().unwrap().problem.clone().unwrap();
+    assert!(problem.starts_with(&format!("cannot ask {nobody}: ")), "{problem}");
+    assert_eq!((tree.status().state, clock.done()), (Service::Healthy, Vec::new()));
+    tree.stop(Duration::from_secs(5)).await.unwrap();
+}

@@ -1,0 +1,31 @@
+//! What a node is told at its boot: the JSON form of `proto/node/v1/config.proto`, read and checked as a whole.
+//!
+//! [`Config::parse`] is pure. What it gives is fit to be used without another look; what it refuses, it refuses with
+//! every problem at once, each with its field and the remedy, because a person who mends a node's configuration sees
+//! the result only after a boot.
+//!
+//! ```
+//! use config::Config;
+//!
+//! let config = Config::parse(r#"{"nodeName": "granary-1", "storage": {"keepFree": "10GiB"}}"#)?;
+//! assert_eq!(config.node.as_str(), "granary-1");
+//!
+//! let error = Config::parse(r#"{"nodename": "granary-1", "network": {"mtu": 15}}"#).unwrap_err().to_string();
+//! assert!(error.contains("\n  nodename: there is no such field here; there are nodeName, controlPlane, network"));
+//! assert!(error.contains("\n  network.mtu: 15 is out of range: 576 to 65535 is possible"));
+//! # Ok::<(), config::ParseError>(())
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod address;
+mod config;
+mod json;
+mod message;
+mod name;
+mod problem;
+
+pub use address::{AddressError, Interface};
+pub use config::{Addresses, Config, ControlPlane, Disk, FailureAction, NODE_PREFIX, Network, Role, Static, Storage};
+pub use name::{NameError, NodeName};
+pub use problem::{ParseError, Problem, What};

@@ -1,0 +1,137 @@
+//! Has certificates made again before they expire, while the node runs.
+
+use std::sync::Arc;
+
+use services::{Credentials, Expiry, Identity, PkiError};
+use supervisor::Context;
+use time::OffsetDateTime;
+use tokio::sync::watch;
+use tokio::task::{JoinError, spawn_blocking};
+use tracing::info;
+
+/// The certificates cannot be kept. The service is started again.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// The disk, or the clock.
+    #[error(transparent)]
+    Renew(#[from] PkiError),
+    /// The thread that looks at them.
+    #[error("looking at the certificates ended early")]
+    Panicked(#[from] JoinError),
+}
+
+/// What the last look found.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    /// When each certificate ends.
+    pub expiries: Vec<Expiry>,
+    /// How often the administrator's was made again: clients of it have to be made again, too.
+    pub administrators: u32,
+}
+
+/// The certificates of a running node.
+pub struct Certificates {
+    credentials: Arc<Credentials>,
+    kept: watch::Sender<Kept>,
+}
+
+impl Certificates {
+    /// Those that were made at the start.
+    pub fn new(credentials: Arc<Credentials>) -> Self {
+        Self { credentials, kept: watch::Sender::default() }
+    }
+
+    /// What is known of them, now and later.
+    pub fn kept(&self) -> watch::Receiver<Kept> {
+        self.kept.subscribe()
+    }
+
+    /// The service: looks when one is due, and after the clock was set. Healthy after the first look.
+    ///
+    /// # Errors
+    /// [`KeepError`].
+    pub async fn run(self: Arc<Self>, cx: Context, mut clock: watch::Receiver<clock::State>) -> Result<(), KeepError> {
+        loop {
+            let steps = clock.borrow_and_update().steps;
+            let credentials = Arc::clone(&self.credentials);
+            let renewal = spawn_blocking(move || credentials.renew(OffsetDateTime::now_utc())).await??;
+            let administrator = renewal.made.contains(&Identity::Admin.name());
+            if !renewal.made.is_empty() {
+                info!(certificates = renewal.made.join(" "), "certificates renewed");
+            }
+            self.kept.send_modify(|kept| {
+                kept.expiries = renewal.expiries;
+                kept.administrators += u32::from(administrator);
+            });
+            cx.healthy();
+            let is_set = async {
+                if clock.wait_for(|state| state.steps != steps).await.is_err() {
+                    // Nobody keeps the clock any more.
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = renewal.lasting.renewal() => {}
+                () = is_set => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use services::{Config, Disk, Durability, Paths};
+    use supervisor::{Settings, Supervisor};
+    use time::Duration as Span;
+    use tokio::time::timeout;
+    use units::Bytes;
+
+    use super::*;
+
+    fn config(pki: std::path::PathBuf) -> Config {
+        Config {
+            node: "granary".to_owned(),
+            address: Ipv4Addr::new(10, 0, 2, 15),
+            services: "10.96.0.0/16".parse().unwrap(),
+            pods: "10.244.0.0/24".parse().unwrap(),
+            cluster_pods: "10.244.0.0/16".parse().unwrap(),
+            durability: Durability::Durable,
+            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+            paths: Paths { pki, ..Paths::default() },
+        }
+    }
+
+    #[tokio::test]
+    async fn a_running_node_renews_what_expires_and_looks_again_when_the_clock_is_set() {
+        let scratch = tempfile::tempdir().unwrap();
+        let pki = scratch.path().join("pki");
+        // With 25 days left.
+        let made = OffsetDateTime::now_utc() - Span::days(340);
+        let credentials = Arc::new(Credentials::ensure(&config(pki.clone()), made).unwrap());
+        let old = credentials.admin_kubeconfig();
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+        let mut kept = certificates.kept();
+        let clock = watch::Sender::new(clock::State::default());
+        let state = clock.subscribe();
+        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
+            Arc::clone(&certificates).run(cx, state.clone())
+        });
+
+        let limit = Duration::from_secs(30);
+        let first = timeout(limit, kept.wait_for(|kept| kept.administrators == 1)).await.unwrap().unwrap().clone();
+        let soon = OffsetDateTime::now_utc() + Span::days(300);
+        assert!(first.expiries.len() > 5 && first.expiries.iter().all(|expiry| expiry.at > soon), "{first:?}");
+        assert_ne!(credentials.admin_kubeconfig(), old);
+
+        fs::remove_file(pki.join("admin.crt")).unwrap();
+        clock.send_modify(|state| state.steps = 1);
+        timeout(limit, kept.wait_for(|kept| kept.administrators == 2)).await.unwrap().unwrap();
+        assert!(pki.join("admin.crt").exists());
+        tree.stop(Duration::from_secs(5)).await.unwrap();
+    }
+}

@@ -1,0 +1,79 @@
+//! The node's address while it runs: DHCP's lease is renewed, and pods learn of other name servers.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use network::{Addressing, LinkError, Network};
+use supervisor::Context;
+use tokio::sync::Notify;
+use tracing::{error, info, warn};
+
+/// The network, and what it was when the services were started.
+#[derive(Debug)]
+pub struct Uplink {
+    network: Network,
+    first: Addressing,
+    /// What `/etc/resolv.conf` leads to.
+    resolv: PathBuf,
+    moved: Notify,
+}
+
+impl Uplink {
+    /// Writes the name servers.
+    ///
+    /// # Errors
+    /// `resolv.conf` cannot be written.
+    pub fn new(network: Network, first: Addressing, ephemeral: &Path) -> io::Result<Self> {
+        let resolv = ephemeral.join("etc/resolv.conf");
+        fs::write(&resolv, name_servers(&first.name_servers))?;
+        Ok(Self { network, first, resolv, moved: Notify::new() })
+    }
+
+    /// Returns when DHCP has given the node another address. The services have the first one in their certificates
+    /// and arguments: the node has to start anew.
+    pub async fn moved(&self) {
+        self.moved.notified().await;
+    }
+
+    /// Keeps the address, as a service.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn run(&self, cx: Context) -> Result<(), LinkError> {
+        cx.healthy();
+        let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
+            Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
+            Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
+        };
+        tokio::select! {
+            () = cx.cancelled() => {}
+            next = self.network.keep(&self.first, told) => {
+                let next = next?.interface;
+                error!(address = %self.first.interface, %next, "DHCP gives the node another address; it starts anew");
+                self.moved.notify_one();
+                cx.cancelled().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// resolv.conf(5).
+fn name_servers(all: &[Ipv4Addr]) -> String {
+    // Resolvers read three.
+    all.iter().take(3).map(|server| format!("nameserver {server}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolvers_are_told_of_the_servers_that_they_read() {
+        let all: Vec<_> = (1..=4).map(|last| Ipv4Addr::new(192, 0, 2, last)).collect();
+        assert_eq!(name_servers(&all), "nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\n");
+        assert_eq!(name_servers(&[]), "");
+    }
+}

@@ -1,0 +1,152 @@
+//! The client at a real device, with a server at the other end of it.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use config::{Addresses, Static};
+use futures::TryStreamExt;
+use network::{Link, Network};
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::{LinkUnspec, LinkVeth};
+use tokio::net::UdpSocket;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const GIVEN: [u8; 4] = [192, 0, 2, 10];
+
+/// For two tries in a VM.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The client's port is one for all devices, and Linux would send from the address of another device, if one has any.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// Two devices that are one cable.
+struct Cable {
+    near: String,
+    far: String,
+}
+
+impl Cable {
+    async fn lay(number: u8) -> Self {
+        let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        let (near, far) = (format!("near{number}"), format!("far{number}"));
+        netlink.link().add(LinkVeth::new(&near, &far).build()).execute().await.unwrap();
+        netlink.link().set(LinkUnspec::new_with_name(&far).up().build()).execute().await.unwrap();
+        Self { near, far }
+    }
+
+    async fn cut(self) {
+        let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        let ends: Vec<_> = netlink.link().get().match_name(self.far).execute().try_collect().await.unwrap();
+        netlink.link().del(ends[0].header.index).execute().await.unwrap();
+    }
+
+    /// Addresses of the near end, with their prefixes.
+    async fn addresses(&self) -> Vec<(Ipv4Addr, u8)> {
+        let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        let all: Vec<_> = netlink.address().get().execute().try_collect().await.unwrap();
+        let ours =
+            all.iter().filter(|message| message.attributes.contains(&AddressAttribute::Label(self.near.clone())));
+        let local = |attribute: &AddressAttribute| match attribute {
+            AddressAttribute::Local(std::net::IpAddr::V4(address)) => Some(*address),
+            _ => None,
+        };
+        ours.filter_map(|message| Some((message.attributes.iter().find_map(local)?, message.header.prefix_len)))
+            .collect()
+    }
+}
+
+/// Serves until it is dropped. Says nothing to the first `deaf` messages; `heard` counts all.
+async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).await.unwrap();
+    socket.bind_device(Some(cable.far.as_bytes())).unwrap();
+    socket.set_broadcast(true).unwrap();
+    let mut bytes = [0; 1500];
+    loop {
+        let (length, from) = socket.recv_from(&mut bytes).await.unwrap();
+        assert_eq!(from.port(), 68);
+        if heard.fetch_add(1, Ordering::SeqCst) < deaf {
+            continue;
+        }
+        // The kind of the message is its first option.
+        let kind = match bytes[240..length] {
+            [53, 1, 1, ..] => 2,
+            [53, 1, 3, ..] => 5,
+            ref other => panic!("{other:?}"),
+        };
+        let mut reply = vec![0; 236];
+        reply[..3].copy_from_slice(&[2, 1, 6]);
+        reply[4..8].copy_from_slice(&bytes[4..8]);
+        reply[16..20].copy_from_slice(&GIVEN);
+        reply[28..34].copy_from_slice(&bytes[28..34]);
+        reply.extend([99, 130, 83, 99, 53, 1, kind, 1, 4, 255, 255, 255, 0, 51, 4, 0, 0, 14, 16, 26, 2, 5, 120]);
+        for code in [54, 3, 6] {
+            reply.extend([code, 4]);
+            reply.extend(SERVER);
+        }
+        reply.push(255);
+        socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
+    }
+}
+
+/// The router that the kernel would use.
+fn gateways(device: &str) -> Vec<Ipv4Addr> {
+    let table = fs::read_to_string("/proc/net/route").unwrap();
+    let default = table.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (name, to, gateway) = (fields.next()?, fields.next()?, fields.next()?);
+        (name == device && to == "00000000").then(|| u32::from_str_radix(gateway, 16).unwrap())
+    });
+    default.map(|gateway| Ipv4Addr::from(gateway.to_ne_bytes())).collect()
+}
+
+#[tokio::test]
+async fn a_server_that_answers_late_gives_the_device_its_address() {
+    let _turn = TURN.lock().await;
+    let cable = Cable::lay(0).await;
+    let link = Link::named(&cable.near).await.unwrap();
+    let network = Network::on(link, config::Network::default()).await.unwrap();
+    let (heard, start) = (AtomicU32::new(0), Instant::now());
+    let addressing = tokio::select! {
+        () = serve(&cable, 1, &heard) => unreachable!("it never returns"),
+        given = timeout(LIMIT, network.configure()) => given.expect("an answer in time").unwrap(),
+    };
+    // The second try comes after about four seconds, and brings an offer, which is taken.
+    assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(heard.load(Ordering::SeqCst), 3);
+    assert_eq!(addressing.interface.to_string(), "192.0.2.10/24");
+    assert_eq!(addressing.name_servers, [Ipv4Addr::from(SERVER)]);
+    assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
+    assert_eq!(gateways(&cable.near), [Ipv4Addr::from(SERVER)]);
+    assert_eq!(fs::read_to_string(format!("/sys/class/net/{}/mtu", cable.near)).unwrap().trim(), "1400");
+    cable.cut().await;
+}
+
+#[tokio::test]
+async fn an_address_of_the_configuration_replaces_another() {
+    let _turn = TURN.lock().await;
+    let cable = Cable::lay(1).await;
+    let fixed = |address: &str| config::Network {
+        addresses: Addresses::Static(Static { interface: address.parse().unwrap(), gateway: None }),
+        mtu: Some(1280),
+        name_servers: vec![Ipv4Addr::from(SERVER)],
+    };
+    for address in ["198.51.100.7/24", "198.51.100.7/24", "198.51.100.8/25"] {
+        let network = Network::on(Link::named(&cable.near).await.unwrap(), fixed(address)).await.unwrap();
+        let addressing = network.configure().await.unwrap();
+        assert_eq!(addressing.name_servers, [Ipv4Addr::from(SERVER)]);
+    }
+    assert_eq!(cable.addresses().await, [(Ipv4Addr::new(198, 51, 100, 8), 25)]);
+    assert_eq!(fs::read_to_string(format!("/sys/class/net/{}/mtu", cable.near)).unwrap().trim(), "1280");
+    cable.cut().await;
+}

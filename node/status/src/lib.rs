@@ -1,0 +1,31 @@
+//! What a node tells of itself over HTTP: to a person, to a monitoring system, to a probe.
+//!
+//! | path | what |
+//! |---|---|
+//! | `/statusz` | a page for a person; needs neither JavaScript nor anything from elsewhere |
+//! | `/statusz.json`, `/statusz?format=json` | the same facts |
+//! | `/metrics` | Prometheus' text format |
+//! | `/readyz` | 200 when every service does its work, else 503 and the list of those that do not |
+//! | `/healthz` | 200: the process answers |
+//!
+//! [`Page`] is what is told, as plain data. It is rendered by pure functions ([`Page::html`], [`Page::json`]), and
+//! [`serve`] answers requests from a [`Source`], which only the node's program can be. [`Recent`] keeps the last
+//! warnings of the log.
+//!
+//! It only reads, and refuses to be asked by anybody who is not on the node: a page names the claims of all tenants.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod format;
+mod html;
+mod model;
+mod page;
+mod recent;
+mod server;
+
+pub use model::{
+    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Storage, Versions,
+    Volume, not_ready, services,
+};
+pub use recent::{Recent, Severity, Warning};
+pub use server::{Source, serve};

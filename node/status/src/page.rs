@@ -1,0 +1,288 @@
+//! The page for a person.
+
+use std::time::Duration;
+
+use supervisor::State;
+use units::Bytes;
+
+use crate::format::{duration, moment, size};
+use crate::html::Html;
+use crate::model::{Clock, Condition, Disk, Page, Service, Storage, Volume, not_ready};
+use crate::{Severity, Warning};
+
+/// Certificates with less left are pointed out: the node should have renewed them.
+const EXPIRES_SOON: i64 = 25 * 86_400;
+
+/// A column's title and class.
+type Column = (&'static str, &'static str);
+
+const LEFT: &str = "";
+const NUMBER: &str = "number";
+
+const VOLUME: [Column; 8] = [
+    ("Claim", LEFT),
+    ("Volume", LEFT),
+    ("Mode", LEFT),
+    ("Used", NUMBER),
+    ("Limit", NUMBER),
+    ("", LEFT),
+    ("Files", NUMBER),
+    ("Condition", LEFT),
+];
+
+/// Deeper services stand as far right as this.
+const DEEPEST: usize = 4;
+
+impl Page {
+    /// The page as one HTML document. Whatever the facts say, they stay text.
+    pub fn html(&self) -> String {
+        let mut html = Html::document();
+        html.element("html", &[("lang", "en")], |html| {
+            html.element("head", &[], |html| {
+                html.void("meta", &[("charset", "utf-8")]);
+                html.void("meta", &[("name", "viewport"), ("content", "width=device-width, initial-scale=1")]);
+                html.line("title", &[], &format!("{} · node status", self.node));
+                html.style(include_str!("style.css"));
+            });
+            html.element("body", &[], |html| {
+                html.element("header", &[], |html| self.heading(html));
+                html.element("main", &[], |html| {
+                    section(html, "services", "Services", |html| services(html, &self.services));
+                    match &self.storage {
+                        Some(storage) => storage.show(html),
+                        None => section(html, "storage", "Storage", |html| {
+                            html.line("p", &[("class", "bad")], "The data disk could not be read; see the warnings.");
+                        }),
+                    }
+                    section(html, "warnings", "Recent warnings", |html| warnings(html, &self.warnings));
+                    section(html, "certificates", "Certificates", |html| self.certificates(html));
+                    section(html, "node", "Clock and versions", |html| self.facts(html));
+                });
+                html.element("footer", &[], |html| {
+                    html.text("The same as ");
+                    html.line("a", &[("href", "statusz.json")], "JSON");
+                    html.text(", more as ");
+                    html.line("a", &[("href", "metrics")], "metrics");
+                    html.text(".");
+                });
+            });
+        });
+        html.into_string()
+    }
+
+    fn heading(&self, html: &mut Html) {
+        html.line("h1", &[], &self.node);
+        let waiting: Vec<&str> = not_ready(&self.services).map(|service| &*service.path).collect();
+        if waiting.is_empty() {
+            html.line("p", &[("class", "verdict good")], "Ready: every service does its work");
+        } else {
+            html.line("p", &[("class", "verdict bad")], &format!("Not ready: {}", waiting.join(", ")));
+        }
+        let now = moment(i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX)).unwrap_or_default();
+        html.line("p", &[("class", "soft")], &format!("{now} · up {}", duration(self.uptime)));
+    }
+
+    fn certificates(&self, html: &mut Html) {
+        if self.certificates.is_empty() {
+            html.line("p", &[("class", "soft")], "Not looked at yet.");
+            return;
+        }
+        table(html, &[("Name", LEFT), ("Expires", LEFT), ("Left", LEFT)], |html| {
+            for certificate in &self.certificates {
+                let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
+                let left = certificate.expires.saturating_sub(now);
+                html.element("tr", &[], |html| {
+                    html.line("th", &[("scope", "row")], &certificate.name);
+                    html.line("td", &[], &moment(certificate.expires).unwrap_or_default());
+                    match u64::try_from(left) {
+                        Err(_) => html.line("td", &[("class", "bad")], "expired"),
+                        Ok(seconds) => {
+                            let class = if left < EXPIRES_SOON { "wait" } else { LEFT };
+                            html.line("td", &[("class", class)], &duration(Duration::from_secs(seconds)));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    fn facts(&self, html: &mut Html) {
+        let versions = &self.versions;
+        html.element("dl", &[], |html| {
+            html.line("dt", &[], "Clock");
+            let (class, text) = clock(&self.clock);
+            html.line("dd", &[("class", class)], &text);
+            fact(html, "Granary", &versions.granary);
+            let age = versions.kernel.age.map(|age| format!(", {} old", duration(age))).unwrap_or_default();
+            fact(html, "Kernel", &format!("{} ({}){age}", versions.kernel.release, versions.kernel.version));
+            let unknown = "not known before the node was Ready";
+            fact(html, "Kubernetes", versions.kubernetes.as_deref().unwrap_or(unknown));
+            fact(html, "Container runtime", versions.container_runtime.as_deref().unwrap_or(unknown));
+        });
+    }
+}
+
+impl Storage {
+    fn show(&self, html: &mut Html) {
+        section(html, "storage", "Storage", |html| {
+            self.disk.show(html);
+            for orphans in &self.orphans {
+                let text = format!("Orphans of kind {}: {}. The log names each.", orphans.kind, orphans.found);
+                html.line("p", &[("class", "bad")], &text);
+            }
+        });
+        section(html, "volumes", "Volumes", |html| self.volumes(html));
+    }
+
+    fn volumes(&self, html: &mut Html) {
+        if self.volumes.is_empty() && self.closed.is_empty() {
+            html.line("p", &[("class", "soft")], "None yet.");
+        }
+        if !self.volumes.is_empty() {
+            table(html, &VOLUME, |html| {
+                for volume in &self.volumes {
+                    html.element("tr", &[], |html| volume.show(html));
+                }
+            });
+        }
+        if self.more > 0 {
+            html.line("p", &[("class", "soft")], &format!("And {} more, which the metrics tell of.", self.more));
+        }
+        for closed in &self.closed {
+            html.line("p", &[("class", "bad")], &format!("{} is kept and closed: {}", closed.id, closed.reason));
+        }
+    }
+}
+
+impl Disk {
+    fn show(&self, html: &mut Html) {
+        let Self { size: whole, reserve, promisable, promised, free } = *self;
+        meter(html, "wide", promised, promisable, "promised to volumes");
+        let text = format!(
+            "{} of {} promised to volumes, {} free. The disk has {}, of which {} are kept for images, logs, emptyDirs and etcd.",
+            size(promised),
+            size(promisable),
+            size(free),
+            size(whole),
+            size(reserve)
+        );
+        html.line("p", &[], &text);
+    }
+}
+
+impl Volume {
+    fn show(&self, html: &mut Html) {
+        html.line("th", &[("scope", "row")], &format!("{}/{}", self.namespace, self.claim));
+        html.element("td", &[], |html| html.line("code", &[], &self.id));
+        html.line("td", &[], self.mode.as_str());
+        html.line("td", &[("class", NUMBER), ("title", &self.used.to_string())], &size(self.used));
+        html.line("td", &[("class", NUMBER), ("title", &self.limit.to_string())], &size(self.limit));
+        html.element("td", &[], |html| meter(html, "", self.used, self.limit, "of its limit used"));
+        let files = self.inodes.map(|inodes| format!("{} of {}", inodes.used, inodes.limit)).unwrap_or_default();
+        html.line("td", &[("class", NUMBER)], &files);
+        let class = match self.condition {
+            Condition::Fine => "good",
+            Condition::Staged | Condition::Retired => "wait",
+            Condition::AlmostFull => "bad",
+        };
+        html.line("td", &[("class", class)], self.condition.as_str());
+    }
+}
+
+fn services(html: &mut Html, services: &[Service]) {
+    table(
+        html,
+        &[("Service", LEFT), ("State", LEFT), ("For", LEFT), ("Restarts", NUMBER), ("Last failure", LEFT)],
+        |html| {
+            for service in services {
+                let class = format!("depth-{}", service.depth.min(DEEPEST));
+                html.element("tr", &[("class", &class)], |html| {
+                    html.line("th", &[("scope", "row"), ("title", &service.path)], &service.name);
+                    let class = match service.state {
+                        State::Healthy | State::Done => "good",
+                        State::Starting | State::Stopping => "wait",
+                        State::Failed | State::Stopped => "bad",
+                    };
+                    html.line("td", &[("class", class)], service.state.as_str());
+                    html.line("td", &[], &duration(service.since));
+                    html.line("td", &[("class", NUMBER)], &service.restarts.to_string());
+                    html.line("td", &[("class", "text")], service.last_failure.as_deref().unwrap_or_default());
+                });
+            }
+        },
+    );
+}
+
+fn warnings(html: &mut Html, warnings: &[Warning]) {
+    if warnings.is_empty() {
+        html.line("p", &[("class", "soft")], "None.");
+        return;
+    }
+    table(html, &[("Ago", LEFT), ("Times", NUMBER), ("", LEFT), ("Who", LEFT), ("What", LEFT)], |html| {
+        for warning in warnings {
+            html.element("tr", &[], |html| {
+                html.line("td", &[], &duration(warning.ago));
+                html.line("td", &[("class", NUMBER)], &warning.count.to_string());
+                let class = match warning.severity {
+                    Severity::Warning => "wait",
+                    Severity::Error => "bad",
+                };
+                html.line("td", &[("class", class)], warning.severity.as_str());
+                html.line("td", &[], &warning.source);
+                html.line("td", &[("class", "text")], &warning.text);
+            });
+        }
+    });
+}
+
+/// The class and the words.
+fn clock(clock: &Clock) -> (&'static str, String) {
+    match clock {
+        Clock::Synchronized { server, offset_us, ago } => {
+            let milliseconds = offset_us.unsigned_abs() / 1000;
+            let direction = if *offset_us < 0 { "ahead of" } else { "behind" };
+            ("good", format!("{milliseconds} ms {direction} {server}, asked {} ago; it is corrected", duration(*ago)))
+        }
+        Clock::Unsynchronized { server, reason } => ("wait", format!("not compared with {server}: {reason}")),
+        Clock::Alone => ("soft", "the machine's own: no server is asked".to_owned()),
+    }
+}
+
+fn section(html: &mut Html, id: &'static str, title: &'static str, inside: impl FnOnce(&mut Html)) {
+    html.element("section", &[("id", id)], |html| {
+        html.line("h2", &[], title);
+        inside(html);
+    });
+}
+
+fn table(html: &mut Html, columns: &[Column], rows: impl FnOnce(&mut Html)) {
+    html.element("div", &[("class", "table")], |html| {
+        html.element("table", &[], |html| {
+            html.element("thead", &[], |html| {
+                html.element("tr", &[], |html| {
+                    for &(title, class) in columns {
+                        html.line("th", &[("scope", "col"), ("class", class)], title);
+                    }
+                });
+            });
+            html.element("tbody", &[], rows);
+        });
+    });
+}
+
+/// How much of `limit` is `used`, drawn and in words.
+fn meter(html: &mut Html, class: &str, used: Bytes, limit: Bytes, what: &str) {
+    let (used, limit) = (used.get(), limit.get());
+    // A browser takes a meter without a range for one of a whole.
+    let percent = (u128::from(used) * 100).checked_div(u128::from(limit)).unwrap_or(0).min(100).to_string();
+    let text = format!("{percent} % {what}");
+    html.line("meter", &[("class", class), ("min", "0"), ("max", "100"), ("value", &percent), ("title", &text)], &text);
+}
+
+fn fact(html: &mut Html, name: &'static str, text: &str) {
+    html.line("dt", &[], name);
+    html.line("dd", &[], text);
+}
+
+#[cfg(test)]
+mod tests;

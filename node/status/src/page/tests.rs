@@ -1,0 +1,344 @@
+//! A node with a bit of everything, and what the page and the JSON make of it.
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::html::tests::{Element, hostile, shown};
+use crate::model::{Certificate, Closed, Inodes, Kernel, Life, Mode, Orphans, Versions};
+
+const NOW: u64 = 1_772_366_405;
+
+fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {
+    Service {
+        path: path.to_owned(),
+        name: path.rsplit('.').next().unwrap_or_default().to_owned(),
+        depth: path.matches('.').count(),
+        state,
+        since: Duration::from_secs(3723),
+        restarts,
+        last_failure: last_failure.map(str::to_owned),
+    }
+}
+
+fn volume(claim: &str, mode: Mode, life: Life, used: u64, limit: u64) -> Volume {
+    let (used, limit) = (Bytes::new(used << 20), Bytes::new(limit << 20));
+    let inodes = (mode == Mode::Filesystem).then_some(Inodes { limit: 1000, used: 3 });
+    Volume {
+        id: format!("pvc-{claim}"),
+        namespace: "shop".to_owned(),
+        claim: claim.to_owned(),
+        mode,
+        limit,
+        used,
+        inodes,
+        condition: Condition::of(life, mode, [used, limit], inodes),
+    }
+}
+
+fn example() -> Page {
+    let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
+    Page {
+        node: "granary-1".to_owned(),
+        now: Duration::from_secs(NOW),
+        uptime: Duration::from_secs(93_784),
+        versions: Versions {
+            granary: "0.1.0".to_owned(),
+            kernel: Kernel {
+                release: "6.12.95+deb12-cloud-amd64".to_owned(),
+                version: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.95-1~bpo12+1 (2026-02-01)".to_owned(),
+                age: Some(Duration::from_secs(28 * 86_400)),
+            },
+            kubernetes: Some("v1.36.3".to_owned()),
+            container_runtime: Some("containerd://2.2.1".to_owned()),
+        },
+        services: vec![
+            service("granary", State::Healthy, 0, None),
+            service("granary.status", State::Healthy, 0, None),
+            service("granary.etcd", State::Healthy, 1, Some(etcd)),
+            service("granary.kube-apiserver", State::Healthy, 0, None),
+            service("granary.images", State::Done, 0, None),
+            service("granary.kubelet", State::Healthy, 0, None),
+            service("granary.kube-proxy", State::Failed, 3, Some("kube-proxy is not ready; it said last: nothing")),
+            service("granary.provisioner", State::Healthy, 0, None),
+            service("granary.provisioner.volumes", State::Healthy, 0, None),
+        ],
+        storage: Some(Storage::new(
+            Disk {
+                size: Bytes::new(100 << 30),
+                reserve: Bytes::new(10 << 30),
+                promisable: Bytes::new(90 << 30),
+                promised: Bytes::new(30 << 30),
+                free: Bytes::new(60 << 30),
+            },
+            vec![
+                volume("carts", Mode::Filesystem, Life::Announced, 312, 1024),
+                volume("orders-0", Mode::Block, Life::Announced, 4096, 4096),
+                volume("sessions", Mode::Filesystem, Life::Announced, 245, 256),
+                volume("uploads", Mode::Filesystem, Life::Staged, 0, 20_480),
+            ],
+            vec![Closed { id: "pvc-broken".to_owned(), reason: "the record is no JSON".to_owned() }],
+            vec![Orphans { kind: "volume".to_owned(), found: 2 }],
+        )),
+        clock: Clock::Synchronized { server: "10.0.2.2".to_owned(), offset_us: -1730, ago: Duration::from_secs(65) },
+        certificates: vec![
+            Certificate { name: "apiserver".to_owned(), expires: 1_772_366_405 + 300 * 86_400 },
+            Certificate { name: "ca".to_owned(), expires: 1_772_366_405 - 5 },
+        ],
+        warnings: vec![
+            Warning {
+                severity: Severity::Error,
+                source: "provisioner::sweep".to_owned(),
+                text: "volume has data and no PV; it is kept volume=pvc-lost".to_owned(),
+                count: 1,
+                ago: Duration::from_secs(4),
+            },
+            Warning {
+                severity: Severity::Warning,
+                source: "kube-proxy".to_owned(),
+                text: "can't reach <the API server> & co".to_owned(),
+                count: 12,
+                ago: Duration::from_secs(42),
+            },
+        ],
+    }
+}
+
+/// The rows of a section's table, as the text of their cells.
+fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
+    let body = document.by_id(section).named("tbody")[0];
+    let cells = |row: &Element| row.children.iter().map(|cell| cell.text.trim().to_owned()).collect();
+    body.children.iter().map(cells).collect()
+}
+
+#[test]
+fn every_fact_has_its_place() {
+    let page = example().html();
+    // For people who look at it, and for the picture in the documentation.
+    if let Some(kept) = std::env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
+        std::fs::write(std::path::Path::new(&kept).join("statusz.html"), &page).unwrap();
+    }
+    let document = Element::read(&page);
+    assert_eq!(document.named("h1")[0].text, "granary-1");
+    let header = &document.named("header")[0].text;
+    assert!(header.contains("Not ready: granary.kube-proxy"), "{header}");
+    assert!(header.contains("2026-03-01 12:00:05 UTC · up 1 d 2 h"), "{header}");
+
+    let services = rows(&document, "services");
+    assert_eq!(services.len(), 9);
+    assert_eq!(services[1], ["status", "healthy", "1 h 2 min", "0", ""]);
+    assert_eq!(
+        services[6],
+        ["kube-proxy", "failed", "1 h 2 min", "3", "kube-proxy is not ready; it said last: nothing"]
+    );
+
+    let storage = &document.by_id("storage").text;
+    assert!(storage.contains("30 GiB of 90 GiB promised to volumes, 60 GiB free. The disk has 100 GiB"), "{storage}");
+    assert!(storage.contains("Orphans of kind volume: 2."), "{storage}");
+    let meter = document.by_id("storage").named("meter")[0];
+    assert_eq!(meter.attribute("value"), Some("33"));
+
+    assert_eq!(rows(&document, "warnings").len(), 2);
+    assert_eq!(
+        rows(&document, "warnings")[1],
+        ["42 s", "12", "warning", "kube-proxy", "can't reach <the API server> & co"]
+    );
+    let certificates = rows(&document, "certificates");
+    assert_eq!(certificates[0], ["apiserver", "2026-12-26 12:00:05 UTC", "300 d"]);
+    assert_eq!(certificates[1][2], "expired");
+    let node = &document.by_id("node").text;
+    for fact in
+        ["1 ms ahead of 10.0.2.2, asked 1 min 5 s ago", "28 d 0 h old", "v1.36.3", "containerd://2.2.1", "0.1.0"]
+    {
+        assert!(node.contains(fact), "{fact}: {node}");
+    }
+}
+
+#[test]
+fn the_volume_that_needs_somebody_comes_first() {
+    let volumes = rows(&Element::read(&example().html()), "volumes");
+    assert_eq!(
+        volumes,
+        [
+            [
+                "shop/sessions",
+                "pvc-sessions",
+                "filesystem",
+                "245 MiB",
+                "256 MiB",
+                "95 % of its limit used",
+                "3 of 1000",
+                "almost full"
+            ],
+            [
+                "shop/uploads",
+                "pvc-uploads",
+                "filesystem",
+                "0 B",
+                "20 GiB",
+                "0 % of its limit used",
+                "3 of 1000",
+                "no PV yet"
+            ],
+            [
+                "shop/carts",
+                "pvc-carts",
+                "filesystem",
+                "312 MiB",
+                "1 GiB",
+                "30 % of its limit used",
+                "3 of 1000",
+                "fine"
+            ],
+            ["shop/orders-0", "pvc-orders-0", "block", "4 GiB", "4 GiB", "100 % of its limit used", "", "fine"],
+        ]
+    );
+}
+
+#[test]
+fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
+    let document = Element::read(&example().html());
+    for element in document.all() {
+        assert!(!matches!(&*element.name, "script" | "link" | "img" | "iframe" | "form" | "object"), "{element:?}");
+        for (name, value) in &element.attributes {
+            assert!(!name.starts_with("on") && name != "src" && name != "style", "{name}={value}");
+            assert!(name != "href" || ["metrics", "statusz.json"].contains(&&**value), "{value}");
+        }
+    }
+    let style = &document.named("style")[0].text;
+    assert!(!style.contains("url(") && !style.contains("@import"), "{style}");
+}
+
+#[test]
+fn a_node_that_is_ready_says_so() {
+    let mut page = example();
+    page.services.retain(Service::is_ready);
+    assert!(Element::read(&page.html()).named("header")[0].text.contains("Ready: every service does its work"));
+    let json: Value = serde_json::from_str(&page.json().unwrap()).unwrap();
+    assert_eq!((&json["ready"], &json["not_ready"]), (&Value::Bool(true), &Value::Array(Vec::new())));
+}
+
+#[test]
+fn a_disk_that_cannot_be_read_leaves_the_rest_of_the_page() {
+    let document = Element::read(&Page { storage: None, ..example() }.html());
+    assert!(document.by_id("storage").text.contains("The data disk could not be read"));
+    assert_eq!(rows(&document, "services").len(), 9);
+}
+
+#[test]
+fn the_page_stays_small_whatever_is_on_the_disk() {
+    let many = (0..3000).map(|number| volume(&format!("data-{number:04}"), Mode::Block, Life::Announced, 1, 1));
+    let storage = Storage::new(Disk::default(), many.collect(), Vec::new(), Vec::new());
+    assert_eq!((storage.volumes.len(), storage.more), (1000, 2000));
+    let page = Page { storage: Some(storage), ..example() };
+    assert!(Element::read(&page.html()).by_id("volumes").text.contains("And 2000 more"));
+}
+
+#[test]
+fn the_json_has_the_facts_with_their_units() {
+    let json: Value = serde_json::from_str(&example().json().unwrap()).unwrap();
+    for (pointer, expected) in [
+        ("/ready", Value::from(false)),
+        ("/not_ready/0", "granary.kube-proxy".into()),
+        ("/node", "granary-1".into()),
+        ("/unix_seconds", NOW.into()),
+        ("/uptime_seconds", 93_784.into()),
+        ("/versions/kernel/age_seconds", (28 * 86_400).into()),
+        ("/services/6/state", "failed".into()),
+        ("/services/6/seconds", 3723.into()),
+        ("/services/6/restarts", 3.into()),
+        ("/storage/disk/promised", (30_u64 << 30).into()),
+        ("/storage/volumes/0/condition", "almost_full".into()),
+        ("/storage/volumes/0/limit", (256 << 20).into()),
+        ("/storage/volumes/3/mode", "block".into()),
+        ("/storage/volumes/3/inodes", Value::Null),
+        ("/storage/closed/0/id", "pvc-broken".into()),
+        ("/storage/orphans/0/found", 2.into()),
+        ("/clock/state", "synchronized".into()),
+        ("/clock/offset_us", (-1730).into()),
+        ("/certificates/0/expires_unix_seconds", (NOW + 300 * 86_400).into()),
+        ("/warnings/1/count", 12.into()),
+        ("/warnings/1/seconds_ago", 42.into()),
+    ] {
+        assert_eq!(json.pointer(pointer), Some(&expected), "{pointer}");
+    }
+}
+
+/// The page with these texts wherever a text can be.
+fn with(texts: &[String; 8]) -> Page {
+    let mut page = example();
+    let [node, name, failure, id, claim, reason, source, text] = texts.clone();
+    page.node = node.clone();
+    page.versions.granary.clone_from(&name);
+    page.versions.kernel.release.clone_from(&text);
+    page.versions.kubernetes = Some(id.clone());
+    page.clock = Clock::Unsynchronized { server: source.clone(), reason: reason.clone() };
+    page.services[6].path = name.clone();
+    page.services[6].name = name;
+    page.services[6].last_failure = Some(failure);
+    let storage = page.storage.as_mut().expect("a disk");
+    storage.volumes[0].id.clone_from(&id);
+    storage.volumes[0].claim = claim;
+    storage.volumes[0].namespace = node;
+    storage.closed[0] = Closed { id, reason: reason.clone() };
+    storage.orphans[0].kind = reason;
+    page.warnings[0].source.clone_from(&source);
+    page.warnings[0].text = text;
+    page.certificates[0].name = source;
+    page
+}
+
+/// Names and classes of all elements.
+fn structure(document: &Element) -> Vec<(&str, Option<&str>)> {
+    document.all().into_iter().map(|element| (&*element.name, element.attribute("class"))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn whatever_the_facts_say_the_page_keeps_its_structure(texts in prop::array::uniform8(hostile())) {
+        let plain = with(&std::array::from_fn(|_| "text".to_owned())).html();
+        let page = with(&texts).html();
+        let (plain, page) = (Element::read(&plain), Element::read(&page));
+        prop_assert_eq!(structure(&page), structure(&plain));
+        let cells: Vec<&str> = page.all().into_iter().map(|element| &*element.text).collect();
+        for text in [&texts[2], &texts[7]] {
+            prop_assert!(cells.contains(&&*shown(text)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn any_facts_make_json_that_can_be_read(texts in prop::array::uniform8(hostile())) {
+        let json: Value = serde_json::from_str(&with(&texts).json().unwrap()).unwrap();
+        prop_assert_eq!(&json["warnings"][0]["text"], &Value::from(&*texts[7]));
+    }
+
+    #[test]
+    fn no_numbers_make_it_panic(used in any::<u64>(), limit in any::<u64>(), seconds in any::<u64>(), expires in any::<i64>()) {
+        let (used, limit, inodes) = (Bytes::new(used), Bytes::new(limit), Some(Inodes { limit: used, used: limit }));
+        let mut page = example();
+        page.now = Duration::from_secs(seconds);
+        page.uptime = page.now;
+        page.certificates[0].expires = expires;
+        let storage = page.storage.as_mut().expect("a disk");
+        storage.disk = Disk { promised: used, promisable: limit, ..storage.disk };
+        let condition = Condition::of(Life::Announced, Mode::Filesystem, [used, limit], inodes);
+        storage.volumes[0] = Volume { used, limit, inodes, condition, ..storage.volumes[0].clone() };
+        Element::read(&page.html());
+    }
+}
+
+#[test]
+fn a_filesystem_volume_is_almost_full_when_either_limit_is_near() {
+    let condition = |life, mode, used: u64, inodes: u64| {
+        let inodes = Some(Inodes { limit: 100, used: inodes });
+        Condition::of(life, mode, [Bytes::new(used), Bytes::new(100)], inodes)
+    };
+    assert_eq!(condition(Life::Announced, Mode::Filesystem, 89, 89), Condition::Fine);
+    assert_eq!(condition(Life::Announced, Mode::Filesystem, 90, 0), Condition::AlmostFull);
+    assert_eq!(condition(Life::Announced, Mode::Filesystem, 0, 90), Condition::AlmostFull);
+    assert_eq!(condition(Life::Announced, Mode::Block, 100, 0), Condition::Fine);
+    assert_eq!(condition(Life::Retired, Mode::Filesystem, 100, 0), Condition::Retired);
+    assert_eq!(condition(Life::Staged, Mode::Filesystem, 100, 0), Condition::Staged);
+}

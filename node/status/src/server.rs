@@ -1,0 +1,384 @@
+//! Requests and answers. Everything is bounded: connections, the size of a request, its time, and the threads that wait
+//! for the disk.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use supervisor::BoxError;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
+
+use crate::model::{Page, Service, not_ready};
+
+/// Connections at once: one or two programs ask, twice a minute.
+const CONNECTIONS: usize = 8;
+
+/// Bytes of a request's head; the API server adds fields to those of its client.
+const REQUEST: usize = 16 << 10;
+
+/// For a request, and for its answer. Pages and metrics wait for the disk.
+const HEAD: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Threads that wait for the disk. One that hangs takes them no more than this, however often somebody asks.
+const LOOKS: usize = 2;
+
+/// Out of descriptors, most likely.
+const PAUSE: Duration = Duration::from_secs(1);
+
+const HTML: &str = "text/html; charset=utf-8";
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+/// Prometheus' text format.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Nothing is loaded, run, framed or sent from the page; its style is inside.
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Who knows the facts.
+pub trait Source: Send + Sync + 'static {
+    /// The services, at once.
+    fn services(&self) -> Vec<Service>;
+
+    /// Everything. May wait for the disk.
+    fn page(&self) -> Page;
+
+    /// The metrics as Prometheus' text. May wait for the disk.
+    ///
+    /// # Errors
+    /// Whatever failed.
+    fn metrics(&self) -> Result<String, BoxError>;
+}
+
+/// Answers those who are on the node: from loopback or from the node's `own` address. Never returns; dropped, it drops
+/// its connections.
+pub async fn serve(listener: &TcpListener, own: Ipv4Addr, source: Arc<dyn Source>) {
+    let server = Arc::new(Server { source, looks: Arc::new(Semaphore::new(LOOKS)) });
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, peer)) if is_of_the_node(peer.ip(), own) => {
+                    connections.spawn(converse(stream, Arc::clone(&server)));
+                }
+                Ok((_, peer)) => debug!(%peer, "status refused to somebody who is not on the node"),
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection that asks for the status");
+                    sleep(PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+fn is_of_the_node(peer: IpAddr, own: Ipv4Addr) -> bool {
+    peer.is_loopback() || peer == IpAddr::V4(own)
+}
+
+/// One request, one answer.
+async fn converse(stream: TcpStream, server: Arc<Server>) {
+    let service = service_fn(move |request| {
+        let server = Arc::clone(&server);
+        async move { Ok::<_, Infallible>(server.answer(&request).await.response()) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(REQUEST).keep_alive(false);
+    match timeout(PATIENCE, builder.serve_connection(TokioIo::new(stream), service)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "connection that asks for the status failed"),
+        Err(_) => debug!("connection that asks for the status took too long"),
+    }
+}
+
+struct Server {
+    source: Arc<dyn Source>,
+    looks: Arc<Semaphore>,
+}
+
+impl Server {
+    async fn answer<B>(&self, request: &Request<B>) -> Answer {
+        let path = request.uri().path();
+        if !matches!(path, "/healthz" | "/readyz" | "/metrics" | "/statusz" | "/statusz.json") {
+            return Answer::text(
+                StatusCode::NOT_FOUND,
+                "there are /statusz, /statusz.json, /metrics, /readyz, /healthz\n",
+            );
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Answer::text(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed\n");
+        }
+        let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
+        match path {
+            "/healthz" => Answer::text(StatusCode::OK, "ok\n"),
+            "/readyz" => readiness(&self.source.services()),
+            "/metrics" => self.look(METRICS, |source| source.metrics()).await,
+            _ if json => self.look(JSON, |source| Ok(source.page().json()?)).await,
+            _ => self.look(HTML, |source| Ok(source.page().html())).await,
+        }
+    }
+
+    /// In a thread of its own. A source that panics is an answer too.
+    async fn look(&self, kind: &'static str, look: fn(&dyn Source) -> Result<String, BoxError>) -> Answer {
+        let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() else {
+            return Answer::text(StatusCode::SERVICE_UNAVAILABLE, "others ask already; the disk may be slow\n");
+        };
+        let source = Arc::clone(&self.source);
+        let looked = spawn_blocking(move || {
+            // Held by the thread: who asked may be gone, the disk still works for him.
+            let _permit = permit;
+            look(&*source)
+        });
+        match looked.await {
+            Ok(Ok(body)) => Answer { status: StatusCode::OK, kind, body },
+            Ok(Err(error)) => {
+                warn!(error = &*error, "cannot tell the node's status");
+                Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "this failed; the log says why\n")
+            }
+            Err(_) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "this ended early; the log says why\n"),
+        }
+    }
+}
+
+/// Among the fields of a query.
+fn wants_json(query: &str) -> bool {
+    query.split('&').any(|field| field == "format=json")
+}
+
+/// One line for each service that does not do its work.
+fn readiness(services: &[Service]) -> Answer {
+    let mut body = String::new();
+    for service in not_ready(services) {
+        // A String takes everything.
+        let _ = write!(body, "{} {} {} s", service.path, service.state, service.since.as_secs());
+        if let Some(failure) = &service.last_failure {
+            let _ = write!(body, ": {}", failure.replace('\n', " "));
+        }
+        body.push('\n');
+    }
+    match &*body {
+        "" => Answer::text(StatusCode::OK, "ok\n"),
+        _ => Answer { status: StatusCode::SERVICE_UNAVAILABLE, kind: TEXT, body },
+    }
+}
+
+struct Answer {
+    status: StatusCode,
+    kind: &'static str,
+    body: String,
+}
+
+impl Answer {
+    fn text(status: StatusCode, body: &str) -> Self {
+        Self { status, kind: TEXT, body: body.to_owned() }
+    }
+
+    fn response(self) -> Response<Full<Bytes>> {
+        const FIELDS: [(HeaderName, &str); 4] = [
+            (header::CACHE_CONTROL, "no-store"),
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+        ];
+        let mut response = Response::new(Full::from(self.body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
+        if self.status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        }
+        headers.extend(FIELDS.map(|(name, value)| (name, HeaderValue::from_static(value))));
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc;
+
+    use supervisor::State;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::model::{Clock, Versions};
+
+    /// A node whose disk answers when it is let.
+    struct FakeNode {
+        state: State,
+        disk: Option<Mutex<mpsc::Receiver<()>>>,
+    }
+
+    impl Source for FakeNode {
+        fn services(&self) -> Vec<Service> {
+            let last_failure = (self.state == State::Failed).then(|| "no\ndisk".to_owned());
+            vec![Service {
+                path: "granary.etcd".into(),
+                name: "etcd".into(),
+                depth: 1,
+                state: self.state,
+                since: Duration::from_secs(5),
+                restarts: 0,
+                last_failure,
+            }]
+        }
+
+        fn page(&self) -> Page {
+            Page {
+                node: "granary".into(),
+                now: Duration::ZERO,
+                uptime: Duration::ZERO,
+                versions: Versions::default(),
+                services: self.services(),
+                storage: None,
+                clock: Clock::Alone,
+                certificates: Vec::new(),
+                warnings: Vec::new(),
+            }
+        }
+
+        fn metrics(&self) -> Result<String, BoxError> {
+            if let Some(disk) = &self.disk {
+                disk.lock().unwrap().recv()?;
+            }
+            assert_ne!(self.state, State::Stopping, "a source that panics");
+            Ok("granary_tests_total 1\n".into())
+        }
+    }
+
+    fn node(state: State) -> FakeNode {
+        FakeNode { state, disk: None }
+    }
+
+    async fn ask(address: std::net::SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // Who is refused may find the connection gone.
+        let _ = stream.write_all(request).await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        String::from_utf8(answer).unwrap()
+    }
+
+    async fn served<T>(node: FakeNode, client: impl AsyncFnOnce(std::net::SocketAddr) -> T) -> T {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::select! {
+            () = serve(&listener, Ipv4Addr::new(192, 0, 2, 1), Arc::new(node)) => unreachable!("it never returns"),
+            found = client(address) => found,
+        }
+    }
+
+    async fn answered(state: State, request: &str) -> String {
+        served(node(state), async |address| ask(address, request.as_bytes()).await).await
+    }
+
+    fn get(target: &str) -> String {
+        format!("GET {target} HTTP/1.1\r\nHost: node\r\n\r\n")
+    }
+
+    #[tokio::test]
+    async fn each_path_has_its_kind() {
+        for (target, kind, part) in [
+            ("/healthz", TEXT, "ok"),
+            ("/readyz", TEXT, "ok"),
+            ("/metrics", METRICS, "granary_tests_total 1"),
+            ("/statusz", HTML, "<h1>granary</h1>"),
+            ("/statusz?x=1", HTML, "<h1>granary</h1>"),
+            ("/statusz?x=1&format=json", JSON, "\"node\": \"granary\""),
+            ("/statusz.json", JSON, "\"node\": \"granary\""),
+        ] {
+            let answer = answered(State::Healthy, &get(target)).await;
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{target}: {answer}");
+            assert!(answer.contains(&format!("content-type: {kind}\r\n")), "{target}: {answer}");
+            assert!(answer.contains(part), "{target}: {answer}");
+            for field in ["cache-control: no-store", "x-content-type-options: nosniff", "default-src 'none'"] {
+                assert!(answer.contains(field), "{target}: {answer}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn who_is_not_ready_is_named_with_the_reason() {
+        let answer = answered(State::Failed, &get("/readyz")).await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(answer.ends_with("\r\n\r\ngranary.etcd failed 5 s: no disk\n"), "{answer}");
+        assert!(answered(State::Starting, &get("/readyz")).await.ends_with("\r\n\r\ngranary.etcd starting 5 s\n"));
+        assert!(answered(State::Done, &get("/readyz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        assert!(answered(State::Failed, &get("/healthz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+
+    #[tokio::test]
+    async fn nothing_else_is_there_and_nothing_can_be_changed() {
+        for (request, status) in [
+            (get("/"), "404"),
+            (get("/metrics/../etc"), "404"),
+            ("DELETE /metrics HTTP/1.1\r\nHost: node\r\n\r\n".into(), "405"),
+            ("POST /statusz HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\nhi".into(), "405"),
+            ("rubbish\r\n\r\n".into(), "400"),
+            (get(&format!("/statusz?{}", "x".repeat(2 * REQUEST))), "431"),
+        ] {
+            let answer = answered(State::Healthy, &request).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_has_no_body() {
+        let answer = answered(State::Healthy, "HEAD /statusz HTTP/1.1\r\nHost: node\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_source_that_panics_is_an_answer() {
+        let answer = answered(State::Stopping, &get("/metrics")).await;
+        assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_disk_that_hangs_takes_few_threads_and_readiness_is_still_told() {
+        let (disk, waits) = mpsc::channel();
+        let slow = FakeNode { state: State::Healthy, disk: Some(Mutex::new(waits)) };
+        served(slow, async |address| {
+            let mut clients = JoinSet::new();
+            for _ in 0..=LOOKS {
+                clients.spawn(async move { ask(address, get("/metrics").as_bytes()).await });
+            }
+            // All but the last wait for the disk; none of them can end before it.
+            let first = clients.join_next().await.unwrap().unwrap();
+            assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
+            assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
+            for _ in 0..LOOKS {
+                disk.send(()).unwrap();
+            }
+            while let Some(answer) = clients.join_next().await {
+                let answer = answer.unwrap();
+                assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+            }
+        })
+        .await;
+    }
+
+    #[test]
+    fn pods_and_other_machines_are_not_answered() {
+        let own = Ipv4Addr::new(10, 0, 2, 15);
+        assert!(is_of_the_node(IpAddr::V4(own), own));
+        assert!(is_of_the_node(IpAddr::V4(Ipv4Addr::LOCALHOST), own));
+        for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
+            assert!(!is_of_the_node(IpAddr::from(other), own), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What the project's documents say that can be compared with something: links with files and headings, the metrics of
+//! alerts and dashboards with docs/metrics.md.
+//!
+//! ```
+//! let page = docs::Page::parse("# Disks\n\nSee [events](events.md#all-of-them).\n");
+//! assert!(page.anchors.contains("disks"));
+//! assert_eq!(page.links, ["events.md#all-of-them"]);
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod alerts;
+mod dashboard;
+mod expression;
+mod metrics;
+mod page;
+
+pub use alerts::{Alert, alerts};
+pub use dashboard::expressions;
+pub use expression::{Metric, Unbalanced, metrics_of};
+pub use metrics::Described;
+pub use page::{Example, Page};

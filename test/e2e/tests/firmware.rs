@@ -1,0 +1,94 @@
+//! The image as a disk, started by UEFI firmware.
+
+use e2e::Setting;
+use eventually::chain;
+use launch::{Boot, BootError, Data, Node, SHUTDOWN_LIMIT};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Bytes of a sector of the image.
+const SECTOR: u32 = 512;
+
+/// The machine has no other disk: the data are on a partition that the first boot makes behind the system.
+#[tokio::test]
+async fn the_image_on_a_larger_disk_becomes_a_node() {
+    let setting = Setting::from_target().unwrap();
+    let mut options = setting.options();
+    options.boot = Boot::Firmware(setting.disk().unwrap());
+    let node = match Node::boot(&options, |event| println!("{event}")).await {
+        Ok(node) => node,
+        Err(error) => panic!("the node did not boot: {}", chain(&error)),
+    };
+    node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
+}
+
+/// EROFS itself looks at nothing before its superblock, at byte 1024.
+#[tokio::test]
+async fn a_flipped_bit_of_the_system_stops_the_boot_with_the_partition_and_the_remedy() {
+    let console = console_of_damaged(7).await;
+    expect(&console, "partition SYSTEM-A");
+    expect(&console, "is damaged, and was not started; write the image to the disk again");
+}
+
+/// The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
+/// of `/init`.
+#[tokio::test]
+async fn a_flipped_bit_of_a_program_stops_the_kernel_with_the_remedy_before_it() {
+    let console = console_of_damaged(4096 + 100).await;
+    expect(&console, "data block 1 is corrupted");
+    expect(&console, "Kernel panic - not syncing: dm-verity device corrupted");
+    expect(&console, "write the image to the disk again");
+}
+
+/// What the guest says when a bit of this byte of the system is another one.
+async fn console_of_damaged(byte: u64) -> String {
+    let setting = Setting::from_target().unwrap();
+    let path = setting.file("damaged.img");
+    let disk = copied(&setting.disk().unwrap(), &path);
+    let at = system(&disk) + byte;
+    let mut found = [0];
+    disk.read_exact_at(&mut found, at).unwrap();
+    disk.write_all_at(&[found[0] ^ 0x10], at).unwrap();
+
+    let mut options = setting.options();
+    options.boot = Boot::Firmware(path);
+    options.data = Data::File(setting.file("data.img"));
+    let Err(error) = Node::boot(&options, |event| println!("{event}")).await else {
+        panic!("the node started a damaged system");
+    };
+    let BootError::Ended { console, .. } = error else { panic!("the guest did not end: {}", chain(&error)) };
+    console.to_string()
+}
+
+fn expect(console: &str, wanted: &str) {
+    assert!(console.contains(wanted), "{wanted:?} is not in {console}");
+}
+
+/// Without the zeros, which are most of it.
+fn copied(from: &Path, to: &Path) -> File {
+    let mut from = File::open(from).unwrap();
+    let to = File::options().read(true).write(true).create_new(true).open(to).unwrap();
+    to.set_len(from.metadata().unwrap().len()).unwrap();
+    let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
+    loop {
+        let length = from.read(&mut buffer).unwrap();
+        if length == 0 {
+            return to;
+        }
+        if buffer[..length].iter().any(|byte| *byte != 0) {
+            to.write_all_at(&buffer[..length], at).unwrap();
+        }
+        at += length as u64;
+    }
+}
+
+/// Where the system's partition begins, in bytes.
+fn system(disk: &File) -> u64 {
+    let mut head = vec![0; gpt::Table::length(SECTOR)];
+    disk.read_exact_at(&mut head, 0).unwrap();
+    let table = gpt::Table::parse(&head, SECTOR).unwrap();
+    let system = table.partitions().find(|partition| partition.name == "SYSTEM-A").unwrap();
+    system.first * u64::from(SECTOR)
+}

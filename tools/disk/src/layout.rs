@@ -1,0 +1,135 @@
+//! What is where on the disk.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::num::NonZeroU32;
+use std::os::unix::fs::FileExt;
+
+use gpt::{Guid, Partition, Table, Write, guid, protective_mbr};
+
+use crate::esp;
+
+const MIB: u64 = 1 << 20;
+/// Bytes of a sector: an image for disks that say so, which is nearly all.
+const SECTOR: u32 = 512;
+/// A slot's size. An image has 125 MiB today; the slots cannot grow later.
+const SLOT: u64 = 256 * MIB;
+/// Where the first partition begins, and how much is left behind the last one for the table's second copy.
+const MARGIN: u64 = MIB;
+
+const DISK: Guid = guid!("5ad00000-0000-4000-8000-000000000000");
+const ESP: Guid = guid!("5ad00000-0000-4000-8000-000000000001");
+const SYSTEM_A: Guid = guid!("5ad00000-0000-4000-8000-00000000000a");
+const SYSTEM_B: Guid = guid!("5ad00000-0000-4000-8000-00000000000b");
+
+/// UEFI specification 2.10, table 5.7.
+const ESP_TYPE: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+/// A random UUID, made for this purpose: no other system takes the partition for one of its own.
+const SYSTEM_TYPE: Guid = guid!("06f61c7e-4cc3-46ee-bc08-af7d1df69340");
+
+/// One of the two places for a system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    A,
+    B,
+}
+
+/// The image cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The system and its tree need more than a slot.
+    #[error("the system has {wanted} bytes with its hash tree, a slot has {SLOT}")]
+    Full { wanted: u64 },
+    /// A partition does not fit the others.
+    #[error("partition {name} does not fit")]
+    Partition {
+        name: &'static str,
+        #[source]
+        source: gpt::AddError,
+    },
+    /// There is no table for such a disk.
+    #[error("there is no partition table for this disk")]
+    Table(#[from] gpt::ParseError),
+    /// The partitions are larger than the disk.
+    #[error("the partitions do not fit on the disk")]
+    Size(#[from] gpt::SizeError),
+    /// The system's answer.
+    #[error("cannot write the image")]
+    Io(#[from] io::Error),
+}
+
+/// The ID of a slot's partition.
+pub fn id(slot: Slot) -> Guid {
+    match slot {
+        Slot::A => SYSTEM_A,
+        Slot::B => SYSTEM_B,
+    }
+}
+
+/// Writes the whole disk: the ESP, the system and its tree in slot A, nothing in slot B. The free space
+/// for the data comes with the disk that the image is written to.
+pub fn write(output: &File, esp: &[u8], system: &File, tree: &[u8]) -> Result<(), WriteError> {
+    let parts = [
+        ("ESP", ESP_TYPE, ESP, esp::SIZE),
+        ("SYSTEM-A", SYSTEM_TYPE, id(Slot::A), SLOT),
+        ("SYSTEM-B", SYSTEM_TYPE, id(Slot::B), SLOT),
+    ];
+    let mut table = Table::new(DISK, SECTOR)?;
+    let mut next = MARGIN;
+    for (number, (name, kind, id, size)) in (1..).filter_map(NonZeroU32::new).zip(parts) {
+        let (first, last) = (next / u64::from(SECTOR), (next + size) / u64::from(SECTOR) - 1);
+        let partition = Partition { number, kind, id, first, last, name: name.to_owned() };
+        table.add(&partition).map_err(|source| WriteError::Partition { name, source })?;
+        next += size;
+    }
+    let size = next + MARGIN;
+
+    let data = system.metadata()?.len();
+    let wanted = data + tree.len() as u64;
+    if wanted > SLOT {
+        return Err(WriteError::Full { wanted });
+    }
+    output.set_len(size)?;
+    output.write_all_at(&protective_mbr(), 0)?;
+    for Write { at, bytes } in table.writes(size / u64::from(SECTOR))? {
+        output.write_all_at(&bytes, at)?;
+    }
+    copy(output, MARGIN, esp)?;
+    let at = MARGIN + esp::SIZE;
+    // Read a second time, from its beginning.
+    copy(output, at, At { file: system, at: 0 })?;
+    copy(output, at + data, tree)
+}
+
+/// Writes what is no zero: the rest of the output is a hole.
+fn copy(output: &File, mut at: u64, mut input: impl Read) -> Result<(), WriteError> {
+    let mut buffer = vec![0; MIB as usize];
+    loop {
+        let length = match input.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for chunk in buffer[..length].chunks(4096) {
+            if chunk.iter().any(|byte| *byte != 0) {
+                output.write_all_at(chunk, at)?;
+            }
+            at += chunk.len() as u64;
+        }
+    }
+}
+
+/// A file from a place on, whatever its own offset is.
+struct At<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.file.read_at(buffer, self.at)?;
+        self.at += length as u64;
+        Ok(length)
+    }
+}
