@@ -4,11 +4,12 @@ mod claims;
 mod devices;
 mod directories;
 mod disruption;
+mod status;
 
 use e2e::Suite;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let parts = [directories::cases, devices::cases, claims::cases, disruption::cases];
+    let parts = [directories::cases, devices::cases, claims::cases, status::cases, disruption::cases];
     parts.into_iter().fold(Suite::new("volumes"), |suite, add| add(suite)).run()
 }
