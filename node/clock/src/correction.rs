@@ -26,10 +26,26 @@ pub(crate) enum Correction {
     Slew(Nanoseconds),
 }
 
+/// What may be done to a clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allowed {
+    /// It may be set to any time: nobody relies on it yet.
+    Any,
+    /// It may be set, but not back: no answer has come yet, and the node's programs run.
+    Forwards,
+    /// It is only slewed.
+    Slew,
+}
+
 impl Correction {
-    /// For a clock that is off by `offset`. Only the first may be a step.
-    pub(crate) const fn of(offset: Nanoseconds, is_first: bool) -> Self {
-        if is_first && offset.unsigned_abs() > FAR.unsigned_abs() {
+    /// For a clock that is off by `offset`.
+    pub(crate) const fn of(offset: Nanoseconds, allowed: Allowed) -> Self {
+        let may_step = match allowed {
+            Allowed::Any => true,
+            Allowed::Forwards => offset > 0,
+            Allowed::Slew => false,
+        };
+        if may_step && offset.unsigned_abs() > FAR.unsigned_abs() {
             Self::Step(offset)
         } else if offset > MOST {
             Self::Slew(MOST)
@@ -80,14 +96,21 @@ mod tests {
 
     use super::*;
 
+    fn allowed() -> impl Strategy<Value = Allowed> {
+        prop_oneof![Just(Allowed::Any), Just(Allowed::Forwards), Just(Allowed::Slew)]
+    }
+
     proptest! {
         #[test]
-        fn only_the_first_answer_sets_the_clock_and_only_if_it_is_far_off(offset in any::<i64>(), first in any::<bool>()) {
-            match Correction::of(offset, first) {
-                Correction::Step(by) => prop_assert!(first && by == offset && offset.unsigned_abs() > FAR as u64),
+        fn a_clock_is_set_only_if_it_may_be_and_is_far_off(offset in any::<i64>(), allowed in allowed()) {
+            match Correction::of(offset, allowed) {
+                Correction::Step(by) => {
+                    prop_assert!(by == offset && offset.unsigned_abs() > FAR as u64);
+                    prop_assert!(allowed == Allowed::Any || allowed == Allowed::Forwards && by > 0);
+                }
                 Correction::Slew(by) => {
                     prop_assert!(by.abs() <= MOST && by.signum() == offset.signum());
-                    prop_assert!(by == offset || !first);
+                    prop_assert!(by == offset || allowed != Allowed::Any);
                 }
             }
         }

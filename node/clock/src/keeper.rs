@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::ask::{AskError, ask};
-use crate::correction::{Correction, Poll};
+use crate::correction::{Allowed, Correction, Poll};
 use crate::{Clock, Leap, Sample};
 
 /// A clock that is off by more, and is not set any more, is a person's business.
@@ -70,20 +70,22 @@ impl Keeper {
         self.state.subscribe()
     }
 
-    /// Asks until one of the servers has answered. For a clock that is known to be wrong, before others rely on it.
+    /// Asks until one of the servers has answered, and sets a clock that is far off to any time: before others rely on
+    /// it. Cancel-safe.
     ///
     /// # Errors
     /// [`CorrectError`].
     pub async fn first(&self) -> Result<(), CorrectError> {
         while self.state.borrow().last.is_none() {
-            if self.compare(Poll::default()).await?.is_none() {
+            if self.compare(Poll::default(), Allowed::Any).await?.is_none() {
                 sleep(Duration::from_secs(1)).await;
             }
         }
         Ok(())
     }
 
-    /// The service: keeps the clock until it is cancelled. Healthy from the start, since the clock goes on alone.
+    /// The service: keeps the clock until it is cancelled, and never sets it back. Healthy from the start, since the
+    /// clock goes on alone.
     ///
     /// # Errors
     /// [`CorrectError`].
@@ -93,7 +95,7 @@ impl Keeper {
         loop {
             let compared = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                compared = self.compare(poll) => compared?,
+                compared = self.compare(poll, Allowed::Forwards) => compared?,
             };
             let wait = poll.time();
             poll = compared.map_or(poll.longer(), |sample| poll.after(sample.offset));
@@ -104,14 +106,14 @@ impl Keeper {
         }
     }
 
-    /// Compares and corrects; nothing if no server told the time.
-    async fn compare(&self, poll: Poll) -> Result<Option<Sample>, CorrectError> {
+    /// Compares and corrects, the `first` time by what is allowed then; nothing if no server told the time.
+    async fn compare(&self, poll: Poll, first: Allowed) -> Result<Option<Sample>, CorrectError> {
         let _turn = self.turn.lock().await;
         let mut problem = None;
         for &server in &self.servers {
             match ask(server, &*self.clock).await {
                 Ok(sample) => {
-                    self.correct(server, sample, poll)?;
+                    self.correct(server, sample, poll, first)?;
                     return Ok(Some(sample));
                 }
                 Err(error) => problem = Some(error),
@@ -123,12 +125,13 @@ impl Keeper {
         Ok(None)
     }
 
-    fn correct(&self, server: SocketAddr, sample: Sample, poll: Poll) -> Result<(), CorrectError> {
+    fn correct(&self, server: SocketAddr, sample: Sample, poll: Poll, first: Allowed) -> Result<(), CorrectError> {
         let Sample { offset, leap, .. } = sample;
         let before = self.state.borrow().clone();
         let is_first = before.last.is_none();
         let offset_seconds = offset as f64 / 1e9;
-        match Correction::of(offset, is_first) {
+        let correction = Correction::of(offset, if is_first { first } else { Allowed::Slew });
+        match correction {
             Correction::Step(by) => {
                 self.clock.step(by)?;
                 // It is right now, and the kernel is told so.
@@ -145,7 +148,7 @@ impl Keeper {
                 }
             }
         }
-        let steps = before.steps + u32::from(matches!(Correction::of(offset, is_first), Correction::Step(_)));
+        let steps = before.steps + u32::from(matches!(correction, Correction::Step(_)));
         let last = Some(Comparison { server, sample, at: Instant::now() });
         self.state.send_replace(State { last, problem: None, steps });
         Ok(())
@@ -162,5 +165,57 @@ impl Keeper {
             problem = format!("{problem}: {source}");
         }
         self.state.send_modify(|state| state.problem = Some(problem.into()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nanoseconds;
+
+    const HOUR: Nanoseconds = 3600 * 1_000_000_000;
+
+    /// A clock that tells by how much it was set.
+    struct FakeClock(watch::Sender<Nanoseconds>);
+
+    impl Clock for FakeClock {
+        fn now(&self) -> Nanoseconds {
+            0
+        }
+
+        fn step(&self, by: Nanoseconds) -> Result<(), Errno> {
+            self.0.send_modify(|set| *set += by);
+            Ok(())
+        }
+
+        fn slew(&self, _: Nanoseconds, _: u8, _: Leap) -> Result<(), Errno> {
+            Ok(())
+        }
+    }
+
+    /// By how much the answers set a clock, the first with what is allowed then.
+    fn set_by(first: Allowed, offsets: &[Nanoseconds]) -> (Nanoseconds, u32) {
+        let set = watch::Sender::new(0);
+        let keeper = Keeper::new(Vec::new(), FakeClock(set.clone()));
+        let server = SocketAddr::from(([127, 0, 0, 1], 123));
+        for &offset in offsets {
+            let sample = Sample { offset, delay: 0, leap: Leap::None };
+            keeper.correct(server, sample, Poll::default(), first).unwrap();
+        }
+        let steps = keeper.state.borrow().steps;
+        let by = *set.borrow();
+        (by, steps)
+    }
+
+    #[test]
+    fn before_the_nodes_programs_run_the_clock_is_set_to_any_time_once() {
+        assert_eq!(set_by(Allowed::Any, &[HOUR, HOUR]), (HOUR, 1));
+        assert_eq!(set_by(Allowed::Any, &[-HOUR, -HOUR]), (-HOUR, 1));
+    }
+
+    #[test]
+    fn under_the_nodes_programs_the_clock_is_never_set_back() {
+        assert_eq!(set_by(Allowed::Forwards, &[-HOUR, -HOUR]), (0, 0));
+        assert_eq!(set_by(Allowed::Forwards, &[HOUR, HOUR, -HOUR]), (HOUR, 1));
     }
 }

@@ -1,8 +1,9 @@
 //! Keeps the node's clock by SNTP, RFC 4330 (RFC 5905, section 14): certificates and etcd need it.
 //!
 //! A [`Keeper`] asks one server after the other until one answers, every 64 seconds to 17 minutes, and corrects the
-//! clock. The first answer may set it: a machine may start in any year. Later the clock is only made faster or slower, by
-//! the kernel, so that time never jumps under the node's programs. Without an answer the clock goes on as it is.
+//! clock. Before the node's programs run, the first answer may set it: a machine may start in any year. Under them a first
+//! answer may still set it, but only forwards; later the clock is only made faster or slower, by the kernel, so that time
+//! never goes back under the node's programs. Without an answer the clock goes on as it is.
 //!
 //! It refuses to believe a server that says of itself that it does not know the time, answers to nobody who asks it, and
 //! has no server of its own.

@@ -99,7 +99,12 @@ impl Answer {
         if delay / 2 + dispersion > ROOT_DISTANCE || received == 0 || sent == 0 {
             return Err(Malformed::Unsynchronized);
         }
-        Ok(Self { received: since_1970(received), sent: since_1970(sent), leap })
+        let (received, sent) = (since_1970(received), since_1970(sent));
+        // Linux has no time before 1970.
+        if received <= 0 || sent <= 0 {
+            return Err(Malformed::Unsynchronized);
+        }
+        Ok(Self { received, sent, leap })
     }
 }
 
@@ -172,6 +177,13 @@ pub(crate) mod tests {
         assert_eq!(with(|bytes| bytes[1] = 16), Err(Malformed::Unsynchronized));
         assert_eq!(with(|bytes| bytes[40..].fill(0)), Err(Malformed::Unsynchronized));
         assert_eq!(with(|bytes| bytes[5] = 11), Err(Malformed::Unsynchronized));
+        // From 1968 to 1970.
+        for at in [32, 40] {
+            for seconds in [1_u32 << 31, UNIX_EPOCH as u32 - 1] {
+                let early = with(|bytes| bytes[at..at + 4].copy_from_slice(&seconds.to_be_bytes()));
+                assert_eq!(early, Err(Malformed::Unsynchronized), "{seconds} at {at}");
+            }
+        }
         let refused = with(|bytes| {
             bytes[1] = 0;
             bytes[12..16].copy_from_slice(b"RATE");
@@ -201,7 +213,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn times_are_read_to_the_nanosecond(received in 0..2 * ERA * NANOSECONDS / 3, took in 0..NANOSECONDS) {
+        fn times_are_read_to_the_nanosecond(received in 1..2 * ERA * NANOSECONDS / 3, took in 0..NANOSECONDS) {
             let found = Answer::parse(&answer(7, received, received + took), 7).unwrap();
             prop_assert!((found.received - received).abs() <= 1, "{} {received}", found.received);
             prop_assert!((found.sent - received - took).abs() <= 1);

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::clock::{CorrectError, Keeper};
+use ::clock::Keeper;
 use ::status::Recent;
 use announce::{Announcement, StageState};
 use config::{Config, NODE_PREFIX, Role};
@@ -94,9 +94,6 @@ pub enum BootError {
     /// The pods' network has no room for a node's part.
     #[error("the network {0} of pods has no room for a node")]
     Pods(services::Network),
-    /// The clock, which is wrong.
-    #[error(transparent)]
-    Clock(#[from] CorrectError),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] services::PkiError),
@@ -188,7 +185,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
         disk: storage.disk(),
         paths: storage.paths(),
     };
-    let keeper = timekeeping::start(&time_servers).await?;
+    let keeper = timekeeping::start(&time_servers).await;
     let wanted = services.clone();
     let credentials =
         tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;

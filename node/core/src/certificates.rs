@@ -1,13 +1,18 @@
 //! Has certificates made again before they expire, while the node runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use services::{Credentials, Expiry, Identity, PkiError};
 use supervisor::Context;
 use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::sleep;
 use tracing::info;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(3600);
 
 /// The certificates cannot be kept. The service is started again.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +51,7 @@ impl Certificates {
         self.kept.subscribe()
     }
 
-    /// The service: looks when one is due, and after the clock was set. Healthy after the first look.
+    /// The service: looks each hour, when one is due, and after the clock was set. Healthy after the first look.
     ///
     /// # Errors
     /// [`KeepError`].
@@ -73,6 +78,8 @@ impl Certificates {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 () = renewal.lasting.renewal() => {}
+                // An authority near its end is told again, long before the next certificate is due.
+                () = sleep(LOOK) => {}
                 () = is_set => {}
             }
         }
@@ -83,7 +90,6 @@ impl Certificates {
 mod tests {
     use std::fs;
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     use services::{Config, Disk, Durability, Paths};
     use supervisor::{Settings, Supervisor};
@@ -132,6 +138,25 @@ mod tests {
         clock.send_modify(|state| state.steps = 1);
         timeout(limit, kept.wait_for(|kept| kept.administrators == 2)).await.unwrap().unwrap();
         assert!(pki.join("admin.crt").exists());
+        tree.stop(Duration::from_secs(5)).await.unwrap();
+    }
+
+    /// The authority's end was told once a year, when the other certificates were due.
+    #[tokio::test(start_paused = true)]
+    async fn a_running_node_looks_each_hour() {
+        let scratch = tempfile::tempdir().unwrap();
+        let pki = scratch.path().join("pki");
+        let credentials = Credentials::ensure(&config(pki.clone()), OffsetDateTime::now_utc()).unwrap();
+        let certificates = Arc::new(Certificates::new(Arc::new(credentials)));
+        let mut kept = certificates.kept();
+        let clock = watch::Sender::new(clock::State::default());
+        let state = clock.subscribe();
+        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
+            Arc::clone(&certificates).run(cx, state.clone())
+        });
+        kept.wait_for(|kept| !kept.expiries.is_empty()).await.unwrap();
+        fs::remove_file(pki.join("admin.crt")).unwrap();
+        timeout(2 * LOOK, kept.wait_for(|kept| kept.administrators == 1)).await.unwrap().unwrap();
         tree.stop(Duration::from_secs(5)).await.unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use config::Disk;
-use localstorage::{Content, DataDisk, FindError, Programs, Role, Seen, disks, examine};
+use localstorage::{DataDisk, FindError, Programs, Seen, disks};
 
 /// Why there is no disk for the data.
 #[derive(Debug, thiserror::Error)]
@@ -38,23 +38,9 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let programs = Programs::default();
     let seen = disks(&programs)?;
     let names = || seen.iter().map(|disk| disk.name.clone()).collect();
-    let chosen = seen.iter().find(|disk| read(&blocks.join(&disk.name)).as_ref() == Some(name));
-    let chosen = chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })?;
-    Ok(DataDisk::choose(&[designated(chosen.clone(), &programs)?])?)
-}
-
-/// It is for the data, whatever else there is: its content counts too, which is not looked at where there is a
-/// disk that says so itself.
-fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
-    if disk.role == Role::System {
-        return Ok(disk);
-    }
-    let content = match disk.content {
-        Content::Unexamined => examine(&disk.device, disk.size, programs)?,
-        known => known,
-    };
-    let role = disk.role.max(Role::Data);
-    Ok(Seen { role, content, ..disk })
+    let is_meant = |disk: &Seen| read(&blocks.join(&disk.name)).as_ref() == Some(name);
+    let chosen = DataDisk::choose_named(&seen, is_meant, &programs)?;
+    chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
 }
 
 /// Of virtio, else of SCSI and NVMe.

@@ -1,5 +1,6 @@
 //! Where the node's configuration comes from: the machine it runs on, or a file beside the system image.
 
+use std::error::Error;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 use config::{Config, ParseError};
 use mount::{Filesystem, FilesystemError, UnmountError};
+use nix::libc::dev_t;
 use nix::mount::MsFlags;
+use nix::sys::stat::{major, minor, stat};
+use tracing::warn;
 
 /// The name in QEMU's fw_cfg, as the kernel's module `qemu_fw_cfg` shows it.
 const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.granary/config/raw";
@@ -100,7 +104,9 @@ fn find() -> Result<(Source, String), SourceError> {
     if let Some(text) = text(Path::new(FW_CFG), Source::FwCfg)? {
         return Ok((Source::FwCfg, text));
     }
-    for device in partitions(Path::new("/sys/class/block"))? {
+    let root = stat("/").map_err(|errno| SourceError::Read { path: "/".into(), source: errno.into() })?.st_dev;
+    let Partitions { all, of_the_system } = Partitions::look(Path::new("/sys/class/block"), root)?;
+    for device in all {
         let source = Source::Esp(device.clone());
         let what = Filesystem {
             kind: "vfat",
@@ -110,7 +116,15 @@ fn find() -> Result<(Source, String), SourceError> {
             // The character sets whose modules the image has.
             data: "codepage=437,iocharset=ascii",
         };
-        mount::filesystem(what).map_err(|source| SourceError::Mount { device, source })?;
+        match mount::filesystem(what) {
+            Ok(()) => {}
+            Err(source) if of_the_system => return Err(SourceError::Mount { device, source }),
+            Err(error) => {
+                let error: &dyn Error = &error;
+                warn!(device = %device.display(), error, "passed over: a partition named ESP that cannot be mounted");
+                continue;
+            }
+        }
         let found = text(&Path::new(PLACE).join(FILE), source.clone());
         mount::unmount(Path::new(PLACE)).map_err(SourceError::Unmount)?;
         if let Some(text) = found? {
@@ -132,24 +146,55 @@ fn text(path: &Path, found: Source) -> Result<Option<String>, SourceError> {
     if text.len() as u64 > LARGEST { Err(SourceError::TooLarge { found }) } else { Ok(Some(text)) }
 }
 
-/// EFI system partitions of our image, by name.
-fn partitions(blocks: &Path) -> Result<Vec<PathBuf>, SourceError> {
-    let read = |source| SourceError::Read { path: blocks.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(blocks).map_err(read)? {
-        let entry = entry.map_err(read)?;
-        // A disk may go away at any time.
-        let Ok(uevent) = fs::read_to_string(entry.path().join("uevent")) else { continue };
-        if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(ESP)) {
-            found.push(Path::new("/dev").join(entry.file_name()));
+/// EFI system partitions, by name.
+#[derive(Debug, PartialEq, Eq)]
+struct Partitions {
+    all: Vec<PathBuf>,
+    /// They are on the disk that the node has started from. Otherwise QEMU has started it, from an image without
+    /// partitions, and they may be anybody's.
+    of_the_system: bool,
+}
+
+impl Partitions {
+    /// Those of the disk that holds the device `root`, or else all.
+    fn look(blocks: &Path, root: dev_t) -> Result<Self, SourceError> {
+        let read = |source| SourceError::Read { path: blocks.to_owned(), source };
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(blocks).map_err(read)? {
+            let entry = entry.map_err(read)?;
+            // A disk may go away at any time.
+            let Ok(uevent) = fs::read_to_string(entry.path().join("uevent")) else { continue };
+            if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(ESP)) {
+                // A partition's directory lies in its disk's.
+                let place = fs::canonicalize(entry.path());
+                let is_ours = place.is_ok_and(|place| place.parent().is_some_and(|disk| holds(disk, root)));
+                let found = if is_ours { &mut ours } else { &mut others };
+                found.push(Path::new("/dev").join(entry.file_name()));
+            }
         }
+        let of_the_system = !ours.is_empty();
+        let mut all = if of_the_system { ours } else { others };
+        all.sort();
+        Ok(Self { all, of_the_system })
     }
-    found.sort();
-    Ok(found)
+}
+
+/// Whether one of a disk's partitions, or what is stacked on it (dm-verity), is this device.
+fn holds(disk: &Path, device: dev_t) -> bool {
+    let wanted = format!("{}:{}", major(device), minor(device));
+    let is_it = |place: &Path| fs::read_to_string(place.join("dev")).is_ok_and(|found| found.trim() == wanted);
+    let below = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path());
+    below(disk)
+        .filter(|place| place.join("partition").exists())
+        .any(|partition| is_it(&partition) || below(&partition.join("holders")).any(|holder| is_it(&holder)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::makedev;
+
     use super::*;
 
     #[test]
@@ -159,20 +204,52 @@ mod tests {
         assert!(matches!(text(Path::new("/no/such/file"), Source::FwCfg), Ok(None)));
     }
 
-    #[test]
-    fn partitions_are_found_by_their_names() {
-        let blocks = std::env::temp_dir().join(format!("granary-blocks-{}", std::process::id()));
-        for (name, uevent) in [
-            ("vda", "DEVNAME=vda\nDEVTYPE=disk\n"),
-            ("vda2", "DEVNAME=vda2\nPARTNAME=ESP\n"),
-            ("vda1", "DEVNAME=vda1\nPARTNAME=ESP\n"),
-            ("vda3", "DEVNAME=vda3\nPARTNAME=ESP-2\n"),
+    /// What the kernel shows: two disks, on the second the system behind dm-verity, and a third without partitions.
+    fn sysfs() -> tempfile::TempDir {
+        let sysfs = tempfile::tempdir().unwrap();
+        let blocks = sysfs.path().join("class");
+        fs::create_dir(&blocks).unwrap();
+        for (place, dev, uevent) in [
+            ("vda", "254:0", "DEVTYPE=disk\n"),
+            ("vda/vda1", "254:1", "PARTNAME=ESP\n"),
+            ("vdb", "254:16", "DEVTYPE=disk\n"),
+            ("vdb/vdb1", "254:17", "PARTNAME=ESP-2\n"),
+            ("vdb/vdb2", "254:18", "PARTNAME=ESP\n"),
+            ("vdb/vdb3", "254:19", "PARTNAME=SYSTEM-A\n"),
+            ("vdc", "254:32", "DEVTYPE=disk\n"),
+            ("dm-0", "253:0", "DEVTYPE=disk\n"),
         ] {
-            fs::create_dir_all(blocks.join(name)).unwrap();
-            fs::write(blocks.join(name).join("uevent"), uevent).unwrap();
+            let device = sysfs.path().join("devices").join(place);
+            fs::create_dir_all(device.join("holders")).unwrap();
+            fs::write(device.join("dev"), format!("{dev}\n")).unwrap();
+            fs::write(device.join("uevent"), uevent).unwrap();
+            if place.contains('/') {
+                fs::write(device.join("partition"), "1\n").unwrap();
+            }
+            symlink(&device, blocks.join(device.file_name().unwrap())).unwrap();
         }
-        let found = partitions(&blocks);
-        fs::remove_dir_all(&blocks).unwrap();
-        assert_eq!(found.unwrap(), [PathBuf::from("/dev/vda1"), PathBuf::from("/dev/vda2")]);
+        let devices = sysfs.path().join("devices");
+        symlink(devices.join("dm-0"), devices.join("vdb/vdb3/holders/dm-0")).unwrap();
+        sysfs
+    }
+
+    fn found(sysfs: &tempfile::TempDir, root: dev_t) -> (Vec<PathBuf>, bool) {
+        let Partitions { all, of_the_system } = Partitions::look(&sysfs.path().join("class"), root).unwrap();
+        (all, of_the_system)
+    }
+
+    /// A foreign disk with an EFI system partition was asked first.
+    #[test]
+    fn only_the_disk_that_the_system_is_on_configures_it() {
+        let sysfs = sysfs();
+        let second = (vec![PathBuf::from("/dev/vdb2")], true);
+        assert_eq!(found(&sysfs, makedev(253, 0)), second);
+        assert_eq!(found(&sysfs, makedev(254, 19)), second);
+    }
+
+    #[test]
+    fn a_system_without_partitions_is_configured_by_any_partition_of_the_name() {
+        let all = vec![PathBuf::from("/dev/vda1"), PathBuf::from("/dev/vdb2")];
+        assert_eq!(found(&sysfs(), makedev(254, 32)), (all, false));
     }
 }

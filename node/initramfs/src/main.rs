@@ -40,6 +40,8 @@ const ROOT: &str = "/system";
 const VERIFIED: &str = "system";
 /// How long a disk may take to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long another disk may take to appear when the first has something else on the partition that was asked for.
+const SECOND_DISK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 enum BootError {
@@ -133,7 +135,8 @@ fn find(wanted: &System) -> Result<Seen, BootError> {
     let start = Instant::now();
     loop {
         let mut seen = system::look().map_err(|source| BootError::Read { path: "/sys/class/block", source })?;
-        if let Some(index) = seen.iter().position(|seen| seen.is(wanted)) {
+        let is_whole = |seen: &Seen, root: &verity::Root| system::check_first(&seen.device, root).is_ok();
+        if let Some(index) = system::choose(&seen, wanted, is_whole, start.elapsed() > SECOND_DISK) {
             return Ok(seen.swap_remove(index));
         }
         if start.elapsed() > PATIENCE {

@@ -207,6 +207,24 @@ fn number(attribute: &Path) -> Option<u32> {
     fs::read_to_string(attribute).ok()?.trim_end().parse().ok()
 }
 
+/// Which of them is what was asked for. Partitions of all releases have the same IDs: of several, the first counts that
+/// `is_whole`, which looks at its content; if none is, the first of all, once the caller `has_waited` for another.
+pub fn choose(
+    seen: &[Seen],
+    wanted: &System,
+    is_whole: impl Fn(&Seen, &Root) -> bool,
+    has_waited: bool,
+) -> Option<usize> {
+    let first = || seen.iter().position(|seen| seen.is(wanted));
+    match wanted {
+        System::Image(_) => first(),
+        System::Partition { root, .. } => seen
+            .iter()
+            .position(|seen| seen.is(wanted) && is_whole(seen, root))
+            .or_else(|| first().filter(|_| has_waited)),
+    }
+}
+
 /// Compares the first block of a device with what it should be.
 ///
 /// # Errors
@@ -280,6 +298,26 @@ mod tests {
         let seen = Seen { device: "/dev/vda2".into(), image: Ok(Some(id)), partition };
         assert!(seen.is(&System::Partition { id, root }) && seen.is(&System::Image(id)));
         assert_eq!(seen.place(), format!("/dev/vda2 (partition SYSTEM A {TEXT})"));
+    }
+
+    /// The first was started, and called damaged.
+    #[test]
+    fn of_two_disks_with_other_releases_the_one_is_chosen_that_was_asked_for() {
+        let id: Uuid = TEXT.parse().unwrap();
+        let wanted = System::Partition { id, root: format!("1:{}", "5a".repeat(32)).parse().unwrap() };
+        let seen = |device: &str| Seen {
+            device: device.into(),
+            image: Ok(None),
+            partition: Some(Partition { id, name: "SYSTEM-A".into() }),
+        };
+        let both = [seen("/dev/vda2"), seen("/dev/vdb2")];
+        let is_second = |seen: &Seen, _: &Root| seen.device == Path::new("/dev/vdb2");
+        assert_eq!(choose(&both, &wanted, is_second, false), Some(1));
+        assert_eq!(choose(&both, &wanted, is_second, true), Some(1));
+        // The second may yet appear; later the first is told to be damaged.
+        assert_eq!(choose(&both[..1], &wanted, is_second, false), None);
+        assert_eq!(choose(&both[..1], &wanted, is_second, true), Some(0));
+        assert_eq!(choose(&[], &wanted, is_second, true), None);
     }
 
     #[test]

@@ -17,10 +17,12 @@ use nix::errno::Errno;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::disk::{Role, Seen};
-use crate::gpt::DATA_PARTITION;
+use crate::content::Ends;
+use crate::disk::{Role, Seen, root};
+use crate::error::FindError;
+use crate::gpt::{self as gpt_read, DATA_PARTITION, PartitionTable};
 use crate::plan::MINIMUM;
-use crate::sys;
+use crate::{sys, sysfs};
 
 /// The name of the partition, for people.
 const NAME: &str = "DATA";
@@ -50,6 +52,24 @@ pub enum BootDiskError {
         #[source]
         source: io::Error,
     },
+    /// The table that the disk had before, of which the second copy is left, has something in the place.
+    #[error(
+        "the disk {} had another partition table, by which its partition {number} has {size} from {start} on, \
+         behind the system: it is left alone; {}",
+        path.display(), remedy(*kind)
+    )]
+    Former {
+        /// Which disk.
+        path: PathBuf,
+        /// Which partition.
+        number: u32,
+        /// Where it begins.
+        start: Bytes,
+        /// Its size.
+        size: Bytes,
+        /// Its type.
+        kind: Guid,
+    },
     /// The table on the disk is the new one, and the kernel does not take it: a restart does.
     #[error("the kernel does not show partition {number} of {} as the new table has it; restart the machine", path.display())]
     Shown {
@@ -63,6 +83,15 @@ pub enum BootDiskError {
     },
 }
 
+fn remedy(kind: Guid) -> &'static str {
+    if kind == DATA_PARTITION {
+        "these are a node's data: write an image to the disk that ends where the former one did, or, if nobody needs \
+         them, zeros over the last MiB of the disk"
+    } else {
+        "if nobody needs it, write zeros over the last MiB of the disk"
+    }
+}
+
 /// A change of a table: what it says after it, of which partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
@@ -72,44 +101,163 @@ struct Change {
 
 /// Makes the change on the disk that the node was started from, if there is one to make. `true`: the disks
 /// are others now.
-pub(crate) fn change(seen: &[Seen], wanted: Wanted) -> Result<bool, BootDiskError> {
-    let Some(disk) = seen.iter().find(|disk| disk.role == Role::System && !disk.read_only) else { return Ok(false) };
-    let path = &disk.device;
-    let failed = |step| move |source| BootDiskError::Disk { step, path: path.clone(), source };
-    let device = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
-    let sector = sector(&disk.name)?;
-    let mut head = vec![0; Table::length(sector)];
-    if disk.size.get() < head.len() as u64 {
-        return Ok(false);
+pub(crate) fn change(seen: &[Seen], wanted: Wanted) -> Result<bool, FindError> {
+    let Some(disk) = BootDisk::open(seen)? else { return Ok(false) };
+    let Some(table) = disk.table()? else { return Ok(false) };
+    let id = random_id()?;
+    let Some(mut change) = plan(table.clone(), disk.sectors(), wanted, id) else { return Ok(false) };
+    if wanted == Wanted::New {
+        disk.is_free(&change.partition)?;
     }
-    device.read_exact_at(&mut head, 0).map_err(failed("read the partition table of"))?;
-    let table = match Table::parse(&head, sector) {
-        Ok(table) => table,
-        // The plain image of a system, as a kernel without firmware is given it.
-        Err(ParseError::None) => return Ok(false),
-        Err(error) => {
-            warn!(device = %path.display(), %error, "no partition is made on the boot disk");
-            return Ok(false);
-        }
-    };
-    let sectors = disk.size.get() / u64::from(sector);
-    let Some(change) = plan(table, sectors, wanted, random_id()?) else { return Ok(false) };
-    let Ok(writes) = change.table.writes(sectors) else { return Ok(false) };
-    for write in writes {
-        device.write_all_at(&write.bytes, write.at).map_err(failed("write the partition table of"))?;
-        device.sync_all().map_err(failed("write the partition table of"))?;
+    if let Some(writes) = put_back(&table, disk.sectors()) {
+        disk.write(&writes)?;
+        let planned = disk.table()?.and_then(|table| plan(table, disk.sectors(), wanted, id));
+        let Some(planned) = planned else { return Ok(false) };
+        change = planned;
     }
+    let Ok(writes) = change.table.writes(disk.sectors()) else { return Ok(false) };
+    disk.write(&writes)?;
     let Change { partition, .. } = change;
     let number = partition.number;
-    let bytes = |sectors: u64| Bytes::new(sectors.saturating_mul(u64::from(sector)));
+    let bytes = |sectors: u64| Bytes::new(sectors.saturating_mul(u64::from(disk.sector)));
     let (start, size) = (bytes(partition.first), bytes(partition.last - partition.first + 1));
     let shown = match wanted {
-        Wanted::New => sys::add_partition(device.as_fd(), number, start, size),
-        Wanted::Longer => sys::resize_partition(device.as_fd(), number, start, size),
+        Wanted::New => sys::add_partition(disk.device.as_fd(), number, start, size),
+        Wanted::Longer => sys::resize_partition(disk.device.as_fd(), number, start, size),
     };
+    let path = disk.path;
     shown.map_err(|source| BootDiskError::Shown { path: path.clone(), number, source })?;
     info!(device = %path.display(), %number, %size, "partition for the data made on the boot disk");
     Ok(true)
+}
+
+/// The disk that the node was started from, if our file system lies in it where no partition is any more: an
+/// image was written over its beginning. Writes nothing.
+pub(crate) fn former_data(seen: &[Seen]) -> Result<Option<String>, FindError> {
+    let Some(disk) = BootDisk::open(seen)? else { return Ok(None) };
+    let found = holds_former_data(disk.size, disk.sector, |buffer, at| disk.device.read_exact_at(buffer, at));
+    Ok(found.map_err(disk.failed("read the partition table of"))?.then_some(disk.name))
+}
+
+/// The disk that the root is on, opened.
+struct BootDisk {
+    name: String,
+    path: PathBuf,
+    device: File,
+    size: Bytes,
+    sector: u32,
+}
+
+impl BootDisk {
+    fn open(seen: &[Seen]) -> Result<Option<Self>, FindError> {
+        let root = root()?;
+        let blocks = Path::new("/sys/block");
+        let disk = started_from(seen, |disk| sysfs::holds(&blocks.join(disk.name.replace('/', "!")), root))?;
+        let Some(Seen { name, device: path, size, .. }) = disk.cloned() else { return Ok(None) };
+        let opened = File::options().read(true).write(true).open(&path);
+        let device = opened.map_err(|source| BootDiskError::Disk { step: "open", path: path.clone(), source })?;
+        let sector = sector(&name)?;
+        Ok(Some(Self { name, path, device, size, sector }))
+    }
+
+    fn failed(&self, step: &'static str) -> impl Fn(io::Error) -> BootDiskError {
+        move |source| BootDiskError::Disk { step, path: self.path.clone(), source }
+    }
+
+    fn sectors(&self) -> u64 {
+        self.size.get() / u64::from(self.sector)
+    }
+
+    /// The table, if it is one that can be changed.
+    fn table(&self) -> Result<Option<Table>, BootDiskError> {
+        let mut head = vec![0; Table::length(self.sector)];
+        if self.size.get() < head.len() as u64 {
+            return Ok(None);
+        }
+        self.device.read_exact_at(&mut head, 0).map_err(self.failed("read the partition table of"))?;
+        match Table::parse(&head, self.sector) {
+            Ok(table) => Ok(Some(table)),
+            // The plain image of a system, as a kernel without firmware is given it.
+            Err(ParseError::None) => Ok(None),
+            Err(error) => {
+                warn!(device = %self.path.display(), %error, "no partition is made on the boot disk");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Refuses the place of a new partition if the table that the disk had before says that something is there.
+    fn is_free(&self, new: &Partition) -> Result<(), BootDiskError> {
+        let read = |buffer: &mut [u8], at: u64| self.device.read_exact_at(buffer, at);
+        let last = PartitionTable::last(self.size, self.sector, read);
+        let last = last.map_err(self.failed("read the end of"))?;
+        let Some(found) = last.and_then(|last| former(&last, new, self.sector)) else { return Ok(()) };
+        let number = found.number;
+        let (start, size, kind) = (found.start, found.size, found.kind);
+        Err(BootDiskError::Former { path: self.path.clone(), number, start, size, kind })
+    }
+
+    /// Each is durable before the next.
+    fn write(&self, writes: &[gpt::Write]) -> Result<(), BootDiskError> {
+        for write in writes {
+            let written = self.device.write_all_at(&write.bytes, write.at);
+            written.and_then(|()| self.device.sync_all()).map_err(self.failed("write the partition table of"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The one disk whose table may be written. A serial number says who may not take a disk, not that it is ours.
+fn started_from(
+    seen: &[Seen],
+    holds_root: impl Fn(&Seen) -> Result<bool, FindError>,
+) -> Result<Option<&Seen>, FindError> {
+    for disk in seen.iter().filter(|disk| disk.role == Role::System && !disk.read_only) {
+        if holds_root(disk)? {
+            return Ok(Some(disk));
+        }
+    }
+    Ok(None)
+}
+
+/// What the table of before has in the place of a new partition, or behind it. The same partition of ours is
+/// the exception: it is of a node whose image was written once more, or of a change that the power ended.
+fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<gpt_read::Partition> {
+    let start = Bytes::new(new.first.saturating_mul(u64::from(sector)));
+    let is_in_the_way = |found: &&gpt_read::Partition| {
+        let is_the_same = found.kind == DATA_PARTITION && found.start == start;
+        found.start.saturating_add(found.size) > start && !is_the_same
+    };
+    // A node's data are what the message should be about.
+    last.partitions.iter().filter(is_in_the_way).max_by_key(|found| found.kind == DATA_PARTITION).copied()
+}
+
+/// Whether our file system begins where the table of before has a partition for data, or where a new one
+/// would begin.
+fn holds_former_data<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<bool>
+where
+    R: FnMut(&mut [u8], u64) -> io::Result<()>,
+{
+    let last = PartitionTable::last(size, sector, &mut read)?;
+    let mut starts: Vec<u64> =
+        last.iter().flat_map(|last| last.data_partitions()).map(|found| found.start.get()).collect();
+    let mut head = vec![0; Table::length(sector)];
+    if size.get() >= head.len() as u64 {
+        read(&mut head, 0)?;
+        let change = Table::parse(&head, sector)
+            .ok()
+            .and_then(|table| plan(table, size.get() / u64::from(sector), Wanted::New, Guid::ZERO));
+        starts.extend(change.map(|change| change.partition.first.saturating_mul(u64::from(sector))));
+    }
+    for at in starts {
+        let mut head = [0; 512];
+        read(&mut head, at)?;
+        let rest = Bytes::new(size.get().saturating_sub(at));
+        if (Ends { head: &head, tail: &[], size: rest }).ours().is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn sector(disk: &str) -> Result<u32, BootDiskError> {
@@ -134,8 +282,12 @@ fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Chan
     let partition = match (wanted, data.next(), data.next()) {
         (Wanted::New, None, None) => {
             // The second copy of the image's table is behind its partitions.
-            let former = table.former_end().filter(|former| *former < sectors - 1).map_or(0, |former| former + 1);
-            let first = behind.max(former).checked_next_multiple_of(mib)?;
+            let image = match table.former_end() {
+                Some(former) if former < sectors - 1 => former + 1,
+                Some(_) => image_end(&table)?,
+                None => 0,
+            };
+            let first = behind.max(image).checked_next_multiple_of(mib)?;
             let number = table.free_number()?;
             let size = end.checked_sub(first)?.checked_mul(table.sector().into())?;
             (size >= MINIMUM.get()).then_some(())?;
@@ -154,13 +306,29 @@ fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Chan
     Some(Change { table, partition })
 }
 
+/// The writes that must come before a change if the table's second copy is at the end of the disk already, as
+/// sgdisk and parted move it: it would be overwritten while the first one still counts, and they would differ
+/// until the last write. They put it back to where it is in an image.
+fn put_back(table: &Table, sectors: u64) -> Option<[gpt::Write; 3]> {
+    table.former_end().filter(|former| *former == sectors - 1)?;
+    table.writes(image_end(table)?).ok()
+}
+
+/// Where an image with these partitions ends: it has a MiB for the table's second copy (`tools/disk`).
+fn image_end(table: &Table) -> Option<u64> {
+    let mib = (1 << 20) / u64::from(table.sector());
+    let behind = table.partitions().map(|partition| partition.last + 1).max().unwrap_or(table.first_usable());
+    behind.checked_next_multiple_of(mib)?.checked_add(mib)
+}
+
 #[cfg(test)]
 mod tests {
     use gpt::guid;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::gpt::{PartitionTable, TableState};
+    use crate::content::{Content, LABEL};
+    use crate::gpt::TableState;
 
     const MIB: u64 = 1 << 20;
     const SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
@@ -220,6 +388,65 @@ mod tests {
             self.apply(all.into_iter().take(writes));
         }
 
+        /// All that a boot does, or its first writes, after each of which the table is whole. Returns how many
+        /// there were.
+        fn boot(&mut self, wanted: Wanted, writes: usize) -> usize {
+            let Some(mut change) = self.plan(wanted) else { return 0 };
+            let before = put_back(&self.table(), self.sectors());
+            let mut done = 0;
+            for write in before.into_iter().flatten().take(writes) {
+                self.apply([write]);
+                assert_eq!(self.seen().state, TableState::Whole);
+                done += 1;
+            }
+            if done == writes {
+                return done;
+            }
+            let planned = self.plan(wanted).unwrap();
+            assert_eq!(planned.partition, change.partition);
+            change = planned;
+            for write in change.table.writes(self.sectors()).unwrap().into_iter().take(writes - done) {
+                self.apply([write]);
+                assert_eq!(self.seen().state, TableState::Whole);
+                done += 1;
+            }
+            done
+        }
+
+        /// As `sgdisk --move-second-header` leaves it.
+        fn move_second_copy(&mut self) {
+            self.apply(self.table().writes(self.sectors()).unwrap());
+        }
+
+        fn last(&self) -> Option<PartitionTable> {
+            let read = |buffer: &mut [u8], at: u64| {
+                self.read(buffer, at);
+                Ok(())
+            };
+            PartitionTable::last(Bytes::new(self.size), self.sector, read).unwrap()
+        }
+
+        /// What is in the way of a new partition.
+        fn former(&self) -> Option<gpt_read::Partition> {
+            former(&self.last()?, &self.plan(Wanted::New)?.partition, self.sector)
+        }
+
+        fn holds_former_data(&self) -> bool {
+            holds_former_data(Bytes::new(self.size), self.sector, |buffer, at| {
+                self.read(buffer, at);
+                Ok(())
+            })
+            .unwrap()
+        }
+
+        /// An image of this many MiB over the beginning.
+        fn write_image(&mut self, length: u64) {
+            let zeros = vec![0; 2 * MIB as usize];
+            self.written.push((0, zeros));
+            self.written.push(((length - 1) * MIB, vec![0; MIB as usize]));
+            self.written.extend(Self::new(self.sector, length, length).written);
+        }
+
         /// As the search for the data disk reads it.
         fn seen(&self) -> PartitionTable {
             let read = |buffer: &mut [u8], at: u64| {
@@ -274,6 +501,100 @@ mod tests {
     }
 
     #[test]
+    fn what_the_table_of_before_has_behind_the_image_is_in_the_way() {
+        for sector in [512, 4096] {
+            let in_sectors = |mib: u64| mib * MIB / u64::from(sector);
+            let mut disk = Disk { sector, size: 2000 * MIB, written: vec![] };
+            let mut foreign = Table::new(ID, sector).unwrap();
+            let (first, last) = (in_sectors(1), in_sectors(1999) - 1);
+            let kind = SYSTEM;
+            let name = "HOME".into();
+            foreign.add(&Partition { number: NonZeroU32::MIN, kind, id: ID, first, last, name }).unwrap();
+            disk.apply(foreign.writes(disk.sectors()).unwrap());
+            disk.write_image(100);
+            let found = disk.former().unwrap();
+            assert_eq!((found.number, found.start, found.kind), (1, Bytes::MIB, SYSTEM));
+        }
+    }
+
+    #[test]
+    fn a_new_disk_has_nothing_in_the_way() {
+        assert_eq!(Disk::new(512, 100, 2000).former(), None);
+        let mut moved = Disk::new(512, 100, 2000);
+        moved.move_second_copy();
+        assert_eq!(moved.former(), None);
+    }
+
+    #[test]
+    fn data_behind_an_image_of_another_length_are_in_the_way() {
+        for length in [90, 110] {
+            let mut disk = Disk::new(512, 100, 2000);
+            disk.boot(Wanted::New, 9);
+            disk.write_image(length);
+            let found = disk.former().unwrap();
+            assert_eq!((found.kind, found.start), (DATA_PARTITION, Bytes::new(100 * MIB)));
+        }
+    }
+
+    #[test]
+    fn data_behind_the_same_image_are_not_in_the_way_and_known_for_what_they_are() {
+        let mut disk = Disk::new(512, 100, 2000);
+        disk.boot(Wanted::New, 9);
+        disk.write_image(100);
+        assert_eq!(disk.former(), None);
+        assert!(!disk.holds_former_data());
+        disk.written.push((100 * MIB, our_superblock()));
+        assert!(disk.holds_former_data());
+        // By the place alone, too.
+        disk.written.push((disk.size - MIB, vec![0; MIB as usize]));
+        assert!(disk.last().is_none() && disk.holds_former_data());
+    }
+
+    #[test]
+    fn data_that_only_the_table_of_before_tells_of_are_known_for_what_they_are() {
+        let mut disk = Disk::new(512, 100, 2000);
+        disk.boot(Wanted::New, 9);
+        disk.write_image(90);
+        assert!(!disk.holds_former_data());
+        disk.written.push((100 * MIB, our_superblock()));
+        assert!(disk.holds_former_data());
+    }
+
+    fn our_superblock() -> Vec<u8> {
+        let mut superblock = vec![0; 512];
+        superblock[..16].copy_from_slice(b"XFSB\0\0\x10\0\0\0\0\0\0\x04\0\0");
+        superblock[108..120].copy_from_slice(LABEL.as_bytes());
+        superblock
+    }
+
+    #[test]
+    fn only_the_disk_that_the_root_is_on_is_written() {
+        let disk = |name: &str, role, read_only| Seen {
+            name: name.into(),
+            device: format!("/dev/{name}").into(),
+            role,
+            read_only,
+            size: Bytes::GIB,
+            content: Content::Unexamined,
+        };
+        let seen = [disk("vda", Role::System, false), disk("vdb", Role::System, false)];
+        let holds = |wanted: &'static str| move |disk: &Seen| Ok(disk.name == wanted);
+        assert_eq!(started_from(&seen, holds("vdb")).unwrap(), Some(&seen[1]));
+        assert_eq!(started_from(&seen, holds("vdc")).unwrap(), None);
+        assert_eq!(started_from(&[disk("vda", Role::System, true)], holds("vda")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_second_copy_that_was_moved_to_the_end_changes_nothing() {
+        for sector in [512, 4096] {
+            let mut disk = Disk::new(sector, 100, 2000);
+            disk.move_second_copy();
+            assert_eq!(disk.boot(Wanted::New, 9), 6);
+            assert_eq!(disk.data(), Some((100, 1899)));
+        }
+    }
+
+    #[test]
     fn a_disk_without_a_partition_for_data_gets_none_longer() {
         assert_eq!(Disk::new(512, 100, 2000).plan(Wanted::Longer), None);
     }
@@ -303,25 +624,28 @@ mod tests {
             length in 3..2000_u64,
             size in 0..4000_u64,
             growth in 0..4000_u64,
-            cuts in prop::array::uniform2(0..4_usize),
+            cuts in prop::array::uniform2(0..7_usize),
+            moved in prop::array::uniform2(any::<bool>()),
         ) {
             let mut disk = Disk::new(512, length, length + size);
-            for (wanted, cut) in [(Wanted::New, cuts[0]), (Wanted::Longer, cuts[1])] {
+            for (wanted, cut, moved) in [(Wanted::New, cuts[0], moved[0]), (Wanted::Longer, cuts[1], moved[1])] {
+                if moved {
+                    disk.move_second_copy();
+                }
                 let before = disk.data();
-                if let Some(change) = disk.plan(wanted) {
-                    disk.change(&change, cut);
-                    prop_assert!(cut >= 3 || disk.data() == before);
-                }
-                if let Some(change) = disk.plan(wanted) {
-                    disk.change(&change, 3);
-                }
+                let all = disk.plan(wanted).map(|_| put_back(&disk.table(), disk.sectors()).map_or(3, |_| 6));
+                let done = disk.boot(wanted, cut);
+                prop_assert!(Some(done) == all || disk.data() == before);
+                prop_assert_eq!(disk.former(), None);
+                disk.boot(wanted, 9);
                 prop_assert_eq!(disk.plan(wanted), None);
                 prop_assert_eq!(disk.seen().state, TableState::Whole);
-                // Data that are there stay where they are.
+                // Data that are there stay where they are, and begin where the image ended.
                 if let (Some(before), Some(after)) = (before, disk.data()) {
                     prop_assert_eq!(before.0, after.0);
                     prop_assert!(after.1 >= before.1);
                 }
+                prop_assert!(disk.data().is_none_or(|(start, _)| start == length));
                 disk.size += growth * MIB;
             }
         }

@@ -11,7 +11,7 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::boot_disk::{self, Wanted};
-use crate::content::{Content, END, Ends};
+use crate::content::{Content, END, Ends, Geometry};
 use crate::error::{FindError, Refusal};
 use crate::gpt::{Partition, PartitionTable, TableState};
 use crate::plan::{Decision, plan};
@@ -89,11 +89,15 @@ impl DataDisk {
     pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
         let seen = disks(programs)?;
         let chosen = Self::choose(&seen);
-        let wanted = match &chosen {
-            Err(FindError::Refused(Refusal::None { .. })) => Wanted::New,
-            Ok(_) if seen.iter().any(|disk| disk.role == Role::Partition) => Wanted::Longer,
-            _ => return chosen,
-        };
+        if let Ok(disk) = &chosen
+            && disk.state != State::Formatted
+            && seen.iter().all(|disk| disk.role != Role::Partition)
+            // An image was written over the beginning of a node's disk: its data are not to be passed over.
+            && let Some(system) = boot_disk::former_data(&seen)?
+        {
+            return Err(Refusal::Several { disks: vec![system, disk.name()] }.into());
+        }
+        let Some(wanted) = wanted(&seen, &chosen) else { return chosen };
         if boot_disk::change(&seen, wanted)? { Self::choose(&disks(programs)?) } else { chosen }
     }
 
@@ -115,23 +119,74 @@ impl DataDisk {
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
 
+    /// The one disk that the caller means, whatever others there are; `None` if there is none. Its content
+    /// counts even if it was not looked at yet, as where another disk says itself that it is for the data.
+    ///
+    /// # Errors
+    /// [`FindError::Refused`]: it holds something else, or more than one is meant. [`FindError::Look`],
+    /// [`FindError::Probe`].
+    pub fn choose_named<N>(seen: &[Seen], is_meant: N, programs: &Programs) -> Result<Option<Self>, FindError>
+    where
+        N: Fn(&Seen) -> bool,
+    {
+        let meant = seen.iter().filter(|disk| is_meant(disk)).cloned().map(|disk| designated(disk, programs));
+        let meant = meant.collect::<Result<Vec<_>, _>>()?;
+        if meant.is_empty() { Ok(None) } else { Self::choose(&meant).map(Some) }
+    }
+
+    fn name(&self) -> String {
+        self.device.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Its device node.
     pub fn device(&self) -> &Path {
         &self.device
     }
 }
 
+/// What is to be done with the disk that the node was started from. Not while another disk holds anything: it
+/// can be the data disk, damaged.
+fn wanted(seen: &[Seen], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
+    let there_is = |role| seen.iter().any(|disk| disk.role == role);
+    match chosen {
+        Err(FindError::Refused(Refusal::None { foreign })) => foreign.is_empty().then_some(Wanted::New),
+        Err(FindError::Refused(Refusal::TooSmall { .. })) => {
+            (!there_is(Role::Data) && !there_is(Role::Partition)).then_some(Wanted::New)
+        }
+        Ok(_) => there_is(Role::Partition).then_some(Wanted::Longer),
+        Err(_) => None,
+    }
+}
+
+fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
+    if disk.role == Role::System {
+        return Ok(disk);
+    }
+    let content = match disk.content {
+        Content::Unexamined => examine(&disk.device, disk.size, programs)?,
+        known => known,
+    };
+    let role = disk.role.max(Role::Data);
+    Ok(Seen { role, content, ..disk })
+}
+
 /// All disks of the machine and their partitions for data, by name. Looks at the content of those that
-/// there is to choose from: both ends, and what `blkid` says. Writes nothing.
+/// there is to choose from: both ends, and what `blkid` says. Of the others that can be written it tells
+/// [`Content::Ours`] by the superblock. Writes nothing.
 ///
 /// # Errors
 /// [`FindError`]: which disk, and what was tried. A partition for data that the kernel does not show as
 /// its table does is [`FindError::Refused`].
 pub fn disks(programs: &Programs) -> Result<Vec<Seen>, FindError> {
-    let root = Path::new("/");
-    let root = fs::metadata(root).map_err(look("look at", root))?.dev();
+    let root = root()?;
     let ask = |device: &Path| probe(&programs.blkid, device);
     Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks()
+}
+
+/// The device that the running system's root is on.
+pub(crate) fn root() -> Result<dev_t, FindError> {
+    let root = Path::new("/");
+    Ok(fs::metadata(root).map_err(look("look at", root))?.dev())
 }
 
 /// What is on a block device of this size, or on a part of one. Writes nothing.
@@ -172,11 +227,16 @@ impl Machine<'_> {
         Ok(disks)
     }
 
-    /// Only what there is to choose from.
+    /// What there is to choose from; of the others only whether they hold our file system.
     fn examine(&self, disks: &mut [Seen]) -> Result<(), FindError> {
         let Some(role) = disks.iter().map(|disk| disk.role).max() else { return Ok(()) };
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
             disk.content = content(&disk.device, disk.size, self.ask)?;
+        }
+        for disk in disks.iter_mut().filter(|disk| disk.role < role && disk.role != Role::System && !disk.read_only) {
+            if let Some(geometry) = ours(&disk.device, disk.size)? {
+                disk.content = Content::Ours(geometry);
+            }
         }
         Ok(())
     }
@@ -248,6 +308,14 @@ fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindE
         Err(error) if error.raw_os_error() == Some(Errno::ENOMEDIUM as i32) => Ok(None),
         opened => opened.map(Some).map_err(look("open", device)),
     }
+}
+
+/// Our file system, by its superblock alone.
+fn ours(device: &Path, size: Bytes) -> Result<Option<Geometry>, FindError> {
+    let mut head = [0; 512];
+    let disk = File::open(device).map_err(look("open", device))?;
+    disk.read_exact_at(&mut head, 0).map_err(look("read the beginning of", device))?;
+    Ok(Ends { head: &head, tail: &[], size }.ours())
 }
 
 fn content<P>(device: &Path, size: Bytes, ask: P) -> Result<Content, FindError>
@@ -367,6 +435,65 @@ mod tests {
         machine.add("vdc", Some("data"), b"");
         let seen = machine.disks();
         assert_eq!((&seen[1].content, &seen[2].content), (&Content::Unexamined, &Content::Empty));
+    }
+
+    #[test]
+    fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
+        let machine = FakeMachine::new();
+        machine.add("vda", Some("system"), &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+        machine.add_partition("vda", 1, 128 * 512, 128 * 512, &our_superblock());
+        machine.add("vdb", None, &our_superblock());
+        machine.add("vdc", None, b"swap");
+        let seen = machine.disks();
+        assert!(matches!(seen[2].content, Content::Ours(_)));
+        assert_eq!(seen[3].content, Content::Unexamined);
+        let refusal = Refusal::Several { disks: vec!["vda1".into(), "vdb".into()] };
+        assert!(matches!(DataDisk::choose(&seen), Err(FindError::Refused(found)) if found == refusal));
+    }
+
+    #[test]
+    fn the_boot_disk_is_used_if_no_other_disk_holds_anything() {
+        let wanted = |disks: &[(&str, Option<&str>, &[u8])]| {
+            let machine = FakeMachine::new();
+            machine.add("vda", Some("system"), b"");
+            for (name, serial, content) in disks {
+                machine.add(name, *serial, content);
+            }
+            let seen = machine.disks();
+            super::wanted(&seen, &DataDisk::choose(&seen))
+        };
+        assert_eq!(wanted(&[]), Some(Wanted::New));
+        // Empty, and too small.
+        assert_eq!(wanted(&[("vdb", None, b"")]), Some(Wanted::New));
+        assert_eq!(wanted(&[("vdb", Some("data"), b"")]), None);
+        assert_eq!(wanted(&[("vdb", None, b"swap")]), None);
+        assert_eq!(wanted(&[("vdb", None, b"swap"), ("vdc", None, b"swap")]), None);
+    }
+
+    #[test]
+    fn a_name_that_two_disks_have_names_none() {
+        let machine = FakeMachine::new();
+        machine.add("vda", None, &our_superblock());
+        machine.add("vdb", None, &our_superblock());
+        machine.add("vdc", None, b"");
+        let seen = machine.disks();
+        let programs = Programs::default();
+        let named =
+            |names: &[&str]| DataDisk::choose_named(&seen, |disk| names.contains(&disk.name.as_str()), &programs);
+        for names in [["vda", "vdb"], ["vda", "vdc"]] {
+            let refusal = Refusal::Several { disks: names.map(str::to_owned).into() };
+            assert!(matches!(named(&names), Err(FindError::Refused(found)) if found == refusal));
+        }
+        assert!(matches!(named(&["vdb"]), Ok(Some(disk)) if disk.device().ends_with("dev/vdb")));
+        assert!(matches!(named(&["vdz"]), Ok(None)));
+    }
+
+    /// The beginning of a disk that a node formatted.
+    fn our_superblock() -> Vec<u8> {
+        let mut head = vec![0; 512];
+        head[..16].copy_from_slice(b"XFSB\0\0\x10\0\0\0\0\0\0\x04\0\0");
+        head[108..120].copy_from_slice(crate::content::LABEL.as_bytes());
+        head
     }
 
     #[test]

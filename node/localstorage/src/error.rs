@@ -25,7 +25,11 @@ pub enum Refusal {
         foreign: Vec<String>,
     },
     /// More than one to choose from.
-    #[error("disks {} could all be for the data; leave only one, or, if nothing designates one of them yet, give it the serial number \"data\"", disks.join(", "))]
+    #[error(
+        "disks {} could all be for the data; leave only one, or name one in the configuration, or, if nothing \
+         designates one of them yet, give one that holds the node's data the serial number \"data\"",
+        disks.join(", ")
+    )]
     Several {
         /// Which.
         disks: Vec<String>,
@@ -95,7 +99,12 @@ fn wrong(state: TableState) -> &'static str {
 }
 
 fn but(foreign: &[String]) -> String {
-    if foreign.is_empty() { String::new() } else { format!(" (there is other data on {})", foreign.join(", ")) }
+    if foreign.is_empty() {
+        String::new()
+    } else {
+        let foreign = foreign.join(", ");
+        format!(" (there is other data on {foreign}; without these the free space behind the system would be taken)")
+    }
 }
 
 /// [`DataDisk::find`](crate::DataDisk::find) failed.

@@ -82,6 +82,20 @@ impl PartitionTable {
         Ok(Self::of(first, disk.copy(other, &mut read)?))
     }
 
+    /// The table whose header is in the disk's last sector, whether another table tells of it or not: an image
+    /// that was written over the beginning of a disk leaves it there. `None` if there is none with right
+    /// checksums.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn last<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
+    where
+        R: FnMut(&mut [u8], u64) -> io::Result<()>,
+    {
+        let Some(disk) = Sectors::new(size, sector) else { return Ok(None) };
+        Ok(Self::of(None, disk.copy(disk.last, &mut read)?))
+    }
+
     fn of(first: Option<Copied>, last: Option<Copied>) -> Option<Self> {
         let (mut partitions, state) = match (first, last) {
             (None, None) => return None,

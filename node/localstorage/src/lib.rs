@@ -19,7 +19,8 @@
 //! # The data disk
 //! A partition of the type [`DATA_PARTITION`] on any disk, else the disk with the serial number `data`,
 //! else the one that this node formatted before, else the one empty disk, else a new partition in the
-//! free space at the end of the disk that the node was started from. Empty is a disk whose first and
+//! free space at the end of the disk that the node was started from. A disk of this node beside the chosen
+//! one is refused with it. Empty is a disk whose first and
 //! last MiB are zeros and on which `blkid` knows no mark; any other is refused, never formatted. Nobody
 //! reads what is between: raw data there, with zeros around it, is taken for nothing and overwritten. A
 //! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted, and

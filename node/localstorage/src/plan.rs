@@ -1,5 +1,7 @@
 //! Which disk holds the data.
 
+use std::ptr;
+
 use units::Bytes;
 
 use crate::content::Content;
@@ -31,9 +33,25 @@ impl<'seen> Decision<'seen> {
 /// are; else the disk that is designated by its serial number. Else it is the one that has our file
 /// system; else the one that is empty. The system disk and disks that cannot be written never count.
 ///
+/// A disk with our file system beside the one that these rules take can be the data disk that was missing
+/// when the other was made: neither is taken then, unless the serial number designates one that has our
+/// file system too.
+///
 /// # Errors
 /// [`Refusal`]: none, or more than one, or something foreign on the only one.
 pub fn plan(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
+    let decision = candidate(seen)?;
+    let taken = decision.disk();
+    if taken.role == Role::Data && matches!(decision, Decision::Use(_)) {
+        return Ok(decision);
+    }
+    let can_be = |disk: &Seen| disk.role != Role::System && !disk.read_only && matches!(disk.content, Content::Ours(_));
+    let all: Vec<&Seen> = seen.iter().filter(|disk| ptr::eq(*disk, taken) || can_be(disk)).collect();
+    if all.len() == 1 { Ok(decision) } else { Err(several(&all)) }
+}
+
+/// By the rules alone.
+fn candidate(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
     let with_role = |role| seen.iter().filter(move |disk| disk.role == role).collect::<Vec<_>>();
     for designated in [with_role(Role::Partition), with_role(Role::Data)] {
         match designated.as_slice() {
@@ -125,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_designated_disk_is_taken_or_refused_whatever_the_others_are() {
-        let mut seen = unnamed(&[OURS, Content::Empty]);
+        let mut seen = unnamed(&[FOREIGN, Content::Empty]);
         seen.push(disk("vdz", Role::Data, Content::Empty));
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[2])));
         seen[2].content = FOREIGN;
@@ -134,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_partition_for_data_goes_before_a_designated_disk() {
-        let mut seen = vec![disk("vda2", Role::Partition, Content::Empty), disk("vdb", Role::Data, OURS)];
+        let mut seen = vec![disk("vda2", Role::Partition, Content::Empty), disk("vdb", Role::Data, Content::Empty)];
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[0])));
         seen[0].content = FOREIGN;
         assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vda2".into(), what: STRANGE }));
@@ -144,6 +162,24 @@ mod tests {
     fn two_partitions_for_data_are_one_too_many() {
         let seen = vec![disk("vda2", Role::Partition, OURS), disk("vdb1", Role::Partition, Content::Empty)];
         assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda2".into(), "vdb1".into()] }));
+    }
+
+    #[test]
+    fn a_data_disk_that_comes_back_is_not_passed_over_for_what_was_made_without_it() {
+        let both = Err(Refusal::Several { disks: vec!["vda2".into(), "vdb".into()] });
+        for role in [Role::Data, Role::Unnamed] {
+            for content in [OURS, Content::Empty, Content::Unfinished] {
+                assert_eq!(plan(&[disk("vda2", Role::Partition, content), disk("vdb", role, OURS)]), both);
+            }
+        }
+    }
+
+    #[test]
+    fn a_designated_disk_is_not_formatted_beside_one_of_ours_but_used() {
+        let mut seen = vec![disk("vda", Role::Data, Content::Empty), disk("vdb", Role::Unnamed, OURS)];
+        assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda".into(), "vdb".into()] }));
+        seen[0].content = OURS;
+        assert_eq!(plan(&seen), Ok(Decision::Use(&seen[0])));
     }
 
     #[test]
@@ -205,6 +241,14 @@ mod tests {
         fn nothing_that_holds_data_is_ever_formatted(seen in any_machine()) {
             if let Ok(Decision::Format(disk)) = plan(&seen) {
                 prop_assert!(matches!(disk.content, Content::Empty | Content::Unfinished));
+            }
+        }
+
+        #[test]
+        fn nothing_is_formatted_while_there_is_a_disk_of_ours(seen in any_machine()) {
+            if let Ok(Decision::Format(_)) = plan(&seen) {
+                let ours = |disk: &Seen| disk.role != Role::System && !disk.read_only && disk.content == OURS;
+                prop_assert!(!seen.iter().any(ours));
             }
         }
 

@@ -25,10 +25,13 @@ mod link;
 pub mod message;
 mod session;
 
+use std::error::Error;
 use std::future;
+use std::time::Duration;
 
 use config::{Addresses, Static};
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::client::Change;
@@ -45,6 +48,42 @@ pub enum NetworkError {
     /// DHCP.
     #[error(transparent)]
     Session(#[from] SessionError),
+}
+
+/// Until the device is given again what the kernel has refused.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// Who gives addresses.
+trait Leases: Send {
+    /// What changes next. Cancel-safe.
+    fn next(&mut self) -> impl Future<Output = Change> + Send;
+}
+
+impl Leases for Session {
+    fn next(&mut self) -> impl Future<Output = Change> + Send {
+        Self::next(self)
+    }
+}
+
+/// Who takes them.
+trait Device: Sync {
+    fn name(&self) -> &str;
+    fn apply(&self, what: &Addressing) -> impl Future<Output = Result<(), LinkError>> + Send;
+    fn clear(&self) -> impl Future<Output = Result<(), LinkError>> + Send;
+}
+
+impl Device for Link {
+    fn name(&self) -> &str {
+        Self::name(self)
+    }
+
+    fn apply(&self, what: &Addressing) -> impl Future<Output = Result<(), LinkError>> + Send {
+        Self::apply(self, what)
+    }
+
+    fn clear(&self) -> impl Future<Output = Result<(), LinkError>> + Send {
+        Self::clear(self)
+    }
 }
 
 /// The network of a node.
@@ -78,78 +117,234 @@ impl Network {
         Ok(Self { settings, link, session })
     }
 
-    /// Gives the device its address. With DHCP this waits until a server answers, for ever if need be. Cancel-safe.
+    /// Gives the device its address. With DHCP this waits until a server gives one that the device takes, for ever if
+    /// need be. Cancel-safe.
     ///
     /// # Errors
-    /// [`LinkError`].
+    /// [`LinkError`]: an address of the configuration.
     pub async fn configure(&self) -> Result<Addressing, LinkError> {
-        let addressing = match (self.settings.addresses, &self.session) {
-            (Addresses::Static(Static { interface, gateway }), _) => Addressing {
-                interface,
-                gateway,
-                mtu: self.settings.mtu,
-                name_servers: self.settings.name_servers.clone(),
-                time_servers: Vec::new(),
-            },
+        match (self.settings.addresses, &self.session) {
+            (Addresses::Static(Static { interface, gateway }), _) => {
+                let addressing = Addressing {
+                    interface,
+                    gateway,
+                    mtu: self.settings.mtu,
+                    name_servers: self.settings.name_servers.clone(),
+                    time_servers: Vec::new(),
+                };
+                self.link.apply(&addressing).await?;
+                Ok(addressing)
+            }
             (Addresses::Dhcp, Some(session)) => {
                 let mut session = session.lock().await;
-                loop {
-                    if let Change::Bound(lease) = session.next().await {
-                        break self.with(lease);
-                    }
-                }
+                Ok(first_taken(&mut *session, &self.link, &self.settings).await)
             }
             (Addresses::Dhcp, None) => future::pending().await,
-        };
-        self.link.apply(&addressing).await?;
-        Ok(addressing)
+        }
     }
 
     /// Renews what [`configure`](Self::configure) gave, and tells of each change but of the address. Returns when
     /// DHCP gives another address than this one, which is not taken. Never without DHCP. Cancel-safe.
     ///
     /// # Errors
-    /// [`LinkError`].
-    pub async fn keep(&self, now: &Addressing, mut changed: impl FnMut(&Addressing)) -> Result<Addressing, LinkError> {
+    /// [`LinkError`]: an address that was lost cannot be taken away.
+    pub async fn keep(&self, now: &Addressing, changed: impl FnMut(&Addressing)) -> Result<Addressing, LinkError> {
         let Some(session) = &self.session else { return future::pending().await };
         let mut session = session.lock().await;
-        let mut now = now.clone();
-        loop {
-            match session.next().await {
-                Change::Bound(lease) => {
-                    let next = self.with(lease);
-                    if next.interface != now.interface {
-                        return Ok(next);
-                    }
-                    // The address may have been taken away meanwhile.
-                    self.link.apply(&next).await?;
-                    if next != now {
-                        changed(&next);
-                        now = next;
-                    }
+        keep_taken(&mut *session, &self.link, &self.settings, now.clone(), changed).await
+    }
+}
+
+/// The first that the device takes.
+async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &config::Network) -> Addressing {
+    let mut given = None;
+    loop {
+        match next_or_again(leases, given.is_some()).await {
+            Some(Change::Bound(lease)) => given = Some(with(settings, lease)),
+            Some(Change::Expired(_) | Change::Lost(_)) => given = None,
+            None => {}
+        }
+        if let Some(given) = &given
+            && took(device, given).await
+        {
+            return given.clone();
+        }
+    }
+}
+
+/// The first with another address.
+async fn keep_taken(
+    leases: &mut impl Leases,
+    device: &impl Device,
+    settings: &config::Network,
+    mut now: Addressing,
+    mut changed: impl FnMut(&Addressing),
+) -> Result<Addressing, LinkError> {
+    // What the device has not taken yet.
+    let mut given = None;
+    loop {
+        match next_or_again(leases, given.is_some()).await {
+            Some(Change::Bound(lease)) => {
+                let next = with(settings, lease);
+                if next.interface != now.interface {
+                    return Ok(next);
                 }
-                Change::Expired(lease) => {
-                    let (device, address) = (self.link.name(), lease.interface.address);
-                    warn!(device, %address, "no DHCP server has renewed the lease; the address is kept, asking goes on");
-                }
-                Change::Lost(lease) => {
-                    let (device, address) = (self.link.name(), lease.interface.address);
-                    error!(device, %address, "the DHCP server takes the address back; asking for another");
-                    self.link.clear().await?;
-                }
+                // Also without a change: the address may have been taken away meanwhile.
+                given = Some(next);
+            }
+            Some(Change::Expired(lease)) => {
+                let (device, address) = (device.name(), lease.interface.address);
+                warn!(device, %address, "no DHCP server has renewed the lease; the address is kept, asking goes on");
+            }
+            Some(Change::Lost(lease)) => {
+                given = None;
+                let (name, address) = (device.name(), lease.interface.address);
+                error!(device = name, %address, "the DHCP server takes the address back; asking for another");
+                device.clear().await?;
+            }
+            None => {}
+        }
+        if let Some(next) = given.take() {
+            if !took(device, &next).await {
+                given = Some(next);
+            } else if next != now {
+                changed(&next);
+                now = next;
+            }
+        }
+    }
+}
+
+/// What changes next; nothing if it is time to try again before that.
+async fn next_or_again(leases: &mut impl Leases, again: bool) -> Option<Change> {
+    tokio::select! {
+        change = leases.next() => Some(change),
+        () = sleep(AGAIN), if again => None,
+    }
+}
+
+/// What the kernel refuses may be the server's mistake, or go over.
+async fn took(device: &impl Device, given: &Addressing) -> bool {
+    let Err(error) = device.apply(given).await else { return true };
+    let mut why = error.to_string();
+    if let Some(source) = error.source() {
+        why = format!("{why}: {source}");
+    }
+    let (device, address) = (device.name(), given.interface);
+    warn!(device, %address, why, "the network interface cannot be given what DHCP says; tried again");
+    false
+}
+
+/// What the configuration says goes before what DHCP says.
+fn with(settings: &config::Network, lease: Lease) -> Addressing {
+    let config::Network { mtu, name_servers, .. } = settings;
+    Addressing {
+        interface: lease.interface,
+        gateway: lease.gateway,
+        mtu: mtu.or(lease.mtu.map(u32::from)),
+        name_servers: if name_servers.is_empty() { lease.name_servers } else { name_servers.clone() },
+        time_servers: lease.time_servers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// A server that says this and then nothing.
+    struct FakeLeases(VecDeque<Change>);
+
+    impl Leases for FakeLeases {
+        async fn next(&mut self) -> Change {
+            match self.0.pop_front() {
+                Some(change) => change,
+                None => future::pending().await,
             }
         }
     }
 
-    /// What the configuration says goes before what DHCP says.
-    fn with(&self, lease: Lease) -> Addressing {
-        let config::Network { mtu, name_servers, .. } = &self.settings;
-        Addressing {
-            interface: lease.interface,
-            gateway: lease.gateway,
-            mtu: mtu.or(lease.mtu.map(u32::from)),
-            name_servers: if name_servers.is_empty() { lease.name_servers } else { name_servers.clone() },
-            time_servers: lease.time_servers,
+    /// A device that takes nothing for so many times.
+    struct FakeDevice {
+        refusals: AtomicU32,
+        applied: AtomicU32,
+    }
+
+    impl FakeDevice {
+        fn refusing(times: u32) -> Self {
+            Self { refusals: times.into(), applied: AtomicU32::default() }
         }
+    }
+
+    impl Device for FakeDevice {
+        fn name(&self) -> &str {
+            "fake0"
+        }
+
+        async fn apply(&self, _: &Addressing) -> Result<(), LinkError> {
+            let less = |left: u32| left.checked_sub(1);
+            if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+                return Err(LinkError::None);
+            }
+            self.applied.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        async fn clear(&self) -> Result<(), LinkError> {
+            Ok(())
+        }
+    }
+
+    fn lease() -> Lease {
+        Lease {
+            interface: "192.0.2.10/24".parse().unwrap(),
+            server: Ipv4Addr::new(192, 0, 2, 1),
+            gateway: None,
+            name_servers: vec![],
+            time_servers: vec![],
+            mtu: Some(9000),
+            time: Some(HOUR),
+            renewal: None,
+            rebinding: None,
+        }
+    }
+
+    /// It ended the boot.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_the_device_refuses_is_tried_again() {
+        let settings = config::Network::default();
+        let mut leases = FakeLeases([Change::Bound(lease())].into());
+        let begin = Instant::now();
+        let found = timeout(HOUR, first_taken(&mut leases, &FakeDevice::refusing(3), &settings)).await.unwrap();
+        assert_eq!(found, with(&settings, lease()));
+        assert!((AGAIN * 3..AGAIN * 4).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_lost_before_the_device_takes_it_is_not_tried_again() {
+        let mut leases = FakeLeases([Change::Bound(lease()), Change::Lost(lease())].into());
+        let device = FakeDevice::refusing(1);
+        let settings = config::Network::default();
+        assert!(timeout(HOUR, first_taken(&mut leases, &device, &settings)).await.is_err());
+        assert_eq!(device.applied.load(Ordering::Relaxed), 0);
+    }
+
+    /// The node had no address until the next renewal.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_comes_back_and_is_refused_is_tried_again() {
+        let settings = config::Network::default();
+        let mut leases = FakeLeases([Change::Lost(lease()), Change::Bound(lease())].into());
+        let device = FakeDevice::refusing(2);
+        let now = with(&settings, lease());
+        let kept = keep_taken(&mut leases, &device, &settings, now, |_| panic!("nothing has changed"));
+        assert!(timeout(HOUR, kept).await.is_err());
+        assert_eq!(device.applied.load(Ordering::Relaxed), 1);
     }
 }

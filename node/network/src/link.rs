@@ -116,7 +116,7 @@ impl Link {
         self.hardware.ok_or_else(|| LinkError::NotEthernet(self.name.clone()))
     }
 
-    /// Gives it this address and no other, the route and the size of packets. Idempotent.
+    /// Gives it this address and no other, the route and, if the device can, the size of packets. Idempotent.
     ///
     /// # Errors
     /// [`LinkError::Request`].
@@ -127,7 +127,10 @@ impl Link {
         self.remove_but(Some(what.interface)).await?;
         if let Some(mtu) = what.mtu {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
-            self.netlink.link().set(set).execute().await.map_err(step("set the largest packet (MTU)"))?;
+            // A device has its own limit, and the network works without.
+            if let Err(error) = self.netlink.link().set(set).execute().await {
+                tracing::warn!(device = self.name, mtu, %error, "cannot set the largest packet (MTU)");
+            }
         }
         if let Some(gateway) = what.gateway {
             let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();

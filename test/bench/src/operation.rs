@@ -182,9 +182,9 @@ impl Operation {
     pub const fn expected(self) -> Expected {
         match self {
             Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
-            Self::Quota | Self::VolumeStats | Self::PublishedStats => {
-                Expected { slope: Some(0), at_most: Some(3), flushes: None }
-            }
+            Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), flushes: None },
+            // Three, and the close of the target.
+            Self::PublishedStats => Expected { slope: Some(0), at_most: Some(4), flushes: None },
             // Two forces of the log.
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
             Self::Publish => Expected { slope: Some(0), at_most: Some(10), flushes: None },

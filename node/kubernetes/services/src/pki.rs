@@ -9,7 +9,7 @@
 //! [`Credentials::client`] makes do not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -58,9 +58,7 @@ impl Credentials {
             .map_err(|source| PkiError::Directory { path: pki.clone(), source })?;
         let store = Store::open(&pki)?;
 
-        if let Ensured::Created(()) = store.authority(now)? {
-            forget_kubelets_own(&config.paths.kubelet_pki)?;
-        }
+        store.authority(&config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
         for identity in Identity::ALL {
             let path = |extension| file(&pki, identity.name(), extension);
@@ -229,10 +227,10 @@ fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
 }
 
 /// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
-/// by another authority, and it would not notice.
+/// by another authority, and it would not notice. Durable when this returns.
 fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     let path = kubelet_pki.join("kubelet-client-current.pem");
-    match fs::remove_file(&path) {
+    match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PkiError::Remove { path, source }),
         _ => Ok(()),
     }
@@ -278,7 +276,7 @@ impl Store {
         Ok(Self { dir: Dir::open(pki)? })
     }
 
-    fn authority(&self, now: OffsetDateTime) -> Result<Ensured<()>, PkiError> {
+    fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<Ensured<()>, PkiError> {
         let stale = match self.read_pair("ca")?.map(|pair| Authority::load(&pair, now)) {
             Some(Ok(_)) => return Ok(Ensured::Unchanged(())),
             Some(Err(Stale::NotYet)) => return Err(PkiError::Clock { now }),
@@ -289,6 +287,8 @@ impl Store {
             None => Stale::Absent,
         };
         let (_, pair) = Authority::make(now).map_err(|source| PkiError::Certificate { name: "ca", source })?;
+        // First: once the new authority is on the disk, the next boot finds nothing to do.
+        forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
         info!(name = "ca", reason = %stale, "certificate made");
         Ok(Ensured::Created(()))
@@ -517,6 +517,27 @@ mod tests {
         assert!(current.exists());
         disk.ensure(NOW + Duration::days(3640)).unwrap();
         assert!(!current.exists());
+    }
+
+    /// A cut between the two left kubelet with a certificate that nobody accepted any more, at every later boot.
+    #[test]
+    fn the_authority_stays_until_kubelets_own_certificate_is_gone() {
+        let mut disk = Disk::new();
+        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        let current = disk.config.paths.kubelet_pki.join("kubelet-client-current.pem");
+        // No file: it cannot be removed, and what comes after that is cut off.
+        fs::create_dir_all(&current).unwrap();
+        let late = NOW + Duration::days(3640);
+        let error = disk.ensure(late).err().unwrap();
+        assert!(matches!(error, PkiError::Remove { .. }), "{error}");
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+
+        fs::remove_dir(&current).unwrap();
+        fs::write(&current, "signed by the first").unwrap();
+        disk.ensure(late).unwrap();
+        assert!(!current.exists() && disk.changed(&before).contains(&"ca.crt".to_owned()));
     }
 
     #[test]
