@@ -7,10 +7,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use config::{Config, ParseError};
+use localstorage::sysfs::holds;
 use mount::{Filesystem, FilesystemError, UnmountError};
 use nix::libc::dev_t;
 use nix::mount::MsFlags;
-use nix::sys::stat::{major, minor, stat};
+use nix::sys::stat::stat;
 use tracing::warn;
 
 /// The name in QEMU's fw_cfg, as the kernel's module `qemu_fw_cfg` shows it.
@@ -167,7 +168,8 @@ impl Partitions {
             if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(ESP)) {
                 // A partition's directory lies in its disk's.
                 let place = fs::canonicalize(entry.path());
-                let is_ours = place.is_ok_and(|place| place.parent().is_some_and(|disk| holds(disk, root)));
+                let is_ours =
+                    place.is_ok_and(|place| place.parent().is_some_and(|disk| holds(disk, root).unwrap_or(false)));
                 let found = if is_ours { &mut ours } else { &mut others };
                 found.push(Path::new("/dev").join(entry.file_name()));
             }
@@ -177,16 +179,6 @@ impl Partitions {
         all.sort();
         Ok(Self { all, of_the_system })
     }
-}
-
-/// Whether one of a disk's partitions, or what is stacked on it (dm-verity), is this device.
-fn holds(disk: &Path, device: dev_t) -> bool {
-    let wanted = format!("{}:{}", major(device), minor(device));
-    let is_it = |place: &Path| fs::read_to_string(place.join("dev")).is_ok_and(|found| found.trim() == wanted);
-    let below = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path());
-    below(disk)
-        .filter(|place| place.join("partition").exists())
-        .any(|partition| is_it(&partition) || below(&partition.join("holders")).any(|holder| is_it(&holder)))
 }
 
 #[cfg(test)]

@@ -70,8 +70,11 @@ pub(crate) fn partitions(disk: &Path) -> Result<Vec<PathBuf>, FindError> {
     Ok(found)
 }
 
-/// Whether a disk, one of its partitions, or what is stacked on them is this device.
-pub(crate) fn holds(disk: &Path, device: dev_t) -> Result<bool, FindError> {
+/// Whether a disk, one of its partitions, or what is stacked on them is this device. `disk` is its directory in sysfs.
+///
+/// # Errors
+/// [`FindError::Look`]: the disk is gone.
+pub fn holds(disk: &Path, device: dev_t) -> Result<bool, FindError> {
     let wanted = format!("{}:{}", major(device), minor(device));
     let places = partitions(disk)?;
     Ok(is_below(disk, &wanted, DEEPEST) || places.iter().any(|place| is_below(place, &wanted, DEEPEST)))
