@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 mod burst;
+mod image;
 mod operation;
 mod report;
 mod sample;
@@ -13,6 +14,7 @@ mod statistics;
 mod table;
 
 pub use burst::{Burst, BurstFigure, BurstSample, Way};
+pub use image::{BootSample, ImageReport, MemoryFigure, Part, StageFigure};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use report::{Count, Figure, Missing, Ratio, Report, Violation};
 pub use sample::{Sample, Word, is_housekeeping};

@@ -14,7 +14,8 @@ fn program(variable: &str) -> PathBuf {
 fn slopes_and_limits_of_storage_are_as_promised() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
-        .args(["--burst=none", "storage", "--runs=1", "--json=-"])
+        .args(["burst", "kernel", "initramfs", "system", "cmdline"].map(|unused| format!("--{unused}=none")))
+        .args(["storage", "--runs=1", "--json=-"])
         .stderr(Stdio::inherit())
         .output()
         .unwrap();

@@ -6,7 +6,10 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use launch::Image;
+
+use crate::image::PartFile;
 
 /// Counts what Granary's parts ask of the kernel and of the API server.
 #[derive(Debug, Parser)]
@@ -18,8 +21,38 @@ pub(crate) struct Arguments {
     /// The program that serves bursts of claims; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) burst: PathBuf,
+    #[command(flatten)]
+    pub(crate) image: ImageFiles,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The image; the build gives it.
+#[derive(Debug, Args)]
+pub(crate) struct ImageFiles {
+    #[arg(long, hide = true)]
+    kernel: PathBuf,
+    #[arg(long, hide = true)]
+    initramfs: PathBuf,
+    #[arg(long, hide = true)]
+    system: PathBuf,
+    #[arg(long, hide = true)]
+    cmdline: PathBuf,
+    /// What is weighed.
+    #[arg(long, hide = true)]
+    pub(crate) part: Vec<PartFile>,
+}
+
+impl ImageFiles {
+    /// To boot.
+    pub(crate) fn files(&self) -> Image {
+        Image {
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
+            system: self.system.clone(),
+            command_line: self.cmdline.clone(),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -42,6 +75,18 @@ pub(crate) enum Command {
         /// How many claims there are at once.
         #[arg(long, default_value = "500")]
         claims: NonZeroU32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
+    /// Size of the image by part, stages of its boot, and memory of the node's program.
+    Image {
+        /// How often the image is booted.
+        #[arg(long, default_value = "3")]
+        boots: NonZeroU32,
+        /// How many volumes the node has in the end. In emulation a hundred take half a minute.
+        #[arg(long, default_value = "1000")]
+        volumes: u32,
         /// As for `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
@@ -79,7 +124,9 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let all = ["bench", "--storage-guest=guest", "--burst=burst", "storage"].iter().chain(arguments);
+        let of_the_build =
+            ["--storage-guest=guest", "--burst=burst", "--kernel=k", "--initramfs=i", "--system=s", "--cmdline=c"];
+        let all = ["bench"].iter().chain(&of_the_build).chain(&["storage"]).chain(arguments);
         match Arguments::try_parse_from(all)?.command {
             Command::Storage { runs, json } => Ok((runs.get(), json)),
             other => panic!("{other:?}"),

@@ -1,10 +1,11 @@
-//! `bazel run //test/bench -- storage`, or `burst`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all is as promised. 1: it is not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod guest;
+mod image;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -13,12 +14,13 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::{Burst, Missing, Report};
+use bench::{Burst, ImageReport, Missing, Report};
 use clap::Parser;
 use serde::Serialize;
 
 use crate::arguments::{Arguments, Command, Json};
 use crate::guest::GuestError;
+use crate::image::ImageError;
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +29,10 @@ enum BenchError {
     Guest(#[from] GuestError),
     #[error("the guest did not measure everything")]
     Missing(#[from] Missing),
+    #[error("the image was not measured")]
+    Image(#[from] ImageError),
+    #[error("cannot start tasks")]
+    Tasks(#[source] io::Error),
     #[error("cannot write {path}")]
     Write {
         path: PathBuf,
@@ -71,6 +77,19 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let of_the_disk = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
             samples.extend(guest::bursts(&arguments.storage_guest, &of_the_disk)?);
             print(&Burst::new(&samples), &json)?;
+            Ok(true)
+        }
+        Command::Image { boots, volumes, json } => {
+            let parts = image::weigh(&arguments.image.part)?;
+            let tasks = tokio::runtime::Runtime::new().map_err(BenchError::Tasks)?;
+            let (mut kind, mut samples) = (String::new(), Vec::new());
+            for boot in 1..=boots.get() {
+                eprintln!("boot {boot} of {boots}");
+                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.files(), volumes))?;
+                kind = accelerator;
+                samples.push(sample);
+            }
+            print(&ImageReport::new(kind, parts, &samples), &json)?;
             Ok(true)
         }
     }

@@ -1,0 +1,155 @@
+//! [`ImageReport`]: what the image weighs, how its boot goes, what the node's program needs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::statistics::Spread;
+use crate::table::{Table, number};
+
+/// A file of the image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// What it is.
+    pub name: String,
+    /// What it takes on a disk, in bytes.
+    pub bytes: u64,
+}
+
+/// One boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BootSample {
+    /// What became ready, and when: milliseconds since QEMU started the guest, in order.
+    pub stages: Vec<(String, u64)>,
+    /// What the node's program needs, by the number of volumes: its proportional share (PSS), in bytes.
+    pub memory: BTreeMap<u32, u64>,
+}
+
+/// Figures of all boots.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ImageReport {
+    /// What executed the guest: times of an emulated one tell about the emulation.
+    pub accelerator: String,
+    /// How many boots there were.
+    pub boots: usize,
+    /// The files.
+    pub parts: Vec<Part>,
+    /// In the order in which they became ready in the first boot.
+    pub stages: Vec<StageFigure>,
+    /// By the number of volumes.
+    pub memory: Vec<MemoryFigure>,
+}
+
+/// When something became ready.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageFigure {
+    /// What.
+    pub name: String,
+    /// Seconds since QEMU started the guest.
+    pub seconds: Spread,
+}
+
+/// What the node's program needs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryFigure {
+    /// How many volumes the node had.
+    pub volumes: u32,
+    /// Proportional share of memory (PSS), in bytes.
+    pub bytes: Spread,
+}
+
+impl ImageReport {
+    /// Of these boots. A stage that one of them did not have is left out.
+    pub fn new(accelerator: String, parts: Vec<Part>, boots: &[BootSample]) -> Self {
+        let order = boots.first().map(|boot| boot.stages.as_slice()).unwrap_or_default();
+        let stages = order.iter().filter_map(|(name, _)| {
+            let times: Option<Vec<u64>> = boots.iter().map(|boot| boot.time(name)).collect();
+            Some(StageFigure { name: name.clone(), seconds: Spread::of(times?, 1000)? })
+        });
+        let numbers: Vec<u32> = boots.first().map(|boot| boot.memory.keys().copied().collect()).unwrap_or_default();
+        let memory = numbers.into_iter().filter_map(|volumes| {
+            let sizes = boots.iter().filter_map(|boot| boot.memory.get(&volumes).copied());
+            Some(MemoryFigure { volumes, bytes: Spread::of(sizes, 1)? })
+        });
+        Self { accelerator, boots: boots.len(), parts, stages: stages.collect(), memory: memory.collect() }
+    }
+}
+
+impl BootSample {
+    fn time(&self, stage: &str) -> Option<u64> {
+        self.stages.iter().find(|(name, _)| name == stage).map(|(_, time)| *time)
+    }
+}
+
+const MIB: f64 = 1_048_576.0;
+
+impl fmt::Display for ImageReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "The image, and {} boots of it with {}: medians (min–max where they differ)", self.boots, self.accelerator)?;
+        let parts = self.parts.iter().map(|part| vec![part.name.clone(), part.bytes.to_string()]);
+        writeln!(f, "\n{}", Table::new(vec!["part".into(), "bytes".into(), String::new()], wide(parts)))?;
+        let stages = self.stages.iter().map(|stage| vec![stage.name.clone(), shown(stage.seconds, 1.0)]);
+        writeln!(f, "\n{}", Table::new(vec!["ready".into(), "seconds".into(), String::new()], wide(stages)))?;
+        let memory = self.memory.iter().map(|at| vec![format!("with {} volumes", at.volumes), shown(at.bytes, MIB)]);
+        write!(f, "\n{}", Table::new(vec!["memory of the node's program".into(), "MiB".into(), String::new()], wide(memory)))
+    }
+}
+
+/// Numbers are aligned to the right in tables of three columns and more.
+fn wide(rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
+    rows.map(|mut row| {
+        row.push(String::new());
+        row
+    })
+    .collect()
+}
+
+/// One decimal is what a boot is worth.
+fn shown(spread: Spread, unit: f64) -> String {
+    let rounded = |value: f64| number((value / unit * 10.0).round() / 10.0);
+    let (median, min, max) = (rounded(spread.median), rounded(spread.min), rounded(spread.max));
+    if min == max { median } else { format!("{median} ({min}–{max})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot(ready: u64, pss: u64) -> BootSample {
+        BootSample {
+            stages: vec![("etcd".into(), 1000), ("node Ready".into(), ready)],
+            memory: BTreeMap::from([(0, pss), (1000, 2 * pss)]),
+        }
+    }
+
+    #[test]
+    fn boots_are_put_together_stage_by_stage() {
+        let report = ImageReport::new(
+            "emulation".into(),
+            vec![Part { name: "kernel".into(), bytes: 4096 }],
+            &[boot(30_000, 10 << 20), boot(40_000, 10 << 20), boot(32_000, 10 << 20)],
+        );
+        assert_eq!(report.stages[0].name, "etcd");
+        assert!((report.stages[1].seconds.median - 32.0).abs() < f64::EPSILON);
+        assert_eq!(report.memory.iter().map(|at| at.volumes).collect::<Vec<_>>(), [0, 1000]);
+        let text = report.to_string();
+        for line in ["kernel   4096", "etcd                   1", "node Ready  32 (30–40)", "with 1000 volumes               20"] {
+            assert!(text.contains(line), "{line:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_stage_that_a_boot_did_not_have_is_no_figure() {
+        let mut other = boot(1, 1);
+        other.stages.remove(0);
+        let report = ImageReport::new(String::new(), vec![], &[boot(1, 1), other]);
+        assert_eq!(report.stages.iter().map(|stage| stage.name.as_str()).collect::<Vec<_>>(), ["node Ready"]);
+    }
+
+    #[test]
+    fn no_boot_is_no_figure() {
+        let report = ImageReport::new(String::new(), vec![], &[]);
+        assert!(report.stages.is_empty() && report.memory.is_empty());
+    }
+}
