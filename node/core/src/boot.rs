@@ -293,7 +293,7 @@ impl Cluster {
         cx.start("kube-controller-manager", controller_manager::service(&self.services, &self.credentials));
         cx.start("kube-scheduler", scheduler::service(&self.services, &self.credentials));
         let admin = self.credentials.client(Identity::Admin).await?;
-        let approver = start_approver(&cx, &admin);
+        let approver = start_approver(&cx, &admin, &self.services);
         let this = Arc::clone(&self);
         let identity = cx.start("storage-identity", move |cx| Arc::clone(&this).identify(cx));
         modules.healthy().await?;
@@ -338,7 +338,8 @@ impl Cluster {
             }
             self.announce_credentials();
             let admin = self.credentials.client(Identity::Admin).await?;
-            services = [start_approver(cx, &admin), start_reconciler(cx, &admin), start_release(cx, &admin)];
+            services =
+                [start_approver(cx, &admin, &self.services), start_reconciler(cx, &admin), start_release(cx, &admin)];
         }
     }
 
@@ -411,9 +412,10 @@ impl Cluster {
     }
 }
 
-fn start_approver(cx: &Context, admin: &Client) -> Handle {
+fn start_approver(cx: &Context, admin: &Client, services: &services::Config) -> Handle {
     let client = admin.clone();
-    cx.start("approver", move |cx| reconciler::approve(cx, client.clone()))
+    let reserved = vec![services.services, services.cluster_pods];
+    cx.start("approver", move |cx| reconciler::approve(cx, client.clone(), reserved.clone()))
 }
 
 fn start_reconciler(cx: &Context, admin: &Client) -> Handle {

@@ -1,25 +1,12 @@
-//! Whether a node gets the certificate that it asks for. Pure.
-//!
-//! The signer signs what it finds in a request with a parser of its own. So that both see the same, anything that this
-//! parser could skip is refused.
-
-use std::collections::BTreeSet;
+//! Whether a node's storage gets the certificate that it asks for. Pure.
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
-use x509_parser::certification_request::X509CertificationRequest;
-use x509_parser::oid_registry::{
-    OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME, Oid,
-};
-use x509_parser::pem::{Pem, parse_x509_pem};
-use x509_parser::prelude::FromDer as _;
+
+use crate::csr::{self, Csr, KUBELETS_GROUP, Name};
 
 /// The signer of certificates by which the API server knows its clients.
 pub(crate) const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
-
-/// A kubelet is known by this, the node's name, and the group.
-const KUBELET_PREFIX: &str = "system:node:";
-const KUBELETS_GROUP: &str = "system:nodes";
 
 const USAGES: [&str; 2] = ["client auth", "digital signature"];
 
@@ -72,104 +59,50 @@ impl Denial {
 
 pub(crate) fn judge(request: &CertificateSigningRequest) -> Verdict {
     let spec = &request.spec;
-    let decided = request.status.as_ref().is_some_and(|status| {
-        status.certificate.is_some() || status.conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
-    });
-    if decided || spec.signer_name != SIGNER {
+    if csr::is_decided(request) || spec.signer_name != SIGNER {
         return Verdict::Leave;
     }
-    let Some(pem) = only_block(&spec.request.0) else { return Verdict::Leave };
-    let Ok(([], asked)) = X509CertificationRequest::from_der(&pem.contents) else { return Verdict::Leave };
-    let subject = subject(&asked);
-    if !subject.iter().any(Name::is_ours) {
+    let Some(asked) = Csr::read(&spec.request.0) else { return Verdict::Leave };
+    if !asked.subject().iter().any(is_ours) {
         return Verdict::Leave;
     }
-    match check(spec, &asked, subject) {
+    match check(spec, &asked) {
         Ok(node) => Verdict::Approve { node },
         Err(denial) => Verdict::Deny(denial),
     }
 }
 
+/// It is a name that only the storage of nodes has.
+fn is_ours(name: &Name) -> bool {
+    match name {
+        Name::Common(name) => name.starts_with(STORAGE_USER_PREFIX),
+        Name::Organization(name) => name == STORAGE_GROUP,
+        Name::Other => false,
+    }
+}
+
 /// The node's name, if it asks for what it may have.
-fn check(
-    spec: &CertificateSigningRequestSpec,
-    asked: &X509CertificationRequest<'_>,
-    subject: BTreeSet<Name>,
-) -> Result<String, Denial> {
-    let in_group = spec.groups.iter().flatten().any(|group| group == KUBELETS_GROUP);
-    let user = spec.username.as_deref().unwrap_or_default();
-    let Some(node) = user.strip_prefix(KUBELET_PREFIX).filter(|node| in_group && !node.is_empty()) else {
-        return Err(Denial::NoKubelet { user: user.to_owned() });
+fn check(spec: &CertificateSigningRequestSpec, asked: &Csr) -> Result<String, Denial> {
+    let Some(node) = csr::kubelet(spec) else {
+        return Err(Denial::NoKubelet { user: spec.username.clone().unwrap_or_default() });
     };
-    let info = &asked.certification_request_info;
     let wanted = [Name::Organization(STORAGE_GROUP.to_owned()), Name::Common(format!("{STORAGE_USER_PREFIX}{node}"))];
-    if info.subject.iter_attributes().count() != wanted.len() || subject != BTreeSet::from(wanted) {
+    if !asked.has_subject(wanted) {
         return Err(Denial::Subject { node: node.to_owned() });
     }
-    // The parser stops at an attribute that it does not understand; the signer may understand it.
-    let without_attributes = [info.subject_pki.raw, &[0xa0, 0]].concat();
-    if !info.raw.ends_with(&without_attributes) {
+    if !asked.has_attributes(&[]) {
         return Err(Denial::Attributes);
     }
-    let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
-    usages.sort_unstable();
-    if usages != USAGES {
+    if !csr::has_usages(spec, USAGES) {
         return Err(Denial::Usages);
     }
-    let algorithm = &info.subject_pki.algorithm;
-    let curve = algorithm.parameters.as_ref().and_then(|curve| curve.as_oid().ok());
-    if algorithm.algorithm != OID_KEY_TYPE_EC_PUBLIC_KEY || curve != Some(OID_EC_P256) {
+    if !asked.is_p256() {
         return Err(Denial::Key);
     }
-    asked.verify_signature().map_err(|_| Denial::Signature)?;
+    if !asked.is_signed() {
+        return Err(Denial::Signature);
+    }
     Ok(node.to_owned())
-}
-
-/// The block of a text that has one, and nothing else: a parser that skips what it does not like finds no other.
-fn only_block(text: &[u8]) -> Option<Pem> {
-    let text = std::str::from_utf8(text).ok()?;
-    let body = text
-        .trim_end_matches('\n')
-        .strip_prefix("-----BEGIN CERTIFICATE REQUEST-----\n")?
-        .strip_suffix("\n-----END CERTIFICATE REQUEST-----")?;
-    let base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=' | '\n');
-    if !body.chars().all(base64) {
-        return None;
-    }
-    parse_x509_pem(text.as_bytes()).ok().map(|(_, pem)| pem)
-}
-
-/// A part of a subject.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Name {
-    Common(String),
-    Organization(String),
-    /// Of another kind, or in letters that we do not read.
-    Other,
-}
-
-impl Name {
-    fn of(kind: &Oid<'_>, value: Option<&str>) -> Self {
-        match value {
-            Some(value) if *kind == OID_X509_COMMON_NAME => Self::Common(value.to_owned()),
-            Some(value) if *kind == OID_X509_ORGANIZATION_NAME => Self::Organization(value.to_owned()),
-            Some(_) | None => Self::Other,
-        }
-    }
-
-    /// It is one that only the storage of nodes has.
-    fn is_ours(&self) -> bool {
-        match self {
-            Self::Common(name) => name.starts_with(STORAGE_USER_PREFIX),
-            Self::Organization(name) => name == STORAGE_GROUP,
-            Self::Other => false,
-        }
-    }
-}
-
-fn subject(asked: &X509CertificationRequest<'_>) -> BTreeSet<Name> {
-    let names = asked.certification_request_info.subject.iter_attributes();
-    names.map(|name| Name::of(name.attr_type(), name.as_str().ok())).collect()
 }
 
 #[cfg(test)]
@@ -178,6 +111,9 @@ mod tests {
     use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
     use proptest::prelude::*;
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType, SignatureAlgorithm};
+    use x509_parser::certification_request::X509CertificationRequest;
+    use x509_parser::pem::parse_x509_pem;
+    use x509_parser::prelude::FromDer as _;
 
     use super::*;
 

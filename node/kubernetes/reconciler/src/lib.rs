@@ -4,8 +4,8 @@
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.
 //!
-//! Two more things are done once for the whole cluster: [`approve`] decides which node gets a storage identity, and
-//! [`release`] gives claims back to the scheduler whose node is gone.
+//! Two more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
+//! gets a storage identity, and [`release`] gives claims back to the scheduler whose node is gone.
 //!
 //! [`run`], [`approve`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
 //! do all this.
@@ -16,6 +16,8 @@ mod admission;
 mod approval;
 mod approve;
 mod control;
+mod csr;
+mod kubelet;
 mod objects;
 mod plan;
 mod release;

@@ -10,7 +10,7 @@ use volume::DRIVER_NAME;
 use crate::admission;
 
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 3;
+pub const REVISION: u32 = 4;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
@@ -36,7 +36,7 @@ pub(crate) struct Object {
 /// All objects, in the order in which they are needed. Those of a wave are needed at once.
 pub(crate) fn waves() -> [Vec<Object>; 2] {
     // What a node may not do stands before what it may.
-    [admission::all(), vec![role(), binding(), driver(), class()]]
+    [admission::all(), vec![role(), binding(), proxies(), joining(), driver(), class()]]
 }
 
 fn driver() -> Object {
@@ -121,15 +121,30 @@ fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
 }
 
 fn binding() -> Object {
+    granted(ROLE, ROLE, STORAGE_GROUP)
+}
+
+/// kube-proxy of a node that joined works with the node's identity: it reads Services and their endpoints.
+fn proxies() -> Object {
+    granted("granary:proxies", "system:node-proxier", STORAGE_GROUP)
+}
+
+/// Who has a bootstrap token may ask for a certificate, and nothing else. [`crate::approve`] decides.
+fn joining() -> Object {
+    granted("granary:joining", "system:node-bootstrapper", "system:bootstrappers")
+}
+
+/// A group has the rights of a role.
+fn granted(name: &'static str, role: &str, group: &str) -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRoleBinding>(&()),
-        name: ROLE,
+        name,
         want: json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRoleBinding",
-            "metadata": metadata(ROLE),
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": ROLE},
-            "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": STORAGE_GROUP}],
+            "metadata": metadata(name),
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": group}],
         }),
         immutable: &["/roleRef"],
     }

@@ -1,4 +1,4 @@
-//! kube-controller-manager: all controllers but the one that approves certificates.
+//! kube-controller-manager: all controllers but the one that approves certificates, and the one that removes expired tokens.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         // No port: serving would cost a second of key making, and nobody asks.
         ("secure-port", "0".to_owned()),
         ("leader-elect", "false".to_owned()),
-        // Its approval takes a certificate for any node name.
-        ("controllers", "*,-certificatesigningrequest-approving-controller".to_owned()),
+        // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
+        ("controllers", "*,token-cleaner-controller,-certificatesigningrequest-approving-controller".to_owned()),
         ("flex-volume-plugin-dir", config.paths.flex_volumes().display().to_string()),
         ("service-account-private-key-file", credentials.key("sa").display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),
@@ -60,6 +60,6 @@ mod tests {
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
         let controllers: Vec<_> = arguments.iter().filter_map(|flag| flag.strip_prefix("--controllers=")).collect();
-        assert_eq!(controllers, ["*,-certificatesigningrequest-approving-controller"]);
+        assert_eq!(controllers, ["*,token-cleaner-controller,-certificatesigningrequest-approving-controller"]);
     }
 }

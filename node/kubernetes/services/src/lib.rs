@@ -30,6 +30,7 @@
 #![warn(missing_docs)]
 
 pub mod apiserver;
+mod bootstrap;
 mod certificate;
 mod cgroup;
 mod cni;
@@ -51,6 +52,7 @@ mod renewal;
 pub mod scheduler;
 mod storage_identity;
 
+pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
 pub use config::{Config, Disk, Durability, Paths};
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};

@@ -28,18 +28,20 @@ pub(crate) fn cases(suite: Suite) -> Suite {
 }
 
 /// An approver that has seen the requests that were there.
-struct Approver(Supervisor);
+pub(crate) struct Approver(Supervisor);
 
 impl Approver {
-    async fn start(cluster: &Cluster) -> Result<Self, Failure> {
+    pub(crate) async fn start(cluster: &Cluster) -> Result<Self, Failure> {
         let client = cluster.admin();
-        let tree =
-            Supervisor::start("approver", Settings::default(), move |cx| reconciler::approve(cx, client.clone()));
+        let reserved = vec![cluster.config().services, cluster.config().cluster_pods];
+        let tree = Supervisor::start("approver", Settings::default(), move |cx| {
+            reconciler::approve(cx, client.clone(), reserved.clone())
+        });
         tree.handle().healthy().await?;
         Ok(Self(tree))
     }
 
-    async fn stop(self) -> Result<(), Failure> {
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
         Ok(self.0.stop(Duration::from_secs(10)).await?)
     }
 }
@@ -82,7 +84,7 @@ impl Asked<'_> {
 }
 
 /// Type, reason and message of the first condition, when there is one.
-async fn decision(cluster: &Cluster, request: &str) -> Result<String, Failure> {
+pub(crate) async fn decision(cluster: &Cluster, request: &str) -> Result<String, Failure> {
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let decision = eventually(PATIENCE, "a decision", async || {
         let status = requests.get(request).await?.status.unwrap_or_default();

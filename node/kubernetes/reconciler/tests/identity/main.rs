@@ -2,6 +2,7 @@
 
 mod capacity;
 mod certificate;
+mod joining;
 mod node;
 mod resize;
 mod storage;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     let suite = resize::cases(suite);
     let suite = capacity::cases(suite);
     let suite = node::cases(suite);
+    let suite = joining::cases(suite);
     certificate::cases(suite).run()
 }
 

@@ -1,0 +1,374 @@
+//! Whether a kubelet gets the certificates that it asks for. Pure.
+//!
+//! A machine that joins has a bootstrap token, which was made for one node name: with it, it gets a client's certificate
+//! of that name and no other, as long as no Node has the name. Afterwards a kubelet renews its own, and asks for one to
+//! serve with. kube-controller-manager's approval, which is off, would take any name from any token.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use services::{BOOTSTRAP_NODE_ANNOTATION, Network};
+
+use crate::csr::{self, Csr, KUBELET_PREFIX, KUBELETS_GROUP, ServerName};
+
+/// The signer of certificates by which the API server knows kubelets.
+pub(crate) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// The signer of those by which it knows them as servers.
+pub(crate) const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+
+/// The user of a bootstrap token is this and the token's ID.
+const TOKEN_PREFIX: &str = "system:bootstrap:";
+const TOKENS_GROUP: &str = "system:bootstrappers";
+
+const CLIENT_USAGES: [&str; 2] = ["client auth", "digital signature"];
+const SERVING_USAGES: [&str; 2] = ["digital signature", "server auth"];
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A machine with the bootstrap token of this ID.
+    Token(String),
+    /// The kubelet of this node.
+    Kubelet(String),
+    /// Somebody else.
+    Other(String),
+}
+
+/// A kubelet's request that nobody has decided on.
+pub(crate) struct Question<'a> {
+    request: &'a CertificateSigningRequest,
+    asked: Csr,
+    /// Of the subject, if it is a kubelet's.
+    node: Option<String>,
+    asker: Asker,
+}
+
+/// What the cluster knows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// The node for which the asker's token was made.
+    pub(crate) token_is_for: Option<String>,
+    /// Whether there is a Node of the name that is asked for.
+    pub(crate) registered: bool,
+    /// Addresses of all other Nodes.
+    pub(crate) of_others: BTreeSet<IpAddr>,
+}
+
+/// Why a request is denied.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Denial {
+    #[error("{user} has neither a bootstrap token nor a kubelet's identity")]
+    Asker { user: String },
+    #[error("the subject has to be CN={KUBELET_PREFIX}NAME, O={KUBELETS_GROUP}, and nothing else")]
+    Subject,
+    #[error(
+        "the bootstrap token {id} is for no node: its Secret needs the annotation {BOOTSTRAP_NODE_ANNOTATION} with the \
+         node's name"
+    )]
+    FreeToken { id: String },
+    #[error("the bootstrap token {id} is for the node {bound}, not for {asked}; make one for {asked}")]
+    OtherName { id: String, bound: String, asked: String },
+    #[error(
+        "there is a Node {node} already: choose another name, or, if that machine is gone for good, delete the Node first"
+    )]
+    Taken { node: String },
+    #[error("{asker} asks for {asked}: a kubelet gets its own certificates only")]
+    OtherNode { asker: String, asked: String },
+    #[error("only a kubelet that has joined gets a certificate to serve with")]
+    NotJoined,
+    #[error("a kubelet may serve under its node's name {node} and the node's addresses, not as {name}")]
+    ServerName { node: String, name: String },
+    #[error("the request has attributes beside names; none are granted")]
+    Attributes,
+    #[error("the usages have to be {} and {}", .0[0], .0[1])]
+    Usages([&'static str; 2]),
+    #[error("the key has to be ECDSA on P-256")]
+    Key,
+    #[error("the request is not signed with its own key")]
+    Signature,
+}
+
+impl Denial {
+    /// The condition's reason.
+    pub(crate) const fn reason(&self) -> &'static str {
+        match self {
+            Self::Asker { .. } => "UnknownAsker",
+            Self::Subject => "OtherSubject",
+            Self::FreeToken { .. } => "TokenWithoutNode",
+            Self::OtherName { .. } => "TokenOfOtherNode",
+            Self::Taken { .. } => "NameTaken",
+            Self::OtherNode { .. } => "OtherNode",
+            Self::NotJoined => "NotJoined",
+            Self::ServerName { .. } => "OtherServerName",
+            Self::Attributes => "AttributesNotAllowed",
+            Self::Usages(_) => "OtherUsages",
+            Self::Key => "OtherKeyType",
+            Self::Signature => "BadSignature",
+        }
+    }
+}
+
+impl<'a> Question<'a> {
+    /// `None` if it is decided, for another signer, or no request at all.
+    pub(crate) fn of(request: &'a CertificateSigningRequest) -> Option<Self> {
+        let spec = &request.spec;
+        if csr::is_decided(request) || ![CLIENT_SIGNER, SERVING_SIGNER].contains(&spec.signer_name.as_str()) {
+            return None;
+        }
+        let asked = Csr::read(&spec.request.0)?;
+        let user = spec.username.as_deref().unwrap_or_default();
+        let in_group = |group: &str| spec.groups.iter().flatten().any(|found| found == group);
+        let asker = match (csr::kubelet(spec), user.strip_prefix(TOKEN_PREFIX)) {
+            (Some(node), _) => Asker::Kubelet(node.to_owned()),
+            (None, Some(id)) if in_group(TOKENS_GROUP) => Asker::Token(id.to_owned()),
+            (None, _) => Asker::Other(user.to_owned()),
+        };
+        Some(Self { request, node: asked.kubelet(), asked, asker })
+    }
+
+    pub(crate) fn asker(&self) -> &Asker {
+        &self.asker
+    }
+
+    /// The node whose name is asked for.
+    pub(crate) fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
+    /// The node that gets its certificate.
+    ///
+    /// # Errors
+    /// [`Denial`].
+    pub(crate) fn judge(&self, facts: &Facts, reserved: &[Network]) -> Result<&str, Denial> {
+        let node = self.node().ok_or(Denial::Subject)?;
+        let serving = self.request.spec.signer_name == SERVING_SIGNER;
+        match &self.asker {
+            Asker::Token(_) if serving => return Err(Denial::NotJoined),
+            Asker::Token(id) => may_join(id, node, facts)?,
+            Asker::Kubelet(asker) if asker == node => {}
+            Asker::Kubelet(asker) => {
+                return Err(Denial::OtherNode { asker: asker.clone(), asked: node.to_owned() });
+            }
+            Asker::Other(user) => return Err(Denial::Asker { user: user.clone() }),
+        }
+        let (names, usages) = if serving {
+            (self.asked.names().ok_or(Denial::Attributes)?, SERVING_USAGES)
+        } else {
+            (Vec::new(), CLIENT_USAGES)
+        };
+        if let Some(name) = names.iter().find(|name| !is_of(name, node, facts, reserved)) {
+            let name = match name {
+                ServerName::Dns(name) => name.clone(),
+                ServerName::Ip(address) => address.to_string(),
+            };
+            return Err(Denial::ServerName { node: node.to_owned(), name });
+        }
+        if !self.asked.has_attributes(&names) {
+            return Err(Denial::Attributes);
+        }
+        if !csr::has_usages(&self.request.spec, usages) {
+            return Err(Denial::Usages(usages));
+        }
+        if !self.asked.is_p256() {
+            return Err(Denial::Key);
+        }
+        if !self.asked.is_signed() {
+            return Err(Denial::Signature);
+        }
+        Ok(node)
+    }
+}
+
+fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
+    let id = id.to_owned();
+    match &facts.token_is_for {
+        None => Err(Denial::FreeToken { id }),
+        Some(bound) if bound != node => Err(Denial::OtherName { id, bound: bound.clone(), asked: node.to_owned() }),
+        Some(_) if facts.registered => Err(Denial::Taken { node: node.to_owned() }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Whether a server of that node may be called so. A node tells its addresses itself: all that can be said is that
+/// none is another node's, one of the cluster's own networks, or one that means another machine to everybody.
+fn is_of(name: &ServerName, node: &str, facts: &Facts, reserved: &[Network]) -> bool {
+    match name {
+        ServerName::Dns(name) => name == node,
+        ServerName::Ip(address) => {
+            let ordinary = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
+            let inside = |network: &Network| matches!(address, IpAddr::V4(address) if network.contains(*address));
+            ordinary && !facts.of_others.contains(address) && !reserved.iter().any(inside)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+    use proptest::prelude::*;
+    use rcgen::{CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, SanType};
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    struct Asked {
+        user: &'static str,
+        group: &'static str,
+        common_name: &'static str,
+        names: Vec<&'static str>,
+        addresses: Vec<IpAddr>,
+        authority: bool,
+        usages: [&'static str; 2],
+        signer: &'static str,
+    }
+
+    fn joining() -> Asked {
+        Asked {
+            user: "system:bootstrap:abcdef",
+            group: TOKENS_GROUP,
+            common_name: "system:node:two",
+            names: vec![],
+            addresses: vec![],
+            authority: false,
+            usages: ["digital signature", "client auth"],
+            signer: CLIENT_SIGNER,
+        }
+    }
+
+    fn serving() -> Asked {
+        Asked {
+            user: "system:node:two",
+            group: KUBELETS_GROUP,
+            names: vec!["two"],
+            addresses: vec![[10, 0, 2, 16].into()],
+            usages: ["digital signature", "server auth"],
+            signer: SERVING_SIGNER,
+            ..joining()
+        }
+    }
+
+    fn request(asked: &Asked) -> CertificateSigningRequest {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, KUBELETS_GROUP);
+        params.distinguished_name.push(DnType::CommonName, asked.common_name);
+        params.subject_alt_names =
+            asked.names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap())).collect();
+        params.subject_alt_names.extend(asked.addresses.iter().map(|address| SanType::IpAddress(*address)));
+        if asked.authority {
+            params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        }
+        let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        CertificateSigningRequest {
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(pem.into_bytes()),
+                signer_name: asked.signer.to_owned(),
+                usages: Some(asked.usages.map(str::to_owned).into()),
+                username: Some(asked.user.to_owned()),
+                groups: Some(vec![asked.group.to_owned()]),
+                ..CertificateSigningRequestSpec::default()
+            },
+            ..CertificateSigningRequest::default()
+        }
+    }
+
+    fn facts() -> Facts {
+        let of_others = BTreeSet::from([[10, 0, 2, 15].into()]);
+        Facts { token_is_for: Some("two".to_owned()), registered: false, of_others }
+    }
+
+    fn judged(asked: &Asked, facts: &Facts) -> Result<String, Denial> {
+        let reserved = ["10.96.0.0/16".parse().unwrap(), "10.244.0.0/16".parse().unwrap()];
+        Question::of(&request(asked)).expect("a question").judge(facts, &reserved).map(str::to_owned)
+    }
+
+    #[test]
+    fn a_token_admits_the_node_that_it_was_made_for() {
+        assert_eq!(judged(&joining(), &facts()), Ok("two".to_owned()));
+        let other = Asked { common_name: "system:node:three", ..joining() };
+        let denial = judged(&other, &facts()).unwrap_err();
+        assert_eq!(
+            denial.to_string(),
+            "the bootstrap token abcdef is for the node two, not for three; make one for three"
+        );
+        let free = Facts { token_is_for: None, ..facts() };
+        assert_eq!(judged(&joining(), &free), Err(Denial::FreeToken { id: "abcdef".into() }));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_not_given_again() {
+        let taken = Facts { registered: true, ..facts() };
+        assert_eq!(judged(&joining(), &taken), Err(Denial::Taken { node: "two".into() }));
+        let itself = Asked { user: "system:node:two", group: KUBELETS_GROUP, ..joining() };
+        assert_eq!(judged(&itself, &taken), Ok("two".to_owned()), "a kubelet renews its own");
+    }
+
+    #[test]
+    fn a_kubelet_gets_its_own_certificates_only() {
+        let other = Asked { user: "system:node:one", group: KUBELETS_GROUP, ..joining() };
+        assert!(matches!(judged(&other, &facts()), Err(Denial::OtherNode { .. })));
+        let outside = Asked { user: "system:node:two", group: "system:authenticated", ..joining() };
+        assert!(matches!(judged(&outside, &facts()), Err(Denial::Asker { .. })));
+        let token = Asked { group: "system:authenticated", ..joining() };
+        assert!(matches!(judged(&token, &facts()), Err(Denial::Asker { .. })));
+    }
+
+    #[test]
+    fn a_kubelet_serves_under_its_own_name_and_addresses() {
+        assert_eq!(judged(&serving(), &facts()), Ok("two".to_owned()));
+        for address in [[10, 0, 2, 15], [10, 96, 0, 1], [10, 244, 1, 1], [127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1]] {
+            let asked = Asked { addresses: vec![address.into()], ..serving() };
+            assert!(matches!(judged(&asked, &facts()), Err(Denial::ServerName { .. })), "{address:?}");
+        }
+        let named = Asked { names: vec!["kubernetes.default.svc"], ..serving() };
+        assert!(matches!(judged(&named, &facts()), Err(Denial::ServerName { .. })));
+        let nameless = Asked { names: vec![], addresses: vec![], ..serving() };
+        assert_eq!(judged(&nameless, &facts()), Err(Denial::Attributes));
+        let token = Asked { user: "system:bootstrap:abcdef", group: TOKENS_GROUP, ..serving() };
+        assert_eq!(judged(&token, &facts()), Err(Denial::NotJoined));
+    }
+
+    #[test]
+    fn nothing_is_granted_beside() {
+        let authority = Asked { authority: true, ..serving() };
+        assert_eq!(judged(&authority, &facts()), Err(Denial::Attributes));
+        let named = Asked { names: vec!["two"], ..joining() };
+        assert_eq!(judged(&named, &facts()), Err(Denial::Attributes));
+        let server = Asked { usages: SERVING_USAGES, ..joining() };
+        assert_eq!(judged(&server, &facts()), Err(Denial::Usages(CLIENT_USAGES)));
+    }
+
+    #[test]
+    fn requests_of_others_and_decided_ones_are_no_question() {
+        assert!(
+            Question::of(&request(&Asked { signer: "kubernetes.io/kube-apiserver-client", ..joining() })).is_none()
+        );
+        let mut decided = request(&joining());
+        decided.status = Some(k8s_openapi::api::certificates::v1::CertificateSigningRequestStatus {
+            certificate: Some(ByteString(b"signed".to_vec())),
+            conditions: None,
+        });
+        assert!(Question::of(&decided).is_none());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// What is compared byte by byte is what another implementation writes.
+        #[test]
+        fn names_are_read_as_they_were_written(
+            names in prop::collection::vec(Just("two"), 0..40),
+            addresses in prop::collection::vec(any::<u32>().prop_map(|bits| IpAddr::V4((bits | 0x0100_0000).into())), 1..20),
+        ) {
+            let asked = Asked { names, addresses, ..serving() };
+            let made = request(&asked);
+            let csr = Csr::read(&made.spec.request.0).unwrap();
+            let read = csr.names().unwrap();
+            prop_assert_eq!(read.len(), asked.names.len() + asked.addresses.len());
+            prop_assert!(csr.has_attributes(&read));
+            prop_assert!(!csr.has_attributes(&read[1..]));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! How a machine becomes a node: with a bootstrap token that was made for its name.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, ResourceExt as _};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use serde_json::json;
+use services::{BOOTSTRAP_NAMESPACE, Token, bootstrap_secret_name};
+use time::{Duration, OffsetDateTime};
+
+use crate::Nodes;
+use crate::certificate::{Approver, decision};
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite
+        .case("a_token_admits_one_node_and_no_other", a_token_admits_one_node_and_no_other)
+        .case("a_name_that_is_taken_is_not_given_again", a_name_that_is_taken_is_not_given_again)
+        .case("a_token_ends_when_it_expires_or_is_deleted", a_token_ends_when_it_expires_or_is_deleted)
+        .case("a_token_gives_no_other_rights", a_token_gives_no_other_rights)
+}
+
+/// A token for a node, which the API server accepts until then.
+async fn token(cluster: &Cluster, node: &str, expires: OffsetDateTime) -> Result<Token, Failure> {
+    let token = Token::generate()?;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    secrets.create(&PostParams::default(), &token.secret(node, expires)?).await?;
+    Ok(token)
+}
+
+fn in_an_hour() -> OffsetDateTime {
+    OffsetDateTime::now_utc() + Duration::HOUR
+}
+
+/// A client that shows the token, and nothing else.
+async fn client(cluster: &Cluster, token: &Token) -> Result<Client, Failure> {
+    let mut config = Kubeconfig::read_from(cluster.config().paths.pki.join("admin.kubeconfig"))?;
+    for user in &mut config.auth_infos {
+        user.auth_info = serde_json::from_value(json!({"token": token.reveal()}))?;
+    }
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// Asks for the certificate of that node's kubelet, and returns the request's name.
+async fn ask(client: Client, node: &str) -> Result<String, kube::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(DnType::CommonName, format!("system:node:{node}"));
+    let key = KeyPair::generate().expect("a key");
+    let text = params.serialize_request(&key).and_then(|request| request.pem()).expect("a request");
+    let request = json!({
+        "metadata": {"generateName": "joining-"},
+        "spec": {
+            "request": ByteString(text.into_bytes()), "usages": ["client auth", "digital signature"],
+            "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+        },
+    });
+    let request: CertificateSigningRequest = serde_json::from_value(request).expect("a request");
+    Ok(Api::all(client).create(&PostParams::default(), &request).await?.name_any())
+}
+
+/// The API server learns of a new Secret by a watch.
+async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str) -> Result<String, Failure> {
+    let client = client(cluster, token).await?;
+    Ok(eventually(PATIENCE, "the token is known", async || ask(client.clone(), node).await.map(Seen::Done)).await?)
+}
+
+/// What the API server says to a token that it does not accept.
+async fn refused(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
+    let client = client(cluster, token).await?;
+    eventually(PATIENCE, "the token is refused", async || {
+        Ok::<_, kube::Error>(match ask(client.clone(), "two").await {
+            Err(kube::Error::Api(status)) if status.code == 401 => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    Ok(())
+}
+
+async fn a_token_admits_one_node_and_no_other(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let token = token(&cluster, "two", in_an_hour()).await?;
+    let own = ask_eventually(&cluster, &token, "two").await?;
+    assert_eq!(decision(&cluster, &own).await?, "Approved OwnNode: the kubelet of two");
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    eventually(PATIENCE, "the certificate", async || {
+        let signed = requests.get(&own).await?.status.and_then(|status| status.certificate);
+        Ok::<_, kube::Error>(signed.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
+    })
+    .await?;
+    let other = ask_eventually(&cluster, &token, "three").await?;
+    let why = decision(&cluster, &other).await?;
+    assert!(why.starts_with("Denied TokenOfOtherNode"), "{why}");
+    assert!(why.ends_with("is for the node two, not for three; make one for three"), "{why}");
+    approver.stop().await
+}
+
+async fn a_name_that_is_taken_is_not_given_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let nodes = Api::<Node>::all(cluster.admin());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "taken"}}))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    let token = token(&cluster, "taken", in_an_hour()).await?;
+    let denied = ask_eventually(&cluster, &token, "taken").await?;
+    let why = decision(&cluster, &denied).await?;
+    assert!(why.starts_with("Denied NameTaken: there is a Node taken already"), "{why}");
+    nodes.delete("taken", &DeleteParams::default()).await?;
+    let admitted = ask_eventually(&cluster, &token, "taken").await?;
+    let why = decision(&cluster, &admitted).await?;
+    assert!(why.starts_with("Approved"), "{why}");
+    approver.stop().await
+}
+
+async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let expired = token(&cluster, "two", OffsetDateTime::now_utc() - Duration::SECOND).await?;
+    refused(&cluster, &expired).await?;
+    refused(&cluster, &Token::generate()?).await?;
+    let revoked = token(&cluster, "two", in_an_hour()).await?;
+    ask_eventually(&cluster, &revoked, "two").await?;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    secrets.delete(&bootstrap_secret_name(revoked.id()), &DeleteParams::default()).await?;
+    refused(&cluster, &revoked).await
+}
+
+async fn a_token_gives_no_other_rights(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let token = token(&cluster, "two", in_an_hour()).await?;
+    ask_eventually(&cluster, &token, "two").await?;
+    let client = client(&cluster, &token).await?;
+    crate::forbidden(Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE).list(&ListParams::default()).await);
+    crate::forbidden(Api::<Node>::all(client.clone()).list(&ListParams::default()).await);
+    crate::forbidden(Api::<ConfigMap>::default_namespaced(client).list(&ListParams::default()).await);
+    Ok(())
+}
