@@ -28,6 +28,7 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         ("tls-private-key-file", key("apiserver")),
         ("kubelet-client-certificate", certificate("apikubelet")),
         ("kubelet-client-key", key("apikubelet")),
+        ("kubelet-certificate-authority", certificate("ca")),
         // Nothing on the node resolves host names.
         ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-key-file", credentials.public_key("sa").display().to_string()),
@@ -84,7 +85,7 @@ mod tests {
             .filter_map(|flag| flag.split_once('=').map(|(_, value)| value.to_owned()))
             .filter(|value| value.starts_with(&pki))
             .collect();
-        assert_eq!(files.len(), 7);
+        assert_eq!(files.len(), 8);
         for file in files {
             assert!(std::path::Path::new(&file).exists(), "{file}");
         }

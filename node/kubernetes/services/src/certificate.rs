@@ -72,6 +72,9 @@ pub enum Stale {
     /// It is time for a new one.
     #[error("it was about to expire")]
     Expiring,
+    /// The authority's certificate does not stand behind a server's.
+    #[error("the authority's certificate was not shown with it")]
+    Alone,
     /// It begins later.
     #[error("it was not valid yet")]
     NotYet,
@@ -205,13 +208,21 @@ impl Authority {
                     .collect::<Result<_, rcgen::Error>>()?;
             }
         }
-        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        let mut certificate = params.signed_by(&key, &self.issuer)?.pem();
+        if let Purpose::Server(_) = wanted.purpose {
+            // Who joins knows the authority by its digest, and has its certificate from the server: RFC 8446, 4.4.2.
+            certificate.push_str(&self.certificate);
+        }
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
 
     /// Whether `pair` is what [`Authority::issue`] would make. Says nothing of the time.
     pub(crate) fn verify(&self, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
-        verify(&self.certificate, wanted, pair)
+        let validity = verify(&self.certificate, wanted, pair)?;
+        match wanted.purpose {
+            Purpose::Server(_) if !pair.certificate.ends_with(&self.certificate) => Err(Stale::Alone),
+            _ => Ok(validity),
+        }
     }
 
     /// The same, and whether it lasts.
@@ -345,6 +356,15 @@ mod tests {
         assert_eq!(authority.check(&admin, &pair, NOW), Err(Stale::OtherSubject));
         let nobody = Wanted { organization: None, ..client() };
         assert_eq!(authority.check(&nobody, &pair, NOW), Err(Stale::OtherSubject));
+    }
+
+    #[test]
+    fn a_server_shows_its_authority() {
+        let (authority, _) = Authority::make(NOW).unwrap();
+        let wanted = server([10, 0, 2, 15]);
+        let mut pair = authority.issue(&wanted, NOW).unwrap();
+        pair.certificate.truncate(pair.certificate.len() - authority.certificate().len());
+        assert_eq!(authority.check(&wanted, &pair, NOW), Err(Stale::Alone));
     }
 
     #[test]

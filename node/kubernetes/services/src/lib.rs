@@ -37,6 +37,7 @@ mod cni;
 mod config;
 pub mod containerd;
 pub mod controller_manager;
+pub mod discovery;
 pub mod etcd;
 mod identity;
 mod klog;
