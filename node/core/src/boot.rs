@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use prometheus::Registry;
 use services::{
-    Credentials, Identity, StorageIdentity, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
+    Credentials, Identity, Requested, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
 };
 use supervisor::{BoxError, Change, Context, Handle, Settings, State, Supervisor};
 use time::OffsetDateTime;
@@ -207,7 +207,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
     };
     let cluster = Arc::new(Cluster {
         config: config.clone(),
-        identity: StorageIdentity::new(&services, &credentials),
+        identity: Requested::storage(&services, &credentials),
         credentials,
         certificates,
         keeper,
@@ -245,7 +245,7 @@ struct Cluster {
     certificates: Arc<Certificates>,
     keeper: Arc<Keeper>,
     /// What the provisioner is to the API server.
-    identity: StorageIdentity,
+    identity: Requested,
     services: services::Config,
     storage: Storage,
     plugin: Arc<csi::Plugin<csi::Linux>>,

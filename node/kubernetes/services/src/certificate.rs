@@ -195,18 +195,10 @@ impl Authority {
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
+        params.subject_alt_names = names_of(wanted)?;
         match &wanted.purpose {
             Purpose::Client => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth],
-            Purpose::Server(names) => {
-                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-                params.subject_alt_names = names
-                    .iter()
-                    .map(|name| match name {
-                        ServerName::Dns(name) => Ok(SanType::DnsName(name.as_str().try_into()?)),
-                        ServerName::Ip(address) => Ok(SanType::IpAddress(*address)),
-                    })
-                    .collect::<Result<_, rcgen::Error>>()?;
-            }
+            Purpose::Server(_) => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
         }
         let mut certificate = params.signed_by(&key, &self.issuer)?.pem();
         if let Purpose::Server(_) = wanted.purpose {
@@ -233,13 +225,23 @@ impl Authority {
     }
 }
 
-/// A request for a client's certificate, PEM, and the new key that it is for.
+/// A request for a certificate, PEM, and the new key that it is for.
 pub(crate) fn request(wanted: &Wanted) -> Result<(String, KeyPair), rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
     params.distinguished_name = subject_of(wanted);
+    params.subject_alt_names = names_of(wanted)?;
     let request = params.serialize_request(&key)?.pem()?;
     Ok((request, key))
+}
+
+fn names_of(wanted: &Wanted) -> Result<Vec<SanType>, rcgen::Error> {
+    let Purpose::Server(names) = &wanted.purpose else { return Ok(Vec::new()) };
+    let name = |name: &ServerName| match name {
+        ServerName::Dns(name) => Ok(SanType::DnsName(name.as_str().try_into()?)),
+        ServerName::Ip(address) => Ok(SanType::IpAddress(*address)),
+    };
+    names.iter().map(name).collect()
 }
 
 fn subject_of(wanted: &Wanted) -> DistinguishedName {

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use pem::{EncodeConfig, LineEnding, Pem};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
@@ -170,7 +171,8 @@ pub async fn authority(address: IpAddr, port: u16, wanted: AuthorityDigest) -> R
         Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let found = chain.iter().find(|certificate| AuthorityDigest::of_der(certificate) == Some(wanted));
-            let pem = found.map(|certificate| pem::encode(&pem::Pem::new("CERTIFICATE", certificate.to_vec())));
+            let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
+            let pem = found.map(|der| pem::encode_config(&Pem::new("CERTIFICATE", der.to_vec()), lines));
             pem.ok_or(DiscoveryError::OtherAuthority { address, port, wanted, shown: Shown::Nothing })
         }
         Err(DiscoveryError::Server { .. }) if seen.is_some_and(|shown| shown != Shown::Key(wanted)) => {

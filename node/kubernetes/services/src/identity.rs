@@ -22,7 +22,7 @@ pub enum Identity {
     /// `system:kube-proxy`.
     Proxy,
     /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
-    /// asked for, see [`StorageIdentity`](crate::StorageIdentity).
+    /// asked for, see [`Requested`](crate::Requested).
     Storage,
 }
 

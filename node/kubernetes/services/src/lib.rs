@@ -50,8 +50,8 @@ mod program;
 pub mod proxy;
 mod ready;
 mod renewal;
+mod requested;
 pub mod scheduler;
-mod storage_identity;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
@@ -62,4 +62,4 @@ pub use pki::{ClientError, Credentials, PkiError};
 pub use program::{ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
 pub use renewal::{Expiry, Renewal};
-pub use storage_identity::{IdentityError, Lasting, StorageIdentity};
+pub use requested::{IdentityError, Lasting, Requested};

@@ -16,18 +16,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use dir::{Dir, Ensured, Name};
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use nix::sys::stat::Mode;
 use rcgen::KeyPair;
 use time::OffsetDateTime;
 use tracing::{error, info, warn};
 
 use crate::Config;
+use crate::bootstrap::Token;
 use crate::certificate::{Authority, Pair, Purpose, ServerName, Stale, Validity, Wanted};
 use crate::identity::Identity;
 use crate::kubeconfig;
 use crate::renewal::{self, Expiry, Renewal};
-use crate::storage_identity::Lasting;
+use crate::requested::Lasting;
 
 const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
@@ -51,27 +52,39 @@ impl Credentials {
     /// [`PkiError`]: the disk, or a clock that is behind the authority's certificate.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&pki)
-            .map_err(|source| PkiError::Directory { path: pki.clone(), source })?;
-        let store = Store::open(&pki)?;
-
+        let store = Store::create(&pki)?;
         store.authority(&config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
-        for identity in Identity::ALL {
-            let path = |extension| file(&pki, identity.name(), extension);
-            let local =
-                kubeconfig::with_files("https://127.0.0.1:6443", &file(&pki, "ca", "crt"), &path("crt"), &path("key"));
-            store.write(&format!("{}.kubeconfig", identity.name()), &local, SECRET)?;
-        }
+        store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
         let wanted = servers(config).into_iter().chain(clients.map(|identity| identity.wanted(&config.node))).collect();
         let server = format!("https://{}:6443", config.address);
         let credentials = Self { pki, wanted, server, admin: Mutex::default() };
         credentials.renew(now)?;
         Ok(credentials)
+    }
+
+    /// Of a node that joins the cluster whose API server is at `server` (`HOST:PORT`) and whose authority has this
+    /// certificate, PEM. None of its certificates is made here: the node asks for them, see
+    /// [`Requested`](crate::Requested). Waits for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError::Directory`], [`PkiError::Disk`].
+    pub fn joining(config: &Config, server: &str, authority: &str) -> Result<Self, PkiError> {
+        let pki = config.paths.pki.clone();
+        let store = Store::create(&pki)?;
+        store.write("ca.crt", authority, PUBLIC)?;
+        let server = format!("https://{server}");
+        store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
+        Ok(Self { pki, wanted: Vec::new(), server, admin: Mutex::default() })
+    }
+
+    /// The certificate of the authority that the node trusts, PEM, if it has joined before. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError::Directory`], [`PkiError::Disk`].
+    pub fn authority(config: &Config) -> Result<Option<String>, PkiError> {
+        Store::create(&config.paths.pki)?.read("ca.crt")
     }
 
     /// Makes those certificates again whose time has come `now`, under a node that runs. The authority's is left alone,
@@ -136,6 +149,24 @@ impl Credentials {
         let path = self.kubeconfig(identity);
         let read = || async {
             let kubeconfig = Kubeconfig::read_from(&path)?;
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+        };
+        let config = read().await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
+        kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
+    }
+
+    /// A client that shows the bootstrap token, and no certificate.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the kubeconfig cannot be read or used.
+    pub(crate) async fn client_with(&self, token: &Token) -> Result<kube::Client, ClientError> {
+        let path = self.kubeconfig(Identity::Kubelet);
+        let read = || async {
+            let mut kubeconfig = Kubeconfig::read_from(&path)?;
+            let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
+            for named in &mut kubeconfig.auth_infos {
+                named.auth_info = Some(user.clone());
+            }
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
         };
         let config = read().await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
@@ -243,7 +274,6 @@ fn servers(config: &Config) -> [Wanted; 3] {
         ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"].map(dns).into();
     api.extend([[127, 0, 0, 1].into(), config.address].map(|address| ServerName::Ip(address.into())));
     api.extend(config.api_service().map(|address| ServerName::Ip(address.into())));
-    let kubelet = [dns(&config.node), ServerName::Ip(config.address.into())];
     [
         Wanted {
             name: "apiserver",
@@ -257,13 +287,19 @@ fn servers(config: &Config) -> [Wanted; 3] {
             organization: Some("system:masters"),
             purpose: Purpose::Client,
         },
-        Wanted {
-            name: "kubelet-server",
-            common_name: format!("system:node:{}", config.node),
-            organization: Some("system:nodes"),
-            purpose: Purpose::Server(kubelet.into()),
-        },
+        kubelet_server(config),
     ]
+}
+
+/// What kubelet serves with.
+pub(crate) fn kubelet_server(config: &Config) -> Wanted {
+    let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
+    Wanted {
+        name: "kubelet-server",
+        common_name: format!("system:node:{}", config.node),
+        organization: Some("system:nodes"),
+        purpose: Purpose::Server(names.into()),
+    }
 }
 
 /// The directory of the files.
@@ -272,6 +308,23 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Opens the directory, and makes it before if it is not there.
+    fn create(pki: &Path) -> Result<Self, PkiError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
+        made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;
+        Self::open(pki)
+    }
+
+    /// Kubeconfigs that name the files.
+    fn kubeconfigs(&self, pki: &Path, server: &str, identities: &[Identity]) -> Result<(), PkiError> {
+        for identity in identities {
+            let path = |extension| file(pki, identity.name(), extension);
+            let local = kubeconfig::with_files(server, &file(pki, "ca", "crt"), &path("crt"), &path("key"));
+            self.write(&format!("{}.kubeconfig", identity.name()), &local, SECRET)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn open(pki: &Path) -> Result<Self, PkiError> {
         Ok(Self { dir: Dir::open(pki)? })
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 
 use crate::certificate::{Stale, Validity};
-use crate::storage_identity::Lasting;
+use crate::requested::Lasting;
 
 /// What is to be done at some moment.
 #[derive(Clone, Debug, PartialEq, Eq)]

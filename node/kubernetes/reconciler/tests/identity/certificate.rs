@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::json;
-use services::{Config, IdentityError, StorageIdentity};
+use services::{Config, IdentityError, Requested};
 use supervisor::{Settings, Supervisor};
 
 use crate::storage::{FOREIGN_VOLUME, on, volume};
@@ -105,7 +105,7 @@ async fn kubelet(cluster: &Cluster, node: &str) -> Result<Client, Failure> {
 async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
-    let identity = StorageIdentity::new(cluster.config(), cluster.credentials());
+    let identity = Requested::storage(cluster.config(), cluster.credentials());
     let lasting = identity.ensure().await?;
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let count = async || Ok::<_, Failure>(requests.list(&kube::api::ListParams::default()).await?.items.len());
@@ -157,7 +157,7 @@ async fn nobody_gets_a_certificate_for_another_node(cluster: Arc<Cluster>) -> Re
 async fn a_node_that_asks_for_another_name_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let other = Config { node: "other".to_owned(), ..cluster.config().clone() };
-    let error = StorageIdentity::new(&other, cluster.credentials()).ensure().await.err();
+    let error = Requested::storage(&other, cluster.credentials()).ensure().await.err();
     let Some(IdentityError::Denied { why, .. }) = error else { panic!("wanted a denial, got {error:?}") };
     assert!(why.starts_with("OtherSubject: the subject has to be CN=granary:node:granary"), "{why}");
     approver.stop().await

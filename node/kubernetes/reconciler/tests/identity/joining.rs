@@ -5,6 +5,7 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -12,7 +13,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::json;
-use services::{BOOTSTRAP_NAMESPACE, Token, bootstrap_secret_name};
+use services::discovery::{self, AuthorityDigest};
+use services::{
+    BOOTSTRAP_NAMESPACE, Config, Credentials, Identity, IdentityError, Requested, Token, bootstrap_secret_name,
+};
+use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 
 use crate::Nodes;
@@ -24,6 +29,8 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("a_name_that_is_taken_is_not_given_again", a_name_that_is_taken_is_not_given_again)
         .case("a_token_ends_when_it_expires_or_is_deleted", a_token_ends_when_it_expires_or_is_deleted)
         .case("a_token_gives_no_other_rights", a_token_gives_no_other_rights)
+        .case("a_machine_becomes_a_node_and_renews_itself", a_machine_becomes_a_node_and_renews_itself)
+        .case("a_machine_that_cannot_join_is_told_why", a_machine_that_cannot_join_is_told_why)
 }
 
 /// A token for a node, which the API server accepts until then.
@@ -143,4 +150,78 @@ async fn a_token_gives_no_other_rights(cluster: Arc<Cluster>) -> Result<(), Fail
     crate::forbidden(Api::<Node>::all(client.clone()).list(&ListParams::default()).await);
     crate::forbidden(Api::<ConfigMap>::default_namespaced(client).list(&ListParams::default()).await);
     Ok(())
+}
+
+/// A machine that knows the API server's address and the digest of its authority.
+struct Machine {
+    config: Config,
+    credentials: Arc<Credentials>,
+    _disk: TempDir,
+}
+
+impl Machine {
+    async fn of(cluster: &Cluster, node: &str) -> Result<Self, Failure> {
+        let disk = TempDir::with_prefix("machine-")?;
+        let mut config = Config { node: node.to_owned(), address: [192, 0, 2, 7].into(), ..cluster.config().clone() };
+        config.paths.pki = disk.path().join("pki");
+        let known = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
+        let digest = AuthorityDigest::of_pem(&known).ok_or("no authority")?;
+        let shown = discovery::authority([127, 0, 0, 1].into(), 6443, digest).await?;
+        assert_eq!(shown.trim(), known.trim(), "what the API server shows is the cluster's authority");
+        let credentials = Arc::new(Credentials::joining(&config, "127.0.0.1:6443", &shown)?);
+        Ok(Self { config, credentials, _disk: disk })
+    }
+
+    fn kubelet(&self, token: Token) -> Requested {
+        Requested::kubelet(&self.config, &self.credentials, token)
+    }
+
+    /// Whom the API server takes kubelet for.
+    async fn user(&self) -> Result<Option<String>, Failure> {
+        let reviews = Api::<SelfSubjectReview>::all(self.credentials.client(Identity::Kubelet).await?);
+        let review = reviews.create(&PostParams::default(), &<_>::default()).await?;
+        Ok(review.status.and_then(|status| status.user_info?.username))
+    }
+}
+
+async fn a_machine_becomes_a_node_and_renews_itself(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let machine = Machine::of(&cluster, "joined").await?;
+    let token = token(&cluster, "joined", in_an_hour()).await?;
+    ask_eventually(&cluster, &token, "elsewhere").await?;
+    let kubelet = machine.kubelet(token.clone());
+    let lasting = kubelet.ensure().await?;
+    assert_eq!(machine.user().await?.as_deref(), Some("system:node:joined"));
+    assert_eq!(kubelet.ensure().await?, lasting, "it is kept");
+    Requested::kubelet_server(&machine.config, &machine.credentials).ensure().await?;
+    Requested::storage(&machine.config, &machine.credentials).ensure().await?;
+    for name in ["kubelet", "kubelet-server", "storage"] {
+        assert!(machine.config.paths.pki.join(name).with_extension("key").exists(), "{name}");
+    }
+    approver.stop().await
+}
+
+async fn a_machine_that_cannot_join_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let machine = Machine::of(&cluster, "stranger").await?;
+    let unknown = Token::generate()?;
+    let id = unknown.id().to_owned();
+    match machine.kubelet(unknown).ensure().await {
+        Err(IdentityError::Token { id: named }) => assert_eq!(named, id),
+        other => panic!("{other:?}"),
+    }
+    let of_another = token(&cluster, "another", in_an_hour()).await?;
+    ask_eventually(&cluster, &of_another, "another").await?;
+    match machine.kubelet(of_another).ensure().await {
+        Err(IdentityError::Denied { why, .. }) => {
+            assert!(why.contains("is for the node another, not for stranger"), "{why}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let left: Vec<_> = std::fs::read_dir(&machine.config.paths.pki)?.collect::<Result<_, _>>()?;
+    let keys = left.iter().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "key"));
+    assert_eq!(keys.count(), 0, "nothing is half-joined: {left:?}");
+    approver.stop().await
 }

@@ -1,4 +1,4 @@
-//! The certificate of the node's storage: asked for by the node, approved by the cluster, kept on the data disk.
+//! Certificates that a node does not make but asks for: approved by the cluster, kept on the data disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,12 +18,10 @@ use tokio::time::{sleep, timeout};
 use tracing::info;
 
 use crate::Config;
-use crate::certificate::{self, Pair, Stale, Validity, Wanted};
+use crate::bootstrap::Token;
+use crate::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
 use crate::identity::Identity;
-use crate::pki::{ClientError, Credentials, PkiError, Store};
-
-/// Signs certificates by which the API server knows its clients.
-const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+use crate::pki::{self, ClientError, Credentials, PkiError, Store};
 
 /// How long the cluster may take for an answer: at a first boot its controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -41,14 +39,35 @@ pub enum IdentityError {
     #[error("work on the files of certificates ended early")]
     Panicked(#[from] JoinError),
     /// The key, or the text of the request.
-    #[error("cannot make a key for the storage identity")]
-    Key(#[source] rcgen::Error),
-    /// kubelet's identity, which asks.
+    #[error("cannot make a key for the certificate {name}")]
+    Key {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Why not.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// The identity that asks.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The API server.
-    #[error("cannot ask for the storage identity's certificate")]
-    Ask(#[source] Box<kube::Error>),
+    #[error("cannot ask for the certificate {name}")]
+    Ask {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Why not.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The API server does not take the token.
+    #[error(
+        "the API server does not accept the bootstrap token {id}: it has expired, was deleted, or is another cluster's; \
+         make a new one for this node"
+    )]
+    Token {
+        /// The part that is no secret.
+        id: String,
+    },
     /// The watch of the request.
     #[error("cannot wait for the answer to the certificate signing request {request}")]
     Wait {
@@ -97,11 +116,14 @@ pub enum IdentityError {
     },
 }
 
-/// What this node asks for, and where it is kept.
-pub struct StorageIdentity {
+/// A certificate that the node asks for, and where it is kept.
+pub struct Requested {
     pki: PathBuf,
     wanted: Wanted,
+    signer: &'static str,
     credentials: Arc<Credentials>,
+    /// In whose name the first one is asked for. All others, and this without a token, in kubelet's.
+    token: Option<Token>,
     /// Kept over failures, so that a node which tries again does not ask again.
     asked: Mutex<Option<Asked>>,
 }
@@ -128,19 +150,37 @@ impl Lasting {
     }
 }
 
-impl StorageIdentity {
-    /// Of the node of the configuration.
-    pub fn new(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        Self {
-            pki: config.paths.pki.clone(),
-            wanted: Identity::Storage.wanted(&config.node),
-            credentials: Arc::clone(credentials),
-            asked: Mutex::default(),
-        }
+impl Requested {
+    /// Of the storage of the configuration's node: what [`Identity::Storage`] works with.
+    pub fn storage(config: &Config, credentials: &Arc<Credentials>) -> Self {
+        let wanted = Identity::Storage.wanted(&config.node);
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", None)
+    }
+
+    /// Of the kubelet of a node that joins: what [`Identity::Kubelet`] works with.
+    pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Token) -> Self {
+        let wanted = Identity::Kubelet.wanted(&config.node);
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Some(token))
+    }
+
+    /// Of the kubelet of a node that has joined, to serve with.
+    pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
+        Self::new(config, credentials, pki::kubelet_server(config), "kubernetes.io/kubelet-serving", None)
+    }
+
+    fn new(
+        config: &Config,
+        credentials: &Arc<Credentials>,
+        wanted: Wanted,
+        signer: &'static str,
+        token: Option<Token>,
+    ) -> Self {
+        let (pki, credentials) = (config.paths.pki.clone(), Arc::clone(credentials));
+        Self { pki, wanted, signer, credentials, token, asked: Mutex::default() }
     }
 
     /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
-    /// lasts is kept; otherwise the node asks for one with a new key, in kubelet's name, and waits for minutes.
+    /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes.
     /// Cancel-safe: what was asked for is waited for the next time.
     ///
     /// # Errors
@@ -151,12 +191,12 @@ impl StorageIdentity {
             Ok(lasting) => return Ok(lasting),
             Err(stale) => stale,
         };
-        let requests = Api::all(self.credentials.client(Identity::Kubelet).await?);
+        let requests = Api::all(self.asker(stale).await?);
         let (request, key) = match &*asked {
             Some(Asked { request, key }) => (request, key),
             None => {
                 let new = self.ask(&requests).await?;
-                info!(request = new.request, reason = %stale, "certificate of the storage identity asked for");
+                info!(name = self.wanted.name, request = new.request, reason = %stale, "certificate asked for");
                 let Asked { request, key } = asked.insert(new);
                 (&*request, &*key)
             }
@@ -175,8 +215,16 @@ impl StorageIdentity {
             Answer::Gone => return Err(IdentityError::Gone { request }),
         };
         let lasting = self.keep(Pair { certificate, key }, &request).await?;
-        info!(request, "certificate of the storage identity kept");
+        info!(name = self.wanted.name, request, "certificate kept");
         Ok(lasting)
+    }
+
+    /// Who asks. A kubelet whose certificate still counts renews it itself.
+    async fn asker(&self, stale: Stale) -> Result<kube::Client, ClientError> {
+        match &self.token {
+            Some(token) if stale != Stale::Expiring => self.credentials.client_with(token).await,
+            Some(_) | None => self.credentials.client(Identity::Kubelet).await,
+        }
     }
 
     async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
@@ -192,19 +240,25 @@ impl StorageIdentity {
     }
 
     async fn ask(&self, requests: &Api<CertificateSigningRequest>) -> Result<Asked, IdentityError> {
-        let (text, key) = certificate::request(&self.wanted).map_err(IdentityError::Key)?;
+        let name = self.wanted.name;
+        let (text, key) = certificate::request(&self.wanted).map_err(|source| IdentityError::Key { name, source })?;
         let request = CertificateSigningRequest {
-            metadata: ObjectMeta { generate_name: Some("granary-storage-".to_owned()), ..ObjectMeta::default() },
+            metadata: ObjectMeta { generate_name: Some(format!("granary-{name}-")), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {
                 request: ByteString(text.into_bytes()),
-                signer_name: SIGNER.to_owned(),
-                usages: Some(["client auth", "digital signature"].map(str::to_owned).into()),
+                signer_name: self.signer.to_owned(),
+                usages: Some(usages(&self.wanted.purpose).map(str::to_owned).into()),
                 ..CertificateSigningRequestSpec::default()
             },
             status: None,
         };
         let made = requests.create(&PostParams::default(), &request).await;
-        let made = made.map_err(|error| IdentityError::Ask(Box::new(error)))?;
+        let made = made.map_err(|error| match (error, &self.token) {
+            (kube::Error::Api(status), Some(token)) if status.code == 401 => {
+                IdentityError::Token { id: token.id().to_owned() }
+            }
+            (error, _) => IdentityError::Ask { name, source: Box::new(error) },
+        })?;
         Ok(Asked { request: made.name_any(), key })
     }
 
@@ -223,6 +277,13 @@ impl StorageIdentity {
         };
         let kept = spawn_blocking(keep).await??;
         kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })
+    }
+}
+
+const fn usages(purpose: &Purpose) -> [&'static str; 2] {
+    match purpose {
+        Purpose::Client => ["client auth", "digital signature"],
+        Purpose::Server(_) => ["digital signature", "server auth"],
     }
 }
 
@@ -302,7 +363,7 @@ mod tests {
 
     /// A node with its authority, and nobody who answers.
     struct Node {
-        identity: StorageIdentity,
+        identity: Requested,
         authority: Authority,
         store: Store,
         _scratch: tempfile::TempDir,
@@ -317,7 +378,7 @@ mod tests {
             let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
             let store = Store::open(&config.paths.pki).unwrap();
             let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), now).unwrap();
-            Self { identity: StorageIdentity::new(&config, &credentials), authority, store, _scratch: scratch }
+            Self { identity: Requested::storage(&config, &credentials), authority, store, _scratch: scratch }
         }
 
         /// A certificate that was signed so many days ago, for a year.
