@@ -1,5 +1,6 @@
 //! What the program can look at, and how it is asked for.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Leaves what was written by [`Check::Fill`] and [`Check::FillInodes`] behind.
@@ -103,6 +104,13 @@ pub enum Check {
         /// The signal's number; 0 sends nothing, and finds the program.
         number: i32,
     },
+    /// `fetch ADDRESS TARGET`: what a server answers to `GET TARGET`, by HTTP.
+    Fetch {
+        /// Where it listens.
+        address: SocketAddr,
+        /// Path and query.
+        target: String,
+    },
     /// `serve PORT`: makes checks for whoever asks over HTTP, until SIGTERM; see [`crate::serve`].
     Serve {
         /// Of all addresses of the container.
@@ -117,7 +125,8 @@ impl Check {
     /// The forms that [`Check::parse`] takes, for who has to correct one.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
-         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, serve PORT";
+         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, \
+         fetch ADDRESS TARGET, serve PORT";
 
     /// Reads its words; `None` if one is unknown, or one too many or too few.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
@@ -139,6 +148,7 @@ impl Check {
             ["demo", path, text] => Self::Demo { path: path.into(), text: text.to_owned() },
             ["volumes", path] => Self::Volumes { path: path.into() },
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
+            ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
             ["serve", port] => Self::Serve { port: port.parse().ok()? },
             _ => return None,
         };
@@ -174,6 +184,7 @@ impl Check {
             Self::Demo { path, text } => with_text("demo", path, text),
             Self::Volumes { path } => with_path("volumes", path),
             Self::Signal { program, number } => vec!["signal".to_owned(), program.clone(), number.to_string()],
+            Self::Fetch { address, target } => vec!["fetch".to_owned(), address.to_string(), target.clone()],
             Self::Serve { port } => vec!["serve".to_owned(), port.to_string()],
         }
     }
@@ -183,6 +194,7 @@ impl Check {
 pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::IpAddr;
 
     pub(crate) fn any_check() -> impl Strategy<Value = Check> {
         let path = || "/[a-z]{1,8}".prop_map(PathBuf::from);
@@ -203,6 +215,8 @@ pub(crate) mod tests {
             (path(), text()).prop_map(|(path, text)| Check::Demo { path, text }),
             path().prop_map(|path| Check::Volumes { path }),
             ("[a-z-]{1,9}", any::<i32>()).prop_map(|(program, number)| Check::Signal { program, number }),
+            (any::<IpAddr>(), any::<u16>(), text())
+                .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
             any::<u16>().prop_map(|port| Check::Serve { port }),
         ]
     }
@@ -225,7 +239,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_word_stands_in_the_forms() {
-        for word in ["try-write", "fill-inodes", "signal", "serve"] {
+        for word in ["try-write", "fill-inodes", "signal", "fetch", "serve"] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

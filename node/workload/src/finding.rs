@@ -36,6 +36,8 @@ pub enum Finding {
     Volumes(Volumes),
     /// Of `signal`.
     Signal(Signalled),
+    /// Of `fetch`.
+    Fetch(Text),
     /// Of `serve`, at its end.
     Serve,
 }
@@ -98,7 +100,7 @@ pub struct FillInodes {
     pub full: Space,
 }
 
-/// A small file.
+/// A small file, or an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Text {

@@ -20,6 +20,7 @@ mod content;
 mod demo;
 mod device;
 mod error;
+mod fetch;
 mod file;
 mod fill;
 mod finding;
@@ -58,6 +59,7 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Demo { path, text } => demo::run(path, text).map(Finding::Demo),
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
+        Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
         Check::Serve { port } => serve::run(*port).map(|()| Finding::Serve),
     }
 }

@@ -135,9 +135,12 @@ impl Pod {
         Self { of_the_node: true, restarts: true, ..self }
     }
 
-    /// As the API takes it.
+    /// As the API takes it, with its name as the label `pod`.
     pub(crate) fn object(&self) -> Result<core::Pod, serde_json::Error> {
-        serde_json::from_value(json!({"metadata": {"name": self.name}, "spec": self.spec()}))
+        serde_json::from_value(json!({
+            "metadata": {"name": self.name, "labels": {"pod": self.name}},
+            "spec": self.spec(),
+        }))
     }
 
     /// The specification alone, as templates of pods have it.

@@ -3,6 +3,7 @@
 use crate::pod::PORT;
 use crate::{Case, Failure};
 use serde::de::DeserializeOwned;
+use std::net::SocketAddr;
 use std::path::Path;
 use workload::{Check, Checksum, Device, Fill, FillInodes, Inspect, Paint, Scan, Text, Tried, serve};
 
@@ -126,6 +127,14 @@ impl Server {
     /// As [`Server::ask`].
     pub async fn direct(&self, path: impl AsRef<Path>) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::Direct { path: path.as_ref().into() }).await?.errno)
+    }
+
+    /// See [`Check::Fetch`].
+    ///
+    /// # Errors
+    /// As [`Server::ask`].
+    pub async fn fetch(&self, address: SocketAddr, target: &str) -> Result<String, Failure> {
+        Ok(self.ask::<Text>(&Check::Fetch { address, target: target.to_owned() }).await?.text)
     }
 
     /// Deletes the pod and waits until it is gone.
