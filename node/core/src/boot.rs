@@ -94,6 +94,9 @@ pub enum BootError {
     /// The pods' network has no room for a node's part.
     #[error("the network {0} of pods has no room for a node")]
     Pods(services::Network),
+    /// Those of the cluster are others.
+    #[error("cannot run the cluster in its networks")]
+    Networks(#[from] services::networks::NetworksError),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] services::PkiError),
@@ -187,8 +190,11 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
     };
     let keeper = timekeeping::start(&time_servers).await;
     let wanted = services.clone();
-    let credentials =
-        tokio::task::spawn_blocking(move || Credentials::ensure(&wanted, OffsetDateTime::now_utc())).await??;
+    let prepare = move || {
+        services::networks::keep(&wanted)?;
+        Ok::<_, BootError>(Credentials::ensure(&wanted, OffsetDateTime::now_utc())?)
+    };
+    let credentials = tokio::task::spawn_blocking(prepare).await??;
     let credentials = Arc::new(credentials);
     let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
     let registry = Registry::new();

@@ -45,6 +45,7 @@ mod kubeconfig;
 pub mod kubelet;
 mod lines;
 mod network;
+pub mod networks;
 mod pki;
 mod program;
 pub mod proxy;

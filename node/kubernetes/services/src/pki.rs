@@ -309,7 +309,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the directory, and makes it before if it is not there.
-    fn create(pki: &Path) -> Result<Self, PkiError> {
+    pub(crate) fn create(pki: &Path) -> Result<Self, PkiError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
         made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;
         Self::open(pki)
@@ -392,7 +392,7 @@ impl Store {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }
 
-    fn write(&self, name: &str, content: &str, mode: Mode) -> Result<(), PkiError> {
+    pub(crate) fn write(&self, name: &str, content: &str, mode: Mode) -> Result<(), PkiError> {
         if self.read(name)?.as_deref() == Some(content) {
             return Ok(());
         }
