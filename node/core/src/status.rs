@@ -82,7 +82,7 @@ pub async fn run(cx: Context, own: Ipv4Addr, facts: Facts) -> Result<(), ListenE
     let node = Arc::new(Node { tree: cx.clone(), facts });
     tokio::select! {
         () = cx.cancelled() => {}
-        () = status::serve(&listener, own, node) => {}
+        () = status::serve(&listener, status::Audience::Node(own), node) => {}
     }
     Ok(())
 }
@@ -97,7 +97,7 @@ impl Source for Node {
         status::services(&self.tree.tree())
     }
 
-    fn page(&self) -> Page {
+    fn page(&self) -> Option<Page> {
         let Facts { node, volumes, recent, keeper, certificates, kubernetes, .. } = &self.facts;
         let storage = Found::look(&**volumes).map(|found| found.told(orphans(&self.gather())));
         let storage = storage.inspect_err(|error| {
@@ -105,7 +105,7 @@ impl Source for Node {
             warn!(error, "the disk cannot be looked at, the status page is without it");
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Page {
+        Some(Page {
             node: node.clone(),
             now,
             uptime: Duration::from_millis(uptime_ms()),
@@ -115,7 +115,7 @@ impl Source for Node {
             clock: clock(keeper),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),
-        }
+        })
     }
 
     fn metrics(&self) -> Result<String, BoxError> {
@@ -300,7 +300,7 @@ mod tests {
                 Ok::<_, ListenError>(())
             }
         });
-        let page = Node { tree: tree.await.unwrap(), facts }.page();
+        let page = Node { tree: tree.await.unwrap(), facts }.page().unwrap();
         root.stop(Duration::from_secs(5)).await.unwrap();
         page
     }

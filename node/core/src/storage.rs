@@ -54,7 +54,9 @@ impl Storage {
         let budget = data.budget()?;
         // More than the disk has leaves nothing for volumes.
         let reserve = budget.reserve().checked_add(config.keep_free).unwrap_or(Bytes::new(u64::MAX));
-        let settings = volume::Settings { reserve, overcommit: config.overcommit, other_projects: projects(&data)? };
+        let other_projects = projects(&data)?;
+        let settings =
+            volume::Settings { reserve, overcommit: config.overcommit, other_projects, ..volume::Settings::default() };
         let volumes = Store::open(&data.open(|data| &data.volumes)?, settings)?;
         Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }

@@ -12,7 +12,8 @@
 //! [`serve`] answers requests from a [`Source`], which only the node's program can be. [`Recent`] keeps the last
 //! warnings of the log.
 //!
-//! It only reads, and refuses to be asked by anybody who is not on the node: a page names the claims of all tenants.
+//! It only reads, and a node refuses to be asked by anybody who is not on it ([`Audience`]): a page names the claims of
+//! all tenants.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -28,4 +29,4 @@ pub use model::{
     Volume, not_ready, services,
 };
 pub use recent::{Recent, Severity, Warning};
-pub use server::{Source, serve};
+pub use server::{Audience, Source, serve};

@@ -54,8 +54,8 @@ pub trait Source: Send + Sync + 'static {
     /// The services, at once.
     fn services(&self) -> Vec<Service>;
 
-    /// Everything. May wait for the disk.
-    fn page(&self) -> Page;
+    /// Everything. May wait for the disk. `None` of a source that has only numbers: there is no such path then.
+    fn page(&self) -> Option<Page>;
 
     /// The metrics as Prometheus' text. May wait for the disk.
     ///
@@ -64,16 +64,24 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self) -> Result<String, BoxError>;
 }
 
-/// Answers those who are on the node: from loopback or from the node's `own` address. Never returns; dropped, it drops
-/// its connections.
-pub async fn serve(listener: &TcpListener, own: Ipv4Addr, source: Arc<dyn Source>) {
+/// Who is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Those who are on the node: from loopback or from this address, the node's own.
+    Node(Ipv4Addr),
+    /// Whoever reaches the port: it is a pod's, and the cluster's network says who does.
+    Everybody,
+}
+
+/// Answers the audience. Never returns; dropped, it drops its connections.
+pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn Source>) {
     let server = Arc::new(Server { source, looks: Arc::new(Semaphore::new(LOOKS)) });
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, peer)) if is_of_the_node(peer.ip(), own) => {
+                Ok((stream, peer)) if audience.has(peer.ip()) => {
                     connections.spawn(converse(stream, Arc::clone(&server)));
                 }
                 Ok((_, peer)) => debug!(%peer, "status refused to somebody who is not on the node"),
@@ -86,8 +94,13 @@ pub async fn serve(listener: &TcpListener, own: Ipv4Addr, source: Arc<dyn Source
     }
 }
 
-fn is_of_the_node(peer: IpAddr, own: Ipv4Addr) -> bool {
-    peer.is_loopback() || peer == IpAddr::V4(own)
+impl Audience {
+    fn has(self, peer: IpAddr) -> bool {
+        match self {
+            Self::Node(own) => peer.is_loopback() || peer == IpAddr::V4(own),
+            Self::Everybody => true,
+        }
+    }
 }
 
 /// One request, one answer.
@@ -126,14 +139,14 @@ impl Server {
         match path {
             "/healthz" => Answer::text(StatusCode::OK, "ok\n"),
             "/readyz" => readiness(&self.source.services()),
-            "/metrics" => self.look(METRICS, |source| source.metrics()).await,
-            _ if json => self.look(JSON, |source| Ok(source.page().json()?)).await,
-            _ => self.look(HTML, |source| Ok(source.page().html())).await,
+            "/metrics" => self.look(METRICS, |source| source.metrics().map(Some)).await,
+            _ if json => self.look(JSON, |source| Ok(source.page().map(|page| page.json()).transpose()?)).await,
+            _ => self.look(HTML, |source| Ok(source.page().map(|page| page.html()))).await,
         }
     }
 
     /// In a thread of its own. A source that panics is an answer too.
-    async fn look(&self, kind: &'static str, look: fn(&dyn Source) -> Result<String, BoxError>) -> Answer {
+    async fn look(&self, kind: &'static str, look: fn(&dyn Source) -> Result<Option<String>, BoxError>) -> Answer {
         let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() else {
             return Answer::text(StatusCode::SERVICE_UNAVAILABLE, "others ask already; the disk may be slow\n");
         };
@@ -144,7 +157,8 @@ impl Server {
             look(&*source)
         });
         match looked.await {
-            Ok(Ok(body)) => Answer { status: StatusCode::OK, kind, body },
+            Ok(Ok(Some(body))) => Answer { status: StatusCode::OK, kind, body },
+            Ok(Ok(None)) => Answer::text(StatusCode::NOT_FOUND, "there are /metrics, /readyz, /healthz\n"),
             Ok(Err(error)) => {
                 warn!(error = &*error, "cannot tell the node's status");
                 Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "this failed; the log says why\n")
@@ -237,8 +251,9 @@ mod tests {
             }]
         }
 
-        fn page(&self) -> Page {
-            Page {
+        fn page(&self) -> Option<Page> {
+            let only_numbers = self.state == State::Stopped;
+            (!only_numbers).then(|| Page {
                 node: "granary".into(),
                 now: Duration::ZERO,
                 uptime: Duration::ZERO,
@@ -248,7 +263,7 @@ mod tests {
                 clock: Clock::Alone,
                 certificates: Vec::new(),
                 warnings: Vec::new(),
-            }
+            })
         }
 
         fn metrics(&self) -> Result<String, BoxError> {
@@ -277,7 +292,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::select! {
-            () = serve(&listener, Ipv4Addr::new(192, 0, 2, 1), Arc::new(node)) => unreachable!("it never returns"),
+            () = serve(&listener, Audience::Node(Ipv4Addr::new(192, 0, 2, 1)), Arc::new(node)) => unreachable!("it never returns"),
             found = client(address) => found,
         }
     }
@@ -375,10 +390,23 @@ mod tests {
     #[test]
     fn pods_and_other_machines_are_not_answered() {
         let own = Ipv4Addr::new(10, 0, 2, 15);
-        assert!(is_of_the_node(IpAddr::V4(own), own));
-        assert!(is_of_the_node(IpAddr::V4(Ipv4Addr::LOCALHOST), own));
+        let node = Audience::Node(own);
+        assert!(node.has(IpAddr::V4(own)));
+        assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
         for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
-            assert!(!is_of_the_node(IpAddr::from(other), own), "{other:?}");
+            assert!(!node.has(IpAddr::from(other)), "{other:?}");
+            assert!(Audience::Everybody.has(IpAddr::from(other)), "{other:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_source_of_numbers_has_no_page() {
+        for target in ["/statusz", "/statusz.json"] {
+            let answer = answered(State::Stopped, &get(target)).await;
+            assert!(
+                answer.starts_with("HTTP/1.1 404 ") && answer.ends_with("/metrics, /readyz, /healthz\n"),
+                "{answer}"
+            );
         }
     }
 }

@@ -34,6 +34,8 @@ const BATCH: u32 = 32;
 #[derive(Debug)]
 pub struct Allocator {
     dir: Directory,
+    /// What a new counter starts with.
+    first: ProjectId,
     reserved: Mutex<Reserved>,
 }
 
@@ -52,10 +54,19 @@ impl Allocator {
     /// # Errors
     /// [`AllocateError::Fs`]: not an XFS with project quotas; [`AllocateError::Counter`].
     pub fn open(dir: impl AsFd) -> Result<Self, AllocateError> {
+        Self::open_from(dir, ProjectId::FIRST)
+    }
+
+    /// The same on a file system where other programs hand out IDs too: a counter that is new starts at `first`. Most
+    /// programs start at 1 or a little above, and some do not look whether an ID is in use.
+    ///
+    /// # Errors
+    /// As [`Allocator::open`].
+    pub fn open_from(dir: impl AsFd, first: ProjectId) -> Result<Self, AllocateError> {
         let dir = Directory::reopen(dir.as_fd())?;
         FileSystem::of(&dir)?;
         open_counter(&dir)?;
-        Ok(Self { dir, reserved: Mutex::new(Reserved { ids: 0..0, process: 0 }) })
+        Ok(Self { dir, first, reserved: Mutex::new(Reserved { ids: 0..0, process: 0 }) })
     }
 
     /// An ID that nobody had before.
@@ -85,7 +96,7 @@ impl Allocator {
             // The name of a new counter must not be lost after an ID was given away.
             nix::unistd::fsync(&self.dir).map_err(FsError::system("fsync"))?;
         }
-        let Counter(next) = Counter::parse(&text[..length]).ok_or(AllocateError::Damaged { file: FILE })?;
+        let Counter(next) = Counter::parse(&text[..length], self.first).ok_or(AllocateError::Damaged { file: FILE })?;
         let taken_from = |id| fs.next_quota(id).map(|found| found.map(|quota| quota.id));
         let batch = free_batch(next, taken_from)?.ok_or(AllocateError::Exhausted)?;
         // Fewer bytes than a sector, always at the same place: this write happens or it does not.
@@ -127,9 +138,9 @@ impl Counter {
     const SIZE: usize = 11;
 
     /// An empty file is a new one.
-    fn parse(text: &[u8]) -> Option<Self> {
+    fn parse(text: &[u8], first: ProjectId) -> Option<Self> {
         if text.is_empty() {
-            return Some(Self(1));
+            return Some(Self(first.get()));
         }
         let digits = text.strip_suffix(b"\n").filter(|digits| digits.len() + 1 == Self::SIZE)?;
         if !digits.iter().all(u8::is_ascii_digit) {
@@ -210,9 +221,15 @@ mod tests {
         for text in
             ["0000000000\n", "1\n", "0000000001", "000000000x\n", "9999999999\n", "+000000001\n", "0000000001\n\n"]
         {
-            assert_eq!(Counter::parse(text.as_bytes()), None, "{text:?}");
+            assert_eq!(Counter::parse(text.as_bytes(), ProjectId::FIRST), None, "{text:?}");
         }
-        assert_eq!(Counter::parse(b""), Some(Counter(1)));
+    }
+
+    #[test]
+    fn only_a_new_counter_starts_where_it_is_told() {
+        let first = ProjectId::new(1 << 20).unwrap();
+        assert_eq!(Counter::parse(b"", first), Some(Counter(1 << 20)));
+        assert_eq!(Counter::parse(b"0000000033\n", first), Some(Counter(33)));
     }
 
     proptest! {
@@ -230,13 +247,13 @@ mod tests {
 
         #[test]
         fn a_written_counter_is_read_back(next in 1_u32..) {
-            prop_assert_eq!(Counter::parse(&Counter(next).text()), Some(Counter(next)));
+            prop_assert_eq!(Counter::parse(&Counter(next).text(), ProjectId::MAX), Some(Counter(next)));
             prop_assert_eq!(Counter(next).text().len(), Counter::SIZE);
         }
 
         #[test]
         fn no_content_of_the_file_makes_reading_panic(text: Vec<u8>) {
-            let _ = Counter::parse(&text);
+            let _ = Counter::parse(&text, ProjectId::FIRST);
         }
     }
 }

@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 pub struct ProjectId(NonZeroU32);
 
 impl ProjectId {
+    /// The smallest ID there is.
+    pub const FIRST: Self = Self(NonZeroU32::MIN);
+
     /// The largest ID there is.
     pub const MAX: Self = Self(NonZeroU32::new(u32::MAX - 1).unwrap());
 

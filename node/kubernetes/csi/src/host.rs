@@ -116,9 +116,6 @@ pub struct ReadyError(#[from] pub(crate) volume::LookError);
 /// Nothing can be said about a volume or its target.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
-    /// kubelet's own directory cannot be opened.
-    #[error("cannot open kubelet's directory")]
-    Kubelet(#[source] Errno),
     /// The volume's directory cannot be opened.
     #[error(transparent)]
     Volume(volume::OpenError),

@@ -40,7 +40,7 @@ pub use host::{
 };
 pub use leftovers::{LeftoversError, remove_empty_volume_data};
 pub use plan::{Device, Elsewhere, Refusal, Seen, Shape, Step, Target, Volume};
-pub use plugin::{Plugin, RunError, Settings};
+pub use plugin::{Plugin, RunError, Settings, Start};
 pub use registration::RegisterError;
 pub use request::{Mode, PathError, Purpose, Question, Range, RequestError, Sharing, TargetPath};
 pub use server::ServeError;

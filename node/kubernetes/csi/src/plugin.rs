@@ -39,6 +39,8 @@ pub struct Settings {
     pub version: String,
     /// The only user that may connect.
     pub peer: Uid,
+    /// What kubelet does when the plugin starts.
+    pub start: Start,
     /// How long kubelet may take to register the plugin before it is asked again.
     pub patience: Duration,
     /// How often it is looked whether the sockets are still in their places.
@@ -55,11 +57,21 @@ impl Settings {
             node: node.into(),
             version: version.into(),
             peer: Uid::from_raw(0),
+            start: Start::BeforeKubelet,
             patience: Duration::from_secs(30),
             look: Duration::from_secs(5),
             grace: Duration::from_secs(5),
         }
     }
+}
+
+/// Whether kubelet runs when the plugin starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// It does not, as on a node of ours: what a power cut left in its directory is removed first.
+    BeforeKubelet,
+    /// It does: a file that it is writing may be as empty as one that a power cut left, and both are left alone.
+    BesideKubelet,
 }
 
 /// The plugin ended.
@@ -99,14 +111,17 @@ impl<H: Host> Plugin<H> {
         Ok(Self { settings, host, turns: Turns::default(), metrics, again: Notify::new(), swept: OnceCell::new() })
     }
 
-    /// The whole plugin as a supervised service, to be started before kubelet: removes what a power cut left, detaches
+    /// The whole plugin as a supervised service: removes what a power cut left if kubelet does not run yet, detaches
     /// loop devices that no target has, then serves both sockets. Healthy when kubelet can find it.
     ///
     /// # Errors
     /// [`RunError`].
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), RunError> {
         // Before kubelet runs, and not again when this service restarts: what kubelet is writing is empty for a moment.
-        self.swept.get_or_try_init(|| self.sweep()).await?;
+        match self.settings.start {
+            Start::BeforeKubelet => drop(self.swept.get_or_try_init(|| self.sweep()).await?),
+            Start::BesideKubelet => {}
+        }
         self.release().await?;
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;

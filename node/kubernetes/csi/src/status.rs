@@ -155,8 +155,7 @@ fn of_failure(failure: &Failure) -> Code {
 fn of_look(error: &LookError) -> Code {
     match error {
         LookError::Link { .. } => Code::InvalidArgument,
-        LookError::Kubelet(_)
-        | LookError::Volume(_)
+        LookError::Volume(_)
         | LookError::Volumes(_)
         | LookError::Image(_)
         | LookError::Size(_)

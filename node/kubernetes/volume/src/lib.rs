@@ -34,6 +34,7 @@ mod plan;
 mod record;
 mod request;
 mod seen;
+mod settings;
 mod store;
 mod survey;
 mod turns;
@@ -47,7 +48,8 @@ pub use plan::{Refusal, Step};
 pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
 pub use request::Request;
 pub use seen::Where;
-pub use store::{Settings, Store};
+pub use settings::{Neighbours, Settings};
+pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
 
 /// The name of the CSI driver and provisioner, everywhere.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dir::{Dir, Ensured, Mode};
-use fsquota::{Allocator, FsError, ProjectId, Quotas};
+use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
 use nix::errno::Errno;
 use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
@@ -21,22 +21,12 @@ use crate::ledger::{Disk, Space};
 use crate::plan::{self, Refusal, Step};
 use crate::record::{Record, RecordError, State};
 use crate::seen::{Limits, Place, Seen};
+use crate::settings::{Neighbours, Settings};
 use crate::turns::Turns;
-use crate::{Announced, Opened, Overcommit, Request, VolumeId, fixed, image};
+use crate::{Announced, Opened, Request, VolumeId, fixed, image};
 
 /// Directories of the store itself.
 const PRIVATE: Mode = Mode::S_IRWXU;
-
-/// How much of the disk volumes may have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// Kept for what else lives on the data disk.
-    pub reserve: Bytes,
-    /// How many times its size the disk may promise.
-    pub overcommit: Overcommit,
-    /// Projects of the same file system that are no volumes, and no [strays](Store::strays).
-    pub other_projects: BTreeSet<ProjectId>,
-}
 
 /// The volumes of one data disk. There is one in a process, and one process for a disk.
 ///
@@ -55,6 +45,8 @@ pub struct Store {
     pub(crate) settings: Settings,
     /// The size of the file system when it was asked for last. It only grows.
     size: AtomicU64,
+    /// What [strangers](Neighbours::Strangers) used then.
+    others: AtomicU64,
     index: Mutex<Index>,
     turns: Turns,
 }
@@ -66,7 +58,7 @@ impl Store {
     /// # Errors
     /// [`StartError`]: nothing can be served.
     pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
-        let projects = Allocator::open(volumes)?;
+        let projects = Allocator::open_from(volumes, settings.neighbours.first_project())?;
         if let Some(project) = fsquota::project(volumes)? {
             return Err(StartError::Project { project });
         }
@@ -88,10 +80,10 @@ impl Store {
             quotas: Arc::new(Quotas::open(volumes)?),
             settings,
             size: AtomicU64::new(0),
+            others: AtomicU64::new(0),
             index: Mutex::default(),
             turns: Turns::default(),
         };
-        store.measure()?;
         let mut index = Index::default();
         for (id, (home, record)) in store.files.load()? {
             match record {
@@ -105,6 +97,7 @@ impl Store {
             index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
         }
         *store.index() = index;
+        store.measure()?;
         // Whatever an earlier process did, announcements and limits too, is on the disk from here on.
         fsquota::sync(volumes)?;
         Ok(store)
@@ -531,14 +524,35 @@ impl Store {
     }
 
     pub(crate) fn measure(&self) -> Result<Disk, LookError> {
+        // First: what is written meanwhile counts as somebody else's, for once, and not as free.
+        let own = match self.settings.neighbours {
+            Neighbours::Limited => None,
+            Neighbours::Strangers => Some(self.used()?),
+        };
         let stat = fstatvfs(self.live.as_fd()).map_err(LookError::Size)?;
-        self.size.store(stat.blocks().saturating_mul(stat.fragment_size()), Ordering::Relaxed);
+        let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.fragment_size()));
+        self.size.store(bytes(stat.blocks()).get(), Ordering::Relaxed);
+        if let Some(own) = own {
+            let all = bytes(stat.blocks().saturating_sub(stat.blocks_free()));
+            self.others.store(all.saturating_sub(own).get(), Ordering::Relaxed);
+        }
         Ok(self.disk())
+    }
+
+    /// What the volumes use, their inodes included.
+    fn used(&self) -> Result<Bytes, FsError> {
+        let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
+        self.quotas.report().try_fold(Bytes::ZERO, |sum, quota| {
+            let Quota { id, used, .. } = quota?;
+            let taken = used.bytes.saturating_add(crate::record::inodes(used.inodes));
+            Ok(if own.contains(&id) { sum.saturating_add(taken) } else { sum })
+        })
     }
 
     fn disk(&self) -> Disk {
         let Settings { reserve, overcommit, .. } = self.settings;
-        Disk { size: Bytes::new(self.size.load(Ordering::Relaxed)), reserve, overcommit }
+        let [size, others] = [&self.size, &self.others].map(|kept| Bytes::new(kept.load(Ordering::Relaxed)));
+        Disk { size, reserve: reserve.saturating_add(others), overcommit }
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {

@@ -1,7 +1,7 @@
 //! What there is, for everybody who wants to know.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use dir::{Dir, Name};
 use fsquota::{FsError, ProjectId, Usage};
@@ -106,7 +106,8 @@ impl Store {
         known.volumes.extend(after.volumes);
         known.projects.extend(after.projects);
         found.directories.retain(|(_, name)| !known.has(name));
-        found.projects.retain(|project| !known.projects.contains(project));
+        let first = self.settings.neighbours.first_project();
+        found.projects.retain(|project| *project >= first && !known.projects.contains(project));
         Ok(found)
     }
 
@@ -162,6 +163,11 @@ impl Store {
             Entry::Known(known) if known.record.project == project => Some(id.clone()),
             Entry::Known(_) | Entry::Closed { .. } => None,
         }))
+    }
+
+    /// A directory of the file system that the volumes are on, to ask the kernel about that.
+    pub fn file_system(&self) -> BorrowedFd<'_> {
+        self.live.as_fd()
     }
 
     /// How often the log was forced so far: less often than volumes were made, if many were made at once.

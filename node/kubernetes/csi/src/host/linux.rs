@@ -74,7 +74,7 @@ const BUSY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl Linux {
-    /// `kubelet` is kubelet's root directory. It lies on the file system that the volumes are on.
+    /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
         Self { kubelet: kubelet.into(), volumes, nodes: Arc::default() }
     }
@@ -136,16 +136,65 @@ impl Linux {
         Ok(false)
     }
 
+    /// The device numbers of the volumes' file system.
+    fn disk(&self) -> Result<(u32, u32), LookError> {
+        Ok(mount::identity(self.volumes.file_system())?.device)
+    }
+
     /// The devices that stand on files of the volumes' disk, and stay.
     fn on_disk(&self) -> Result<Vec<Attached>, LookError> {
-        let kubelet = open(&self.kubelet, DIRECTORY).map_err(LookError::Kubelet)?;
-        let disk = mount::identity(&kubelet)?.device;
+        let disk = self.disk()?;
         let mut found = loopdev::list()?;
         found.retain(|device| match device.status.backing {
             Backing::File(FileId { device: on, .. }) => (on.major, on.minor) == disk && !device.status.config.autoclear,
             Backing::Device(_) => false,
         });
         Ok(found)
+    }
+
+    /// What is at a target.
+    fn at_target(
+        &self,
+        parent: &OwnedFd,
+        name: &Name,
+        volume: Option<&volume::Opened>,
+        image: Option<&Image>,
+    ) -> Result<Target, LookError> {
+        let target = match resolve(parent, Path::new(name.as_os_str()), HANDLE) {
+            Ok(target) => target,
+            Err(Errno::ENOENT) => return Ok(Target::Absent),
+            Err(errno) => return Err(LookError::Target(errno)),
+        };
+        let place = mount::at(&target)?;
+        // Nobody else mounts parts of the volumes' file system on a target.
+        Ok(match (place.mounted, place.kind) {
+            (None, Kind::Directory) => Target::Bare(Shape::Directory),
+            (None, Kind::File) if place.size == 0 => Target::Bare(Shape::File),
+            (None, _) => Target::Obstructed,
+            (Some(attributes), Kind::Directory) => match volume {
+                Some(volume) if image.is_none() && mount::identity(volume.dir())? == place.identity => {
+                    Target::Published(attributes)
+                }
+                _ if self.disk()? == place.identity.device => Target::OtherVolume,
+                _ => Target::Foreign,
+            },
+            (Some(attributes), Kind::BlockDevice(..)) => match block::look(&target)? {
+                // The device decides what can be written, whatever the mount says.
+                block::Node::Attached { backing, read_only, .. }
+                    if image.is_some_and(|image| image.backing == backing) =>
+                {
+                    Target::Published(Attributes { read_only, ..attributes })
+                }
+                block::Node::Attached { backing: Backing::File(FileId { device: on, .. }), .. }
+                    if (on.major, on.minor) == self.disk()? =>
+                {
+                    Target::OtherVolume
+                }
+                block::Node::Attached { .. } | block::Node::Gone => Target::Stale,
+                block::Node::Other => Target::Foreign,
+            },
+            (Some(_), Kind::File | Kind::Link | Kind::Other) => Target::Foreign,
+        })
     }
 
     /// Finds the devices of a block volume, as far as the purpose needs them.
@@ -197,7 +246,7 @@ impl Host for Linux {
         let (volume, opened, image) = self.open(id, access)?;
         let parent = Self::parent(target)?;
         let there = match &parent {
-            Some(parent) => at_target(parent, target.name(), opened.as_ref(), image.as_ref())?,
+            Some(parent) => self.at_target(parent, target.name(), opened.as_ref(), image.as_ref())?,
             None => Target::NoParent,
         };
         let there = match (&parent, there, volume) {
@@ -270,7 +319,7 @@ impl Host for Linux {
         let _looking = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
         let (volume, opened, image) = self.open(id, Access::ReadOnly)?;
         let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: Found::Nothing }) };
-        let there = at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
+        let there = self.at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
         let found = match (volume, there, &image) {
             (Volume::Damaged, Target::OtherVolume | Target::Stale, _) => Found::Unusable,
             (Volume::Known(Mode::Block), Target::Published(_) | Target::Stale, Some(image)) => {
@@ -343,48 +392,6 @@ pub(super) fn open(path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
 pub(super) fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
     let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     openat2(beneath, path, OpenHow::new().flags(flags).resolve(scope))
-}
-
-fn at_target(
-    parent: &OwnedFd,
-    name: &Name,
-    volume: Option<&volume::Opened>,
-    image: Option<&Image>,
-) -> Result<Target, LookError> {
-    let target = match resolve(parent, Path::new(name.as_os_str()), HANDLE) {
-        Ok(target) => target,
-        Err(Errno::ENOENT) => return Ok(Target::Absent),
-        Err(errno) => return Err(LookError::Target(errno)),
-    };
-    let place = mount::at(&target)?;
-    // Volumes and targets are on one file system, and nobody else mounts parts of it on a target.
-    let disk = || mount::identity(parent).map(|parent| parent.device);
-    Ok(match (place.mounted, place.kind) {
-        (None, Kind::Directory) => Target::Bare(Shape::Directory),
-        (None, Kind::File) if place.size == 0 => Target::Bare(Shape::File),
-        (None, _) => Target::Obstructed,
-        (Some(attributes), Kind::Directory) => match volume {
-            Some(volume) if image.is_none() && mount::identity(volume.dir())? == place.identity => {
-                Target::Published(attributes)
-            }
-            _ if disk()? == place.identity.device => Target::OtherVolume,
-            _ => Target::Foreign,
-        },
-        (Some(attributes), Kind::BlockDevice(..)) => match block::look(&target)? {
-            // The device decides what can be written, whatever the mount says.
-            block::Node::Attached { backing, read_only, .. } if image.is_some_and(|image| image.backing == backing) => {
-                Target::Published(Attributes { read_only, ..attributes })
-            }
-            block::Node::Attached { backing: Backing::File(FileId { device: on, .. }), .. }
-                if (on.major, on.minor) == disk()? =>
-            {
-                Target::OtherVolume
-            }
-            block::Node::Attached { .. } | block::Node::Gone => Target::Stale,
-            block::Node::Other => Target::Foreign,
-        },
-        (Some(_), Kind::File | Kind::Link | Kind::Other) => Target::Foreign,
-    })
 }
 
 /// The image and the device of a block volume whose node is at this place, or was.
