@@ -15,6 +15,9 @@ pub struct Entry {
     pub root: PathBuf,
     /// Where it is mounted, seen from this process' root. Another mount may hide it.
     pub point: PathBuf,
+    /// The group of mounts in which each gets what is mounted beneath another one (`MS_SHARED`); `None` if what is
+    /// mounted beneath this one stays here.
+    pub peers: Option<u64>,
 }
 
 /// Every mount that this process can reach, in mount order. Grows with the number of mounts: ask [`crate::at`] where
@@ -45,7 +48,8 @@ fn entry(line: &[u8]) -> Option<Entry> {
     let device = (number(major.as_bytes())?, number(minor.as_bytes())?);
     let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
     fields.next()?; // otherwise the line may be cut, and the last path with it
-    Some(Entry { mount, device, root, point })
+    let peers = fields.take_while(|field| *field != b"-").find_map(|field| number(field.strip_prefix(b"shared:")?));
+    Some(Entry { mount, device, root, point, peers })
 }
 
 /// Digits and nothing else: the standard library would take a sign.
@@ -88,8 +92,26 @@ mod tests {
         let found = parse_table(LINE).expect("a table");
         assert_eq!(
             found,
-            [Entry { mount: 36, device: (98, 0), root: "/mnt1".into(), point: Path::new("/mnt 2").into() }]
+            [Entry {
+                mount: 36,
+                device: (98, 0),
+                root: "/mnt1".into(),
+                point: Path::new("/mnt 2").into(),
+                peers: None
+            }]
         );
+    }
+
+    #[test]
+    fn a_shared_mount_tells_its_peers() {
+        let peers = |fields: &str| {
+            let text = format!("36 35 98:0 / /mnt rw {fields}- ext3 shared:9 rw\n");
+            parse_table(text.as_bytes()).expect("a table")[0].peers
+        };
+        assert_eq!(peers("shared:7 "), Some(7));
+        assert_eq!(peers("master:2 shared:7 "), Some(7));
+        assert_eq!(peers("master:1 propagate_from:2 "), None);
+        assert_eq!(peers(""), None);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a node's storage identity may write: roles cannot tell one node's objects from another's, admission policies
-//! can. Expressions are CEL.
+//! What a node's storage may write: roles cannot tell one node's objects from another's, admission policies can.
+//! Expressions are CEL.
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
@@ -27,19 +27,72 @@ const EVENTS: &str = "events.local.granary.dev";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
+/// Whose writes a policy looks at, and how the API server tells which node they are made for.
+pub(crate) struct Writers {
+    /// Whether a request is one of theirs.
+    pub(crate) condition: String,
+    /// The node's name; empty if there is none, and then nothing may be written.
+    pub(crate) node: String,
+}
+
+impl Writers {
+    /// The storage identities of nodes, which have the node's name in their own.
+    fn identities() -> Self {
+        let length = STORAGE_USER_PREFIX.len();
+        Self {
+            condition: format!("'{STORAGE_GROUP}' in request.userInfo.groups"),
+            // Of another user in the group: no node's name.
+            node: format!(
+                "request.userInfo.username.startsWith('{STORAGE_USER_PREFIX}') ? \
+                 request.userInfo.username.substring({length}) : ''"
+            ),
+        }
+    }
+}
+
+/// What one policy is about.
+pub(crate) struct Guard {
+    pub(crate) name: &'static str,
+    rule: Value,
+    validations: Vec<Validation>,
+}
+
+/// What a node may write.
+pub(crate) fn guards() -> Vec<Guard> {
+    let guard = |name, rule, validations| Guard { name, rule, validations };
+    vec![
+        guard(VOLUMES, rule("", "persistentvolumes", WRITES), volumes()),
+        guard(CLAIMS, rule("", "persistentvolumeclaims", WRITES), claims("== variables.node")),
+        guard(CLAIM_STATUS, rule("", "persistentvolumeclaims/status", &["UPDATE"]), claim_status()),
+        guard(CAPACITIES, rule("storage.k8s.io", "csistoragecapacities", WRITES), capacities()),
+        guard(NODES, rule("", "nodes", WRITES), nodes()),
+        guard(EVENTS, rule("events.k8s.io", "events", WRITES), events()),
+    ]
+}
+
+/// What somebody may write who gives the claims of nodes back that are gone.
+pub(crate) fn release_guard() -> Guard {
+    Guard { name: CLAIMS, rule: rule("", "persistentvolumeclaims", WRITES), validations: claims("!= ''") }
+}
+
 /// The policies, each with the binding that puts it in force.
 pub(crate) fn all() -> Vec<Object> {
-    [
-        (VOLUMES, rule("", "persistentvolumes", WRITES), volumes()),
-        (CLAIMS, rule("", "persistentvolumeclaims", WRITES), claims()),
-        (CLAIM_STATUS, rule("", "persistentvolumeclaims/status", &["UPDATE"]), claim_status()),
-        (CAPACITIES, rule("storage.k8s.io", "csistoragecapacities", WRITES), capacities()),
-        (NODES, rule("", "nodes", WRITES), nodes()),
-        (EVENTS, rule("events.k8s.io", "events", WRITES), events()),
-    ]
-    .into_iter()
-    .flat_map(|(name, rule, validations)| [policy(name, &rule, &validations), binding(name)])
-    .collect()
+    let writers = Writers::identities();
+    let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
+    guards()
+        .iter()
+        .flat_map(|guard| {
+            let Guard { name, .. } = guard;
+            [
+                object(ApiResource::erase::<ValidatingAdmissionPolicy>(&()), name, {
+                    policy(guard, &writers, metadata(name))
+                }),
+                object(ApiResource::erase::<ValidatingAdmissionPolicyBinding>(&()), name, {
+                    binding(name, metadata(name))
+                }),
+            ]
+        })
+        .collect()
 }
 
 /// An expression that must hold, and what the node is told if it does not.
@@ -87,15 +140,15 @@ fn volumes() -> Vec<Validation> {
     explained(&format!("a node writes PVs of {DRIVER_NAME} that are on it alone"), before_and_after(own))
 }
 
-/// The claim waits for the node, and nothing but that is taken back.
-fn claims() -> Vec<Validation> {
+/// The claim waits for a node that is so, and nothing but that is taken back.
+fn claims(is_so: &str) -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
     explained(
         "a node gives a claim back to the scheduler, and changes nothing else of it",
         [
             "request.operation == 'UPDATE'".to_owned(),
-            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node")),
+            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') {is_so}")),
             when_updated(format!(
                 "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
                  {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
@@ -183,51 +236,33 @@ fn rule(group: &str, resource: &str, operations: &[&str]) -> Value {
     json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": [resource]})
 }
 
-fn policy(name: &'static str, rule: &Value, validations: &[Validation]) -> Object {
-    let length = STORAGE_USER_PREFIX.len();
+/// The whole object.
+pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value {
+    let Guard { rule, validations, .. } = guard;
     let validations: Vec<Value> = validations
         .iter()
         .map(|Validation { expression, message }| json!({"expression": expression, "message": message}))
         .collect();
-    Object {
-        resource: ApiResource::erase::<ValidatingAdmissionPolicy>(&()),
-        name,
-        want: json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": metadata(name),
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [rule]},
-                "matchConditions": [{
-                    "name": "nodes-storage",
-                    "expression": format!("'{STORAGE_GROUP}' in request.userInfo.groups"),
-                }],
-                // Of another user in the group: no node's name.
-                "variables": [{
-                    "name": "node",
-                    "expression": format!(
-                        "request.userInfo.username.startsWith('{STORAGE_USER_PREFIX}') ? \
-                         request.userInfo.username.substring({length}) : ''"
-                    ),
-                }],
-                "validations": validations,
-            },
-        }),
-        immutable: &[],
-    }
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [{"name": "nodes-storage", "expression": writers.condition}],
+            "variables": [{"name": "node", "expression": writers.node}],
+            "validations": validations,
+        },
+    })
 }
 
-fn binding(name: &'static str) -> Object {
-    Object {
-        resource: ApiResource::erase::<ValidatingAdmissionPolicyBinding>(&()),
-        name,
-        want: json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": metadata(name),
-            "spec": {"policyName": name, "validationActions": ["Deny"]},
-        }),
-        immutable: &[],
-    }
+/// Puts the policy of this name in force.
+pub(crate) fn binding(policy: &str, metadata: Value) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": metadata,
+        "spec": {"policyName": policy, "validationActions": ["Deny"]},
+    })
 }

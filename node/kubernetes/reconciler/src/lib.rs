@@ -7,12 +7,15 @@
 //! Two more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
 //! gets a storage identity, and [`release`] gives claims back to the scheduler whose node is gone.
 //!
+//! [`agents`] are the objects of other clusters, where pods are the nodes' storage.
+//!
 //! [`run`], [`approve`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
 //! do all this.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod admission;
+pub mod agents;
 mod approval;
 mod approve;
 mod control;

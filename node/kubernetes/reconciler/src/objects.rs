@@ -19,7 +19,7 @@ pub const CLASS: &str = "local";
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
 const ROLE: &str = STORAGE_GROUP;
-const RBAC: &str = "rbac.authorization.k8s.io";
+pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// One object that is kept.
 #[derive(Clone, Debug)]
@@ -43,21 +43,25 @@ fn driver() -> Object {
     Object {
         resource: ApiResource::erase::<CSIDriver>(&()),
         name: DRIVER_NAME,
-        want: json!({
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "CSIDriver",
-            "metadata": metadata(DRIVER_NAME),
-            "spec": {
-                "attachRequired": false,
-                "podInfoOnMount": false,
-                "fsGroupPolicy": "File",
-                // A node without a CSIStorageCapacity object counts as full, until its provisioner has made one.
-                "storageCapacity": true,
-                "volumeLifecycleModes": ["Persistent"],
-            },
-        }),
+        want: csi_driver(metadata(DRIVER_NAME)),
         immutable: &["/spec/attachRequired", "/spec/volumeLifecycleModes"],
     }
+}
+
+pub(crate) fn csi_driver(metadata: Value) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSIDriver",
+        "metadata": metadata,
+        "spec": {
+            "attachRequired": false,
+            "podInfoOnMount": false,
+            "fsGroupPolicy": "File",
+            // A node without a CSIStorageCapacity object counts as full, until its provisioner has made one.
+            "storageCapacity": true,
+            "volumeLifecycleModes": ["Persistent"],
+        },
+    })
 }
 
 fn class() -> Object {
@@ -95,28 +99,29 @@ fn role() -> Object {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
             "metadata": metadata(ROLE),
-            "rules": [
-                may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
-                // How far the expansion is.
-                may("", "persistentvolumeclaims/status", &["patch"]),
-                may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
-                may("", "nodes", &["get", "list", "watch", "patch"]),
-                may("storage.k8s.io", "storageclasses", &["get", "list", "watch"]),
-                may("storage.k8s.io", "csinodes", &["get", "list", "watch"]),
-                may(
-                    "storage.k8s.io",
-                    "csistoragecapacities",
-                    &["get", "list", "watch", "create", "patch", "delete"],
-                ),
-                may("events.k8s.io", "events", &["create", "patch"]),
-            ],
+            "rules": rules(),
         }),
         immutable: &[],
     }
 }
 
+/// What a node's storage may do.
+pub(crate) fn rules() -> [Value; 8] {
+    [
+        may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+        // How far the expansion is.
+        may("", "persistentvolumeclaims/status", &["patch"]),
+        may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
+        may("", "nodes", &["get", "list", "watch", "patch"]),
+        may("storage.k8s.io", "storageclasses", &["get", "list", "watch"]),
+        may("storage.k8s.io", "csinodes", &["get", "list", "watch"]),
+        may("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
+        may("events.k8s.io", "events", &["create", "patch"]),
+    ]
+}
+
 /// A rule of a role. What of these objects a node may write, the policies say.
-fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
+pub(crate) fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
     json!({"apiGroups": [group], "resources": [resource], "verbs": verbs})
 }
 
