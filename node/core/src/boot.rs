@@ -18,6 +18,7 @@ use network::{Network, NetworkError};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use prometheus::Registry;
+use provisioner::csinode;
 use services::{
     Credentials, Identity, Requested, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
 };
@@ -36,7 +37,7 @@ use crate::status::Facts;
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
 use crate::uplink::Uplink;
-use crate::{csinode, log, orphans, restart, status, timekeeping};
+use crate::{log, orphans, restart, status, timekeeping};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";

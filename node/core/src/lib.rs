@@ -11,7 +11,6 @@
 pub mod boot;
 pub mod certificates;
 pub mod command_line;
-pub mod csinode;
 pub mod disk;
 pub mod host;
 pub mod kernel;

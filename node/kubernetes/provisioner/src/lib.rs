@@ -19,6 +19,7 @@ mod claim;
 mod claims;
 mod class;
 mod controller;
+pub mod csinode;
 mod delete;
 mod discard;
 mod events;
