@@ -1,0 +1,208 @@
+//! What the pods' accounts may do, by tokens as kubelet would give them.
+
+use std::sync::Arc;
+
+use agent::arguments::NodeName;
+use agent::identity::{self, IdentityError};
+use envtest::{Cluster, Failure, Identity, PATIENCE};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::objects::{NAMESPACE, install};
+
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const STORAGE: &str = "granary-storage";
+const RELEASE: &str = "granary-release";
+const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
+
+/// The accounts, with a node and a pod on it, or a pod anywhere.
+pub struct Pods {
+    pub admin: Client,
+    cluster: Arc<Cluster>,
+}
+
+impl Pods {
+    /// With the chart's objects in force.
+    pub async fn start(cluster: &Arc<Cluster>) -> Result<Self, Failure> {
+        install(cluster).await?;
+        let pods = Self { admin: cluster.admin(), cluster: Arc::clone(cluster) };
+        // The last of the policies that are waited for: the API server puts them in force all at once.
+        let probe = pods.client(STORAGE, None).await?;
+        let volumes = Api::<PersistentVolume>::all(probe);
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(PATIENCE, "the policies", async || {
+            Ok::<_, kube::Error>(match volumes.create(&dry, &volume("probe", "n1")).await {
+                Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_VOLUME) => Seen::Done(()),
+                other => Seen::NotYet(format!("{other:?}")),
+            })
+        })
+        .await?;
+        Ok(pods)
+    }
+
+    /// The node, with this label `kubernetes.io/hostname`.
+    pub async fn node(&self, name: &str, hostname: &str) -> Result<(), Failure> {
+        let nodes = Api::<Node>::all(self.admin.clone());
+        let labels = json!({"kubernetes.io/hostname": hostname, "kubernetes.io/os": "linux"});
+        let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
+        nodes.create(&PostParams::default(), &node).await?;
+        Ok(())
+    }
+
+    /// What a pod of the account on the node is to the API server; of no pod, without a node.
+    pub async fn client(&self, account: &str, node: Option<&str>) -> Result<Client, Failure> {
+        let bound = match node {
+            Some(node) => {
+                let pods = Api::<Pod>::namespaced(self.admin.clone(), NAMESPACE);
+                let pod = serde_json::from_value(json!({
+                    "metadata": {"generateName": "storage-"},
+                    "spec": {
+                        "serviceAccountName": account, "nodeName": node,
+                        "containers": [{"name": "storage", "image": "granary.invalid/storage:0.1.0"}],
+                    },
+                }))?;
+                let pod: Pod = pods.create(&PostParams::default(), &pod).await?;
+                json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid()})
+            }
+            None => Value::Null,
+        };
+        let request = json!({"spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 3600}});
+        let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
+        let made: TokenRequest =
+            accounts.create_subresource("token", account, &PostParams::default(), &request).await?;
+        let token = made.status.ok_or("a token")?.token;
+        let kubeconfig = Kubeconfig::read_from(self.cluster.credentials().kubeconfig(Identity::Admin))?;
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
+        Ok(Client::try_from(config)?)
+    }
+}
+
+fn volume(name: &str, node: &str) -> PersistentVolume {
+    let only = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [node]});
+    let volume = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "none",
+            "csi": {"driver": "local.granary.dev", "volumeHandle": name}, "persistentVolumeReclaimPolicy": "Retain",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [only]}]}},
+        },
+    });
+    serde_json::from_value(volume).expect("a PV")
+}
+
+fn event(node: &str) -> Event {
+    let event = json!({
+        "metadata": {"generateName": "report-"}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal",
+        "reason": "Provisioning", "action": "Provision", "note": "n",
+        "reportingController": "local.granary.dev", "reportingInstance": node,
+        "regarding": {"kind": "PersistentVolumeClaim", "namespace": "default", "name": "c"},
+    });
+    serde_json::from_value(event).expect("an event")
+}
+
+#[track_caller]
+fn denied<T: std::fmt::Debug>(result: Result<T, kube::Error>, message: &str) {
+    match result {
+        Err(kube::Error::Api(status)) if status.message.contains(message) => {}
+        other => panic!("wanted a refusal with {message:?}, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn forbidden<T: std::fmt::Debug>(result: Result<T, kube::Error>) {
+    assert!(matches!(&result, Err(kube::Error::Api(status)) if status.is_forbidden()), "{result:?}");
+}
+
+pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    for node in ["n1", "n2"] {
+        pods.node(node, node).await?;
+    }
+    let (one, two) = (pods.client(STORAGE, Some("n1")).await?, pods.client(STORAGE, Some("n2")).await?);
+    let [of_one, of_two] = [&one, &two].map(|client| Api::<PersistentVolume>::all(client.clone()));
+    let create = PostParams::default();
+    of_one.create(&create, &volume("of-one", "n1")).await?;
+    denied(of_one.create(&create, &volume("of-two", "n2")).await, FOREIGN_VOLUME);
+    denied(of_two.delete("of-one", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    let mine = json!({"metadata": {"labels": {"mine": "yes"}}});
+    denied(of_two.patch("of-one", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
+    of_one.delete("of-one", &DeleteParams::default()).await?;
+
+    let events = Api::<Event>::default_namespaced(one.clone());
+    events.create(&create, &event("n1")).await?;
+    denied(events.create(&create, &event("n2")).await, "in its own name");
+    let annotation = Patch::Merge(json!({"metadata": {"annotations": {"node.granary.dev/x": "y"}}}));
+    let nodes = Api::<Node>::all(one.clone());
+    nodes.patch("n1", &PatchParams::default(), &annotation).await?;
+    denied(nodes.patch("n2", &PatchParams::default(), &annotation).await, "of its own Node");
+    forbidden(Api::<k8s_openapi::api::core::v1::Secret>::all(one).list(&kube::api::ListParams::default()).await);
+    Ok(())
+}
+
+pub async fn a_token_of_no_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    let nobody = pods.client(STORAGE, None).await?;
+    let volumes = Api::<PersistentVolume>::all(nobody.clone());
+    for node in ["n1", ""] {
+        denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, FOREIGN_VOLUME);
+    }
+    denied(
+        Api::<Event>::default_namespaced(nobody).create(&PostParams::default(), &event("n1")).await,
+        "in its own name",
+    );
+    Ok(())
+}
+
+pub async fn claims_of_any_node_are_given_back_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let claim = json!({
+        "metadata": {"name": "back", "annotations": {SELECTED_NODE: "gone", "kept": "yes"}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
+        },
+    });
+    admin.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    let client = pods.client(RELEASE, Some("n1")).await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+    let params = PatchParams::default();
+    for change in [
+        json!({"metadata": {"annotations": {SELECTED_NODE: "n1"}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null, "kept": null}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
+    ] {
+        denied(claims.patch("back", &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
+    }
+    let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
+    claims.patch("back", &params, &back).await?;
+    forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
+    admin.delete("back", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+pub async fn a_pod_that_is_taken_for_another_is_told_so(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    pods.node("named", "otherwise").await?;
+    let [n1, n2, named]: [NodeName; 3] = ["n1".parse()?, "n2".parse()?, "named".parse()?];
+    let one = pods.client(STORAGE, Some("n1")).await?;
+    identity::check(&one, &n1).await?;
+    let error = identity::check(&one, &n2).await.expect_err("another node");
+    assert!(matches!(&error, IdentityError::OtherNode { found, .. } if found == "n1"), "{error}");
+    let error = identity::check(&pods.client(STORAGE, None).await?, &n1).await.expect_err("no node");
+    let account = format!("system:serviceaccount:{NAMESPACE}:{STORAGE}");
+    assert!(matches!(&error, IdentityError::NoNode { user } if *user == account), "{error}");
+    let error = identity::check(&pods.client(STORAGE, Some("named")).await?, &named).await.expect_err("another label");
+    assert!(
+        matches!(&error, IdentityError::OtherHostname { found: Some(found), .. } if found == "otherwise"),
+        "{error}"
+    );
+    Ok(())
+}
