@@ -8,7 +8,7 @@
 //! Refused, with an event on the claim that names the field: what a directory or an image on this node's disk cannot
 //! give.
 //!
-//! [`run`] is a service of a supervisor.
+//! [`run`] is a service of a supervisor, and so is [`csinode::run`].
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
