@@ -4,7 +4,7 @@ use crate::options::{Boot, Data, Options};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
@@ -12,8 +12,11 @@ use units::Bytes;
 const OVERHEAD: Bytes = Bytes::new(320 << 20);
 /// The least with which the services run; below that the kernel kills one of them.
 const LEAST_MEMORY: Bytes = Bytes::new(1280 << 20);
-/// The least data disk: images, etcd and logs take about half of it.
+/// The least data disk: images, etcd and logs take about half of it. What the machine's disk needs room for, too: QEMU
+/// stops a guest whose sparse file cannot grow.
 const LEAST_DATA: Bytes = Bytes::GIB;
+/// For the console's log, the kubeconfig and the like.
+const SMALL_FILES: Bytes = Bytes::new(64 << 20);
 
 /// Why the node is not started.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +57,22 @@ pub enum Refusal {
         #[source]
         source: DataRefusal,
     },
+    /// QEMU would stop the guest in the middle.
+    #[error(
+        "a run can write {need} to {directory}, which has {free} free; free some, or choose another place {remedy}"
+    )]
+    Room {
+        /// Where files are made.
+        directory: PathBuf,
+        /// What may be written there, and to other directories of its file system.
+        need: Bytes,
+        /// What its file system has for this user.
+        free: Bytes,
+        /// How another place is chosen.
+        remedy: &'static str,
+    },
     /// Something could not be looked at.
-    #[error("cannot read {path}")]
+    #[error("cannot read {path}; start the node by bazel run //:launch, which makes what is missing")]
     Look {
         /// What was looked at.
         path: PathBuf,
@@ -90,6 +107,18 @@ struct Host {
     /// Whether the port can be had, if one is asked for.
     port: Option<(u16, Result<(), io::Error>)>,
     data: Option<(PathBuf, DataFile)>,
+    rooms: Vec<Room>,
+}
+
+/// A directory that files are made in, or that has one that grows.
+#[derive(Debug)]
+struct Room {
+    directory: PathBuf,
+    /// Tells file systems apart.
+    device: u64,
+    need: Bytes,
+    free: Bytes,
+    remedy: &'static str,
 }
 
 /// What is at the data file's path.
@@ -122,12 +151,28 @@ fn decide(memory: Bytes, host: Host) -> Result<(), Refusal> {
     if let Some((port, Err(source))) = host.port {
         return Err(Refusal::Port { port, source });
     }
-    let Some((path, file)) = host.data else { return Ok(()) };
+    if let Some((path, file)) = host.data {
+        take(path, file)?;
+    }
+    enough(host.rooms)
+}
+
+fn take(path: PathBuf, file: DataFile) -> Result<(), Refusal> {
     match file {
         DataFile::Usable(size) if size < LEAST_DATA => Err(Refusal::Data { path, source: DataRefusal::Small { size } }),
         DataFile::Absent | DataFile::Usable(_) => Ok(()),
         DataFile::Other => Err(Refusal::Data { path, source: DataRefusal::Kind }),
         DataFile::Unusable(source) => Err(Refusal::Data { path, source: DataRefusal::Open(source) }),
+    }
+}
+
+/// Directories of one file system share its room.
+fn enough(rooms: Vec<Room>) -> Result<(), Refusal> {
+    let of = |device| rooms.iter().filter(|room| room.device == device).map(|room| room.need).sum::<Bytes>();
+    let needs: Vec<Bytes> = rooms.iter().map(|room| of(room.device)).collect();
+    match rooms.into_iter().zip(needs).find(|(room, need)| *need > room.free) {
+        Some((Room { directory, free, remedy, .. }, need)) => Err(Refusal::Room { directory, need, free, remedy }),
+        None => Ok(()),
     }
 }
 
@@ -152,7 +197,41 @@ fn look(options: &Options) -> Result<Host, Refusal> {
         Data::Temporary => None,
         Data::File(path) => Some((path.clone(), data_file(path))),
     };
-    Ok(Host { available, port, data })
+    Ok(Host { available, port, data, rooms: rooms(options)? })
+}
+
+fn rooms(options: &Options) -> Result<Vec<Room>, Refusal> {
+    let copied = match (&options.boot, &options.data) {
+        (Boot::Firmware(image), Data::Temporary) => allocated(image),
+        (Boot::Firmware(_) | Boot::Kernel, _) => Bytes::ZERO,
+    };
+    let (temporary, kept) = match &options.data {
+        Data::Temporary => (LEAST_DATA, None),
+        Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
+    };
+    let mut rooms = vec![room(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
+    // What is wrong with the path itself is told of the file.
+    if let Some((path, need)) = kept
+        && !path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+        && let Some(directory) = directory_of(path).filter(|directory| directory.is_dir())
+    {
+        rooms.push(room(directory, need, "with --data")?);
+    }
+    Ok(rooms)
+}
+
+fn room(directory: &Path, need: Bytes, remedy: &'static str) -> Result<Room, Refusal> {
+    let failed = |source: io::Error| Refusal::Look { path: directory.into(), source };
+    let device = fs::metadata(directory).map_err(failed)?.dev();
+    let system = nix::sys::statvfs::statvfs(directory).map_err(|errno| failed(errno.into()))?;
+    let free = Bytes::new(system.blocks_available().saturating_mul(system.fragment_size()));
+    Ok(Room { directory: directory.into(), device, need, free, remedy })
+}
+
+/// What a file takes of its file system now; nothing if it is not there.
+fn allocated(path: &Path) -> Bytes {
+    // In units of 512 bytes, stat(2).
+    fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
 }
 
 /// The line `MemAvailable:   123 kB` of proc_meminfo(5).
@@ -181,15 +260,16 @@ fn data_file(path: &Path) -> DataFile {
 }
 
 fn absent(path: &Path) -> DataFile {
-    let directory = match path.parent() {
-        Some(directory) if directory.as_os_str().is_empty() => Path::new("."),
-        Some(directory) => directory,
-        None => return DataFile::Other,
-    };
+    let Some(directory) = directory_of(path) else { return DataFile::Other };
     match nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK) {
         Ok(()) => DataFile::Absent,
         Err(errno) => DataFile::Unusable(errno.into()),
     }
+}
+
+fn directory_of(path: &Path) -> Option<&Path> {
+    let directory = path.parent()?;
+    Some(if directory.as_os_str().is_empty() { Path::new(".") } else { directory })
 }
 
 #[cfg(test)]
@@ -200,7 +280,7 @@ mod tests {
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
     fn host() -> Host {
-        Host { available: ENOUGH, port: None, data: None }
+        Host { available: ENOUGH, port: None, data: None, rooms: Vec::new() }
     }
 
     fn with_data(file: DataFile) -> Host {
@@ -242,6 +322,46 @@ mod tests {
     fn a_small_data_file_is_refused() {
         let refusal = decide(Bytes::new(2 << 30), with_data(DataFile::Usable(Bytes::MIB)));
         assert!(matches!(refusal, Err(Refusal::Data { source: DataRefusal::Small { .. }, .. })));
+    }
+
+    fn a_room(directory: &str, device: u64, need: u64, free: u64) -> Room {
+        let mebi = |count| Bytes::new(count << 20);
+        Room { directory: directory.into(), device, need: mebi(need), free: mebi(free), remedy: "with TMPDIR" }
+    }
+
+    #[test]
+    fn a_full_disk_is_refused_with_the_figures_and_another_place() {
+        let rooms = vec![a_room("/tmp", 1, 1088, 512)];
+        assert_eq!(
+            decide(Bytes::new(2 << 30), Host { rooms, ..host() }).unwrap_err().to_string(),
+            "a run can write 1.06 GiB (1140850688 B) to /tmp, which has 512 MiB free; free some, or choose another \
+             place with TMPDIR"
+        );
+    }
+
+    #[test]
+    fn directories_of_one_file_system_share_its_room() {
+        assert!(enough(vec![a_room("/tmp", 1, 600, 1000), a_room("/home", 2, 600, 1000)]).is_ok());
+        let shared = enough(vec![a_room("/tmp", 1, 600, 1000), a_room("/home", 1, 600, 1000)]);
+        assert!(matches!(shared, Err(Refusal::Room { need, .. }) if need == Bytes::new(1200 << 20)), "{shared:?}");
+    }
+
+    #[test]
+    fn a_file_needs_no_room_for_what_it_has() {
+        use crate::options::Image;
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data.img");
+        let nothing = || Path::new("/dev/null").to_path_buf();
+        let image = Image { kernel: nothing(), initramfs: nothing(), system: nothing(), command_line: nothing() };
+        let mut options = Options::new(image, directory.path());
+        let needs =
+            |options: &Options| -> Vec<Bytes> { rooms(options).unwrap().iter().map(|room| room.need).collect() };
+        assert_eq!(needs(&options), [SMALL_FILES.saturating_add(LEAST_DATA)]);
+        options.data = Data::File(data.clone());
+        assert_eq!(needs(&options), [SMALL_FILES, LEAST_DATA]);
+        fs::write(&data, vec![1; 8 << 20]).unwrap();
+        fs::File::open(&data).unwrap().sync_all().unwrap();
+        assert!(needs(&options)[1] <= Bytes::new((1 << 30) - (8 << 20)), "{:?}", needs(&options));
     }
 
     #[test]

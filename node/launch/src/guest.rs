@@ -4,7 +4,7 @@ use crate::boot_disk::Copy;
 use crate::check;
 use crate::configuration::Configuration;
 use crate::data::DataDisk;
-use crate::node::BootError;
+use crate::error::BootError;
 use crate::options::{Boot, Data, Options};
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Network, Port, PortName, Program, Serial, Sink,
@@ -43,11 +43,15 @@ struct Machine {
 /// Checks the machine and starts the guest.
 pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootError> {
     let program = Program::find()?;
+    let firmware = match &options.boot {
+        Boot::Kernel => None,
+        Boot::Firmware(disk) => Some((Firmware::find()?, disk)),
+    };
     check::check(options)?;
     let accelerator = Accelerator::probe(&program);
-    let machine = match &options.boot {
-        Boot::Kernel => direct(options, accelerator)?,
-        Boot::Firmware(disk) => with_firmware(options, disk, accelerator)?,
+    let machine = match firmware {
+        None => direct(options, accelerator)?,
+        Some((firmware, disk)) => with_firmware(options, firmware, disk, accelerator)?,
     };
     let api = match options.port {
         Some(port) => port.get(),
@@ -82,8 +86,12 @@ fn direct(options: &Options, accelerator: Accelerator) -> Result<Machine, BootEr
 }
 
 /// Temporary data are in the free space of a copy of the image: one disk, as on most machines.
-fn with_firmware(options: &Options, image: &Path, accelerator: Accelerator) -> Result<Machine, BootError> {
-    let firmware = Firmware::find()?;
+fn with_firmware(
+    options: &Options,
+    firmware: Firmware,
+    image: &Path,
+    accelerator: Accelerator,
+) -> Result<Machine, BootError> {
     let variables = Copy::of(&firmware.variables, options.state.join("variables.fd"), Bytes::ZERO)?;
     let boot = qemu::Boot::Firmware {
         code: firmware.code,

@@ -81,12 +81,12 @@ pub enum Check {
         /// The device.
         path: PathBuf,
     },
-    /// `demo PATH TEXT`: finds what an earlier run wrote, writes a small file, fills the directory to
-    /// its limit and keeps only the small file.
+    /// `demo PATH TEXT`: finds the note that an earlier run left, leaves a new one, and writes what else there is
+    /// of the volume, to the first error. A directory then keeps only the note; it is at the beginning of a device.
     Demo {
-        /// A directory.
+        /// A directory or a device.
         path: PathBuf,
-        /// Content of the small file.
+        /// The note.
         text: String,
     },
     /// `volumes PATH`: the node's side. Names and projects of what lies below a directory of the node, two levels

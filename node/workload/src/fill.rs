@@ -10,6 +10,8 @@ use std::path::Path;
 
 /// The largest write. Smaller ones follow when the rest is smaller than that.
 const CHUNK: usize = 1 << 20;
+/// Not zeros: a file system may store those as a hole.
+pub(crate) static PATTERN: [u8; CHUNK] = [0xa5; CHUNK];
 /// The smallest write: a block of the file system, the unit that it charges.
 const BLOCK: usize = 4096;
 
@@ -18,8 +20,7 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let before = space::of(directory)?;
     let path = directory.join("fill");
     let mut file = File::create(&path).map_err(CheckError::of("create", &path))?;
-    // Not zeros: a file system may store those as a hole.
-    let (written, refusal) = until_refused(&mut file, &[0xa5; CHUNK]);
+    let (written, refusal) = until_refused(&mut file, &PATTERN);
     let full = space::of(directory)?;
     if !keep {
         // XFS gives the space of a removed file back in the background, that of a truncated one at once.

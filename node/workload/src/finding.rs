@@ -176,18 +176,22 @@ pub struct Executed {
     pub errno: Option<String>,
 }
 
-/// A volume shown to a person.
+/// A volume shown to a person: a directory, or a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Demo {
-    /// What an earlier run left in the small file.
+    /// The note of an earlier run.
     pub found: Option<String>,
-    /// What stands in the small file now.
+    /// The note that is there now.
     pub kept: String,
-    /// What filling it showed.
-    pub fill: Fill,
-    /// The file system afterwards.
-    pub after: Space,
+    /// Bytes of the file system or device, as the kernel shows them in the container.
+    pub size: u64,
+    /// Bytes that were written and reached the disk (`fsync`): beside the note in a directory, with it on a device.
+    pub written: u64,
+    /// Name of the error that stopped the last write, like `ENOSPC`.
+    pub errno: String,
+    /// Bytes in use afterwards: in a directory what was written is removed but for the note, a device is full.
+    pub used: u64,
 }
 
 /// The node's side of its volumes.

@@ -1,24 +1,35 @@
 //! `bazel run //:launch`: boots the node image in QEMU and shows that it works.
 //!
-//! Exit status 0: all was shown and the guest powered off in order. 1: it was not. 2: wrong usage.
-//! 130: a person cut the power with a second Ctrl-C, or ended the boot with the first.
+//! Exit status 0: all was shown and the guest powered off in order. 1: it was not, or nobody reads it. 2: wrong usage.
+//! 130: a person ended the boot or the demonstration, or cut the power with a second Ctrl-C.
 #![forbid(unsafe_code)]
+// They panic when nobody reads: `Output` is for that.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
 mod demo;
+mod directions;
+mod interrupts;
+mod objects;
+mod output;
 mod progress;
 mod table;
+mod workspace;
 
 use crate::arguments::Arguments;
-use crate::demo::{Demo, DemoError};
+use crate::demo::DemoError;
+use crate::directions::{Directions, Logs};
+use crate::interrupts::{End, Interrupts};
+use crate::output::Output;
 use crate::progress::Progress;
+use crate::workspace::Workspace;
 use clap::Parser;
-use launch::{BootError, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
+use launch::{BootError, Booting, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
 use std::error::Error;
+use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Interrupted: 128 and the signal's number, as shells have it.
 const INTERRUPTED: u8 = 130;
@@ -26,8 +37,16 @@ const INTERRUPTED: u8 = 130;
 /// Why there is nothing to show, or not all of it.
 #[derive(Debug, thiserror::Error)]
 enum LaunchError {
-    #[error("cannot prepare {path}")]
-    Prepare {
+    #[error("cannot start the threads of this program")]
+    Runtime(#[source] io::Error),
+    #[error("cannot make a temporary directory in {path}; name another place with TMPDIR")]
+    Temporary {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot make {path} for the logs; name another directory with --keep-logs")]
+    Logs {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -44,129 +63,160 @@ enum LaunchError {
     ShutDown(#[source] Box<ShutdownError>),
     #[error("interrupted")]
     Interrupted,
+    #[error("the output cannot be written: its reader is gone, or its disk is full")]
+    Unread,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
+impl From<End> for LaunchError {
+    fn from(end: End) -> Self {
+        match end {
+            End::Interrupted => Self::Interrupted,
+            End::Unread => Self::Unread,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    if let Some(status) = workspace::sweep() {
+        return status;
+    }
+    let arguments = Arguments::parse();
+    let output = Output::new();
+    match start(arguments, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(LaunchError::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut next = error.source();
-            while let Some(cause) = next {
-                eprintln!("caused by: {cause}");
-                next = cause.source();
-            }
+            output.tell(&format!("error: {}", chain(&error)));
             ExitCode::FAILURE
         }
     }
 }
 
-async fn run(arguments: Arguments) -> Result<(), LaunchError> {
+/// An error with its causes, a line each.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        // Writing to a String does not fail.
+        _ = write!(text, "\ncaused by: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
     // Bazel starts programs elsewhere than where the person is.
     let arguments = match std::env::var_os("BUILD_WORKING_DIRECTORY") {
         Some(directory) => arguments.relative_to(Path::new(&directory)),
         None => arguments,
     };
-    let temporary = tempfile::Builder::new()
-        .prefix("granary-")
-        .tempdir()
-        .map_err(|source| LaunchError::Prepare { path: std::env::temp_dir(), source })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(LaunchError::Runtime)?;
+    let ended = runtime.block_on(run(&arguments, output));
+    // What waits for QEMU, or copies a disk for a boot that nobody wants any more, ends with the process.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) if output.is_lost() => Err(LaunchError::Unread),
+        ended => ended,
+    }
+}
+
+async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
+    // Before there is anything to leave behind.
+    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::Signals)?;
     if let Some(path) = &arguments.keep_logs {
-        std::fs::create_dir_all(path).map_err(|source| LaunchError::Prepare { path: path.clone(), source })?;
+        std::fs::create_dir_all(path).map_err(|source| LaunchError::Logs { path: path.clone(), source })?;
     }
-    let mut interrupts = Interrupts::take().map_err(LaunchError::Signals)?;
-    let options = arguments.options(temporary.path());
-    let result = show(&options, &arguments, &mut interrupts).await;
-    if let Err(source) = temporary.close() {
-        eprintln!("warning: the temporary directory stays: {source}");
-    }
+    let workspace =
+        Workspace::make().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
+    let result = show(&arguments.options(workspace.path()), arguments, &mut interrupts, output).await;
+    workspace.remove();
     result
 }
 
 /// Boot, demonstration, and the wait for the end.
-async fn show(options: &Options, arguments: &Arguments, interrupts: &mut Interrupts) -> Result<(), LaunchError> {
-    let mut node = boot(options, interrupts).await?;
-    let client = node.client();
-    let progress = Progress::new("demonstration", node.console());
+async fn show(
+    options: &Options,
+    arguments: &Arguments,
+    interrupts: &mut Interrupts<'_>,
+    output: &Output,
+) -> Result<(), LaunchError> {
+    let progress = Progress::new(output, &options.logs.join("console.log"));
+    let mut node = boot(options, &progress, interrupts, output).await?;
+    progress.doing("demonstration");
     let shown = tokio::select! {
-        shown = demo::run(client, |step| progress.step(step)) => shown.map_err(|error| LaunchError::Demo(Box::new(error))),
+        shown = demo::run(node.client(), |step| progress.step(step)) => shown.map_err(|error| LaunchError::Demo(Box::new(error))),
         reason = node.ended() => return Err(LaunchError::Ended(reason)),
-        () = interrupts.next() => Err(LaunchError::Interrupted),
-        () = progress.follow() => Err(LaunchError::Interrupted),
+        end = interrupts.first() => Err(end.into()),
+        never = progress.follow() => match never {},
     };
-    progress.finish();
-    if let Ok(demo) = &shown {
-        println!("\n{}", table::of(demo));
+    drop(progress);
+    if let Ok(shown) = &shown {
+        output.say(&format!("\n{}", table::of(shown)));
     }
     // A demonstration that failed is worth a look, too, where a person is there to take it.
-    let stays = !arguments.exit_after_demo && !matches!(shown, Err(LaunchError::Interrupted));
-    if stays {
+    let unwanted = matches!(shown, Err(LaunchError::Interrupted | LaunchError::Unread));
+    if !arguments.exit_after_demo && !unwanted {
         if let Err(error) = &shown {
-            eprintln!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
+            output.tell(&format!("{}\n", chain(error)));
         }
-        println!("{}", directions(&node, arguments));
+        output.say(&directions(&node, arguments));
         tokio::select! {
             reason = node.ended() => return Err(LaunchError::Ended(reason)),
-            () = interrupts.next() => {}
+            _ = interrupts.first() => {}
         }
     }
-    println!("Shutting the node down. Ctrl-C cuts its power.");
-    tokio::select! {
-        ended = node.shut_down(SHUTDOWN_LIMIT) => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
-        () = interrupts.next() => return Err(LaunchError::Interrupted),
-    }
-    println!("The node is down.");
-    shown.map(|_: Demo| ())
+    shut_down(node.shut_down(SHUTDOWN_LIMIT), interrupts, output).await?;
+    shown.map(drop)
 }
 
-async fn boot(options: &Options, interrupts: &mut Interrupts) -> Result<Node, LaunchError> {
-    let progress = Progress::new("boot", &options.logs.join("console.log"));
-    let booted = tokio::select! {
-        booted = Node::boot(options, |event| progress.event(event)) => booted.map_err(|error| LaunchError::Boot(Box::new(error))),
-        () = interrupts.next() => Err(LaunchError::Interrupted),
-        () = progress.follow() => Err(LaunchError::Interrupted),
+async fn boot(
+    options: &Options,
+    progress: &Progress<'_>,
+    interrupts: &mut Interrupts<'_>,
+    output: &Output,
+) -> Result<Node, LaunchError> {
+    let failed = |error| LaunchError::Boot(Box::new(error));
+    progress.doing("checks, QEMU");
+    let mut booting = tokio::select! {
+        booting = Booting::start(options, |event| progress.event(event)) => booting.map_err(failed)?,
+        end = interrupts.first() => return Err(end.into()),
+        never = progress.follow() => match never {},
     };
-    progress.finish();
-    booted
+    let end = tokio::select! {
+        access = booting.until_ready(|event| progress.event(event)) => return Ok(booting.into_node(access.map_err(failed)?)),
+        end = interrupts.first() => end,
+        never = progress.follow() => match never {},
+    };
+    progress.doing("shutdown");
+    shut_down(booting.shut_down(SHUTDOWN_LIMIT), interrupts, output).await?;
+    Err(end.into())
 }
 
-/// What a person can do now.
-fn directions(node: &Node, arguments: &Arguments) -> String {
-    let kubeconfig = node.kubeconfig().display();
-    let kept = if arguments.keep_logs.is_some() { "" } else { " (gone afterwards; --keep-logs DIR keeps it)" };
-    format!(
-        "kubeconfig   {kubeconfig}\n\
-         kubectl      ./bazelw run //:kubectl -- --kubeconfig={kubeconfig} get pods -A\n\
-         console log  {}{kept}\n\n\
-         The node runs. Ctrl-C shuts it down.",
-        node.console().display(),
-    )
-}
-
-/// What ends the program: Ctrl-C, SIGTERM, a terminal that is closed.
-struct Interrupts {
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-}
-
-impl Interrupts {
-    fn take() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Returns at the next one. Cancel-safe.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
+/// In order, or at once if somebody cannot wait.
+async fn shut_down(
+    down: impl Future<Output = Result<(), ShutdownError>>,
+    interrupts: &mut Interrupts<'_>,
+    output: &Output,
+) -> Result<(), LaunchError> {
+    output.say("Shutting the node down. Ctrl-C cuts its power.");
+    tokio::select! {
+        ended = down => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
+        () = interrupts.second() => {
+            output.say("The power is cut.");
+            return Err(LaunchError::Interrupted);
         }
     }
+    output.say("The node is down.");
+    Ok(())
+}
+
+fn directions(node: &Node, arguments: &Arguments) -> String {
+    let directions = Directions {
+        node: node.name(),
+        kubeconfig: node.kubeconfig(),
+        api: node.api_port(),
+        console: node.console(),
+        logs: if arguments.keep_logs.is_some() { Logs::Kept } else { Logs::Removed },
+    };
+    directions.text()
 }

@@ -1,7 +1,11 @@
-//! How far it is: a living line on a terminal, plain lines elsewhere.
+//! How far it is: living lines on a terminal, plain ones elsewhere.
 
+use crate::output::Output;
+use announce::StageState;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use launch::Event;
+use launch::{Event, Unfinished};
+use std::cell::RefCell;
+use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,37 +15,52 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often the elapsed time is drawn.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A display of one undertaking.
-pub(crate) struct Progress {
-    /// Absent where the output is no terminal.
+/// A display of all that happens, with one clock.
+pub(crate) struct Progress<'a> {
+    /// Absent where standard error is no terminal.
     bar: Option<ProgressBar>,
+    output: &'a Output,
     start: Instant,
     log: PathBuf,
+    unfinished: RefCell<Unfinished>,
 }
 
-impl Progress {
+impl<'a> Progress<'a> {
     /// Begins; `log` is where the guest writes.
-    pub(crate) fn new(what: &'static str, log: &Path) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| bar(what));
-        Self { bar, start: Instant::now(), log: log.to_path_buf() }
+    pub(crate) fn new(output: &'a Output, log: &Path) -> Self {
+        let bar = std::io::stderr().is_terminal().then(bar);
+        let unfinished = RefCell::default();
+        Self { bar, output, start: Instant::now(), log: log.to_path_buf(), unfinished }
     }
 
-    /// A step of the boot.
+    /// A step of the boot. What begins is shown as long as it lasts.
     pub(crate) fn event(&self, event: &Event) {
-        self.step(&event.to_string());
+        let mut unfinished = self.unfinished.borrow_mut();
+        unfinished.note(event);
+        self.doing(&unfinished.to_string());
+        if !matches!(event, Event::Stage { state: StageState::Started, .. }) {
+            self.step(&event.to_string());
+        }
+    }
+
+    /// What goes on now.
+    pub(crate) fn doing(&self, text: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_prefix(printable(text));
+        }
     }
 
     /// Something happened: it stays on the screen.
     pub(crate) fn step(&self, text: &str) {
-        let line = format!("{:>6.1} s  {text}", self.start.elapsed().as_secs_f64());
+        let line = format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text));
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => self.output.tell(&line),
         }
     }
 
     /// Shows the last line of the log, and never ends.
-    pub(crate) async fn follow(&self) {
+    pub(crate) async fn follow(&self) -> Infallible {
         let mut looks = tokio::time::interval(LOOK);
         loop {
             looks.tick().await;
@@ -52,18 +71,20 @@ impl Progress {
             }
         }
     }
+}
 
-    /// Takes the living line away.
-    pub(crate) fn finish(&self) {
+/// Takes the living lines away.
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 }
 
-fn bar(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_prefix(what);
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix} {elapsed_precise}  {wide_msg:.dim}") {
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>6}  {prefix}\n          {wide_msg:.dim}") {
         bar.set_style(style);
     }
     bar.enable_steady_tick(TICK);

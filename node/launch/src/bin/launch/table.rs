@@ -1,72 +1,87 @@
 //! The demonstration's result, for a person.
 
-use crate::demo::Demo;
+use crate::demo::Shown;
+use crate::objects::NAMESPACE;
 use std::fmt::Write;
 use units::Bytes;
 
-/// A table of one claim, and what was found in it.
-pub(crate) fn of(demo: &Demo) -> String {
-    let finding = &demo.finding;
-    let fill = &finding.fill;
-    let bytes = |count: u64| Bytes::new(count).to_string();
-    let used = bytes(finding.after.size.saturating_sub(finding.after.free));
-    let refusal = format!("{} after {}", fill.errno, bytes(fill.written));
-    let rows = [
-        ("CLAIM", demo.claim.as_str()),
-        ("VOLUME", demo.volume.as_str()),
-        ("LIMIT", &bytes(demo.capacity)),
-        ("USED", &used),
-        ("WRITING ON WAS REFUSED", &refusal),
-    ];
-    let mut text = table(&rows);
-    let note = match &finding.found {
-        Some(found) => format!("The volume still had the note of an earlier run: {found:?}."),
-        None => "The volume was new and empty.".to_owned(),
-    };
-    // Writing to a String does not fail.
-    _ = write!(text, "\n{note}\nIt keeps this one: {:?}.\n", finding.kept);
+const TITLES: [&str; 7] = ["CLAIM", "MODE", "VOLUME", "LIMIT", "WRITTEN", "WRITING ON", "IN USE"];
+
+/// A table of the claims, and of what was found in them.
+pub(crate) fn of(shown: &[Shown]) -> String {
+    let rows: Vec<[String; 7]> = shown.iter().map(row).collect();
+    let mut text = line(&rows, &TITLES.map(str::to_owned));
+    for row in &rows {
+        text.push_str(&line(&rows, row));
+    }
+    text.push('\n');
+    for Shown { member, finding, .. } in shown {
+        let claim = member.claim;
+        let before = match &finding.found {
+            Some(note) => format!("had the note of an earlier run, {note:?}."),
+            None => "was new and empty.".to_owned(),
+        };
+        // Writing to a String does not fail.
+        _ = writeln!(text, "{NAMESPACE}/{claim} {before} It keeps the note {:?}.", finding.kept);
+    }
     text
 }
 
-/// One line of titles, one of values, in columns.
-fn table(rows: &[(&str, &str)]) -> String {
-    let line = |cells: Vec<&str>| {
-        let padded = rows.iter().zip(cells).map(|((title, value), cell)| {
-            let width = title.chars().count().max(value.chars().count());
-            format!("{cell:width$}")
-        });
-        padded.collect::<Vec<String>>().join("  ").trim_end().to_owned()
-    };
-    let titles = line(rows.iter().map(|(title, _)| *title).collect());
-    let values = line(rows.iter().map(|(_, value)| *value).collect());
-    format!("{titles}\n{values}\n")
+fn row(shown: &Shown) -> [String; 7] {
+    let Shown { member, volume, finding } = shown;
+    [
+        format!("{NAMESPACE}/{}", member.claim),
+        member.mode.to_string(),
+        volume.clone(),
+        member.capacity.to_string(),
+        Bytes::new(finding.written).to_string(),
+        format!("refused: {}", finding.errno),
+        Bytes::new(finding.used).to_string(),
+    ]
+}
+
+/// A row in columns that are as wide as their widest cell.
+fn line(rows: &[[String; 7]], cells: &[String; 7]) -> String {
+    let mut text = String::new();
+    for (column, cell) in cells.iter().enumerate() {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        let width = widths.fold(TITLES[column].len(), usize::max);
+        _ = write!(text, "{cell:width$}  ");
+    }
+    format!("{}\n", text.trim_end())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use workload::{Fill, Space};
+    use crate::objects::MEMBERS;
 
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        assert_eq!(table(&[("A", "long"), ("TITLE", "x"), ("B", "y")]), "A     TITLE  B\nlong  x      y\n");
+    fn shown(index: usize, written: u64, used: u64, found: Option<&str>) -> Shown {
+        let member = MEMBERS[index];
+        let finding = workload::Demo {
+            found: found.map(str::to_owned),
+            kept: "written today".into(),
+            size: member.capacity.get(),
+            written,
+            errno: "ENOSPC".into(),
+            used,
+        };
+        Shown { member, volume: format!("pvc-{index}"), finding }
     }
 
     #[test]
-    fn the_refusal_and_the_earlier_note_are_shown() {
-        let space = |free| Space { size: 64 << 20, free, inodes: 32_768, inodes_free: 32_766 };
-        let text = of(&Demo {
-            claim: "demo/notes".into(),
-            volume: "pvc-1".into(),
-            capacity: 64 << 20,
-            finding: workload::Demo {
-                found: Some("written yesterday".into()),
-                kept: "written today".into(),
-                fill: Fill { before: space(64 << 20), written: 60 << 20, errno: "ENOSPC".into(), full: space(0) },
-                after: space(63 << 20),
-            },
-        });
-        assert!(text.contains("demo/notes  pvc-1   64 MiB  1 MiB  ENOSPC after 60 MiB"), "{text}");
-        assert!(text.contains("an earlier run: \"written yesterday\""), "{text}");
+    fn the_table_has_this_shape() {
+        let shown =
+            [shown(0, (64 << 20) - 4096, 4096, Some("written \x1b[2Jyesterday")), shown(1, 32 << 20, 32 << 20, None)];
+        assert_eq!(
+            of(&shown),
+            r#"CLAIM       MODE        VOLUME  LIMIT   WRITTEN                 WRITING ON       IN USE
+demo/notes  Filesystem  pvc-0   64 MiB  63.99 MiB (67104768 B)  refused: ENOSPC  4 KiB
+demo/disk   Block       pvc-1   32 MiB  32 MiB                  refused: ENOSPC  32 MiB
+
+demo/notes had the note of an earlier run, "written \u{1b}[2Jyesterday". It keeps the note "written today".
+demo/disk was new and empty. It keeps the note "written today".
+"#
+        );
     }
 }

@@ -1,0 +1,163 @@
+//! The guest's serial console: its last words, and the stages that only it tells of.
+
+use crate::event::Event;
+use crate::options::Boot;
+use announce::StageState;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+/// Lines of the console that an error shows.
+const LINES: usize = 25;
+
+/// The last lines of the guest's console.
+#[derive(Debug)]
+pub struct Console {
+    path: PathBuf,
+    lines: Vec<String>,
+}
+
+impl Console {
+    pub(crate) fn read(path: &Path) -> Self {
+        let lines = qemu::console_tail(path, LINES)
+            .unwrap_or_else(|error| vec![format!("{} cannot be read: {error}", path.display())]);
+        Self { path: path.into(), lines }
+    }
+}
+
+impl fmt::Display for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "end of {}:", self.path.display())?;
+        self.lines.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// A text of the console that ends one stage.
+#[derive(Debug, PartialEq, Eq)]
+struct Mark {
+    text: &'static str,
+    ends: &'static str,
+}
+
+/// What EDK II's boot manager says last.
+const FIRMWARE: Mark = Mark { text: "BdsDxe: starting Boot", ends: "firmware" };
+/// What node/initramfs says first. The kernel itself is quiet.
+const KERNEL: Mark = Mark { text: "initramfs: started", ends: "kernel" };
+
+/// Both are among the first lines.
+const WINDOW: u64 = 64 << 10;
+
+/// The stages before the node can announce anything, as the console shows them.
+#[derive(Debug)]
+pub(crate) struct Early {
+    console: PathBuf,
+    left: &'static [Mark],
+}
+
+impl Early {
+    /// The stages of a boot, and the first of them.
+    pub(crate) fn begin(boot: &Boot, console: &Path) -> (Self, Event) {
+        let left: &[Mark] = match boot {
+            Boot::Firmware(_) => &[FIRMWARE, KERNEL],
+            Boot::Kernel => &[KERNEL],
+        };
+        (Self { console: console.into(), left }, Event::stage(left[0].ends, StageState::Started))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// What the console shows by now that it did not show before.
+    pub(crate) fn look(&mut self) -> io::Result<Vec<Event>> {
+        let mut head = Vec::new();
+        File::open(&self.console)?.take(WINDOW).read_to_end(&mut head)?;
+        Ok(self.found_in(&String::from_utf8_lossy(&head)))
+    }
+
+    fn found_in(&mut self, text: &str) -> Vec<Event> {
+        let shown = self.left.iter().take_while(|mark| text.contains(mark.text)).count();
+        self.pass(shown)
+    }
+
+    /// The node announces something: these stages are behind it.
+    pub(crate) fn rest(&mut self) -> Vec<Event> {
+        self.pass(self.left.len())
+    }
+
+    fn pass(&mut self, count: usize) -> Vec<Event> {
+        let (passed, left) = self.left.split_at(count);
+        self.left = left;
+        let mut events = Vec::new();
+        for (index, mark) in passed.iter().enumerate() {
+            events.push(Event::stage(mark.ends, StageState::Ready));
+            if let Some(next) = passed.get(index + 1).or(left.first()) {
+                events.push(Event::stage(next.ends, StageState::Started));
+            }
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use StageState::{Ready, Started};
+    use proptest::prelude::*;
+
+    /// As OVMF of 2026 and the node's initramfs write it.
+    const LINES: [&str; 3] = [
+        "\x1b[2J\x1b[001;001HBdsDxe: loading Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
+        "BdsDxe: starting Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
+        "initramfs: started 1.346 s after the kernel\r\n",
+    ];
+
+    fn firmware() -> Early {
+        let (early, first) = Early::begin(&Boot::Firmware("disk.img".into()), Path::new("console.log"));
+        assert_eq!(first, Event::stage("firmware", Started));
+        early
+    }
+
+    fn all() -> Vec<Event> {
+        vec![Event::stage("firmware", Ready), Event::stage("kernel", Started), Event::stage("kernel", Ready)]
+    }
+
+    #[test]
+    fn each_stage_is_told_when_the_console_shows_its_end() {
+        let mut early = firmware();
+        assert_eq!(early.found_in(""), []);
+        assert_eq!(early.found_in(LINES[0]), []);
+        assert_eq!(early.found_in(&LINES[..2].concat()), all()[..2]);
+        assert_eq!(early.found_in(&LINES[..2].concat()), []);
+        assert_eq!(early.found_in(&LINES.concat()), all()[2..]);
+        assert!(early.is_over());
+    }
+
+    #[test]
+    fn what_the_console_did_not_show_in_time_is_told_before_the_first_announcement() {
+        assert_eq!(firmware().rest(), all());
+        let (mut direct, first) = Early::begin(&Boot::Kernel, Path::new("console.log"));
+        assert_eq!(first, Event::stage("kernel", Started));
+        assert_eq!(direct.rest(), [Event::stage("kernel", Ready)]);
+        assert_eq!(direct.rest(), []);
+    }
+
+    proptest! {
+        #[test]
+        fn wherever_the_console_is_cut_the_same_is_told_in_the_same_order(cuts: Vec<prop::sample::Index>) {
+            let text = LINES.concat();
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            ends.sort_unstable();
+            ends.push(text.len());
+            let mut early = firmware();
+            let told: Vec<Event> = ends.iter().flat_map(|end| early.found_in(&text[..*end])).collect();
+            prop_assert_eq!(told, all());
+        }
+
+        #[test]
+        fn any_text_is_looked_at(text: String) {
+            firmware().found_in(&text);
+        }
+    }
+}

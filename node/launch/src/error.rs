@@ -1,0 +1,120 @@
+//! Why there is no node, or none that ended in order.
+
+use crate::boot_disk::CopyError;
+use crate::check::Refusal;
+use crate::console::Console;
+use crate::data::DataError;
+use crate::event::Unfinished;
+use crate::kubeconfig::KubeconfigError;
+use crate::node::NAME;
+use kube::runtime::wait;
+use qemu::Exit;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::task::JoinError;
+
+/// Why there is no node.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// There is no QEMU to use.
+    #[error("the node cannot be started on this machine")]
+    Qemu(#[from] qemu::FindError),
+    /// There is no firmware to use.
+    #[error("the node cannot be started on this machine")]
+    Firmware(#[from] qemu::FirmwareError),
+    /// The machine cannot run the node.
+    #[error("the node cannot be started on this machine")]
+    Refused(#[from] Refusal),
+    /// No port is free.
+    #[error("no port of 127.0.0.1 is free")]
+    NoPort(#[source] io::Error),
+    /// The command line of the image cannot be read.
+    #[error("cannot read the kernel's command line from {path}")]
+    CommandLine {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The node's configuration cannot be written.
+    #[error("cannot write the node's configuration to {directory}")]
+    Configuration {
+        /// The directory.
+        directory: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The data disk cannot be made.
+    #[error("the data disk cannot be made")]
+    Data(#[from] DataError),
+    /// The disk to boot from cannot be made.
+    #[error("the boot disk cannot be made")]
+    BootDisk(#[from] CopyError),
+    /// QEMU does not start.
+    #[error("the guest cannot be started")]
+    Start(#[from] qemu::StartError),
+    /// A disk's name is none.
+    #[error("QEMU cannot be configured")]
+    Disk(#[from] qemu::SerialError),
+    /// A port's name is none.
+    #[error("QEMU cannot be configured")]
+    PortName(#[from] qemu::NameError),
+    /// QEMU runs without the port for announcements.
+    #[error("QEMU has no port for the node's announcements")]
+    NoAnnouncements,
+    /// A panic on the way.
+    #[error("a part of the launcher panicked")]
+    Panicked(#[source] JoinError),
+    /// The node's announcements cannot be read.
+    #[error("cannot read what the node announces")]
+    Port(#[source] io::Error),
+    /// The node itself said that it cannot go on.
+    #[error("the node cannot go on: {message}")]
+    Fatal {
+        /// What it said.
+        message: String,
+    },
+    /// The guest ended without a word.
+    #[error("the guest ended during its boot, QEMU with {exit}; {console}")]
+    Ended {
+        /// How QEMU ended.
+        exit: Exit,
+        /// The guest's last words.
+        console: Console,
+    },
+    /// The boot takes too long.
+    #[error("the node was not ready after {limit:?}; waited for: {unfinished}; {console}")]
+    Late {
+        /// The deadline.
+        limit: Duration,
+        /// What had begun and was not done.
+        unfinished: Unfinished,
+        /// The guest's last words.
+        console: Console,
+    },
+    /// The announced credentials cannot be used.
+    #[error("there is no access to the cluster")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// The API server does not tell about the node.
+    #[error("cannot watch node {NAME}")]
+    Watch(#[source] Box<wait::Error>),
+}
+
+/// The guest did not power off by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ShutdownError {
+    /// QEMU ended in another way than by the guest's power-off.
+    #[error("the guest did not power off in order, QEMU ended with {exit}; {console}")]
+    Killed {
+        /// How QEMU ended.
+        exit: Exit,
+        /// The guest's last words.
+        console: Console,
+    },
+    /// A panic on the way.
+    #[error("a part of the launcher panicked")]
+    Panicked(#[source] JoinError),
+}
