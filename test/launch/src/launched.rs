@@ -1,0 +1,181 @@
+//! A launcher that was started.
+
+use crate::screen::{Kind, Screen};
+use crate::{PATIENCE, Process, sys};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How often a process is looked at that is about to end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The image's files, as arguments of the launcher and as variables of the test's target.
+const IMAGE: [(&str, &str); 5] = [
+    ("--kernel", "GRANARY_KERNEL"),
+    ("--initramfs", "GRANARY_INITRAMFS"),
+    ("--system", "GRANARY_SYSTEM"),
+    ("--cmdline", "GRANARY_CMDLINE"),
+    ("--disk", "GRANARY_DISK"),
+];
+
+/// A launcher that was started, with all that it writes on one [`Screen`]. Killed on drop.
+#[derive(Debug)]
+pub struct Launched {
+    child: Child,
+    screen: Option<Screen>,
+    /// Its temporary directory, and a directory for logs beside it.
+    place: TempDir,
+    /// Everything that it was seen to start.
+    started: Vec<Process>,
+}
+
+/// A launcher that has ended, and left nothing.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub status: ExitStatus,
+    /// All that it wrote; to the point where its reader went away.
+    pub text: String,
+    /// The guest's console.
+    pub console: String,
+}
+
+impl Launched {
+    /// Starts it, with further arguments.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn start(kind: Kind, more: &[&str]) -> Self {
+        // Bazel removes it after the test, even one that was killed.
+        let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
+        let place = TempDir::with_prefix_in("launch-", above).expect("a directory can be made");
+        fs::create_dir(place.path().join("tmp")).expect("a directory can be made");
+        let (screen, writer) = Screen::open(kind);
+        let mut command = Command::new(variable("GRANARY_LAUNCH"));
+        for (argument, name) in IMAGE {
+            let mut word = OsString::from(format!("{argument}="));
+            word.push(variable(name));
+            command.arg(word);
+        }
+        command.arg(format!("--keep-logs={}", place.path().join("logs").display()));
+        command.arg("--memory=1280M").args(more);
+        command.env("TMPDIR", place.path().join("tmp")).env("TERM", "xterm").env_remove("BUILD_WORKING_DIRECTORY");
+        let standard = || Stdio::from(writer.try_clone().expect("a descriptor can be copied"));
+        match kind {
+            Kind::Pipe => command.stdin(Stdio::null()),
+            Kind::Terminal => {
+                sys::own_terminal(&mut command);
+                command.stdin(standard())
+            }
+        };
+        let child = command.stdout(standard()).stderr(standard()).spawn().expect("the launcher can be started");
+        Self { child, screen: Some(screen), place, started: Vec::new() }
+    }
+
+    /// Reads until the text is on the screen.
+    ///
+    /// # Panics
+    /// It does not come.
+    pub fn wait_for(&mut self, text: &str) {
+        self.screen.as_mut().expect("the screen is open").wait_for(text, PATIENCE);
+        for process in Process::below(self.id()) {
+            if !self.started.contains(&process) {
+                self.started.push(process);
+            }
+        }
+    }
+
+    /// The process that runs the guest.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn qemu(&self) -> &Process {
+        let is_qemu = |process: &&Process| process.words.iter().any(|word| word == "-machine");
+        self.started.iter().find(is_qemu).expect("QEMU was started")
+    }
+
+    /// Sends a signal to the launcher alone.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) {
+        send(self.id(), signal);
+    }
+
+    /// Kills QEMU.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn kill_qemu(&self) {
+        send(self.qemu().id, Signal::SIGKILL);
+    }
+
+    /// Nobody reads any more: the pipe or the terminal is closed.
+    pub fn close_screen(&mut self) -> String {
+        self.screen.take().map(|screen| screen.text().to_owned()).unwrap_or_default()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not end, or a process or a file is left.
+    pub fn end(mut self) -> Ended {
+        let text = match self.screen.as_mut() {
+            Some(screen) => {
+                screen.rest(PATIENCE);
+                screen.text().to_owned()
+            }
+            None => String::new(),
+        };
+        let mut status = None;
+        until("the launcher has ended", || {
+            status = self.child.try_wait().expect("the launcher is this test's child");
+            status.is_some()
+        });
+        until("no process is left", || !self.started.iter().any(Process::runs));
+        until("no file is left", || is_empty(&self.place.path().join("tmp")));
+        let console = fs::read(self.place.path().join("logs/console.log")).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console).into_owned();
+        Ended { status: status.unwrap_or_else(|| ExitStatus::from_raw(0)), text, console }
+    }
+
+    fn id(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        // Fails if it has ended.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+fn variable(name: &str) -> OsString {
+    env::var_os(name).unwrap_or_else(|| panic!("{name} is not set; run the test by its Bazel target"))
+}
+
+fn send(id: i32, signal: Signal) {
+    kill(Pid::from_raw(id), signal).unwrap_or_else(|errno| panic!("cannot send {signal} to {id}: {errno}"));
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} until {what}");
+        thread::sleep(LOOK);
+    }
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).expect("the directory is there").next().is_none()
+}

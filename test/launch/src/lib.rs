@@ -1,0 +1,21 @@
+//! The launcher, started as a person starts it: what it shows, how it ends, and that nothing is left of it.
+//!
+//! A [`Launched`] is the real program with the real image, in a temporary directory of its own. Nothing waits for a
+//! fixed time: each wait is for a text on the [`Screen`] or for the end of a process, with a deadline.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod launched;
+mod process;
+mod screen;
+#[expect(unsafe_code, reason = "a terminal becomes a program's own between fork and exec")]
+mod sys;
+
+pub use launched::{Ended, Launched};
+pub use process::Process;
+pub use screen::{Kind, Screen};
+
+use std::time::Duration;
+
+/// How long anything may take: seconds in emulation, minutes beside a build.
+pub const PATIENCE: Duration = Duration::from_secs(240);

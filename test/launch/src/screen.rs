@@ -1,0 +1,121 @@
+//! Where a program writes, and somebody reads.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::{Winsize, openpty};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// What the program writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A pipe.
+    Pipe,
+    /// A terminal, which is the program's own.
+    Terminal,
+}
+
+/// The reader of a program's output. Dropping it closes the pipe, or the terminal.
+#[derive(Debug)]
+pub struct Screen {
+    stream: File,
+    text: String,
+    over: bool,
+}
+
+impl Screen {
+    /// A screen, and the end that a program writes to.
+    pub(crate) fn open(kind: Kind) -> (Self, OwnedFd) {
+        let (reader, writer) = match kind {
+            Kind::Pipe => {
+                let (reader, writer) = io::pipe().expect("a pipe can be made");
+                (OwnedFd::from(reader), OwnedFd::from(writer))
+            }
+            Kind::Terminal => {
+                let size = Winsize { ws_row: 40, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+                let both = openpty(Some(&size), None).expect("a terminal can be made");
+                (both.master, both.slave)
+            }
+        };
+        (Self { stream: File::from(reader), text: String::new(), over: false }, writer)
+    }
+
+    /// What was written so far, as far as it was read.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Reads until the text is there.
+    ///
+    /// # Panics
+    /// It does not come within `limit`, or the program has closed its end.
+    pub fn wait_for(&mut self, wanted: &str, limit: Duration) {
+        let start = Instant::now();
+        while !self.text.contains(wanted) {
+            let left = limit.saturating_sub(start.elapsed());
+            assert!(!left.is_zero(), "no {wanted:?} within {limit:?}, but {:?}", self.text);
+            assert!(!self.over, "the output ended without {wanted:?}: {:?}", self.text);
+            self.read(left);
+        }
+    }
+
+    /// Reads to the end of the program's output.
+    ///
+    /// # Panics
+    /// The program still has its end open after `limit`.
+    pub fn rest(&mut self, limit: Duration) {
+        let start = Instant::now();
+        while !self.over {
+            let left = limit.saturating_sub(start.elapsed());
+            assert!(!left.is_zero(), "the output did not end within {limit:?}: {:?}", self.text);
+            self.read(left);
+        }
+    }
+
+    /// Reads what is there, or waits until something is.
+    fn read(&mut self, limit: Duration) {
+        let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) | Err(Errno::EINTR) => return,
+            Ok(_) => {}
+            Err(errno) => panic!("cannot wait for output: {errno}"),
+        }
+        let mut piece = [0; 4096];
+        match self.stream.read(&mut piece) {
+            Ok(0) => self.over = true,
+            Ok(count) => self.text.push_str(&String::from_utf8_lossy(&piece[..count])),
+            // A terminal whose programs have all closed it, pty(7).
+            Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => self.over = true,
+            Err(error) => panic!("cannot read output: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const SHORT: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_text_is_waited_for_on_both_kinds() {
+        for kind in [Kind::Pipe, Kind::Terminal] {
+            let (mut screen, writer) = Screen::open(kind);
+            File::from(writer).write_all(b"first\nsecond\n").unwrap();
+            screen.wait_for("second", SHORT);
+            screen.rest(SHORT);
+            assert!(screen.text().starts_with("first"), "{:?}", screen.text());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "ended without")]
+    fn a_text_that_cannot_come_any_more_is_not_waited_for() {
+        let (mut screen, writer) = Screen::open(Kind::Pipe);
+        drop(writer);
+        screen.wait_for("never", SHORT);
+    }
+}

@@ -1,0 +1,24 @@
+//! What a child does between fork and exec.
+
+use nix::libc;
+use nix::unistd::setsid;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+nix::ioctl_write_int_bad!(
+    /// Makes a terminal that of the session, `TIOCSCTTY` of ioctl_tty(2): what reads and writes there gets its signals.
+    tiocsctty,
+    libc::TIOCSCTTY
+);
+
+/// The program gets a session of its own, whose terminal is its standard input.
+pub(crate) fn own_terminal(command: &mut Command) {
+    let begin = || {
+        setsid()?;
+        // SAFETY: descriptor 0 is open, and the call takes a number and no pointer. 0: the terminal is nobody's yet.
+        unsafe { tiocsctty(libc::STDIN_FILENO, 0) }?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec only these two system calls are made: no memory is allocated and no lock taken.
+    unsafe { command.pre_exec(begin) };
+}

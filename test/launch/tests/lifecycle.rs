@@ -1,0 +1,109 @@
+//! How the launcher ends, in the beginning of a boot: each case ends with no process and no file left.
+
+use launch_test::{Kind, Launched};
+use nix::sys::signal::Signal;
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+
+/// QEMU runs.
+const STARTED: &str = "runs the guest with";
+/// The node has its disk in use from here on.
+const DATA: &str = "data-disk: ready";
+/// The node says so when it was asked to end in order.
+const ASKED: &str = "the node is asked to end";
+
+#[test]
+fn ctrl_c_in_the_middle_of_a_boot_shuts_the_node_down_in_order() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for(DATA);
+    launched.signal(Signal::SIGINT);
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.text);
+    assert!(
+        ended.text.ends_with("Shutting the node down. Ctrl-C cuts its power.\nThe node is down.\n"),
+        "{}",
+        ended.text
+    );
+    assert!(ended.console.contains(ASKED), "{}", ended.console);
+}
+
+#[test]
+fn a_second_ctrl_c_cuts_the_power() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for(DATA);
+    launched.signal(Signal::SIGINT);
+    launched.wait_for("Ctrl-C cuts its power.");
+    launched.signal(Signal::SIGINT);
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.text);
+    assert!(ended.text.ends_with("The power is cut.\n"), "{}", ended.text);
+}
+
+#[test]
+fn sigterm_before_anything_is_in_use_ends_at_once() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for(STARTED);
+    launched.signal(Signal::SIGTERM);
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.text);
+    assert!(ended.text.ends_with("The node is down.\n"), "{}", ended.text);
+    assert!(!ended.console.contains(ASKED), "{}", ended.console);
+}
+
+#[test]
+fn a_qemu_that_dies_is_told_with_the_last_lines_of_the_console() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for("kernel: ready");
+    launched.kill_qemu();
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    for told in ["error: the node did not boot", "signal: 9 (SIGKILL)", "console.log:", "  initramfs: started"] {
+        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_takes_qemu_and_its_directory_along() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for(STARTED);
+    assert!(launched.qemu().runs());
+    launched.signal(Signal::SIGKILL);
+    assert_eq!(launched.end().status.signal(), Some(9));
+}
+
+#[test]
+fn a_terminal_that_is_closed_shuts_the_node_down_in_order() {
+    let mut launched = Launched::start(Kind::Terminal, &[]);
+    launched.wait_for(DATA);
+    let shown = launched.close_screen();
+    // What goes on now is drawn again and again, with the last line of the log.
+    assert!(shown.contains("0s  kernel\r\n") || shown.contains("s  kernel"), "{shown:?}");
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(130));
+    assert!(ended.console.contains(ASKED), "{}", ended.console);
+}
+
+#[test]
+fn a_pipe_that_is_closed_ends_the_run() {
+    let mut launched = Launched::start(Kind::Pipe, &[]);
+    launched.wait_for("\n");
+    launched.close_screen();
+    assert_eq!(launched.end().status.code(), Some(1));
+}
+
+#[test]
+fn a_port_that_is_taken_is_refused_with_the_remedy() {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = format!("--port={}", taken.local_addr().unwrap().port());
+    let ended = Launched::start(Kind::Pipe, &[&port]).end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    assert!(ended.text.contains("error: the node did not boot\n"), "{}", ended.text);
+    assert!(ended.text.contains("choose another with --port"), "{}", ended.text);
+}
+
+#[test]
+fn a_data_file_that_cannot_be_made_is_refused_with_the_remedy() {
+    let ended = Launched::start(Kind::Pipe, &["--data=/nowhere/data.img"]).end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    assert!(ended.text.contains("name a file in an existing directory"), "{}", ended.text);
+}
