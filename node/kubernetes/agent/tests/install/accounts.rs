@@ -77,7 +77,7 @@ impl Pods {
         let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
         let made: TokenRequest =
             accounts.create_subresource("token", account, &PostParams::default(), &request).await?;
-        let token = made.status.ok_or("a token")?.token;
+        let token = made.status.and_then(|status| status.token).ok_or("no token")?;
         let kubeconfig = Kubeconfig::read_from(self.cluster.credentials().kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
