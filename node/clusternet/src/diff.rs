@@ -1,0 +1,224 @@
+//! What the kernel has, and what it lacks. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+
+use crate::PublicKey;
+
+/// Peers by their keys.
+pub type Peers = BTreeMap<PublicKey, Peer>;
+
+/// A peer of the interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Where packets to it go. The kernel may know none, and follows a peer that speaks from elsewhere.
+    pub endpoint: Option<SocketAddr>,
+    /// Packets to these addresses go to it, and only packets from these are taken from it.
+    pub allowed: BTreeSet<IpNet>,
+}
+
+/// What happens to one peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is no peer any more.
+    Remove(PublicKey),
+    /// It is one already. If it is none, this changes nothing.
+    Update {
+        /// Which.
+        key: PublicKey,
+        /// Its new endpoint, if that changes.
+        endpoint: Option<SocketAddr>,
+        /// All that it is allowed from now on, if that changes.
+        allowed: Option<BTreeSet<IpNet>>,
+    },
+    /// It becomes one.
+    Add(PublicKey, Peer),
+}
+
+impl Change {
+    /// Which peer it is about.
+    pub const fn key(&self) -> PublicKey {
+        match self {
+            Self::Remove(key) | Self::Update { key, .. } | Self::Add(key, _) => *key,
+        }
+    }
+
+    /// What the kernel makes of it: a range that a peer is given is taken from the peer that has it.
+    pub fn apply(&self, peers: &mut Peers) {
+        let (key, endpoint, allowed) = match self {
+            Self::Remove(key) => {
+                peers.remove(key);
+                return;
+            }
+            Self::Update { key, .. } if !peers.contains_key(key) => return,
+            Self::Update { key, endpoint, allowed } => (*key, *endpoint, allowed.as_ref()),
+            Self::Add(key, peer) => (*key, peer.endpoint, Some(&peer.allowed)),
+        };
+        if let Some(allowed) = allowed {
+            for (other, peer) in peers.iter_mut() {
+                peer.allowed.retain(|range| *other != key && !allowed.contains(range));
+            }
+        }
+        let peer = peers.entry(key).or_default();
+        peer.endpoint = endpoint.or(peer.endpoint);
+        peer.allowed.extend(allowed.into_iter().flatten());
+    }
+}
+
+/// At most one change for each peer that differs, such that after all of them the kernel has what is wanted.
+///
+/// Who loses everything comes first: a removed node loses its access before anybody gets anything. A range whose owner
+/// changes belongs, after any number of changes, to the owner that it had, to nobody, or to the owner that it shall
+/// have. This holds if no two ranges overlap but are different, in what the kernel has and in what is wanted: all are
+/// parts of one size, unless somebody else has set others. Then only the end is certain.
+///
+/// No range of `want` may have two owners, and every peer there must have an endpoint.
+pub fn diff(have: &Peers, want: &Peers) -> Vec<Change> {
+    let removed = have.keys().filter(|key| !want.contains_key(key)).map(|key| Change::Remove(*key));
+    let updated = want.iter().filter_map(|(key, want)| {
+        let have = have.get(key)?;
+        let endpoint = want.endpoint.filter(|endpoint| have.endpoint != Some(*endpoint));
+        let allowed = (have.allowed != want.allowed).then(|| want.allowed.clone());
+        (endpoint.is_some() || allowed.is_some()).then_some(Change::Update { key: *key, endpoint, allowed })
+    });
+    let added = want.iter().filter(|(key, _)| !have.contains_key(key));
+    removed.chain(updated).chain(added.map(|(key, peer)| Change::Add(*key, peer.clone()))).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) fn key(number: u8) -> PublicKey {
+        PublicKey::new([number; 32]).unwrap()
+    }
+
+    pub(crate) fn range(number: u8) -> IpNet {
+        format!("10.244.{number}.0/24").parse().unwrap()
+    }
+
+    pub(crate) fn peer(endpoint: u8, ranges: impl IntoIterator<Item = u8>) -> Peer {
+        Peer {
+            endpoint: Some(SocketAddr::from(([192, 0, 2, endpoint], 7838))),
+            allowed: ranges.into_iter().map(range).collect(),
+        }
+    }
+
+    /// Peers as the kernel may have them: a range has one owner, a peer may have no range, or no endpoint.
+    pub(crate) fn any_peers() -> impl Strategy<Value = Peers> {
+        let endpoints = proptest::collection::btree_map(1_u8..9, proptest::option::weighted(0.9, 0_u8..4), 0..9);
+        let owners = proptest::collection::vec(1_u8..14, 10);
+        (endpoints, owners).prop_map(|(endpoints, owners)| {
+            let mut peers = Peers::new();
+            for (number, endpoint) in endpoints {
+                let ranges = (0_u8..).zip(&owners).filter(|(_, owner)| **owner == number).map(|(range, _)| range);
+                let endpoint = endpoint.and_then(|endpoint| peer(endpoint, []).endpoint);
+                peers.insert(key(number), Peer { endpoint, ..peer(0, ranges) });
+            }
+            peers
+        })
+    }
+
+    fn any_wanted() -> impl Strategy<Value = Peers> {
+        any_peers().prop_map(|mut peers| {
+            peers.retain(|_, peer| peer.endpoint.is_some() && !peer.allowed.is_empty());
+            peers
+        })
+    }
+
+    fn owners(peers: &Peers) -> BTreeMap<IpNet, PublicKey> {
+        peers.iter().flat_map(|(key, peer)| peer.allowed.iter().map(|range| (*range, *key))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn from_any_state_the_changes_lead_to_what_is_wanted(have in any_peers(), want in any_wanted()) {
+            let mut kernel = have.clone();
+            for change in diff(&have, &want) {
+                change.apply(&mut kernel);
+            }
+            prop_assert_eq!(kernel, want);
+        }
+
+        #[test]
+        fn what_is_right_already_is_not_changed(want in any_wanted()) {
+            prop_assert_eq!(diff(&want, &want), vec![]);
+        }
+
+        #[test]
+        fn a_peer_is_changed_once_and_only_if_it_differs(have in any_peers(), want in any_wanted()) {
+            let changes = diff(&have, &want);
+            let changed: BTreeSet<PublicKey> = changes.iter().map(Change::key).collect();
+            prop_assert_eq!(changed.len(), changes.len());
+            let all = have.keys().chain(want.keys());
+            let differ: BTreeSet<PublicKey> = all.copied().filter(|key| have.get(key) != want.get(key)).collect();
+            prop_assert_eq!(changed, differ);
+        }
+
+        /// Wherever it stops, no packet goes to somebody who neither had the range nor shall have it.
+        #[test]
+        fn a_range_never_belongs_to_a_third(have in any_peers(), want in any_wanted()) {
+            let (before, after) = (owners(&have), owners(&want));
+            let mut kernel = have.clone();
+            for change in diff(&have, &want) {
+                change.apply(&mut kernel);
+                for (range, owner) in owners(&kernel) {
+                    prop_assert!(before.get(&range) == Some(&owner) || after.get(&range) == Some(&owner));
+                }
+            }
+        }
+
+        #[test]
+        fn who_is_wanted_no_more_goes_before_anything_else(have in any_peers(), want in any_wanted()) {
+            let changes = diff(&have, &want);
+            let first_other = changes.iter().position(|change| !matches!(change, Change::Remove(_)));
+            let rest = &changes[first_other.unwrap_or(changes.len())..];
+            prop_assert!(!rest.iter().any(|change| matches!(change, Change::Remove(_))));
+        }
+
+        /// A run that stops anywhere is finished by the next one.
+        #[test]
+        fn after_a_stop_the_next_changes_finish(have in any_peers(), want in any_wanted(), done in 0_usize..20) {
+            let mut kernel = have.clone();
+            for change in diff(&have, &want).iter().take(done) {
+                change.apply(&mut kernel);
+            }
+            for change in diff(&kernel.clone(), &want) {
+                change.apply(&mut kernel);
+            }
+            prop_assert_eq!(kernel, want);
+        }
+    }
+
+    #[test]
+    fn a_new_key_removes_the_old_peer() {
+        let have = Peers::from([(key(1), peer(1, [1])), (key(2), peer(2, [2]))]);
+        let want = Peers::from([(key(1), peer(1, [1])), (key(3), peer(2, [2]))]);
+        assert_eq!(diff(&have, &want), [Change::Remove(key(2)), Change::Add(key(3), peer(2, [2]))]);
+    }
+
+    #[test]
+    fn an_endpoint_changes_without_the_ranges() {
+        let have = Peers::from([(key(1), peer(1, [1]))]);
+        let want = Peers::from([(key(1), peer(2, [1]))]);
+        let update = Change::Update { key: key(1), endpoint: peer(2, []).endpoint, allowed: None };
+        assert_eq!(diff(&have, &want), [update]);
+    }
+
+    #[test]
+    fn two_peers_may_swap_their_ranges() {
+        let have = Peers::from([(key(1), peer(1, [1])), (key(2), peer(2, [2]))]);
+        let want = Peers::from([(key(1), peer(1, [2])), (key(2), peer(2, [1]))]);
+        let changes = diff(&have, &want);
+        assert_eq!(changes.len(), 2);
+        let mut kernel = have;
+        changes[0].apply(&mut kernel);
+        assert_eq!(kernel, [(key(1), peer(1, [2])), (key(2), peer(2, []))].into());
+        changes[1].apply(&mut kernel);
+        assert_eq!(kernel, want);
+    }
+}

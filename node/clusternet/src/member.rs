@@ -1,0 +1,85 @@
+//! What a Node says of itself, as it says it.
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::ANNOTATION;
+
+/// The part of a Node that the mesh is made from. Nothing of it is checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// When the API server made the Node.
+    pub created: Option<Timestamp>,
+    /// The annotation.
+    pub key: Option<String>,
+    /// All of the type `InternalIP`, in their order.
+    pub addresses: Vec<String>,
+    /// The ranges of its pods.
+    pub networks: Vec<String>,
+}
+
+impl From<&Node> for Member {
+    fn from(node: &Node) -> Self {
+        let metadata = &node.metadata;
+        let spec = node.spec.as_ref();
+        let networks = spec.and_then(|spec| spec.pod_cidrs.clone()).filter(|networks| !networks.is_empty());
+        let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            created: metadata.creation_timestamp.as_ref().map(|time| time.0),
+            key: metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION).cloned()),
+            addresses: addresses
+                .filter(|address| address.type_ == "InternalIP")
+                .map(|address| address.address.clone())
+                .collect(),
+            // The older field is the first of the newer one, if there are both.
+            networks: networks.or_else(|| Some(vec![spec?.pod_cidr.clone()?])).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn member(node: serde_json::Value) -> Member {
+        Member::from(&serde_json::from_value::<Node>(node).unwrap())
+    }
+
+    #[test]
+    fn a_node_is_read_as_it_is() {
+        let found = member(json!({
+            "metadata": {
+                "name": "one", "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {ANNOTATION: "a key", "a": "b"},
+            },
+            "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00::/64"]},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "one"},
+                {"type": "InternalIP", "address": "192.0.2.1"},
+                {"type": "ExternalIP", "address": "203.0.113.1"},
+                {"type": "InternalIP", "address": "2001:db8::1"},
+            ]},
+        }));
+        assert_eq!(
+            found,
+            Member {
+                name: "one".into(),
+                created: Some("2026-01-02T03:04:05Z".parse().unwrap()),
+                key: Some("a key".into()),
+                addresses: vec!["192.0.2.1".into(), "2001:db8::1".into()],
+                networks: vec!["10.244.1.0/24".into(), "fd00::/64".into()],
+            }
+        );
+    }
+
+    #[test]
+    fn a_node_that_says_nothing_is_a_node() {
+        assert_eq!(member(json!({"metadata": {"name": "new"}})), Member { name: "new".into(), ..Member::default() });
+        let older = member(json!({"metadata": {"name": "new"}, "spec": {"podCIDR": "10.244.1.0/24"}}));
+        assert_eq!(older.networks, ["10.244.1.0/24"]);
+    }
+}

@@ -1,0 +1,134 @@
+//! The mesh in numbers for Prometheus. docs/metrics.md describes each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use crate::refusal::{Reason, Refusal};
+use crate::traffic::{Names, Scrape};
+use crate::{Change, Device, PublicKey};
+
+/// The metrics of a node's mesh; all clones count together. They outlive a controller that is started again.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    refused: IntGaugeVec,
+    changes: IntCounterVec,
+    names: Names,
+}
+
+impl Metrics {
+    /// Registers them. Whoever gathers from the registry waits for the kernel's list of peers.
+    ///
+    /// # Errors
+    /// A metric of these names exists already.
+    pub fn register(registry: &Registry, device: Arc<dyn Device>) -> Result<Self, prometheus::Error> {
+        let metrics = Self::default();
+        for collector in metrics.collectors() {
+            registry.register(collector)?;
+        }
+        let names = Arc::clone(&metrics.names);
+        registry.register(Box::new(Scrape::new(names, move || device.look())?))?;
+        Ok(metrics)
+    }
+
+    fn new() -> Result<Self, prometheus::Error> {
+        let metrics = Self {
+            refused: IntGaugeVec::new(
+                Opts::new(
+                    "granary_mesh_refused",
+                    "Nodes that are refused as peers, or parts of what they say, by reason; the log names them.",
+                ),
+                &["reason"],
+            )?,
+            changes: IntCounterVec::new(
+                Opts::new("granary_mesh_changes_total", "Peers added, updated and removed."),
+                &["change"],
+            )?,
+            names: Arc::new(Mutex::new(BTreeMap::new())),
+        };
+        // Series that exist from the start: a rate over them is right from the first event on.
+        for reason in Reason::ALL {
+            metrics.refused.with_label_values(&[reason.name()]);
+        }
+        for change in ["added", "updated", "removed"] {
+            metrics.changes.with_label_values(&[change]);
+        }
+        Ok(metrics)
+    }
+
+    fn collectors(&self) -> [Box<dyn Collector>; 2] {
+        [Box::new(self.refused.clone()), Box::new(self.changes.clone())]
+    }
+
+    pub(crate) fn changed(&self, change: &Change) {
+        let name = match change {
+            Change::Remove(_) => "removed",
+            Change::Update { .. } => "updated",
+            Change::Add(..) => "added",
+        };
+        self.changes.with_label_values(&[name]).inc();
+    }
+
+    pub(crate) fn refused(&self, refused: &BTreeSet<(String, Refusal)>) {
+        for reason in Reason::ALL {
+            let count = refused.iter().filter(|(_, refusal)| refusal.reason() == reason).count();
+            self.refused.with_label_values(&[reason.name()]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The Nodes of the peers.
+    pub(crate) fn named(&self, nodes: &BTreeMap<PublicKey, String>) {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone_from(nodes);
+    }
+}
+
+impl Default for Metrics {
+    /// Those that nobody reads.
+    fn default() -> Self {
+        // A name or a label that is none would be found by every test.
+        Self::new().expect("constant names and labels are well formed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::TextEncoder;
+
+    use super::*;
+    use crate::diff::tests::key;
+    use crate::traffic::example;
+
+    #[test]
+    fn every_metric_is_described_and_every_description_has_its_metric() {
+        let metrics = Metrics::default();
+        metrics.named(&[(key(1), "one".into())].into());
+        let names = Arc::clone(&metrics.names);
+        let scrape: Box<dyn Collector> = Box::new(Scrape::new(names, || Ok(example())).unwrap());
+        metricsdocs::assert_described("Mesh", metrics.collectors().into_iter().chain([scrape]));
+    }
+
+    #[test]
+    fn refusals_are_told_by_reason_and_changes_by_kind() {
+        let registry = Registry::new();
+        let metrics = Metrics::default();
+        for collector in metrics.collectors() {
+            registry.register(collector).unwrap();
+        }
+        let taken = Refusal::KeyTaken { owner: "one".into() };
+        metrics.refused(&[("two".into(), taken.clone()), ("three".into(), taken)].into());
+        metrics.refused(&[("two".into(), Refusal::OwnKey), ("two".into(), Refusal::NoAddress)].into());
+        metrics.changed(&Change::Remove(key(1)));
+        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        for line in [
+            r#"granary_mesh_refused{reason="key_taken"} 1"#,
+            r#"granary_mesh_refused{reason="address"} 1"#,
+            r#"granary_mesh_refused{reason="range_taken"} 0"#,
+            r#"granary_mesh_changes_total{change="removed"} 1"#,
+            r#"granary_mesh_changes_total{change="added"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The interface's place in the network of the host: link, addresses, routes. rtnetlink(7).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use nix::errno::Errno;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteScope};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::{LinkUnspec, LinkWireguard, RouteMessageBuilder};
+
+use crate::device::Place;
+use crate::netlink::{Netlink, RequestError};
+
+/// A link, as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) index: u32,
+    pub(crate) is_wireguard: bool,
+    pub(crate) is_up: bool,
+    pub(crate) mtu: u32,
+}
+
+impl Netlink {
+    /// The link of this name, if there is one.
+    pub(crate) fn link(&mut self, name: &str) -> Result<Option<State>, RequestError> {
+        let mut question = LinkMessage::default();
+        question.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        let answer = match self.request(RouteNetlinkMessage::GetLink(question), 0) {
+            Err(error) if error.is(Errno::ENODEV) => return Ok(None),
+            answer => answer?,
+        };
+        Ok(answer.iter().find_map(|message| match message {
+            RouteNetlinkMessage::NewLink(link) => Some(state(link)),
+            _ => None,
+        }))
+    }
+
+    /// Makes the link. `EOPNOTSUPP`: the kernel has no WireGuard. `EEXIST`.
+    pub(crate) fn add_link(&mut self, name: &str) -> Result<(), RequestError> {
+        let link = LinkWireguard::new(name).build();
+        self.request(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL).map(drop)
+    }
+
+    /// Sets the largest packet, and brings the link up.
+    pub(crate) fn set_link(&mut self, index: u32, mtu: u32) -> Result<(), RequestError> {
+        let link = LinkUnspec::new_with_index(index).mtu(mtu).up().build();
+        self.request(RouteNetlinkMessage::SetLink(link), 0).map(drop)
+    }
+
+    /// The link's addresses.
+    pub(crate) fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, RequestError> {
+        let all = self.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        Ok(all
+            .iter()
+            .filter_map(|message| match message {
+                RouteNetlinkMessage::NewAddress(address) if address.header.index == index => address_of(address),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Adds an address for the node alone.
+    pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
+        let message = RouteNetlinkMessage::NewAddress(address_message(index, address.into()));
+        self.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
+    }
+
+    /// Takes an address away, and with it the routes that send from it.
+    pub(crate) fn remove_address(&mut self, index: u32, address: IpNet) -> Result<(), RequestError> {
+        match self.request(RouteNetlinkMessage::DelAddress(address_message(index, address)), 0) {
+            Err(error) if error.is(Errno::EADDRNOTAVAIL) => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
+    /// What there is of the route to this network.
+    pub(crate) fn route_to(&mut self, index: u32, place: Place) -> Result<Route, RequestError> {
+        let mut question = RouteMessage::default();
+        question.header.address_family = family(place.network.addr());
+        let all = self.dump(&RouteNetlinkMessage::GetRoute(question))?;
+        let routes: Vec<_> = all
+            .iter()
+            .filter_map(|message| match message {
+                RouteNetlinkMessage::NewRoute(route) => route_of(route, place.network),
+                _ => None,
+            })
+            .collect();
+        Ok(match routes.iter().find(|(to, _)| *to == Some(index)) {
+            Some((_, from)) if *from == Some(place.address) => Route::Right,
+            Some(_) => Route::OtherSource,
+            None if routes.is_empty() => Route::None,
+            None => Route::Elsewhere,
+        })
+    }
+
+    /// Sends what goes to the network through the link, from this address. `flags` say what if there is one already.
+    pub(crate) fn set_route(&mut self, index: u32, place: Place, flags: u16) -> Result<(), RequestError> {
+        let builder = RouteMessageBuilder::<IpAddr>::new().output_interface(index).scope(RouteScope::Link);
+        let built = builder
+            .destination_prefix(place.network.addr(), place.network.prefix_len())
+            .and_then(|builder| builder.pref_source(place.address))
+            .map(RouteMessageBuilder::build);
+        // Both are of one family, and the prefix is one.
+        let Ok(route) = built else { return Err(Errno::EINVAL.into()) };
+        self.request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | flags).map(drop)
+    }
+}
+
+/// A route to a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    None,
+    Right,
+    /// Through the link, but from another address, or from none.
+    OtherSource,
+    /// Through another link.
+    Elsewhere,
+}
+
+fn state(link: &LinkMessage) -> State {
+    let mut state = State {
+        index: link.header.index,
+        is_wireguard: false,
+        is_up: link.header.flags.contains(LinkFlags::Up),
+        mtu: 0,
+    };
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::Mtu(mtu) => state.mtu = *mtu,
+            LinkAttribute::LinkInfo(infos) => {
+                state.is_wireguard = infos.contains(&LinkInfo::Kind(InfoKind::Wireguard));
+            }
+            _ => {}
+        }
+    }
+    state
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn address_message(index: u32, address: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.index = index;
+    message.header.family = family(address.addr());
+    message.header.prefix_len = address.prefix_len();
+    message.attributes = vec![AddressAttribute::Local(address.addr()), AddressAttribute::Address(address.addr())];
+    message
+}
+
+/// IPv4 has the own address in `IFA_LOCAL`, IPv6 in `IFA_ADDRESS` alone.
+fn address_of(message: &AddressMessage) -> Option<IpNet> {
+    let mut found = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(address) => found = Some(*address),
+            AddressAttribute::Address(address) => found = found.or(Some(*address)),
+            _ => {}
+        }
+    }
+    IpNet::new(found?, message.header.prefix_len).ok()
+}
+
+/// The link and the source of a route, if it is one to the network, in the main table.
+fn route_of(message: &RouteMessage, network: IpNet) -> Option<(Option<u32>, Option<IpAddr>)> {
+    let header = &message.header;
+    if header.table != RouteHeader::RT_TABLE_MAIN || header.destination_prefix_length != network.prefix_len() {
+        return None;
+    }
+    let (mut to, mut from, mut destination) = (None, None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => destination = ip(address),
+            RouteAttribute::Oif(index) => to = Some(*index),
+            RouteAttribute::PrefSource(address) => from = ip(address),
+            _ => {}
+        }
+    }
+    (destination == Some(network.addr())).then_some((to, from))
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}

@@ -1,0 +1,182 @@
+//! The controller at a real API server, with a kernel that is a fake.
+
+mod device;
+mod gate;
+mod mesh;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clusternet::{ANNOTATION, Change, Peer, Peers};
+use envtest::{Cluster, Failure, Suite};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+use crate::mesh::{Mesh, OWN, create, key, node, own};
+
+fn main() -> ExitCode {
+    Suite::new()
+        .case("all_nodes_that_are_there_are_one_batch", all_nodes_that_are_there_are_one_batch)
+        .case("the_key_is_told_and_nothing_else_changes", the_key_is_told_and_nothing_else_changes)
+        .case("a_key_that_somebody_overwrote_is_told_again", a_key_that_somebody_overwrote_is_told_again)
+        .case("an_own_node_that_is_not_there_yet_is_waited_for", an_own_node_that_is_not_there_yet_is_waited_for)
+        .case("what_an_earlier_run_left_is_kept_or_removed", what_an_earlier_run_left_is_kept_or_removed)
+        .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
+        .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
+        .case("what_a_lost_watch_has_missed_is_made_up_for", what_a_lost_watch_has_missed_is_made_up_for)
+        .case("of_two_nodes_with_one_key_the_older_is_a_peer", of_two_nodes_with_one_key_the_older_is_a_peer)
+        .case("a_bad_key_keeps_nobody_else_out", a_bad_key_keeps_nobody_else_out)
+        .run()
+}
+
+/// What the Node of this number becomes.
+fn peer(number: u8) -> Peer {
+    let endpoint = Some(([192, 0, 2, number], clusternet::PORT).into());
+    Peer { endpoint, allowed: [format!("10.244.{number}.0/24").parse().expect("a network")].into() }
+}
+
+fn peers<const N: usize>(numbers: [u8; N]) -> Peers {
+    numbers.map(|number| (key(number), peer(number))).into()
+}
+
+fn with_own(others: impl IntoIterator<Item = Value>) -> Vec<Value> {
+    [own()].into_iter().chain(others).collect()
+}
+
+async fn all_nodes_that_are_there_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let others = (2..=40).map(|number| node(&format!("node-{number}"), number));
+    let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
+    mesh.healthy().await?;
+    let state = mesh.device.state();
+    assert_eq!(state.batches.len(), 1);
+    assert_eq!(state.batches[0].len(), 39);
+    assert_eq!(state.peers[&key(17)], peer(17));
+    assert_eq!(state.looks, 1);
+    assert_eq!(state.places.len(), 1);
+    let place = state.places[0].first().expect("a place");
+    assert_eq!((place.address.to_string(), place.network.to_string()), ("10.244.1.1".into(), "10.244.0.0/16".into()));
+    mesh.stop().await
+}
+
+async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
+    // All the time somebody else writes the same object.
+    for number in 0..20 {
+        let change = json!({"metadata": {"annotations": {"other": number.to_string()}, "labels": {"other": number.to_string()}}});
+        mesh.patch(OWN, change).await?;
+    }
+    mesh.healthy().await?;
+    let found = mesh.told().await?;
+    let annotations = found.annotations();
+    assert_eq!((annotations["kept"].as_str(), annotations["other"].as_str()), ("yes", "19"));
+    assert_eq!(found.labels()["other"], "19");
+    // The API server keeps who wrote what.
+    let ours: Vec<_> =
+        found.managed_fields().iter().filter(|all| all.manager.as_deref() == Some("granary-mesh")).collect();
+    assert_eq!(ours.len(), 1);
+    let fields = json!({"f:metadata": {"f:annotations": {format!("f:{ANNOTATION}"): {}}}});
+    assert_eq!(serde_json::to_value(&ours[0].fields_v1)?, fields);
+    mesh.stop().await
+}
+
+async fn a_key_that_somebody_overwrote_is_told_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
+    mesh.told().await?;
+    for other in [json!(key(9).to_string()), Value::Null] {
+        mesh.patch(OWN, json!({"metadata": {"annotations": {ANNOTATION: other}}})).await?;
+        mesh.told().await?;
+    }
+    mesh.stop().await
+}
+
+async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, vec![node("two", 2)], Peers::new()).await?;
+    mesh.peers(peers([2])).await?;
+    assert!(!mesh.is_healthy());
+    let mut without = own();
+    without["spec"] = json!({});
+    create(&mesh.admin, without).await?;
+    // When this one is a peer, the own Node was seen.
+    create(&mesh.admin, node("three", 3)).await?;
+    let state = mesh.peers(peers([2, 3])).await?;
+    assert!(!mesh.is_healthy());
+    assert!(state.places.is_empty());
+    assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(ANNOTATION), "it could not answer yet");
+    mesh.patch(OWN, json!({"spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}})).await?;
+    mesh.healthy().await?;
+    mesh.told().await?;
+    mesh.stop().await
+}
+
+async fn what_an_earlier_run_left_is_kept_or_removed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let others = [node("two", 2), node("three", 3)];
+    let mesh = Mesh::start(&cluster, with_own(others), peers([2, 3, 8])).await?;
+    mesh.healthy().await?;
+    assert_eq!(mesh.device.state().batches, [[Change::Remove(key(8))]]);
+    mesh.stop().await
+}
+
+async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
+    mesh.healthy().await?;
+    // What is none of ours changes nothing.
+    mesh.patch("two", json!({"metadata": {"labels": {"some": "label"}}})).await?;
+    mesh.patch("two", json!({"metadata": {"annotations": {ANNOTATION: key(5).to_string()}}})).await?;
+    let state = mesh.peers([(key(3), peer(3)), (key(5), peer(2))]).await?;
+    assert_eq!(state.batches[1..], [[Change::Remove(key(2)), Change::Add(key(5), peer(2))]]);
+    assert_eq!(state.looks, 1);
+    mesh.stop().await
+}
+
+async fn a_deleted_node_loses_its_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
+    mesh.healthy().await?;
+    mesh.delete("two").await?;
+    let state = mesh.peers(peers([3])).await?;
+    assert_eq!(state.batches[1..], [[Change::Remove(key(2))]]);
+    mesh.stop().await
+}
+
+async fn what_a_lost_watch_has_missed_is_made_up_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
+    mesh.healthy().await?;
+    mesh.gate.close();
+    cluster.stop_api_server().await?;
+    cluster.start_api_server().await?;
+    mesh.delete("two").await?;
+    create(&mesh.admin, node("four", 4)).await?;
+    // Nobody has lost a peer because the API server was away.
+    assert_eq!(mesh.device.state().peers, peers([2, 3]));
+    mesh.gate.open();
+    let state = mesh.peers(peers([3, 4])).await?;
+    assert!(!state.batches[1..].iter().flatten().any(|change| change.key() == key(3)), "{:?}", state.batches);
+    mesh.stop().await
+}
+
+async fn of_two_nodes_with_one_key_the_older_is_a_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut twin = node("twin", 3);
+    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
+    let mesh = Mesh::start(&cluster, with_own([node("older", 2), twin]), Peers::new()).await?;
+    mesh.healthy().await?;
+    assert_eq!(mesh.device.state().peers, peers([2]));
+    mesh.delete("older").await?;
+    // By the same key, another node.
+    mesh.peers([(key(2), peer(3))]).await?;
+    mesh.stop().await
+}
+
+async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let bad = |name: &str, number, text: &str| {
+        let mut bad = node(name, number);
+        bad["metadata"]["annotations"][ANNOTATION] = json!(text);
+        bad
+    };
+    let others = [bad("bad", 2, "rubbish"), bad("like-us", 3, &key(1).to_string()), node("good", 4)];
+    let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
+    mesh.healthy().await?;
+    assert_eq!(mesh.device.state().peers, peers([4]));
+    // It gets in when it says something better.
+    mesh.patch("bad", json!({"metadata": {"annotations": {ANNOTATION: key(2).to_string()}}})).await?;
+    mesh.peers(peers([2, 4])).await?;
+    mesh.stop().await
+}

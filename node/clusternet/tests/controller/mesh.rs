@@ -1,0 +1,140 @@
+//! A node's controller at a cluster without other nodes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clusternet::{ANNOTATION, Metrics, Peer, Peers, PodNetwork, PublicKey, Settings};
+use envtest::{Cluster, Failure, PATIENCE};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use supervisor::Supervisor;
+
+use crate::device::{FakeDevice, State};
+use crate::gate::Gate;
+
+/// The own Node.
+pub const OWN: &str = "one";
+
+/// How long a controller may take to end.
+const STOP: Duration = Duration::from_secs(20);
+
+pub struct Mesh {
+    pub admin: Api<Node>,
+    pub device: Arc<FakeDevice>,
+    pub gate: Gate,
+    controller: Supervisor,
+}
+
+/// The key of a node.
+pub fn key(number: u8) -> PublicKey {
+    PublicKey::new([number; 32]).unwrap()
+}
+
+/// A Node as kubelet and controller-manager make it, with the key of `number`.
+pub fn node(name: &str, number: u8) -> Value {
+    json!({
+        "metadata": {"name": name, "annotations": {ANNOTATION: key(number).to_string()}},
+        "spec": {"podCIDR": format!("10.244.{number}.0/24"), "podCIDRs": [format!("10.244.{number}.0/24")]},
+        "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
+    })
+}
+
+/// The own Node, new.
+pub fn own() -> Value {
+    let mut own = node(OWN, 1);
+    own["metadata"]["annotations"] = json!({"kept": "yes"});
+    own
+}
+
+pub async fn create(admin: &Api<Node>, node: Value) -> Result<(), Failure> {
+    admin.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+    Ok(())
+}
+
+/// A cluster of these nodes, whose roles and policies are in force.
+pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node>, Failure> {
+    let admin = Api::<Node>::all(cluster.admin());
+    admin.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    for node in nodes {
+        create(&admin, node).await?;
+    }
+    let client = cluster.admin();
+    let reconciler =
+        Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| reconciler::run(cx, client.clone()));
+    reconciler.handle().healthy().await?;
+    reconciler.stop(STOP).await?;
+    let storage = Api::<Node>::all(cluster.storage_of(OWN).await?);
+    eventually(PATIENCE, "the role", async || {
+        storage.list(&ListParams::default().limit(1)).await.map(|_| Seen::Done(()))
+    })
+    .await?;
+    Ok(admin)
+}
+
+impl Mesh {
+    /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run. Its key is number 1.
+    pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
+        let admin = cluster_of(cluster, nodes).await?;
+        let (device, gate) = (Arc::new(FakeDevice::with(key(1), peers)), Gate::default());
+        let settings = Settings {
+            client: gate.client(cluster.storage_of(OWN).await?),
+            node: OWN.to_owned(),
+            networks: vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?],
+            device: Arc::<FakeDevice>::clone(&device),
+            metrics: Metrics::default(),
+        };
+        let controller =
+            Supervisor::start("mesh", supervisor::Settings::default(), move |cx| clusternet::run(cx, settings.clone()));
+        Ok(Self { admin, device, gate, controller })
+    }
+
+    pub async fn healthy(&self) -> Result<(), Failure> {
+        Ok(tokio::time::timeout(PATIENCE, self.controller.handle().healthy()).await??)
+    }
+
+    pub fn is_healthy(&self) -> bool {
+        self.controller.status().state == supervisor::State::Healthy
+    }
+
+    /// Waits until the kernel has these peers, and no others.
+    pub async fn peers(&self, wanted: impl IntoIterator<Item = (PublicKey, Peer)>) -> Result<State, Failure> {
+        let wanted: Peers = wanted.into_iter().collect();
+        let state = eventually(PATIENCE, "the peers", async || {
+            let state = self.device.state();
+            let seen =
+                if state.peers == wanted { Seen::Done(state) } else { Seen::NotYet(format!("{:?}", state.peers)) };
+            Ok::<_, kube::Error>(seen)
+        });
+        Ok(state.await?)
+    }
+
+    /// Waits until the own Node tells the key.
+    pub async fn told(&self) -> Result<Node, Failure> {
+        let told = eventually(PATIENCE, "the public key in the own Node", async || {
+            let node = self.admin.get(OWN).await?;
+            let found = node.annotations().get(ANNOTATION).cloned();
+            Ok::<_, kube::Error>(if found == Some(key(1).to_string()) {
+                Seen::Done(node)
+            } else {
+                Seen::NotYet(format!("{found:?}"))
+            })
+        });
+        Ok(told.await?)
+    }
+
+    pub async fn patch(&self, name: &str, patch: Value) -> Result<Node, Failure> {
+        Ok(self.admin.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    pub async fn delete(&self, name: &str) -> Result<(), Failure> {
+        self.admin.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    pub async fn stop(self) -> Result<(), Failure> {
+        Ok(self.controller.stop(STOP).await?)
+    }
+}

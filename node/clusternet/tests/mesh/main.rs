@@ -1,0 +1,361 @@
+//! The mesh of two hosts in one kernel: real packets through real interfaces.
+
+mod namespace;
+mod node;
+mod raw;
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::UNIX_EPOCH;
+
+use clusternet::{
+    Change, Device as _, INTERFACE, Link, Member, Mesh, Peer, Peers, PodNetwork, PrivateKey, PublicKey, Wireguard,
+    cost, diff, wanted,
+};
+use dir::Dir;
+use futures::TryStreamExt as _;
+use ipnet::IpNet;
+use ktest_support::process;
+use nix::libc::SYS_sendto;
+use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
+use rtnetlink::{LinkDummy, LinkUnspec, RouteMessageBuilder};
+
+use crate::namespace::Namespace;
+use crate::node::{LIMIT, index, mesh, range, two};
+
+#[test]
+fn pods_of_two_nodes_reach_each_other() {
+    let (one, two) = mesh();
+    // Whoever does not choose an address sends from one that the other takes packets from.
+    assert_eq!(one.reaches(&two, "from one"), one.address());
+    assert_eq!(two.reaches(&one, "from two"), two.address());
+
+    let address = SocketAddr::new(two.address(), 7000);
+    let listener = two.host.run(move || TcpListener::bind(address)).unwrap();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut all = vec![];
+        stream.read_to_end(&mut all).unwrap();
+        stream.write_all(&all).unwrap();
+    });
+    let sent: Vec<u8> = (0..200_000_u32).map(|number| number.to_le_bytes()[0]).collect();
+    let mut stream = one.host.run(move || TcpStream::connect_timeout(&address, LIMIT)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(&sent).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut received = vec![];
+    stream.read_to_end(&mut received).unwrap();
+    server.join().unwrap();
+    assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
+
+    let traffic = one.seen()[&two.key].traffic;
+    assert!(traffic.handshake.is_some_and(|at| at > UNIX_EPOCH));
+    assert!(traffic.received > 200_000 && traffic.sent > 200_000, "{traffic:?}");
+}
+
+#[test]
+fn an_interface_that_is_there_is_adopted_with_its_peers() {
+    let (mut one, two) = mesh();
+    one.reaches(&two, "before");
+    let (before, key, number) = (one.seen(), one.key, index(&one));
+    one.restart();
+    one.place([one.range()]);
+    assert_eq!((one.key, index(&one)), (key, number));
+    assert_eq!(one.seen(), before, "nor are they asked for new keys");
+    assert_eq!(one.peers(Peers::from([two.peer("192.0.2.")])), []);
+    one.reaches(&two, "after");
+}
+
+#[test]
+fn what_is_right_is_not_touched() {
+    let (one, _two) = mesh();
+    let device = std::sync::Arc::clone(&one.device);
+    let calls = one.host.run(move || {
+        let again = || {
+            device.ensure().unwrap();
+            device.change(&[]).unwrap();
+        };
+        process::calls(again).into_iter().filter(|call| *call == SYS_sendto).count()
+    });
+    // One question about the link, one about its key.
+    assert_eq!(calls, 2);
+}
+
+#[test]
+fn an_interface_of_somebody_is_put_right_and_keeps_its_peers() {
+    let (one, two) = mesh();
+    one.host.netlink(async |netlink| {
+        netlink.link().set(LinkUnspec::new_with_name(INTERFACE).mtu(1280).down().build()).execute().await
+    });
+    let disk = tempfile::tempdir().unwrap();
+    let (there, stranger) = (Dir::open(disk.path()).unwrap(), Link { port: 1234, ..Link::default() });
+    let other = one.host.run(move || {
+        let key = PrivateKey::ensure(&there).unwrap().into_inner();
+        Wireguard::new(key, stranger).ensure().unwrap()
+    });
+    assert_ne!(other, one.key);
+    let key = one.with(|device| device.ensure().unwrap());
+    assert_eq!(key, one.key);
+    assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1);
+    assert_eq!(mtu(&one.host), 1420);
+    two.reaches(&one, "it hears at its port");
+}
+
+#[test]
+fn an_interface_of_another_kind_is_refused() {
+    let host = Namespace::new();
+    host.netlink(async |netlink| netlink.link().add(LinkDummy::new(INTERFACE).build()).execute().await);
+    let disk = tempfile::tempdir().unwrap();
+    let dir = Dir::open(disk.path()).unwrap();
+    let error = host.run(move || {
+        let key = PrivateKey::ensure(&dir).unwrap().into_inner();
+        Wireguard::new(key, Link::default()).ensure().unwrap_err()
+    });
+    assert_eq!(
+        error.to_string(),
+        "network interface clusternet is none of WireGuard's; remove it, or give it another name"
+    );
+}
+
+#[test]
+fn a_node_with_a_new_key_is_reached_by_the_new_one_alone() {
+    let (one, mut two) = mesh();
+    two.reaches(&one, "by the old key");
+    let old = two.key;
+    std::fs::remove_file(two.disk.path().join("clusternet.key")).unwrap();
+    two.restart();
+    assert_ne!(two.key, old);
+    let changes = one.peers(Peers::from([two.peer("192.0.2.")]));
+    assert_eq!(changes, [Change::Remove(old), Change::Add(two.key, two.peer("192.0.2.").1)]);
+    assert_eq!(raw::peers(&one.host, INTERFACE), [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key)]);
+    one.reaches(&two, "by the new key");
+}
+
+#[test]
+fn a_node_that_was_removed_while_nobody_looked_loses_its_access() {
+    let (mut one, two) = mesh();
+    one.reaches(&two, "a member");
+    // The next run of the program knows nothing of this one.
+    one.restart();
+    assert_eq!(one.peers(Peers::new()), [Change::Remove(two.key)]);
+    assert_eq!(raw::peers(&one.host, INTERFACE), [""; 0]);
+    assert!(one.is_cut_off_from(&two));
+}
+
+#[test]
+fn nodes_reach_each_other_by_ipv6() {
+    let (one, two) = two();
+    one.peers(Peers::from([two.peer("2001:db8::")]));
+    two.peers(Peers::from([one.peer("2001:db8::")]));
+    assert_eq!(one.reaches(&two, "by IPv6"), one.address());
+    assert_eq!(raw::peers(&one.host, INTERFACE), [format!("{} [2001:db8::2]:7838 10.244.2.0/24", two.key)]);
+    // It is the same to both: nothing changes.
+    assert_eq!(one.peers(Peers::from([two.peer("2001:db8::")])), []);
+}
+
+#[test]
+fn a_bad_key_leaves_the_others_in_peace() {
+    let (one, two) = two();
+    let member = |number: u8, key: String| Member {
+        name: format!("node-{number}"),
+        key: Some(key),
+        addresses: vec![format!("192.0.2.{number}")],
+        networks: vec![range(number).to_string()],
+        ..Member::default()
+    };
+    let good = PublicKey::new([9; 32]).unwrap();
+    let members = [
+        member(1, one.key.to_string()),
+        member(2, two.key.to_string()),
+        member(3, "rubbish".into()),
+        member(4, one.key.to_string()),
+        member(5, good.to_string()),
+    ];
+    let network = PodNetwork::new("10.244.0.0/16".parse().unwrap(), 24).unwrap();
+    let found = wanted(Mesh { node: "node-1", key: one.key, networks: &[network] }, &members);
+    assert_eq!(found.refused.len(), 2);
+    one.peers(found.peers.clone());
+    let mut expected =
+        [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key), format!("{good} 192.0.2.5:7838 10.244.5.0/24")];
+    expected.sort();
+    assert_eq!(raw::peers(&one.host, INTERFACE), expected);
+    assert_eq!(one.peers(found.peers), []);
+}
+
+/// Who has taken over a node has its key, and may send what they like.
+#[test]
+fn a_node_cannot_speak_from_the_addresses_of_another() {
+    let (one, two) = mesh();
+    let foreign = IpAddr::from([10, 244, 3, 9]);
+    let number = index(&two);
+    two.host.netlink(async move |netlink| netlink.address().add(number, foreign, 32).execute().await);
+    let there = one.socket(one.address());
+    let to = there.local_addr().unwrap();
+    two.socket(foreign).send_to(b"from a pod of a third", to).unwrap();
+    two.socket(two.address()).send_to(b"from its own", to).unwrap();
+    let mut bytes = [0; 64];
+    // Packets of one tunnel do not overtake each other: the first is dropped before the second comes.
+    let (length, from) = there.recv_from(&mut bytes).unwrap();
+    assert_eq!((&bytes[..length], from.ip()), (&b"from its own"[..], two.address()));
+    there.set_nonblocking(true).unwrap();
+    assert!(there.recv_from(&mut bytes).is_err());
+}
+
+/// A route from nowhere would send from the address of the cable, which the others drop.
+#[test]
+fn the_host_sends_to_pods_from_its_own_address_of_the_pod_network() {
+    let (one, _two) = two();
+    assert_eq!(sources(&one.host), [one.address()]);
+    // Once more, and with another range: the Node was made anew.
+    one.place([one.range()]);
+    one.place([range(7)]);
+    assert_eq!(sources(&one.host), [IpAddr::from([10, 244, 7, 1])]);
+    assert_eq!(addresses(&one.host), [IpAddr::from([10, 244, 7, 1])]);
+}
+
+#[test]
+fn a_route_without_the_source_is_put_right_and_one_of_somebody_else_is_left() {
+    let (one, _two) = two();
+    let number = index(&one);
+    one.host.netlink(async move |netlink| {
+        let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
+            .destination_prefix([10, 244, 0, 0].into(), 16)
+            .output_interface(number)
+            .build();
+        netlink.route().add(route).replace().execute().await
+    });
+    assert_eq!(sources(&one.host), [IpAddr::from([0; 4])]);
+    one.place([one.range()]);
+    assert_eq!(sources(&one.host), [one.address()]);
+
+    let cable = one.host.run(|| nix::net::if_::if_nametoindex("cable1").unwrap());
+    one.host.netlink(async move |netlink| {
+        let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
+            .destination_prefix([10, 244, 0, 0].into(), 16)
+            .output_interface(cable)
+            .build();
+        netlink.route().add(route).replace().execute().await
+    });
+    one.place([one.range()]);
+    assert_eq!(sources(&one.host), [IpAddr::from([0; 4])]);
+}
+
+#[test]
+fn a_range_of_ipv6_pods_has_its_address_and_route() {
+    let (one, two) = two();
+    let network: IpNet = "fd00::/48".parse().unwrap();
+    for node in [&one, &two] {
+        let address: IpAddr = format!("fd00:0:0:{}::1", node.number).parse().unwrap();
+        let place = clusternet::Place { address, network };
+        for _ in 0..2 {
+            node.with(move |device| device.place(&[place].into()).unwrap());
+        }
+    }
+    let with_range = |node: &node::Node| {
+        let allowed = [format!("fd00:0:0:{}::/64", node.number).parse().unwrap()].into();
+        (node.key, Peer { allowed, ..node.peer("192.0.2.").1 })
+    };
+    one.peers(Peers::from([with_range(&two)]));
+    two.peers(Peers::from([with_range(&one)]));
+    let there = two.socket("fd00:0:0:2::1".parse().unwrap());
+    let from = one.socket("::".parse().unwrap());
+    from.send_to(b"word", there.local_addr().unwrap()).unwrap();
+    let (_, from) = there.recv_from(&mut [0; 8]).unwrap();
+    assert_eq!(from.ip(), "fd00:0:0:1::1".parse::<IpAddr>().unwrap());
+}
+
+#[test]
+fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
+    let (one, _two) = two();
+    let all: Peers = (1..=1000_u32).map(peer).collect();
+    let sent = sends(&one, &diff(&Peers::new(), &all));
+    let expected = cost(&diff(&Peers::new(), &all));
+    println!("1000 nodes: {expected:?}");
+    // And one that asks for the number of the family: the copy of the process does not know it yet.
+    assert_eq!(sent, expected.messages);
+    assert!((2..10).contains(&sent), "{expected:?}");
+    // Less than half of what a socket takes at once.
+    assert!(expected.largest < 212_992 / 2);
+
+    let shown = raw::peers(&one.host, INTERFACE);
+    assert_eq!(shown.len(), 1000);
+    let mut lines: Vec<String> = all.iter().map(line).collect();
+    lines.sort();
+    assert_eq!(shown, lines);
+    // The kernel's list comes in many messages.
+    let seen: Peers = one.seen().into_iter().map(|(key, seen)| (key, seen.peer)).collect();
+    assert_eq!(seen, all);
+
+    let more: Peers = all.clone().into_iter().chain([peer(1001)]).collect();
+    assert_eq!(sends(&one, &diff(&all, &more)), 1);
+    let mut less = more.clone();
+    less.remove(&peer(7).0);
+    assert_eq!(sends(&one, &diff(&more, &less)), 1);
+    assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1000);
+}
+
+/// How many messages the changes are, as a tracer counts them.
+fn sends(node: &node::Node, changes: &[Change]) -> usize {
+    let (device, changes) = (std::sync::Arc::clone(&node.device), changes.to_vec());
+    node.host.run(move || {
+        let made = process::calls(|| device.change(&changes).unwrap());
+        made.into_iter().filter(|call| *call == SYS_sendto).count()
+    })
+}
+
+fn peer(number: u32) -> (PublicKey, Peer) {
+    let mut bytes = [7; 32];
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    let [.., high, low] = number.to_be_bytes();
+    let endpoint = Some(SocketAddr::from(([192, 0, 2, low], 7838)));
+    let range = IpNet::new(IpAddr::from([10, 64 + high, low, 0]), 24).unwrap();
+    (PublicKey::new(bytes).unwrap(), Peer { endpoint, allowed: [range].into() })
+}
+
+fn line((key, peer): (&PublicKey, &Peer)) -> String {
+    let ranges: Vec<String> = peer.allowed.iter().map(ToString::to_string).collect();
+    format!("{key} {} {}", peer.endpoint.unwrap(), ranges.join(","))
+}
+
+/// From where the host sends to pods: the preferred sources of the routes to their network, 0.0.0.0 for none.
+fn sources(host: &Namespace) -> Vec<IpAddr> {
+    host.netlink(async |netlink| {
+        let question = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();
+        let all: Vec<_> = netlink.route().get(question).execute().try_collect().await?;
+        let to = RouteAttribute::Destination(RouteAddress::Inet([10, 244, 0, 0].into()));
+        let ours = all.iter().filter(|route| route.attributes.contains(&to));
+        let source = |attribute: &RouteAttribute| match attribute {
+            RouteAttribute::PrefSource(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+            _ => None,
+        };
+        Ok(ours.map(|route| route.attributes.iter().find_map(source).unwrap_or(IpAddr::from([0; 4]))).collect())
+    })
+}
+
+fn addresses(host: &Namespace) -> Vec<IpAddr> {
+    host.netlink(async |netlink| {
+        use rtnetlink::packet_route::address::AddressAttribute;
+
+        let number = nix::net::if_::if_nametoindex(INTERFACE).unwrap();
+        let all = netlink.address().get().set_link_index_filter(number).execute();
+        let all: Vec<_> = all.try_collect().await?;
+        let local = |attribute: &AddressAttribute| match attribute {
+            AddressAttribute::Local(address) => Some(*address),
+            _ => None,
+        };
+        Ok(all.iter().filter_map(|message| message.attributes.iter().find_map(local)).collect())
+    })
+}
+
+fn mtu(host: &Namespace) -> u32 {
+    host.netlink(async |netlink| {
+        let all: Vec<_> = netlink.link().get().match_name(INTERFACE.to_owned()).execute().try_collect().await?;
+        let mtu = |attribute: &LinkAttribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        };
+        Ok(all[0].attributes.iter().find_map(mtu).unwrap())
+    })
+}
