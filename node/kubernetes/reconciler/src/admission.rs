@@ -1,5 +1,8 @@
-//! What a node's storage may write: roles cannot tell one node's objects from another's, admission policies can.
-//! Expressions are CEL.
+//! What the identities of a node may write: roles cannot tell one node's objects from another's, admission policies
+//! can. Expressions are CEL.
+//!
+//! Most of them hold the storage identity to its node. kubelet's own is held by NodeRestriction; one policy adds what
+//! that leaves open.
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
@@ -7,6 +10,7 @@ use serde_json::{Value, json};
 use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use volume::{DRIVER_NAME, TOPOLOGY_KEY};
 
+use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::objects::{Object, metadata};
 
 /// Where the scheduler tells which node a claim's volume is to be made on.
@@ -24,6 +28,7 @@ const CLAIM_STATUS: &str = "claim-status.local.granary.dev";
 const CAPACITIES: &str = "capacities.local.granary.dev";
 const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
+const KUBELETS: &str = "kubelets.local.granary.dev";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
@@ -36,15 +41,24 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// The storage identities of nodes, which have the node's name in their own.
+    /// The storage identities of nodes.
     fn identities() -> Self {
-        let length = STORAGE_USER_PREFIX.len();
+        Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP)
+    }
+
+    /// The kubelets.
+    fn kubelets() -> Self {
+        Self::named(KUBELET_PREFIX, KUBELETS_GROUP)
+    }
+
+    /// Users of a group, who have the node's name behind a prefix in their own.
+    fn named(prefix: &str, group: &str) -> Self {
+        let length = prefix.len();
         Self {
-            condition: format!("'{STORAGE_GROUP}' in request.userInfo.groups"),
+            condition: format!("'{group}' in request.userInfo.groups"),
             // Of another user in the group: no node's name.
             node: format!(
-                "request.userInfo.username.startsWith('{STORAGE_USER_PREFIX}') ? \
-                 request.userInfo.username.substring({length}) : ''"
+                "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({length}) : ''"
             ),
         }
     }
@@ -61,31 +75,37 @@ pub(crate) struct Guard {
 pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
-        guard(VOLUMES, rule("", "persistentvolumes", WRITES), volumes()),
-        guard(CLAIMS, rule("", "persistentvolumeclaims", WRITES), claims("== variables.node")),
-        guard(CLAIM_STATUS, rule("", "persistentvolumeclaims/status", &["UPDATE"]), claim_status()),
-        guard(CAPACITIES, rule("storage.k8s.io", "csistoragecapacities", WRITES), capacities()),
-        guard(NODES, rule("", "nodes", WRITES), nodes()),
-        guard(EVENTS, rule("events.k8s.io", "events", WRITES), events()),
+        guard(VOLUMES, rule("", &["persistentvolumes"], WRITES), volumes()),
+        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
+        guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
+        guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
+        guard(NODES, rule("", &["nodes"], WRITES), nodes()),
+        guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
     ]
 }
 
 /// What somebody may write who gives the claims of nodes back that are gone.
 pub(crate) fn release_guard() -> Guard {
-    Guard { name: CLAIMS, rule: rule("", "persistentvolumeclaims", WRITES), validations: claims("!= ''") }
+    Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
+}
+
+/// What a kubelet may not write although NodeRestriction lets it. Annotations can be written with the status as well.
+fn kubelet_guard() -> Guard {
+    let rule = rule("", &["nodes", "nodes/status"], &["CREATE", "UPDATE"]);
+    Guard { name: KUBELETS, rule, validations: kubelets() }
 }
 
 /// The policies, each with the binding that puts it in force.
 pub(crate) fn all() -> Vec<Object> {
-    let writers = Writers::identities();
     let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
-    guards()
-        .iter()
-        .flat_map(|guard| {
-            let Guard { name, .. } = guard;
+    let storage = guards().into_iter().map(|guard| (guard, Writers::identities()));
+    storage
+        .chain([(kubelet_guard(), Writers::kubelets())])
+        .flat_map(|(guard, writers)| {
+            let name = guard.name;
             [
                 object(ApiResource::erase::<ValidatingAdmissionPolicy>(&()), name, {
-                    policy(guard, &writers, metadata(name))
+                    policy(&guard, &writers, metadata(name))
                 }),
                 object(ApiResource::erase::<ValidatingAdmissionPolicyBinding>(&()), name, {
                     binding(name, metadata(name))
@@ -221,6 +241,36 @@ fn nodes() -> Vec<Validation> {
     )
 }
 
+/// A Node gets its addresses from the cluster, and what others believe of its annotations is not kubelet's to say.
+/// NodeRestriction and the API itself let a kubelet choose a range as long as its Node has none.
+fn kubelets() -> Vec<Validation> {
+    let (old, new) = (annotations("oldObject"), annotations("object"));
+    let when = |operation: &str, expression: String| format!("request.operation != '{operation}' || ({expression})");
+    let ranges = ["spec.?podCIDR", "spec.?podCIDRs"].map(same).join(" && ");
+    let addresses = explained(
+        "a kubelet does not choose the addresses of its pods",
+        [
+            when("CREATE", "object.?spec.?podCIDR.orValue('') == ''".to_owned()),
+            when("CREATE", "object.?spec.?podCIDRs.orValue([]).size() == 0".to_owned()),
+            when("UPDATE", ranges),
+        ],
+    );
+    let annotations = explained(
+        &format!("a kubelet does not write annotations {NODE_ANNOTATIONS}*"),
+        [
+            when("CREATE", format!("{new}.all(key, !key.startsWith('{NODE_ANNOTATIONS}'))")),
+            when(
+                "UPDATE",
+                format!(
+                    "{old}.all(key, !key.startsWith('{NODE_ANNOTATIONS}') || {new}[?key] == {old}[?key]) && \
+                     {new}.all(key, !key.startsWith('{NODE_ANNOTATIONS}') || key in {old})"
+                ),
+            ),
+        ],
+    );
+    [addresses, annotations].into_iter().flatten().collect()
+}
+
 /// The node speaks in its own name.
 fn events() -> Vec<Validation> {
     let own = |event: &str| {
@@ -232,8 +282,8 @@ fn events() -> Vec<Validation> {
     explained(&format!("a node reports as {DRIVER_NAME} and in its own name"), before_and_after(own))
 }
 
-fn rule(group: &str, resource: &str, operations: &[&str]) -> Value {
-    json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": [resource]})
+fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {
+    json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": resources})
 }
 
 /// The whole object.
@@ -250,7 +300,7 @@ pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [rule]},
-            "matchConditions": [{"name": "nodes-storage", "expression": writers.condition}],
+            "matchConditions": [{"name": "writers", "expression": writers.condition}],
             "variables": [{"name": "node", "expression": writers.node}],
             "validations": validations,
         },

@@ -1,5 +1,6 @@
 //! Keeps the objects in the cluster that Granary's storage needs: the CSI driver's entry, the default storage class,
-//! and what the nodes' storage identities may do: their role, and policies that hold each node to its own objects.
+//! and what the nodes' storage identities may do: their role, and policies that hold each node to its own objects; one
+//! of them holds kubelets to what NodeRestriction leaves open.
 //!
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.

@@ -1,8 +1,9 @@
-//! What the storage identity of a node may do, and what not: decided by a real API server.
+//! What the identities of a node may do, and what not: decided by a real API server.
 
 mod capacity;
 mod certificate;
 mod joining;
+mod kubelet;
 mod node;
 mod resize;
 mod storage;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let suite = capacity::cases(suite);
     let suite = node::cases(suite);
     let suite = joining::cases(suite);
+    let suite = kubelet::cases(suite);
     certificate::cases(suite).run()
 }
 
