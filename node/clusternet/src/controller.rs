@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +19,12 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
-use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, Place};
+use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, Place, Seen};
 use crate::metrics::Metrics;
 use crate::network::first_address;
 use crate::peers::{Mesh, Own, Wanted, wanted};
 use crate::refusal::Refusal;
-use crate::{Change, Member, Peers, PodNetwork, PublicKey, annotation, diff};
+use crate::{Member, Peers, PodNetwork, PublicKey, annotation, diff};
 
 /// The owner of our field in the API.
 const FIELD_MANAGER: &str = "granary-mesh";
@@ -155,7 +156,7 @@ struct Controller {
     /// What was told of the last pass.
     nodes: BTreeMap<PublicKey, String>,
     refused: BTreeSet<(String, Refusal)>,
-    several: BTreeSet<(String, std::net::IpAddr)>,
+    several: BTreeSet<(String, IpAddr)>,
 }
 
 impl Controller {
@@ -227,9 +228,9 @@ impl Controller {
         }
         for change in changes.iter() {
             self.settings.metrics.changed(change);
-            let (key, what) = (change.key(), name(change));
+            let key = change.key();
             let node = wanted.nodes.get(&key).or_else(|| self.nodes.get(&key)).map_or("?", String::as_str);
-            info!(node, %key, change = what, "mesh peer changed");
+            info!(node, %key, change = change.name(), "mesh peer changed");
         }
         self.known = Some(wanted.peers.clone());
         self.is_sure = true;
@@ -240,7 +241,7 @@ impl Controller {
     async fn look(&self, known: Peers) -> Result<Peers, RunError> {
         let device = Arc::clone(&self.settings.device);
         let seen = spawn_blocking(move || device.look()).await??;
-        let peer = |(key, mut seen): (PublicKey, crate::Seen)| {
+        let peer = |(key, mut seen): (PublicKey, Seen)| {
             if let (Some(_), Some(known)) = (seen.peer.endpoint, known.get(&key)) {
                 seen.peer.endpoint = known.endpoint;
             }
@@ -278,13 +279,5 @@ impl Controller {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
             Err(error) => Err(RunError::Announce(Box::new(error))),
         }
-    }
-}
-
-const fn name(change: &Change) -> &'static str {
-    match change {
-        Change::Remove(_) => "removed",
-        Change::Update { .. } => "updated",
-        Change::Add(..) => "added",
     }
 }

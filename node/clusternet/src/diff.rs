@@ -45,6 +45,15 @@ impl Change {
         }
     }
 
+    /// What the peer is then, for people.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Remove(_) => "removed",
+            Self::Update { .. } => "updated",
+            Self::Add(..) => "added",
+        }
+    }
+
     /// What the kernel makes of it: a range that a peer is given is taken from the peer that has it.
     pub fn apply(&self, peers: &mut Peers) {
         let (key, endpoint, allowed) = match self {

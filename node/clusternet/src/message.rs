@@ -292,10 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_nodes_fit_in_a_few_messages_of_which_none_is_large() {
-        let cost = cost(&diff(&Peers::new(), &cluster(1000)));
-        assert_eq!((cost.messages, cost.bytes), (4, 100_160));
-        assert!(cost.largest <= MOST + 64, "{cost:?}");
+    fn all_nodes_fit_in_a_few_messages_of_which_none_is_large() {
+        for (count, messages, bytes) in [(10, 1, 1040), (100, 1, 10_040), (1000, 4, 100_160)] {
+            let cost = cost(&diff(&Peers::new(), &cluster(count)));
+            assert_eq!((cost.messages, cost.bytes), (messages, bytes));
+            assert!(cost.largest <= MOST + 64, "{cost:?}");
+        }
     }
 
     #[test]

@@ -63,12 +63,7 @@ impl Metrics {
     }
 
     pub(crate) fn changed(&self, change: &Change) {
-        let name = match change {
-            Change::Remove(_) => "removed",
-            Change::Update { .. } => "updated",
-            Change::Add(..) => "added",
-        };
-        self.changes.with_label_values(&[name]).inc();
+        self.changes.with_label_values(&[change.name()]).inc();
     }
 
     pub(crate) fn refused(&self, refused: &BTreeSet<(String, Refusal)>) {
