@@ -196,9 +196,9 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
         .spawn()
         .unwrap();
     let sockets = ["plugins/local.granary.dev.sock", "plugins_registry/local.granary.dev-reg.sock"];
-    let is_there = |socket: &&str| kubelet.0.join(socket).exists();
+    let is_there = |socket: &str| kubelet.0.join(socket).exists();
     let begun = Instant::now();
-    while !sockets.iter().all(is_there) {
+    while !sockets.into_iter().all(is_there) {
         assert_eq!(child.try_wait().unwrap(), None, "it ended");
         assert!(begun.elapsed() < Duration::from_secs(60), "no sockets");
         thread::sleep(Duration::from_millis(20));
@@ -206,6 +206,6 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
     assert!(matches!(refused(disk.path(), &[]), DirectoryError::Busy { .. }));
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(!sockets.iter().any(|socket| is_there(&socket)));
+    assert!(!sockets.into_iter().any(is_there));
     assert!(Directory::open(&place(disk.path(), &[])).is_ok());
 }

@@ -36,8 +36,10 @@ const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 pub(crate) struct Writers {
     /// Whether a request is one of theirs.
     pub(crate) condition: String,
-    /// The node's name; empty if there is none, and then nothing may be written.
+    /// The node's name; empty if there is none.
     pub(crate) node: String,
+    /// What must hold before all that a guard says.
+    pub(crate) first: Option<Validation>,
 }
 
 impl Writers {
@@ -60,6 +62,7 @@ impl Writers {
             node: format!(
                 "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({length}) : ''"
             ),
+            first: None,
         }
     }
 }
@@ -116,9 +119,9 @@ pub(crate) fn all() -> Vec<Object> {
 }
 
 /// An expression that must hold, and what the node is told if it does not.
-struct Validation {
-    expression: String,
-    message: String,
+pub(crate) struct Validation {
+    pub(crate) expression: String,
+    pub(crate) message: String,
 }
 
 /// All of them must hold, and one message says what for.
@@ -289,8 +292,10 @@ fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {
 /// The whole object.
 pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value {
     let Guard { rule, validations, .. } = guard;
-    let validations: Vec<Value> = validations
+    let validations: Vec<Value> = writers
+        .first
         .iter()
+        .chain(validations)
         .map(|Validation { expression, message }| json!({"expression": expression, "message": message}))
         .collect();
     json!({

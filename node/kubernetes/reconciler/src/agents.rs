@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::admission::{self, Guard, Writers};
+use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, csi_driver, may, rules};
 use volume::DRIVER_NAME;
 
@@ -34,8 +34,13 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let of_nodes = Writers {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
+        // Else a token without a node could write what is on none.
+        first: Some(Validation {
+            expression: "variables.node != ''".to_owned(),
+            message: "the token is bound to no pod, or the API server does not tell the node of its pod".to_owned(),
+        }),
     };
-    let of_release = Writers { condition: condition(release), node: "''".to_owned() };
+    let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };
     let guards = admission::guards();
     let mut objects: Vec<Value> = guards.iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(guarded("release", &admission::release_guard(), &of_release));

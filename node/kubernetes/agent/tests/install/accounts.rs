@@ -20,6 +20,7 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE: &str = "granary-storage";
 const RELEASE: &str = "granary-release";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+const NO_NODE: &str = "the token is bound to no pod";
 const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
 
 /// The accounts, with a node and a pod on it, or a pod anywhere.
@@ -33,17 +34,20 @@ impl Pods {
     pub async fn start(cluster: &Arc<Cluster>) -> Result<Self, Failure> {
         install(cluster).await?;
         let pods = Self { admin: cluster.admin(), cluster: Arc::clone(cluster) };
-        // The last of the policies that are waited for: the API server puts them in force all at once.
-        let probe = pods.client(STORAGE, None).await?;
-        let volumes = Api::<PersistentVolume>::all(probe);
-        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        // The one that was made last: the API server puts those that it knows in force all at once.
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+        let claim = claims.create(&PostParams::default(), &waiting("policies-")?).await?.name_any();
+        let release = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RELEASE, None).await?);
+        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+        let label = Patch::Merge(json!({"metadata": {"labels": {"mine": "yes"}}}));
         eventually(PATIENCE, "the policies", async || {
-            Ok::<_, kube::Error>(match volumes.create(&dry, &volume("probe", "n1")).await {
-                Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_VOLUME) => Seen::Done(()),
+            Ok::<_, kube::Error>(match release.patch(&claim, &dry, &label).await {
+                Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_CLAIM) => Seen::Done(()),
                 other => Seen::NotYet(format!("{other:?}")),
             })
         })
         .await?;
+        claims.delete(&claim, &DeleteParams::default()).await?;
         Ok(pods)
     }
 
@@ -51,8 +55,8 @@ impl Pods {
     pub async fn node(&self, name: &str, hostname: &str) -> Result<(), Failure> {
         let nodes = Api::<Node>::all(self.admin.clone());
         let labels = json!({"kubernetes.io/hostname": hostname, "kubernetes.io/os": "linux"});
-        let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
-        nodes.create(&PostParams::default(), &node).await?;
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+        nodes.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(node)).await?;
         Ok(())
     }
 
@@ -83,6 +87,16 @@ impl Pods {
         config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
         Ok(Client::try_from(config)?)
     }
+}
+
+/// A claim that waits for a node which is gone.
+fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
+    serde_json::from_value(json!({
+        "metadata": {"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "kept": "yes"}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
+        },
+    }))
 }
 
 fn volume(name: &str, node: &str) -> PersistentVolume {
@@ -152,25 +166,27 @@ pub async fn a_token_of_no_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(
     let nobody = pods.client(STORAGE, None).await?;
     let volumes = Api::<PersistentVolume>::all(nobody.clone());
     for node in ["n1", ""] {
-        denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, FOREIGN_VOLUME);
+        denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, NO_NODE);
     }
-    denied(
-        Api::<Event>::default_namespaced(nobody).create(&PostParams::default(), &event("n1")).await,
-        "in its own name",
-    );
+    let events = Api::<Event>::default_namespaced(nobody.clone());
+    denied(events.create(&PostParams::default(), &event("")).await, NO_NODE);
+    // Nobody's by its annotations, as it were.
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let mut bound = waiting("nobodys-")?;
+    bound.metadata.annotations = None;
+    let name = claims.create(&PostParams::default(), &bound).await?.name_any();
+    let size = Patch::Merge(json!({"status": {"capacity": {"storage": "9Gi"}}}));
+    let nobodys = Api::<PersistentVolumeClaim>::default_namespaced(nobody);
+    denied(nobodys.patch_status(&name, &PatchParams::default(), &size).await, NO_NODE);
+    claims.delete(&name, &DeleteParams::default()).await?;
     Ok(())
 }
 
 pub async fn claims_of_any_node_are_given_back_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
-    let claim = json!({
-        "metadata": {"name": "back", "annotations": {SELECTED_NODE: "gone", "kept": "yes"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
-        },
-    });
-    admin.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    let back = admin.create(&PostParams::default(), &waiting("back-")?).await?.name_any();
+    pods.node("n1", "n1").await?;
     let client = pods.client(RELEASE, Some("n1")).await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     let params = PatchParams::default();
@@ -179,18 +195,20 @@ pub async fn claims_of_any_node_are_given_back_and_nothing_else(cluster: Arc<Clu
         json!({"metadata": {"annotations": {SELECTED_NODE: null, "kept": null}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
     ] {
-        denied(claims.patch("back", &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
+        denied(claims.patch(&back, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
     }
-    let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
-    claims.patch("back", &params, &back).await?;
+    let given = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
+    claims.patch(&back, &params, &given).await?;
     forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
-    admin.delete("back", &DeleteParams::default()).await?;
+    admin.delete(&back, &DeleteParams::default()).await?;
     Ok(())
 }
 
 pub async fn a_pod_that_is_taken_for_another_is_told_so(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
-    pods.node("named", "otherwise").await?;
+    for (name, hostname) in [("n1", "n1"), ("named", "otherwise")] {
+        pods.node(name, hostname).await?;
+    }
     let [n1, n2, named]: [NodeName; 3] = ["n1".parse()?, "n2".parse()?, "named".parse()?];
     let one = pods.client(STORAGE, Some("n1")).await?;
     identity::check(&one, &n1).await?;

@@ -105,6 +105,7 @@ pub async fn wrong_values_are_refused_by_name(_: Arc<Cluster>) -> Result<(), Fai
         (json!({"node": {"directry": "/data"}}), "directry"),
         (json!({"node": {"directory": "data"}}), "directory"),
         (json!({"node": {"directory": "/data/../etc"}}), "directory"),
+        (json!({"node": {"directory": "/data:1"}}), "directory"),
         (json!({"node": {"fileSystem": "mine"}}), "fileSystem"),
         (json!({"node": {"reserve": "much"}}), "reserve"),
         (json!({"node": {"overcommit": 2}}), "overcommit"),
@@ -127,7 +128,7 @@ fn others() -> Value {
             "pullSecrets": [{"name": "registry"}],
         },
         "node": {
-            "directory": "/srv/a b/\"volumes\": #1",
+            "directory": "/srv/a b/\"volumes\" #1",
             "fileSystem": "shared",
             "reserve": "15%",
             "overcommit": "1.5",
@@ -165,7 +166,7 @@ pub async fn every_object_is_valid_whatever_is_chosen(cluster: Arc<Cluster>) -> 
         json!([
             "node",
             "--node=$(NODE_NAME)",
-            "--directory=/srv/a b/\"volumes\": #1",
+            "--directory=/srv/a b/\"volumes\" #1",
             "--file-system=shared",
             "--reserve=15%",
             "--overcommit=1.5",
@@ -197,6 +198,7 @@ pub async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) 
 }
 
 pub async fn nothing_is_left_when_the_objects_are_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    install(&cluster).await?;
     let admin = cluster.admin();
     let objects = rendered(NAMESPACE, &json!({}))?;
     for object in objects.iter().rev() {

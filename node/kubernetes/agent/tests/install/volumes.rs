@@ -61,7 +61,7 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
         })
     })
     .await?;
-    assert_eq!(disk.live().iter().map(ToString::to_string).collect::<Vec<_>>(), [volume.clone()]);
+    assert_eq!(disk.live(), [volume.parse()?]);
 
     claims.delete("data", &DeleteParams::default()).await?;
     let volumes = Api::<PersistentVolume>::all(pods.admin.clone());
