@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use ktest_support::{Disk, Tmpfs, XfsDisk};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 use units::Bytes;
 use volume::{Claim, Mode, Neighbours, Request};
 
@@ -139,30 +140,33 @@ fn what_others_write_is_not_promised_and_volumes_do_not_get_the_projects_of_othe
 }
 
 /// A mount of its own, as a pod gets kubelet's directory.
-struct Kubelet(PathBuf);
+struct Kubelet(TempDir);
 
 impl Kubelet {
-    fn new(flags: MsFlags) -> Self {
-        let path = env::temp_dir().join(format!("kubelet-{}", flags.bits()));
-        fs::create_dir_all(&path).unwrap();
-        mount(Some("none"), &path, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
-        mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).unwrap();
-        Self(path)
+    fn new(propagation: MsFlags) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        mount(Some("none"), directory.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(None::<&str>, directory.path(), None::<&str>, propagation, None::<&str>).unwrap();
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
-        umount2(&self.0, MntFlags::MNT_DETACH).expect("unmount");
+        umount2(self.path(), MntFlags::MNT_DETACH).expect("unmount");
     }
 }
 
 #[test]
 fn a_directory_of_kubelet_that_is_not_shared_is_refused() {
     let private = Kubelet::new(MsFlags::MS_PRIVATE);
-    assert!(matches!(kubelet::check(&private.0), Err(KubeletError::Private { .. })));
+    assert!(matches!(kubelet::check(private.path()), Err(KubeletError::Private { .. })));
     assert!(matches!(kubelet::check(Path::new("/nowhere")), Err(KubeletError::Open { .. })));
-    kubelet::check(&Kubelet::new(MsFlags::MS_SHARED).0).unwrap();
+    kubelet::check(Kubelet::new(MsFlags::MS_SHARED).path()).unwrap();
 }
 
 /// What the child of the last test runs.
@@ -184,9 +188,9 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
         fs::write(account.join(name), content).unwrap();
     }
     for directory in ["plugins", "plugins_registry"] {
-        fs::create_dir(kubelet.0.join(directory)).unwrap();
+        fs::create_dir(kubelet.path().join(directory)).unwrap();
     }
-    let [directory, shared] = [disk.path(), &kubelet.0].map(|path| path.display().to_string());
+    let [directory, shared] = [disk.path(), kubelet.path()].map(|path| path.display().to_string());
     let words = format!("node --node=n1 --directory={directory} --kubelet={shared} --listen=127.0.0.1:0");
     let mut child = Command::new("/proc/self/exe")
         .args(["--exact", "a_node_serves_kubelet_until_it_is_asked_to_end", "--nocapture"])
@@ -196,7 +200,7 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
         .spawn()
         .unwrap();
     let sockets = ["plugins/local.granary.dev.sock", "plugins_registry/local.granary.dev-reg.sock"];
-    let is_there = |socket: &str| kubelet.0.join(socket).exists();
+    let is_there = |socket: &str| kubelet.path().join(socket).exists();
     let begun = Instant::now();
     while !sockets.into_iter().all(is_there) {
         assert_eq!(child.try_wait().unwrap(), None, "it ended");
