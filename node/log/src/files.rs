@@ -1,0 +1,302 @@
+//! The files of the log: numbered, each of a limited size, and only so many of them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use units::Bytes;
+
+/// How much of the disk the log takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Files at most; at least 1.
+    pub files: usize,
+    /// Of one, to which a line may be added while it is smaller.
+    pub size: Bytes,
+}
+
+impl Bounds {
+    /// Files of a directory with this limit.
+    const FILES: usize = 8;
+
+    /// What fits into a directory that may take this much: eight files, and the room of a ninth. XFS allocates ahead of
+    /// a file that grows, and has to note where its blocks are.
+    pub const fn within(limit: Bytes) -> Self {
+        Self { files: Self::FILES, size: Bytes::new(limit.get() / (Self::FILES as u64 + 1)) }
+    }
+}
+
+/// `00000042.jsonl`
+const EXTENSION: &str = "jsonl";
+
+/// A directory of them, of which the last is written to.
+#[derive(Debug)]
+pub(crate) struct Files {
+    directory: PathBuf,
+    bounds: Bounds,
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    number: u64,
+    file: File,
+    size: u64,
+    /// Its last line has no end: the power failed, or the disk was full.
+    is_torn: bool,
+}
+
+/// How far a write went.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// Bytes of whole lines that are in the file now.
+    pub(crate) bytes: usize,
+    /// Why it is not all.
+    pub(crate) error: Option<io::Error>,
+}
+
+impl Files {
+    /// Nothing is done yet.
+    pub(crate) fn new(directory: PathBuf, bounds: Bounds) -> Self {
+        Self { directory, bounds, current: None }
+    }
+
+    /// The directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Adds lines to the end, to a new file if the last one is full. Lines that were not written may be tried again.
+    ///
+    /// Not synced: the kernel writes them back within half a minute. An `fsync` would make every volume's writes wait
+    /// for the log.
+    pub(crate) fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a [u8]>) -> Written {
+        let (mut lines, mut bytes) = (lines.into_iter().peekable(), 0);
+        while lines.peek().is_some() {
+            let (room, mut batch) = (self.room(), Vec::new());
+            let fits = |batch: &Vec<u8>, line: &[u8]| batch.len() < BATCH && (batch.len() + line.len()) as u64 <= room;
+            while let Some(line) = lines.next_if(|line| batch.is_empty() || fits(&batch, line)) {
+                batch.extend_from_slice(line);
+            }
+            match self.write(&batch) {
+                Ok(()) => bytes += batch.len(),
+                Err((whole, error)) => return Written { bytes: bytes + whole, error: Some(error) },
+            }
+        }
+        Written { bytes, error: None }
+    }
+
+    /// Of the current file.
+    fn room(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| self.bounds.size.get().saturating_sub(current.size))
+    }
+
+    /// Writes whole lines, or says how many bytes of whole lines it wrote, and why not all.
+    fn write(&mut self, lines: &[u8]) -> Result<(), (usize, io::Error)> {
+        let current = self.current_for(lines.len() as u64).map_err(|error| (0, error))?;
+        if current.is_torn {
+            current.write(b"\n").map_err(|(_, error)| (0, error))?;
+            current.is_torn = false;
+        }
+        current.write(lines).map_err(|(count, error)| {
+            let whole = lines[..count].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            current.is_torn = whole < count;
+            (whole, error)
+        })
+    }
+
+    /// The file for so many bytes: the last one, or a new one.
+    fn current_for(&mut self, length: u64) -> io::Result<&mut Current> {
+        if self.current.is_none() {
+            self.current = match numbers(&self.directory)?.last() {
+                Some(&number) => Some(self.open(number)?),
+                None => None,
+            };
+        }
+        let next = match self.current.take() {
+            Some(current) if current.size == 0 || current.size.saturating_add(length) <= self.bounds.size.get() => {
+                return Ok(self.current.insert(current));
+            }
+            Some(Current { number, .. }) => number.saturating_add(1),
+            None => 0,
+        };
+        // Before the new one is made: there are never more.
+        let numbers = numbers(&self.directory)?;
+        let excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
+        for &number in &numbers[..excess] {
+            fs::remove_file(self.path(number))?;
+        }
+        let current = self.open(next)?;
+        Ok(self.current.insert(current))
+    }
+
+    fn open(&self, number: u64) -> io::Result<Current> {
+        let path = self.path(number);
+        let file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
+        let size = file.metadata()?.len();
+        let mut last = [b'\n'];
+        if size > 0 {
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut last, size - 1)?;
+        }
+        Ok(Current { number, file, size, is_torn: last != [b'\n'] })
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("{number:08}.{EXTENSION}"))
+    }
+}
+
+/// Of one write, about.
+const BATCH: usize = 64 << 10;
+
+impl Current {
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+        let whole = bytes.len();
+        while !bytes.is_empty() {
+            let failed = |error| Err((whole - bytes.len(), error));
+            match self.file.write(bytes) {
+                Ok(0) => return failed(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.size += count as u64;
+                    bytes = &bytes[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return failed(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those that are there, the oldest first. What has another name is somebody else's.
+fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_suffix(EXTENSION)?.strip_suffix('.'));
+        let Some(digits) = digits.filter(|digits| digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit()))
+        else {
+            continue;
+        };
+        found.extend(digits.parse::<u64>());
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { files: 3, size: Bytes::new(100) };
+
+    fn line(number: usize) -> Vec<u8> {
+        format!("{number:09}\n").into_bytes()
+    }
+
+    fn append(files: &mut Files, numbers: impl IntoIterator<Item = usize>) -> usize {
+        let lines: Vec<_> = numbers.into_iter().map(line).collect();
+        let written = files.append(lines.iter().map(Vec::as_slice));
+        assert!(written.error.is_none(), "{written:?}");
+        written.bytes
+    }
+
+    /// The lines of all files, the oldest first.
+    fn lines(directory: &Path) -> Vec<String> {
+        let numbers = numbers(directory).unwrap();
+        let text = |number: u64| fs::read_to_string(directory.join(format!("{number:08}.jsonl"))).unwrap();
+        numbers.into_iter().flat_map(|number| text(number).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn the_oldest_file_goes_first() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut files = Files::new(scratch.path().to_owned(), BOUNDS);
+        assert_eq!(append(&mut files, 0..45), 450);
+        assert_eq!(numbers(scratch.path()).unwrap(), [2, 3, 4]);
+        assert_eq!(lines(scratch.path()), (20..45).map(|number| format!("{number:09}")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_next_boot_goes_on_in_the_last_file() {
+        let scratch = tempfile::tempdir().unwrap();
+        for boot in 0..5 {
+            append(&mut Files::new(scratch.path().to_owned(), BOUNDS), [boot]);
+        }
+        assert_eq!(numbers(scratch.path()).unwrap(), [0]);
+        assert_eq!(lines(scratch.path()).len(), 5);
+    }
+
+    #[test]
+    fn a_line_that_the_power_cut_spoils_no_other() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::write(scratch.path().join("00000007.jsonl"), "000000001\n0000").unwrap();
+        append(&mut Files::new(scratch.path().to_owned(), BOUNDS), [2]);
+        assert_eq!(lines(scratch.path()), ["000000001", "0000", "000000002"]);
+    }
+
+    #[test]
+    fn what_somebody_else_put_there_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        for name in ["note.txt", "1.jsonl", "0000000x.jsonl", "00000001.json"] {
+            fs::write(scratch.path().join(name), "x").unwrap();
+        }
+        append(&mut Files::new(scratch.path().to_owned(), BOUNDS), 0..100);
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 3 + 4);
+    }
+
+    #[test]
+    fn without_a_directory_nothing_is_written_and_later_all_is() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("log");
+        let mut files = Files::new(directory.clone(), BOUNDS);
+        let one = line(1);
+        let written = files.append([one.as_slice()]);
+        assert_eq!((written.bytes, written.error.unwrap().kind()), (0, io::ErrorKind::NotFound));
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(append(&mut files, [1]), 10);
+        assert_eq!(lines(&directory), ["000000001"]);
+    }
+
+    #[test]
+    fn the_bounds_leave_room_in_the_directory() {
+        let bounds = Bounds::within(Bytes::new(9 << 20));
+        assert_eq!(bounds, Bounds { files: 8, size: Bytes::MIB });
+    }
+
+    proptest! {
+        #[test]
+        fn there_is_never_more_than_the_bounds_and_nothing_is_lost_but_the_oldest(
+            batches in prop::collection::vec(prop::collection::vec(1_usize..60, 0..12), 1..12),
+            boots in prop::collection::vec(any::<bool>(), 12),
+        ) {
+            let scratch = tempfile::tempdir().unwrap();
+            let new = || Files::new(scratch.path().to_owned(), BOUNDS);
+            let (mut files, mut all, mut number) = (new(), Vec::new(), 0_usize);
+            for (batch, boots) in batches.iter().zip(boots) {
+                if boots {
+                    files = new();
+                }
+                let lines: Vec<String> = batch.iter().map(|length| {
+                    number += 1;
+                    format!("{number}{}\n", "x".repeat(*length))
+                }).collect();
+                let written = files.append(lines.iter().map(String::as_bytes));
+                prop_assert_eq!(written.bytes, lines.iter().map(String::len).sum::<usize>());
+                all.extend(lines.iter().map(|line| line.trim_end().to_owned()));
+                let there = numbers(scratch.path()).unwrap();
+                prop_assert!(there.len() <= BOUNDS.files);
+                for number in there {
+                    let size = fs::metadata(files.path(number)).unwrap().len();
+                    prop_assert!(size <= BOUNDS.size.get(), "{}", size);
+                }
+            }
+            let left = lines(scratch.path());
+            prop_assert!(all.ends_with(&left));
+            prop_assert!(all.is_empty() || !left.is_empty());
+        }
+    }
+}

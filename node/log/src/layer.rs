@@ -1,0 +1,214 @@
+//! Events of [`tracing`] become records.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt::{self, Write as _};
+
+use tracing::field::{Field as Name, Visit};
+use tracing::span::{Attributes, Id, Record as Values};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::clip::Clipped;
+use crate::record::{Field, MESSAGE, Origin, Record};
+use crate::stream::Stream;
+
+/// The target of what other programs say; their name is in the field `service`.
+const PROGRAM: &str = "program";
+
+/// Bytes of a value that are looked at: more than are kept, so that a secret is whole when it is looked for.
+const MOST: usize = 2 * MESSAGE;
+
+/// A layer of a [`tracing_subscriber::Registry`]. It gets what the registry's filter lets through; fields of spans are
+/// fields of the events in them.
+#[derive(Clone, Debug)]
+pub struct Layer(Stream);
+
+impl Layer {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self(stream)
+    }
+}
+
+impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> for Layer {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut said = Said::default();
+        attributes.record(&mut said);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(said);
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Values<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(said) = span.extensions_mut().get_mut::<Said>()
+        {
+            values.record(said);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut said = Said::default();
+        event.record(&mut said);
+        let metadata = event.metadata();
+        let service = |said: &mut Said| said.remove("service").unwrap_or_default();
+        let (target, origin) = (said.remove("log.target"), metadata.target());
+        let origin = match origin {
+            PROGRAM => Origin::Program(service(&mut said)),
+            // What came through crate `log`.
+            _ => Origin::Module(target.map_or(Cow::Borrowed(origin), Cow::Owned)),
+        };
+        said.fields.retain(|(name, _)| !name.starts_with("log."));
+        let mut record = Record::now(*metadata.level(), origin, said.message);
+        record.fields = said.fields;
+        for span in context.event_scope(event).into_iter().flatten() {
+            record.spans.insert(0, span.name());
+            let extensions = span.extensions();
+            let outer = extensions.get::<Said>().map_or(&[][..], |said| &said.fields);
+            for (name, value) in outer {
+                if record.fields.iter().all(|(known, _)| known != name) {
+                    record.fields.push((name.clone(), value.clone()));
+                }
+            }
+        }
+        self.0.log(record);
+    }
+}
+
+/// An event or a span as text.
+#[derive(Debug, Default)]
+struct Said {
+    message: String,
+    fields: Vec<Field>,
+}
+
+impl Said {
+    fn add(&mut self, name: &Name, value: fmt::Arguments<'_>) {
+        let mut text = String::new();
+        let _ = Clipped { text: &mut text, most: MOST }.write_fmt(value);
+        if name.name() == "message" {
+            self.message = text;
+        } else if let Some((_, before)) = self.fields.iter_mut().find(|(known, _)| known == name.name()) {
+            *before = text;
+        } else {
+            self.fields.push((name.name().into(), text));
+        }
+    }
+
+    fn remove(&mut self, name: &str) -> Option<String> {
+        let at = self.fields.iter().position(|(known, _)| known == name)?;
+        Some(self.fields.remove(at).1)
+    }
+}
+
+impl Visit for Said {
+    fn record_str(&mut self, name: &Name, value: &str) {
+        self.add(name, format_args!("{value}"));
+    }
+
+    fn record_error(&mut self, name: &Name, value: &(dyn Error + 'static)) {
+        let mut text = value.to_string();
+        let mut cause = value.source();
+        while let Some(error) = cause {
+            let _ = write!(text, ": {error}");
+            cause = error.source();
+        }
+        self.add(name, format_args!("{text}"));
+    }
+
+    fn record_debug(&mut self, name: &Name, value: &dyn fmt::Debug) {
+        self.add(name, format_args!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::{Level, error, info, info_span, warn};
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+    use crate::rate::Rate;
+    use crate::stream::Sink;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<Record>>>);
+
+    impl Sink for Kept {
+        fn take(&self, record: &Record) {
+            self.0.lock().unwrap().push(record.clone());
+        }
+    }
+
+    fn said(speak: impl FnOnce()) -> Vec<Record> {
+        let kept = Kept::default();
+        let stream = Stream::start(vec![Box::new(kept.clone())], Rate::default()).unwrap();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(stream.layer()), speak);
+        stream.close(std::time::Duration::ZERO);
+        kept.0.lock().unwrap().clone()
+    }
+
+    fn fields(record: &Record) -> Vec<(&str, &str)> {
+        record.fields.iter().map(|(name, value)| (&**name, &**value)).collect()
+    }
+
+    #[test]
+    fn an_event_has_its_fields_and_those_of_its_spans() {
+        let found = said(|| {
+            let _provision = info_span!("provision", volume = "pvc-1", attempt = 1).entered();
+            let _limit = info_span!("limit", project = 7).entered();
+            warn!(attempt = 2, size = %"1 GiB", "not yet");
+        });
+        let record = &found[0];
+        assert_eq!((record.level, &*record.message), (Level::WARN, "not yet"));
+        assert_eq!(record.origin, Origin::Module(module_path!().into()));
+        assert_eq!(record.spans, ["provision", "limit"]);
+        assert_eq!(fields(record), [("attempt", "2"), ("size", "1 GiB"), ("project", "7"), ("volume", "pvc-1")]);
+    }
+
+    #[test]
+    fn a_field_may_come_later() {
+        let found = said(|| {
+            let span = info_span!("provision", volume = tracing::field::Empty);
+            span.record("volume", "pvc-2");
+            span.in_scope(|| info!("made"));
+        });
+        assert_eq!(fields(&found[0]), [("volume", "pvc-2")]);
+    }
+
+    #[test]
+    fn another_programs_line_has_its_name() {
+        let found = said(|| error!(target: "program", service = "etcd", caller = "a.go:1", "no disk"));
+        assert_eq!(found[0].origin, Origin::Program("etcd".to_owned()));
+        assert_eq!(fields(&found[0]), [("caller", "a.go:1")]);
+    }
+
+    #[test]
+    fn an_error_is_told_with_its_causes() {
+        #[derive(Debug)]
+        struct Outer(fmt::Error);
+        impl fmt::Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("cannot write")
+            }
+        }
+        impl Error for Outer {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let found = said(|| {
+            let error: &(dyn Error + 'static) = &Outer(fmt::Error);
+            warn!(error, "it goes on");
+        });
+        assert_eq!(fields(&found[0]), [("error", &*format!("cannot write: {}", fmt::Error))]);
+    }
+
+    #[test]
+    fn a_value_without_end_is_cut() {
+        let found = said(|| info!("{}", "x".repeat(1 << 20)));
+        assert!(found[0].message.len() <= MESSAGE + '…'.len_utf8());
+    }
+}

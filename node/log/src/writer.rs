@@ -1,0 +1,84 @@
+//! The thread that writes to the disk, and tells what was left out.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tracing::Level;
+
+use crate::files::Files;
+use crate::record::{Origin, Record};
+use crate::stream::Shared;
+
+/// Lines wait so long for others: a few large writes instead of many small ones. What failed is tried again after that.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Until the stream is closed.
+pub(crate) fn run(shared: &Shared) {
+    let mut writer = Writer::default();
+    loop {
+        let taken = shared.queue.take(TICK, writer.wants_lines());
+        writer.missing += taken.dropped;
+        writer.lines.extend(taken.lines);
+        if let Some((directory, bounds)) = taken.place {
+            writer.files = Some(Files::new(directory, bounds));
+        }
+        writer.write(shared);
+        shared.tell_suppressed();
+        if taken.is_closed {
+            return;
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Writer {
+    /// Nothing before the disk is there.
+    files: Option<Files>,
+    /// What the disk has not taken yet.
+    lines: VecDeque<Vec<u8>>,
+    /// Lines that had no room, since that was told last.
+    missing: u64,
+    /// The last write failed, and that was told.
+    has_failed: bool,
+}
+
+impl Writer {
+    fn wants_lines(&self) -> bool {
+        self.files.is_some() && self.lines.is_empty()
+    }
+
+    fn write(&mut self, shared: &Shared) {
+        let Some(files) = &mut self.files else { return };
+        if self.lines.is_empty() {
+            return;
+        }
+        let written = files.append(self.lines.iter().map(Vec::as_slice));
+        shared.metrics.written.inc_by(written.bytes as u64);
+        let mut done = 0;
+        while let Some(line) = self.lines.front()
+            && done + line.len() <= written.bytes
+        {
+            done += line.len();
+            self.lines.pop_front();
+        }
+        match written.error {
+            Some(_) if self.has_failed => {}
+            Some(error) => {
+                self.has_failed = true;
+                let text = "the log cannot be written to the disk, tried again every second";
+                let mut record = Record::now(Level::WARN, Origin::Module(module_path!().into()), text);
+                record.fields.push(("path".into(), files.directory().display().to_string()));
+                record.fields.push(("error".into(), error.to_string()));
+                shared.emit(record);
+            }
+            None => {
+                self.has_failed = false;
+                let missing = std::mem::take(&mut self.missing);
+                if missing > 0 {
+                    let text = format!("{missing} records before this one are not in the log on the disk");
+                    shared.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
+                }
+            }
+        }
+    }
+}
