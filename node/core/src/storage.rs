@@ -108,7 +108,8 @@ fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
         data.open(|data| &data.etcd)?,
         data.open(|data| &data.kubelet)?,
         data.open(|data| &data.containerd)?,
-        data.open(|data| &data.log)?,
+        data.open(|data| &data.log.pods)?,
+        data.open(|data| &data.log.node)?,
     ];
     let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());
     Ok(projects.collect::<Result<_, _>>()?)

@@ -15,6 +15,8 @@ pub enum Part {
     Etcd,
     /// What containers print.
     Log,
+    /// The node's own log: a part, so that no container that prints without end can silence it.
+    NodeLog,
 }
 
 /// How a part grows with the disk.
@@ -41,7 +43,7 @@ const INODE: u64 = 512;
 
 impl Part {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log];
+    pub const ALL: [Self; 5] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog];
 
     /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
     /// others begin with what a node without a pod takes.
@@ -51,7 +53,8 @@ impl Part {
             Self::Containerd => Share { permille: 80, least: mib(64),  most: gib(16), per_inode: 4 << 10 },
             Self::Pods       => Share { permille: 40, least: mib(24),  most: gib(8),  per_inode: 4 << 10 },
             Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
-            Self::Log        => Share { permille: 20, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
+            Self::Log        => Share { permille: 15, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
+            Self::NodeLog    => Share { permille: 5,  least: mib(4),   most: gib(1),  per_inode: 4 << 10 },
         }
     }
 }
@@ -142,7 +145,7 @@ mod tests {
     fn the_disk_of_the_demonstration_is_divided_like_this() {
         let budget = Budget::of(mib((8 << 10) - 64));
         let parts = Part::ALL.map(|part| budget.bytes(part));
-        assert_eq!(parts, [mib(650), mib(325), mib(487), mib(162)]);
+        assert_eq!(parts, [mib(650), mib(325), mib(487), mib(121), mib(40)]);
         assert!(budget.reserve() < gib(2), "{}", budget.reserve());
     }
 

@@ -70,7 +70,7 @@ directory! {
         /// Persistent volumes and all that belongs to them, the counter of the disk's project IDs too.
         volumes: Directory = "volumes",
         /// What was logged.
-        log: Log = "log" limit Log,
+        log: Log = "log",
     }
 }
 
@@ -91,7 +91,9 @@ directory! {
     /// Logs that outlive a boot.
     Log {
         /// Output of containers, a directory per pod.
-        pods: Directory = "pods",
+        pods: Directory = "pods" limit Log,
+        /// What the node, its programs and its kernel said.
+        node: Directory = "node" limit NodeLog,
     }
 }
 
@@ -351,6 +353,7 @@ mod tests {
         assert_eq!(root.data.kubelet.plugins_registry.path(), Path::new("/data/kubelet/plugins_registry"));
         assert_eq!(root.data.kubelet_pki.path(), Path::new("/data/kubelet-pki"));
         assert_eq!(root.data.log.pods.path(), Path::new("/data/log/pods"));
+        assert_eq!(root.data.log.node.path(), Path::new("/data/log/node"));
         assert_eq!(root.ephemeral.containerd.socket.path(), Path::new("/ephemeral/containerd/containerd.sock"));
     }
 }
