@@ -1,5 +1,6 @@
 //! The boot, top to bottom.
 
+use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,6 +18,7 @@ use kube::{Api, Client};
 use network::{Network, NetworkError};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
+use nodelog::Stream;
 use prometheus::Registry;
 use provisioner::csinode;
 use services::{
@@ -25,7 +27,7 @@ use services::{
 use supervisor::{BoxError, Change, Context, Handle, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::certificates::{Certificates, Kept};
 use crate::command_line::{CommandLine, CommandLineError};
@@ -60,6 +62,9 @@ pub enum BootError {
     /// The configuration cannot be read, or has mistakes.
     #[error("the node is not configured")]
     Config(#[from] SourceError),
+    /// The log.
+    #[error("cannot begin the log")]
+    Log(#[from] nodelog::StartError),
     /// A module that every node needs.
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
@@ -119,6 +124,8 @@ pub struct Begun {
     pub host: Host,
     /// What tells them, if it runs.
     pub writer: Option<Writer>,
+    /// The log, if it is begun.
+    pub log: Option<Stream>,
     /// What to do then.
     pub on_failure: End,
 }
@@ -134,7 +141,8 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
     let command_line = CommandLine::parse(&line);
     // What is wrong with it is told when the host can hear it.
-    let recent = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log));
+    let (stream, recent) = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
+    begun.log = Some(stream.clone());
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
     let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
     begun.host = opened;
@@ -152,15 +160,30 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     let storage = Storage::open(&config.storage)?;
     system::prepare_links(storage.ephemeral(), &config.node)?;
     host.stage("data-disk", StageState::Ready);
+    let (directory, bounds) = storage.log();
+    if let Err(error) = system::show_log(storage.ephemeral(), &directory) {
+        let error: &dyn Error = &error;
+        warn!(error, "kubelet does not show the log");
+    }
+    stream.keep(directory, bounds);
+    if let Err(error) = stream.follow_kernel() {
+        warn!(%error, "what the kernel says is not in the log, only on the console");
+    }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
-    let end = runtime.block_on(serve(&config, storage, &host, recent));
+    let end = runtime.block_on(serve(&config, storage, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
 }
 
-async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -> Result<End, BootError> {
+/// The log, and its last warnings.
+struct Logs {
+    stream: Stream,
+    recent: Recent,
+}
+
+async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Result<End, BootError> {
     let mut requests = Requests::watch().map_err(BootError::Power)?;
     host.stage("network", StageState::Started);
     let network = Network::open(config.network.clone()).await?;
@@ -187,8 +210,11 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
         cluster_pods: cluster.pods,
         durability: services::Durability::Durable,
         disk: storage.disk(),
-        paths: storage.paths(),
+        paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
+    if services.paths.memory.is_none() {
+        warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
+    }
     let keeper = timekeeping::start(&time_servers).await;
     let wanted = services.clone();
     let prepare = move || {
@@ -199,6 +225,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
     let credentials = Arc::new(credentials);
     let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
     let registry = Registry::new();
+    logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
     let plugin =
         csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
             .map_err(BootError::Metrics)?;
@@ -207,7 +234,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
         node: config.node.to_string(),
         volumes: storage.volumes(),
         metrics: Arc::new(Metrics::register(registry).map_err(BootError::Metrics)?),
-        recent,
+        recent: logs.recent,
+        paths: services.paths.clone(),
         keeper: Arc::clone(&keeper),
         certificates: certificates.kept(),
         kubernetes: Arc::default(),
@@ -240,7 +268,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, recent: Recent) -
     info!(?end, "the node is asked to end");
     host.stage("shutdown", StageState::Started);
     if let Err(overdue) = tree.stop(STOP).await {
-        tracing::warn!(error = %overdue, "services were left behind");
+        warn!(error = %overdue, "services were left behind");
     }
     Ok(end)
 }

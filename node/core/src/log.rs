@@ -1,43 +1,91 @@
-//! The one log of the node: lines on the console, with the time since the kernel started.
+//! The log of the node: what its own program and the programs that it runs say, and the kernel. Crate `nodelog` has the
+//! stream; who gets what of it is decided here.
 
-use std::fmt;
-
+use nodelog::{Console, Origin, Rate, Record, Sink, StartError, Stream};
+use status::{Recent, Severity};
 use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use status::Recent;
-
-use crate::host::uptime_ms;
-
-struct Uptime;
-
-impl FormatTime for Uptime {
-    fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
-        let ms = uptime_ms();
-        write!(w, "{:4}.{:03}", ms / 1000, ms % 1000)
-    }
-}
-
-/// Starts it, and keeps the last warnings. A second call changes nothing, and keeps none.
+/// Starts it, on the console and in memory, and keeps the last warnings. A second call changes nothing.
 ///
-/// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `programs`
-/// on: a serial console is slow, and they have much to say.
-pub fn start(programs: Level) -> Recent {
+/// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `info` on; on the
+/// console and among the last warnings from `programs` on.
+///
+/// # Errors
+/// [`StartError`]: the kernel gives no thread.
+pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
     let filter = Targets::new()
         .with_default(Level::INFO)
         .with_target("kube", LevelFilter::WARN)
         .with_target("kube_runtime", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
         .with_target("h2", LevelFilter::WARN)
-        .with_target("program", programs)
+        .with_target("program", programs.max(Level::INFO))
         .with_target("tower", LevelFilter::WARN)
         .with_target("rustls", LevelFilter::WARN);
-    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_timer(Uptime).with_target(false);
     let recent = Recent::default();
-    let _ = tracing_subscriber::registry().with(lines).with(recent.clone()).with(filter).try_init();
-    recent
+    let warnings = Warnings { recent: recent.clone(), programs };
+    let stream = Stream::start(vec![Box::new(Console { programs }), Box::new(warnings)], Rate::default())?;
+    let _ = tracing_subscriber::registry().with(stream.layer()).with(filter).try_init();
+    Ok((stream, recent))
+}
+
+/// The last warnings and errors, for the status page.
+struct Warnings {
+    recent: Recent,
+    programs: Level,
+}
+
+impl Warnings {
+    fn severity(&self, record: &Record) -> Option<Severity> {
+        let from = match record.origin {
+            Origin::Module(_) => Level::WARN,
+            Origin::Program(_) => self.programs,
+            // Its warnings are about the machine as it was built; its errors are about now.
+            Origin::Kernel => Level::ERROR,
+            // Anybody with the right to write there.
+            Origin::Kmsg => return None,
+        };
+        match record.level {
+            level if level > from => None,
+            Level::ERROR => Some(Severity::Error),
+            Level::WARN => Some(Severity::Warning),
+            _ => None,
+        }
+    }
+}
+
+impl Sink for Warnings {
+    fn take(&self, record: &Record) {
+        if let Some(severity) = self.severity(record) {
+            self.recent.keep(severity, record.origin.name(), &record.text());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_page_gets_warnings_and_of_programs_what_the_console_shows() {
+        let warnings = Warnings { recent: Recent::default(), programs: Level::ERROR };
+        let program = Origin::Program("kubelet".to_owned());
+        for (level, origin, message) in [
+            (Level::INFO, Origin::Module("csi".into()), "volume published"),
+            (Level::WARN, Origin::Module("csi".into()), "not yet"),
+            (Level::WARN, program.clone(), "deprecated"),
+            (Level::ERROR, program, "no disk"),
+            (Level::WARN, Origin::Kernel, "no such device"),
+            (Level::ERROR, Origin::Kernel, "I/O error"),
+            (Level::ERROR, Origin::Kmsg, "I/O error, really"),
+        ] {
+            warnings.take(&Record::now(level, origin, message));
+        }
+        let found = warnings.recent.warnings();
+        let found: Vec<_> = found.iter().map(|found| (&*found.source, &*found.text)).collect();
+        assert_eq!(found, [("kernel", "I/O error"), ("kubelet", "no disk"), ("csi", "not yet")]);
+    }
 }

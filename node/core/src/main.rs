@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let mut begun = Begun::default();
     // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
     let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut begun)));
-    let Begun { host, writer, on_failure } = begun;
+    let Begun { host, writer, log, on_failure } = begun;
     let end = match end {
         Ok(Ok(end)) => end,
         failed => {
@@ -33,17 +33,24 @@ fn main() -> ExitCode {
     if let Some(writer) = writer {
         writer.finish(PATIENCE);
     }
+    // Its file is on the data disk, which is unmounted now.
+    if let Some(log) = log
+        && !log.close(PATIENCE)
+    {
+        print("the disk did not take the end of the log in time");
+    }
     // Comes back only if the kernel refuses to power off.
     let errno = power::end(end, &[Path::new("/ephemeral"), Path::new("/data")]);
     print(&format!("error: cannot power off: {errno}"));
     ExitCode::FAILURE
 }
 
-/// How long the machine may take to hear the last words.
+/// How long the machine may take to hear the last words, and the disk to take them.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What belongs to the line before it, such as the problems of a configuration, is indented.
 fn fatal(host: &Host, message: String) {
+    let message = nodelog::redact(&message).into_owned();
     for (number, line) in message.lines().enumerate() {
         match number {
             0 => print(&format!("error: {line}")),

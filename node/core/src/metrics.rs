@@ -6,7 +6,7 @@ use std::time::Duration;
 use clock::State;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use services::Expiry;
 use status::Service;
 
@@ -28,6 +28,8 @@ struct Gauges {
     certificates: GaugeVec,
     ready: IntGaugeVec,
     restarts: IntGaugeVec,
+    /// The kernel counts.
+    out_of_memory: IntCounterVec,
 }
 
 impl Metrics {
@@ -47,9 +49,15 @@ impl Metrics {
     }
 
     /// All metrics of the registry, with these values of the node's own.
-    pub fn gather(&self, services: &[Service], clock: &State, certificates: &[Expiry]) -> Vec<MetricFamily> {
+    pub fn gather(
+        &self,
+        services: &[Service],
+        clock: &State,
+        certificates: &[Expiry],
+        out_of_memory: &[(&str, u64)],
+    ) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
-        gauges.set(services, clock, certificates);
+        gauges.set(services, clock, certificates, out_of_memory);
         self.registry.gather()
     }
 }
@@ -79,10 +87,17 @@ impl Gauges {
                 "granary_service_restarts",
                 "How often a service was started again since the service that it belongs to was started.",
             )?,
+            out_of_memory: IntCounterVec::new(
+                Opts::new(
+                    "granary_program_oom_kills_total",
+                    "How often a program of the node was killed since it took more memory than it may.",
+                ),
+                &["program"],
+            )?,
         })
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 6] {
+    fn collectors(&self) -> [Box<dyn Collector>; 7] {
         [
             Box::new(self.kernel_built.clone()),
             Box::new(self.clock_synchronized.clone()),
@@ -90,12 +105,17 @@ impl Gauges {
             Box::new(self.certificates.clone()),
             Box::new(self.ready.clone()),
             Box::new(self.restarts.clone()),
+            Box::new(self.out_of_memory.clone()),
         ]
     }
 
-    fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry]) {
+    fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
         self.ready.reset();
         self.restarts.reset();
+        self.out_of_memory.reset();
+        for &(program, count) in out_of_memory {
+            self.out_of_memory.with_label_values(&[program]).inc_by(count);
+        }
         for service in services {
             self.ready.with_label_values(&[&service.path]).set(service.is_ready().into());
             self.restarts.with_label_values(&[&service.path]).set(service.restarts.into());
@@ -136,7 +156,7 @@ mod tests {
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let gauges = Gauges::new().unwrap();
-        gauges.set(&services(), &State::default(), &[EXPIRY]);
+        gauges.set(&services(), &State::default(), &[EXPIRY], &[("etcd", 1)]);
         metricsdocs::assert_described("Node", gauges.collectors());
     }
 
@@ -144,9 +164,11 @@ mod tests {
     fn a_scrape_tells_how_the_node_is_now() {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
-            let families = metrics.gather(services, &State::default(), &[EXPIRY]);
+            let families = metrics.gather(services, &State::default(), &[EXPIRY], &[("etcd", 2)]);
             TextEncoder::new().encode_to_string(&families).unwrap()
         };
+        // Counted by the kernel, and not once more with each scrape.
+        text(&services());
         let found = text(&services());
         for line in [
             r#"granary_service_ready{service="granary"} 1"#,
@@ -154,6 +176,7 @@ mod tests {
             r#"granary_service_restarts{service="granary.etcd"} 3"#,
             r#"granary_certificate_expiry_timestamp_seconds{certificate="admin"} 0"#,
             "granary_clock_synchronized 0",
+            r#"granary_program_oom_kills_total{program="etcd"} 2"#,
         ] {
             assert!(found.lines().any(|found| found == line), "{line} in:\n{found}");
         }

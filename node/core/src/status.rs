@@ -48,6 +48,8 @@ pub struct Facts {
     pub metrics: Arc<Metrics>,
     /// The last warnings of its log.
     pub recent: Recent,
+    /// Where its programs run.
+    pub paths: services::Paths,
     /// Who keeps its clock.
     pub keeper: Arc<clock::Keeper>,
     /// Its certificates.
@@ -94,7 +96,11 @@ struct Node {
 
 impl Source for Node {
     fn services(&self) -> Vec<Service> {
-        status::services(&self.tree.tree())
+        let mut services = status::services(&self.tree.tree());
+        for failure in services.iter_mut().filter_map(|service| service.last_failure.as_mut()) {
+            *failure = nodelog::redact(failure).into_owned();
+        }
+        services
     }
 
     fn page(&self) -> Option<Page> {
@@ -125,9 +131,9 @@ impl Source for Node {
 
 impl Node {
     fn gather(&self) -> Vec<MetricFamily> {
-        let Facts { metrics, keeper, certificates, .. } = &self.facts;
+        let Facts { metrics, keeper, certificates, paths, .. } = &self.facts;
         let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
-        metrics.gather(&self.services(), &clock, &kept.expiries)
+        metrics.gather(&self.services(), &clock, &kept.expiries, &services::out_of_memory(paths))
     }
 }
 
@@ -287,6 +293,7 @@ mod tests {
             volumes: Arc::new(volumes),
             metrics: Arc::new(Metrics::register(registry).unwrap()),
             recent: Recent::default(),
+            paths: services::Paths::default(),
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
             certificates: watch::Sender::default().subscribe(),
             kubernetes: Arc::default(),

@@ -86,6 +86,12 @@ impl Storage {
         services::Disk { size: budget.size(), etcd: budget.bytes(Part::Etcd), pods: budget.bytes(Part::Pods) }
     }
 
+    /// Where the node's log is, and how much it may take.
+    pub fn log(&self) -> (PathBuf, nodelog::Bounds) {
+        let limit = self.budget.bytes(Part::NodeLog);
+        (self.data.log.node.path().to_owned(), nodelog::Bounds::within(limit))
+    }
+
     /// kubelet's root directory.
     pub fn kubelet(&self) -> PathBuf {
         self.data.kubelet.path().to_owned()

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use mount::{Filesystem, FilesystemError};
@@ -134,6 +135,15 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemErro
     Ok(())
 }
 
+/// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NAME/proxy/logs/node/`.
+///
+/// # Errors
+/// [`SystemError::Write`]: the link cannot be made.
+pub fn show_log(ephemeral: &Path, directory: &Path) -> Result<(), SystemError> {
+    let path = ephemeral.join("var/log/node");
+    symlink(directory, &path).map_err(|source| SystemError::Write { path, source })
+}
+
 /// machine-id(5): 32 hexadecimal digits. The node's name makes it, so that it stays the same.
 fn machine_id(node: &NodeName) -> String {
     // FNV-1a, 128 bits: not a secret, only different for different names.
@@ -151,15 +161,22 @@ pub fn prepare_bridge() -> Result<(), SystemError> {
     sysctls(&BRIDGE_SYSCTLS)
 }
 
+/// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
+/// does not tell.
+pub fn machine_memory() -> Option<Bytes> {
+    kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
 /// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
 /// does not tell.
 pub fn own_memory() -> Option<Bytes> {
-    pss(&fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+    kib(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
 
-fn pss(rollup: &str) -> Option<Bytes> {
+/// A line of a table of the kernel: `name:   4096 kB`.
+fn kib(table: &str, name: &str) -> Option<Bytes> {
     let kib: u64 =
-        rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
+        table.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())?;
     Bytes::KIB.checked_mul(kib)
 }
 
@@ -185,8 +202,9 @@ mod tests {
     #[test]
     fn the_memory_is_read_from_the_kernels_summary() {
         let text = "5566d4000-7ffc9a000 ---p 00000000 00:00 0    [rollup]\nRss:    4100 kB\nPss:    2048 kB\nPss_Dirty: 1 kB\n";
-        assert_eq!(pss(text), Some(Bytes::new(2 << 20)));
-        assert_eq!(pss("Pss: many kB"), None);
+        assert_eq!(kib(text, "Pss:"), Some(Bytes::new(2 << 20)));
+        assert_eq!(kib("Pss: many kB", "Pss:"), None);
+        assert!(machine_memory() > Some(Bytes::MIB));
     }
 
     #[test]

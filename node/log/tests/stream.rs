@@ -181,8 +181,9 @@ fn a_full_disk_stops_nobody_and_when_it_has_room_again_the_log_goes_on_and_tells
     assert_eq!(numbers.last(), Some(&number));
 }
 
+/// There is one buffer for all tests: one thing after the other.
 #[test]
-fn what_is_written_to_the_kernels_buffer_is_found_and_nobody_speaks_for_the_kernel() {
+fn what_is_in_the_kernels_buffer_is_found_nobody_speaks_for_the_kernel_and_what_is_lost_is_counted() {
     let Log { stream, kept, .. } = Log::start();
     stream.follow_kernel().unwrap();
     let mut kmsg = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
@@ -196,21 +197,18 @@ fn what_is_written_to_the_kernels_buffer_is_found_and_nobody_speaks_for_the_kern
     assert_eq!(first.origin, Origin::Kernel);
     assert!(first.uptime < found.uptime && first.at < found.at);
     stream.close(LIMIT);
-}
 
-#[test]
-fn messages_that_were_overwritten_are_counted() {
-    let Log { stream, kept, .. } = Log::start();
     // Else the kernel takes ten lines in five seconds from programs.
     fs::write("/proc/sys/kernel/printk_devkmsg", "on").unwrap();
-    // More than the kernel's buffer holds, before anybody reads.
-    let mut kmsg = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
+    // More than the buffer holds, before the next one reads.
     for number in 0..2000 {
         kmsg.write_all(format!("<6>{number} {}\n", "x".repeat(900)).as_bytes()).unwrap();
     }
-    stream.follow_kernel().unwrap();
-    let told = kept.wait("how many are lost", |record| record.message.contains("were overwritten"));
+    let late = Log::start();
+    late.stream.follow_kernel().unwrap();
+    let told = late.kept.wait("how many are lost", |record| record.message.contains("were overwritten"));
     assert_eq!((told.level, told.origin), (Level::WARN, Origin::Kernel));
-    kept.wait("the last one", |record| record.message.starts_with("1999 "));
-    stream.close(LIMIT);
+    late.kept.wait("the last one", |record| record.message.starts_with("1999 "));
+    assert!(late.dropped() > 1000, "{}", late.dropped());
+    late.stream.close(LIMIT);
 }

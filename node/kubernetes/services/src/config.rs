@@ -61,7 +61,7 @@ pub struct Disk {
     pub pods: Bytes,
 }
 
-/// Where programs, data and state are. [`Default`] is the node image's layout.
+/// Where programs, data and state are, and what they run in. [`Default`] is the node image's layout.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// Directory of the programs.
@@ -74,6 +74,8 @@ pub struct Paths {
     pub resolv_conf: PathBuf,
     /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
     pub cgroups: Option<PathBuf>,
+    /// Memory of the machine, which programs and pods share; with `None` nobody has a limit.
+    pub memory: Option<Bytes>,
     /// Keys and certificates; on the data disk, as the next ones.
     pub pki: PathBuf,
     /// etcd's database.
@@ -98,6 +100,7 @@ impl Default for Paths {
             images: "/images".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             cgroups: Some("/sys/fs/cgroup".into()),
+            memory: None,
             pki: "/data/pki".into(),
             etcd: "/data/etcd".into(),
             kubelet: "/data/kubelet".into(),

@@ -8,11 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::spawn_blocking;
 use tracing::info;
 
+use crate::cgroup::Cgroup;
 use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Paths, cni, ready};
 
 /// Kubernetes' images are in this namespace of containerd.
 const NAMESPACE: &str = "k8s.io";
+
+/// The cgroup of containerd's shims, from the root of the hierarchy.
+const SHIMS: &str = "/shims";
 
 /// Healthy when its socket accepts.
 pub fn service(config: &Config) -> Service {
@@ -86,11 +90,18 @@ fn program(config: &Config) -> Program {
     let file = paths.generated("containerd.toml");
     let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];
     let directories = vec![(paths.containerd.clone(), 0o711), (cni::directory(paths), 0o755)];
-    Program { name: "containerd", arguments, directories, files: vec![(file, toml(paths)), cni::conflist(config)] }
+    let files = vec![(file, toml(paths, shim_cgroup(paths))), cni::conflist(config)];
+    Program { name: "containerd", arguments, directories, files, ..Program::default() }
+}
+
+/// A shim for each pod, of 10 MiB or more, would count for containerd, and would die with it and take its pod along.
+/// containerd insists that the group is there. `None` if it cannot be made.
+fn shim_cgroup(paths: &Paths) -> Option<&'static str> {
+    Cgroup::ensure(paths.cgroups.as_deref()?, SHIMS.trim_start_matches('/'), None).map(|_| SHIMS)
 }
 
 /// containerd 2.3, configuration version 3. What is not named is the default.
-fn toml(paths: &Paths) -> String {
+fn toml(paths: &Paths, shims: Option<&str>) -> String {
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
     format!(
         r#"version = 3
@@ -124,6 +135,7 @@ disabled_plugins = [
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         BinaryName = {runc}
         SystemdCgroup = false
+        ShimCgroup = "{shims}"
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = [{cni_programs}]
     conf_dir = {cni}
@@ -134,6 +146,7 @@ disabled_plugins = [
         runc = quoted(&paths.programs.join("runc")),
         cni_programs = quoted(&paths.cni_programs),
         cni = quoted(&cni::directory(paths)),
+        shims = shims.unwrap_or_default(),
     )
 }
 
@@ -144,7 +157,7 @@ mod tests {
 
     #[test]
     fn data_is_on_the_disk_and_state_is_not() {
-        let text = toml(&example().paths);
+        let text = toml(&example().paths, Some(SHIMS));
         for line in [
             "root = \"/data/containerd\"",
             "state = \"/ephemeral/containerd\"",
@@ -153,6 +166,7 @@ mod tests {
             "    bin_dirs = [\"/opt/cni/bin\"]",
             "    conf_dir = \"/ephemeral/cni/net.d\"",
             "  device_ownership_from_security_context = true",
+            "        ShimCgroup = \"/shims\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
         }

@@ -27,11 +27,16 @@ impl<'a> Line<'a> {
     /// Reads any line. What has none of the known forms is text of level [`Level::Info`].
     pub(crate) fn parse(line: &'a str) -> Self {
         klog(line).or_else(|| json(line)).or_else(|| logfmt(line)).unwrap_or_else(|| Self {
-            level: Level::Info,
+            level: if is_panic(line) { Level::Error } else { Level::Info },
             caller: None,
             text: line.into(),
         })
     }
+}
+
+/// The first line of what Go's runtime says before it ends a program.
+fn is_panic(line: &str) -> bool {
+    ["panic: ", "fatal error: ", "runtime: out of memory"].iter().any(|begin| line.starts_with(begin))
 }
 
 /// `Lmmdd hh:mm:ss.uuuuuu threadid file:line] msg`, the header of klog.
@@ -55,9 +60,9 @@ fn klog(line: &str) -> Option<Line<'_>> {
     known.then(|| Line { level, caller: Some(caller.into()), text: text.into() })
 }
 
-/// What zap writes for etcd.
+/// What zap writes for etcd, and logrus if it is told to.
 #[derive(Deserialize)]
-struct Zap {
+struct Object {
     level: String,
     msg: String,
     caller: Option<String>,
@@ -69,9 +74,10 @@ fn json(line: &str) -> Option<Line<'_>> {
     if !line.starts_with('{') {
         return None;
     }
-    let Zap { level, msg, caller, mut rest } = serde_json::from_str(line).ok()?;
-    rest.remove("ts");
-    rest.remove("logger");
+    let Object { level, msg, caller, mut rest } = serde_json::from_str(line).ok()?;
+    for of_its_own in ["ts", "time", "logger"] {
+        rest.remove(of_its_own);
+    }
     let text = if rest.is_empty() { msg } else { format!("{msg} {}", Value::Object(rest)) };
     Some(Line { level: word(&level)?, caller: caller.map(Into::into), text: text.into() })
 }
@@ -79,6 +85,9 @@ fn json(line: &str) -> Option<Line<'_>> {
 /// `time="…" level=info msg="…" key=value`, as logrus writes for containerd.
 fn logfmt(line: &str) -> Option<Line<'_>> {
     let (level, text) = line.strip_prefix("time=\"")?.split_once("\" level=")?.1.split_once(' ')?;
+    // The message alone reads better; what has quotes in it stays as it is.
+    let message = text.strip_prefix("msg=\"").and_then(|text| text.strip_suffix('"'));
+    let text = message.filter(|text| !text.contains(['"', '\\'])).unwrap_or(text);
     Some(Line { level: word(level)?, caller: None, text: text.into() })
 }
 
@@ -132,6 +141,27 @@ mod tests {
             Line::parse(r#"time="2026-01-02T15:04:05.1Z" level=info msg="starting containerd" version=2.3.7"#),
             line(Level::Info, None, r#"msg="starting containerd" version=2.3.7"#)
         );
+    }
+
+    #[test]
+    fn a_message_alone_has_no_quotes() {
+        let said = |text| Line::parse(text).text.into_owned();
+        assert_eq!(said(r#"time="t" level=warning msg="no disk""#), "no disk");
+        assert_eq!(said(r#"time="t" level=warning msg="no \"x\" disk""#), r#"msg="no \"x\" disk""#);
+    }
+
+    #[test]
+    fn containerds_json_becomes_level_and_text() {
+        let text = r#"{"level":"warning","msg":"slow","time":"2026-01-02T15:04:05.1Z","id":"a"}"#;
+        assert_eq!(Line::parse(text), line(Level::Warning, None, r#"slow {"id":"a"}"#));
+    }
+
+    #[test]
+    fn the_end_of_a_program_in_go_is_an_error() {
+        for text in ["panic: runtime error: index out of range", "fatal error: all goroutines are asleep - deadlock!"] {
+            assert_eq!(Line::parse(text), line(Level::Error, None, text));
+        }
+        assert_eq!(Line::parse("goroutine 1 [running]:").level, Level::Info);
     }
 
     #[test]

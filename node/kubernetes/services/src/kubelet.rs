@@ -7,7 +7,7 @@ use units::Bytes;
 use crate::config::Disk;
 use crate::identity::Identity;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, ready};
+use crate::{Config, Credentials, memory, ready};
 
 /// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
 /// of directories. Volumes may well use all that they were promised, so that a share as usual would say
@@ -38,11 +38,20 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         (paths.pod_logs.clone(), 0o750),
         (paths.flex_volumes(), 0o755),
     ];
-    Program { name: "kubelet", arguments, directories, files: vec![(file, configuration(config, credentials))] }
+    Program {
+        name: "kubelet",
+        arguments,
+        directories,
+        files: vec![(file, configuration(config, credentials))],
+        ..Program::default()
+    }
 }
 
 fn configuration(config: &Config, credentials: &Credentials) -> String {
     let paths = &config.paths;
+    // Pods together have the rest as the limit of their cgroup (`enforceNodeAllocatable`): one that takes all it can get is
+    // killed before a program of the node is.
+    let memory = paths.memory.map(|machine| json!({"memory": memory::reserved(machine).get().to_string()}));
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -71,6 +80,7 @@ fn configuration(config: &Config, credentials: &Credentials) -> String {
         // The use of the whole disk says nothing about images; those that no pod needs go by age.
         "imageGCHighThresholdPercent": 100,
         "imageMaximumGCAge": "168h",
+        "kubeReserved": memory.unwrap_or_else(|| json!({})),
         "makeIPTablesUtilChains": false,
         "podLogsDir": paths.pod_logs,
         "protectKernelDefaults": true,
@@ -137,6 +147,17 @@ mod tests {
         // kubelet subtracts what it keeps free itself.
         assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
         assert_eq!(read["evictionHard"]["nodefs.available"], "1%");
+    }
+
+    #[test]
+    fn pods_cannot_have_the_memory_of_the_nodes_programs() {
+        let mut config = example();
+        config.paths.memory = Some(Bytes::new(4 << 30));
+        let (_scratch, credentials) = credentials(&mut config);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        assert_eq!(read["enforceNodeAllocatable"], json!(["pods"]));
+        let reserved: u64 = read["kubeReserved"]["memory"].as_str().unwrap().parse().unwrap();
+        assert_eq!(reserved >> 20, 921);
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod klog;
 mod kubeconfig;
 pub mod kubelet;
 mod lines;
+mod memory;
 mod network;
 pub mod networks;
 mod pki;
@@ -60,7 +61,13 @@ pub use config::{Config, Disk, Durability, Paths};
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials, PkiError};
-pub use program::{ProgramError, Running, Service, Tail};
+pub use program::{Program, ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
 pub use renewal::{Expiry, Renewal};
 pub use requested::{IdentityError, Lasting, Requested};
+
+/// How often each program was killed, since it was made, because it took more memory than it may.
+pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {
+    let Some(root) = &paths.cgroups else { return Vec::new() };
+    memory::limited().map(|program| (program, cgroup::kills(root, program))).collect()
+}

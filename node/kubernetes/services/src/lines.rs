@@ -1,7 +1,10 @@
 //! Bytes of a pipe become lines.
 
-/// Longer lines are cut into pieces: a program that never ends its line must not fill the memory.
-const LONGEST: usize = 16 * 1024;
+/// Of a longer line the beginning is kept: a program that never ends its line must not fill the memory.
+pub(crate) const LONGEST: usize = 16 * 1024;
+
+/// So much more is given, to be looked at and then left out: a secret that begins before the cut is whole.
+const MORE: usize = 8 * 1024;
 
 /// Collects bytes until a line is whole.
 #[derive(Default)]
@@ -13,14 +16,11 @@ impl Lines {
     /// Takes `bytes`, and gives every line that ends in them to `each`. What is no UTF-8 is replaced.
     pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let mut rest = piece;
-            while !rest.is_empty() {
-                let (part, later) = rest.split_at(rest.len().min(LONGEST - self.begun.len()));
-                self.begun.extend_from_slice(part);
-                rest = later;
-                if self.begun.ends_with(b"\n") || self.begun.len() == LONGEST {
-                    self.flush(&mut each);
-                }
+            let (line, ends) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));
+            let room = (LONGEST + MORE).saturating_sub(self.begun.len());
+            self.begun.extend_from_slice(&line[..line.len().min(room)]);
+            if ends {
+                self.flush(&mut each);
             }
         }
     }
@@ -33,7 +33,7 @@ impl Lines {
     }
 
     fn flush(&mut self, each: &mut impl FnMut(&str)) {
-        each(String::from_utf8_lossy(&self.begun).trim_end_matches(['\n', '\r']));
+        each(String::from_utf8_lossy(&self.begun).trim_end_matches('\r'));
         self.begun.clear();
     }
 }
@@ -58,10 +58,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_cut() {
-        let long = vec![b'x'; 2 * LONGEST + 5];
-        let lengths: Vec<usize> = lines(&[&long]).iter().map(String::len).collect();
-        assert_eq!(lengths, [LONGEST, LONGEST, 5]);
+    fn of_a_line_without_end_the_beginning_is_kept() {
+        let long = vec![b'x'; 100 * LONGEST];
+        let lengths: Vec<usize> = lines(&[&long, &long, b"\nnext"]).iter().map(String::len).collect();
+        assert_eq!(lengths, [LONGEST + MORE, 4]);
     }
 
     proptest! {

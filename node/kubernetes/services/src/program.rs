@@ -13,18 +13,20 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use nodelog::Redactor;
 use supervisor::Context;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
+use units::Bytes;
 
-use crate::Paths;
 use crate::cgroup::Cgroup;
 use crate::klog::{Level, Line};
-use crate::lines::Lines;
+use crate::lines::{LONGEST, Lines};
 use crate::ready::NotReady;
+use crate::{Paths, memory};
 
 /// Lines of output that an error shows.
 const TAIL: usize = 12;
@@ -69,6 +71,16 @@ pub enum ProgramError {
         program: &'static str,
         /// How.
         status: ExitStatus,
+        /// Its last lines.
+        tail: Tail,
+    },
+    /// It took more memory than it may.
+    #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
+    OutOfMemory {
+        /// The program.
+        program: &'static str,
+        /// What it may take.
+        limit: Bytes,
         /// Its last lines.
         tail: Tail,
     },
@@ -121,19 +133,22 @@ impl fmt::Display for Tail {
 
 /// What to run, and what has to be there before.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Program {
+pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
-    pub(crate) name: &'static str,
-    pub(crate) arguments: Vec<String>,
+    pub name: &'static str,
+    /// What it is told.
+    pub arguments: Vec<String>,
     /// Directories with their mode, if they have to be made.
-    pub(crate) directories: Vec<(PathBuf, u32)>,
+    pub directories: Vec<(PathBuf, u32)>,
     /// Files that are written anew at each start.
-    pub(crate) files: Vec<(PathBuf, String)>,
+    pub files: Vec<(PathBuf, String)>,
+    /// What memory it may take, if that is not its share of [`Paths::memory`]. Needs [`Paths::cgroups`].
+    pub memory: Option<Bytes>,
 }
 
 impl Program {
     /// The service: run it, healthy when `ready` says so.
-    pub(crate) fn service<R, F>(self, paths: &Paths, ready: R) -> Service
+    pub fn service<R, F>(self, paths: &Paths, ready: R) -> Service
     where
         R: Fn() -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), NotReady>> + Send,
@@ -208,10 +223,11 @@ impl Program {
         };
 
         let path = paths.programs.join(self.name);
+        let kills = cgroup.as_ref().map_or(0, Cgroup::kills);
         let mut child =
             self.command(&path, paths).spawn().map_err(|source| ProgramError::Start { path: path.clone(), source })?;
         debug!(service = self.name, process = child.id(), "program started");
-        if let (Some(cgroup), Some(process)) = (cgroup, child.id()) {
+        if let (Some(cgroup), Some(process)) = (&cgroup, child.id()) {
             cgroup.add(process);
         }
         let tail = Arc::default();
@@ -222,7 +238,13 @@ impl Program {
         if let Some(stderr) = child.stderr.take() {
             output.spawn(copy(self.name, stderr, Arc::clone(&tail)));
         }
-        Ok(Process { program: self.name, child, output, tail })
+        let memory = cgroup.zip(self.limit(paths)).map(|(cgroup, limit)| Memory { cgroup, limit, kills });
+        Ok(Process { program: self.name, child, output, tail, memory })
+    }
+
+    /// Of its memory.
+    fn limit(&self, paths: &Paths) -> Option<Bytes> {
+        self.memory.or_else(|| memory::limit(self.name, paths.memory?))
     }
 
     fn command(&self, path: &Path, paths: &Paths) -> Command {
@@ -241,6 +263,9 @@ impl Program {
             // A terminal's signals are for us, who stop the programs in order.
             .process_group(0)
             .kill_on_drop(true);
+        if let Some(limit) = self.limit(paths).filter(|_| paths.cgroups.is_some()) {
+            command.env("GOMEMLIMIT", memory::heap(limit).get().to_string());
+        }
         command
     }
 
@@ -260,7 +285,7 @@ impl Program {
             }
             fs::write(path, content).map_err(failed(path))?;
         }
-        Ok(paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name)))
+        Ok(paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name, self.limit(paths))))
     }
 }
 
@@ -270,6 +295,15 @@ struct Process {
     child: Child,
     output: JoinSet<()>,
     tail: Arc<Mutex<Tail>>,
+    memory: Option<Memory>,
+}
+
+/// What the kernel sees to.
+struct Memory {
+    cgroup: Cgroup,
+    limit: Bytes,
+    /// Before the program was started.
+    kills: u64,
 }
 
 impl Process {
@@ -292,6 +326,9 @@ impl Process {
 
     async fn ended(&mut self, status: io::Result<ExitStatus>) -> ProgramError {
         self.drain().await;
+        if let Some(Memory { limit, .. }) = self.memory.take_if(|memory| memory.cgroup.kills() > memory.kills) {
+            return ProgramError::OutOfMemory { program: self.program, limit, tail: self.tail() };
+        }
         match status {
             Ok(status) => ProgramError::Ended { program: self.program, status, tail: self.tail() },
             Err(source) => ProgramError::Start { path: self.program.into(), source },
@@ -313,14 +350,16 @@ impl Process {
 
 /// Copies a pipe to the log, line by line.
 async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
-    let (mut lines, mut buffer) = (Lines::default(), vec![0; 8 * 1024]);
-    let each = |line: &str| {
-        let line = Line::parse(line);
+    let (mut lines, mut redactor, mut buffer) = (Lines::default(), Redactor::default(), vec![0; 8 * 1024]);
+    let mut each = |line: &str| {
+        // Before anybody keeps it: a private key has several lines, and the last words go to the status page.
+        let line = nodelog::clip(redactor.line(line).into_owned(), LONGEST);
+        let line = Line::parse(&line);
         log(program, &line);
         tail.lock().unwrap_or_else(PoisonError::into_inner).push(&line.text);
     };
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
-        lines.push(&buffer[..length], each);
+        lines.push(&buffer[..length], &mut each);
     }
     lines.end(each);
 }
@@ -410,6 +449,19 @@ mod tests {
         // Two pipes: their order is not known.
         let (_, said) = error.split_once("last: ").unwrap();
         assert!(said == "hello | no disk" || said == "no disk | hello", "{said}");
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_a_program_have_no_secret() {
+        let scratch = Scratch::new(
+            "echo 'token abcdef.0123456789abcdef'; echo '-----BEGIN PRIVATE KEY-----'; echo MHcCAQEE; \
+             echo '-----END PRIVATE KEY-----'; exit 1",
+        );
+        let tree = scratch.start(std::future::pending);
+        let status = eventually(&tree, |status| status.state == State::Failed).await;
+        let error = status.last_error.unwrap();
+        let (_, said) = error.split_once("last: ").unwrap();
+        assert_eq!(said, "token REDACTED | REDACTED | REDACTED | REDACTED");
     }
 
     #[tokio::test]

@@ -1,0 +1,114 @@
+//! How much memory the programs of a node may take, by the machine's. Pure.
+
+use units::Bytes;
+
+/// How a program's limit grows with the machine.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    program: &'static str,
+    percent: u64,
+    least: Bytes,
+    most: Bytes,
+}
+
+/// A limit is for the one that runs away, no part that adds up: each leaves the others what they need. It is several times
+/// what the program needs. On a node of 4 GiB without pods all of them and the node's own program have 418 MiB (`RSS`),
+/// kubelet 47 of these.
+///
+/// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
+/// what they watch; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
+/// pods. `ctr` reads an archive while the node starts.
+#[rustfmt::skip]
+const SHARES: [Share; 8] = [
+    Share { program: "kube-apiserver",          percent: 50, least: mib(640), most: mib(32 << 10) },
+    Share { program: "kube-controller-manager", percent: 20, least: mib(256), most: mib(4 << 10) },
+    Share { program: "kube-scheduler",          percent: 15, least: mib(192), most: mib(2 << 10) },
+    Share { program: "etcd",                    percent: 20, least: mib(256), most: mib(8 << 10) },
+    Share { program: "kubelet",                 percent: 15, least: mib(256), most: mib(4 << 10) },
+    Share { program: "containerd",              percent: 20, least: mib(256), most: mib(4 << 10) },
+    Share { program: "kube-proxy",              percent: 10, least: mib(128), most: mib(1 << 10) },
+    Share { program: "ctr",                     percent: 10, least: mib(128), most: mib(1 << 10) },
+];
+
+/// The programs that have a limit.
+pub(crate) fn limited() -> impl Iterator<Item = &'static str> {
+    SHARES.iter().map(|share| share.program)
+}
+
+/// What a program may take of a machine's memory; `None` of one that the node does not know.
+pub(crate) fn limit(program: &str, machine: Bytes) -> Option<Bytes> {
+    let share = SHARES.iter().find(|share| share.program == program)?;
+    Some(Bytes::new(machine.get() / 100 * share.percent).clamp(share.least, share.most))
+}
+
+/// At this size of its memory a program in Go collects its garbage, however long it would have waited otherwise: else its
+/// heap could grow past the limit with nothing in it that is needed.
+pub(crate) const fn heap(limit: Bytes) -> Bytes {
+    Bytes::new(limit.get() / 5 * 4)
+}
+
+/// What pods cannot have (kubelet's `kubeReserved`): half a GiB for what the programs take on an idle node, and a tenth of
+/// the machine, up to 4 GiB, for what they take more when there is more to do, and for the kernel. Never more than half: a
+/// small machine shall run pods too.
+pub(crate) fn reserved(machine: Bytes) -> Bytes {
+    let more = Bytes::new(machine.get() / 10).min(mib(4 << 10));
+    mib(512).saturating_add(more).min(Bytes::new(machine.get() / 2))
+}
+
+const fn mib(count: u64) -> Bytes {
+    Bytes::new(count << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Of the smallest machine that the launcher allows, as `MemTotal` tells it: the kernel takes some.
+    const SMALLEST: Bytes = mib(1280 - 100);
+
+    /// What all programs together have on an idle node.
+    const IDLE: Bytes = mib(418);
+
+    fn machines() -> impl Strategy<Value = Bytes> {
+        // As many small ones as large ones.
+        (0_u32..11, 0_u64..1024).prop_map(|(bits, more)| {
+            Bytes::new(SMALLEST.get() << bits).saturating_add(Bytes::new((more << bits) << 20))
+        })
+    }
+
+    #[test]
+    fn the_machine_of_the_demonstration_is_divided_like_this() {
+        let machine = mib(2 << 10);
+        assert_eq!(limit("kube-apiserver", machine).map(|limit| limit.get() >> 20), Some(1023));
+        assert_eq!(limit("etcd", machine).map(|limit| limit.get() >> 20), Some(409));
+        assert_eq!(reserved(machine).get() >> 20, 716);
+        assert_eq!(limit("sh", machine), None);
+    }
+
+    proptest! {
+        #[test]
+        fn one_that_runs_away_is_stopped_before_the_others_starve(machine in machines()) {
+            for program in limited() {
+                let limit = limit(program, machine).unwrap();
+                prop_assert!(limit.saturating_add(IDLE) < machine, "{program}: {limit}");
+                prop_assert!(heap(limit) < limit);
+            }
+        }
+
+        #[test]
+        fn an_idle_node_is_far_from_every_limit(machine in machines()) {
+            // More than all of them have together.
+            prop_assert!(limit("kube-apiserver", machine).unwrap() > IDLE);
+            prop_assert!(limit("kubelet", machine).unwrap() > mib(4 * 47));
+        }
+
+        #[test]
+        fn pods_leave_the_programs_what_an_idle_node_needs_and_have_some_themselves(machine in machines()) {
+            let reserved = reserved(machine);
+            prop_assert!(reserved > IDLE);
+            prop_assert!(machine.saturating_sub(reserved) >= mib(512));
+        }
+    }
+}
