@@ -65,7 +65,11 @@ impl Html {
     fn close(&mut self, name: &'static str) {
         self.0.push_str("</");
         self.0.push_str(name);
-        self.0.push_str(">\n");
+        self.0.push('>');
+        // Beside a link it would be a space before the next word.
+        if name != "a" {
+            self.0.push('\n');
+        }
     }
 }
 

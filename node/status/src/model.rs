@@ -10,7 +10,7 @@ use units::Bytes;
 use crate::Warning;
 
 /// Of a filesystem volume, in percent: with less left, writes will fail soon.
-const ALMOST_FULL: u64 = 90;
+pub(crate) const ALMOST_FULL: u64 = 90;
 
 /// Everything that is told of a node.
 #[derive(Clone, Debug, Serialize)]

@@ -7,7 +7,7 @@ use units::Bytes;
 
 use crate::format::{duration, moment, size};
 use crate::html::Html;
-use crate::model::{Clock, Condition, Disk, Page, Service, Storage, Volume, not_ready};
+use crate::model::{ALMOST_FULL, Clock, Condition, Disk, Mode, Page, Service, Storage, Volume, not_ready};
 use crate::{Severity, Warning};
 
 /// Certificates with less left are pointed out: the node should have renewed them.
@@ -19,16 +19,23 @@ type Column = (&'static str, &'static str);
 const LEFT: &str = "";
 const NUMBER: &str = "number";
 
+const SERVICE: [Column; 5] =
+    [("Service", LEFT), ("State", LEFT), ("For", LEFT), ("Restarts", NUMBER), ("Last failure", LEFT)];
+
 const VOLUME: [Column; 8] = [
     ("Claim", LEFT),
     ("Volume", LEFT),
     ("Mode", LEFT),
     ("Used", NUMBER),
     ("Limit", NUMBER),
-    ("", LEFT),
+    ("Full", LEFT),
     ("Files", NUMBER),
     ("Condition", LEFT),
 ];
+
+const WARNING: [Column; 5] = [("Ago", LEFT), ("Times", NUMBER), ("Kind", LEFT), ("Who", LEFT), ("What", LEFT)];
+
+const CERTIFICATE: [Column; 3] = [("Name", LEFT), ("Expires", LEFT), ("Left", LEFT)];
 
 /// Deeper services stand as far right as this.
 const DEEPEST: usize = 4;
@@ -47,16 +54,16 @@ impl Page {
             html.element("body", &[], |html| {
                 html.element("header", &[], |html| self.heading(html));
                 html.element("main", &[], |html| {
-                    section(html, "services", "Services", |html| services(html, &self.services));
+                    section(html, Section::Services, |html| services(html, &self.services));
                     match &self.storage {
                         Some(storage) => storage.show(html),
-                        None => section(html, "storage", "Storage", |html| {
+                        None => section(html, Section::Storage, |html| {
                             html.line("p", &[("class", "bad")], "The data disk could not be read; see the warnings.");
                         }),
                     }
-                    section(html, "warnings", "Recent warnings", |html| warnings(html, &self.warnings));
-                    section(html, "certificates", "Certificates", |html| self.certificates(html));
-                    section(html, "node", "Clock and versions", |html| self.facts(html));
+                    section(html, Section::Warnings, |html| warnings(html, &self.warnings));
+                    section(html, Section::Certificates, |html| self.certificates(html));
+                    section(html, Section::Node, |html| self.facts(html));
                 });
                 html.element("footer", &[], |html| {
                     html.text("The same as ");
@@ -80,6 +87,24 @@ impl Page {
         }
         let now = moment(i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX)).unwrap_or_default();
         html.line("p", &[("class", "soft")], &format!("{now} · up {}", duration(self.uptime)));
+        html.element("nav", &[("aria-label", "Sections")], |html| {
+            for section in Section::ALL {
+                let count = match (section, &self.storage) {
+                    (Section::Services, _) => Some(self.services.len()),
+                    (Section::Volumes, None) => continue,
+                    (Section::Volumes, Some(storage)) => Some(storage.volumes.len().saturating_add(storage.more)),
+                    (Section::Warnings, _) => Some(self.warnings.len()),
+                    (Section::Storage | Section::Certificates | Section::Node, _) => None,
+                };
+                html.element("a", &[("href", &format!("#{}", section.id()))], |html| {
+                    html.text(section.title());
+                    if let Some(count) = count {
+                        html.text(&format!(" ({count})"));
+                    }
+                });
+                html.text("\n");
+            }
+        });
     }
 
     fn certificates(&self, html: &mut Html) {
@@ -87,7 +112,7 @@ impl Page {
             html.line("p", &[("class", "soft")], "Not looked at yet.");
             return;
         }
-        table(html, &[("Name", LEFT), ("Expires", LEFT), ("Left", LEFT)], |html| {
+        table(html, Section::Certificates, &CERTIFICATE, |html| {
             for certificate in &self.certificates {
                 let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
                 let left = certificate.expires.saturating_sub(now);
@@ -124,14 +149,14 @@ impl Page {
 
 impl Storage {
     fn show(&self, html: &mut Html) {
-        section(html, "storage", "Storage", |html| {
+        section(html, Section::Storage, |html| {
             self.disk.show(html);
             for orphans in &self.orphans {
                 let text = format!("Orphans of kind {}: {}. The log names each.", orphans.kind, orphans.found);
                 html.line("p", &[("class", "bad")], &text);
             }
         });
-        section(html, "volumes", "Volumes", |html| self.volumes(html));
+        section(html, Section::Volumes, |html| self.volumes(html));
     }
 
     fn volumes(&self, html: &mut Html) {
@@ -139,7 +164,7 @@ impl Storage {
             html.line("p", &[("class", "soft")], "None yet.");
         }
         if !self.volumes.is_empty() {
-            table(html, &VOLUME, |html| {
+            table(html, Section::Volumes, &VOLUME, |html| {
                 for volume in &self.volumes {
                     html.element("tr", &[], |html| volume.show(html));
                 }
@@ -157,7 +182,8 @@ impl Storage {
 impl Disk {
     fn show(&self, html: &mut Html) {
         let Self { size: whole, reserve, promisable, promised, free } = *self;
-        meter(html, "wide", promised, promisable, "promised to volumes");
+        // A disk is there to be promised: that much of it is, is nothing to warn of.
+        meter(html, "wide", [promised, promisable], None, "promised to volumes");
         let text = format!(
             "{} of {} promised to volumes, {} free. The disk has {}, of which {} are kept for images, logs, emptyDirs and etcd.",
             size(promised),
@@ -177,7 +203,8 @@ impl Volume {
         html.line("td", &[], self.mode.as_str());
         html.line("td", &[("class", NUMBER), ("title", &self.used.to_string())], &size(self.used));
         html.line("td", &[("class", NUMBER), ("title", &self.limit.to_string())], &size(self.limit));
-        html.element("td", &[], |html| meter(html, "", self.used, self.limit, "of its limit used"));
+        let almost_full = (self.mode == Mode::Filesystem).then_some(ALMOST_FULL);
+        html.element("td", &[], |html| meter(html, "", [self.used, self.limit], almost_full, "of its limit used"));
         let files = self.inodes.map(|inodes| format!("{} of {}", inodes.used, inodes.limit)).unwrap_or_default();
         html.line("td", &[("class", NUMBER)], &files);
         let class = match self.condition {
@@ -190,27 +217,23 @@ impl Volume {
 }
 
 fn services(html: &mut Html, services: &[Service]) {
-    table(
-        html,
-        &[("Service", LEFT), ("State", LEFT), ("For", LEFT), ("Restarts", NUMBER), ("Last failure", LEFT)],
-        |html| {
-            for service in services {
-                let class = format!("depth-{}", service.depth.min(DEEPEST));
-                html.element("tr", &[("class", &class)], |html| {
-                    html.line("th", &[("scope", "row"), ("title", &service.path)], &service.name);
-                    let class = match service.state {
-                        State::Healthy | State::Done => "good",
-                        State::Starting | State::Stopping => "wait",
-                        State::Failed | State::Stopped => "bad",
-                    };
-                    html.line("td", &[("class", class)], service.state.as_str());
-                    html.line("td", &[], &duration(service.since));
-                    html.line("td", &[("class", NUMBER)], &service.restarts.to_string());
-                    html.line("td", &[("class", "text")], service.last_failure.as_deref().unwrap_or_default());
-                });
-            }
-        },
-    );
+    table(html, Section::Services, &SERVICE, |html| {
+        for service in services {
+            let class = format!("depth-{}", service.depth.min(DEEPEST));
+            html.element("tr", &[("class", &class)], |html| {
+                html.line("th", &[("scope", "row"), ("title", &service.path)], &service.name);
+                let class = match service.state {
+                    State::Healthy | State::Done => "good",
+                    State::Starting | State::Stopping => "wait",
+                    State::Failed | State::Stopped => "bad",
+                };
+                html.line("td", &[("class", class)], service.state.as_str());
+                html.line("td", &[], &duration(service.since));
+                html.line("td", &[("class", NUMBER)], &service.restarts.to_string());
+                html.line("td", &[("class", "text")], service.last_failure.as_deref().unwrap_or_default());
+            });
+        }
+    });
 }
 
 fn warnings(html: &mut Html, warnings: &[Warning]) {
@@ -218,7 +241,7 @@ fn warnings(html: &mut Html, warnings: &[Warning]) {
         html.line("p", &[("class", "soft")], "None.");
         return;
     }
-    table(html, &[("Ago", LEFT), ("Times", NUMBER), ("", LEFT), ("Who", LEFT), ("What", LEFT)], |html| {
+    table(html, Section::Warnings, &WARNING, |html| {
         for warning in warnings {
             html.element("tr", &[], |html| {
                 html.line("td", &[], &duration(warning.ago));
@@ -228,7 +251,7 @@ fn warnings(html: &mut Html, warnings: &[Warning]) {
                     Severity::Error => "bad",
                 };
                 html.line("td", &[("class", class)], warning.severity.as_str());
-                html.line("td", &[], &warning.source);
+                html.line("td", &[("class", "name")], &warning.source);
                 html.line("td", &[("class", "text")], &warning.text);
             });
         }
@@ -248,16 +271,61 @@ fn clock(clock: &Clock) -> (&'static str, String) {
     }
 }
 
-fn section(html: &mut Html, id: &'static str, title: &'static str, inside: impl FnOnce(&mut Html)) {
-    html.element("section", &[("id", id)], |html| {
-        html.line("h2", &[], title);
+/// A part of the page, in its order.
+#[derive(Clone, Copy)]
+enum Section {
+    Services,
+    Storage,
+    Volumes,
+    Warnings,
+    Certificates,
+    Node,
+}
+
+impl Section {
+    const ALL: [Self; 6] =
+        [Self::Services, Self::Storage, Self::Volumes, Self::Warnings, Self::Certificates, Self::Node];
+
+    /// Of its element. Links of people's notes lead there.
+    const fn id(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Storage => "storage",
+            Self::Volumes => "volumes",
+            Self::Warnings => "warnings",
+            Self::Certificates => "certificates",
+            Self::Node => "node",
+        }
+    }
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Services => "Services",
+            Self::Storage => "Storage",
+            Self::Volumes => "Volumes",
+            Self::Warnings => "Recent warnings",
+            Self::Certificates => "Certificates",
+            Self::Node => "Clock and versions",
+        }
+    }
+
+    /// Of the heading's element, which names the section and its table to those who do not see them.
+    fn heading(self) -> String {
+        format!("{}-title", self.id())
+    }
+}
+
+fn section(html: &mut Html, section: Section, inside: impl FnOnce(&mut Html)) {
+    let heading = section.heading();
+    html.element("section", &[("id", section.id()), ("aria-labelledby", &heading)], |html| {
+        html.line("h2", &[("id", &heading)], section.title());
         inside(html);
     });
 }
 
-fn table(html: &mut Html, columns: &[Column], rows: impl FnOnce(&mut Html)) {
+fn table(html: &mut Html, section: Section, columns: &[Column], rows: impl FnOnce(&mut Html)) {
     html.element("div", &[("class", "table")], |html| {
-        html.element("table", &[], |html| {
+        html.element("table", &[("aria-labelledby", &section.heading())], |html| {
             html.element("thead", &[], |html| {
                 html.element("tr", &[], |html| {
                     for &(title, class) in columns {
@@ -270,13 +338,19 @@ fn table(html: &mut Html, columns: &[Column], rows: impl FnOnce(&mut Html)) {
     });
 }
 
-/// How much of `limit` is `used`, drawn and in words.
-fn meter(html: &mut Html, class: &str, used: Bytes, limit: Bytes, what: &str) {
+/// How much of `limit` is `used`, drawn and in words; in another colour from `high` percent on.
+fn meter(html: &mut Html, class: &str, [used, limit]: [Bytes; 2], high: Option<u64>, what: &str) {
     let (used, limit) = (used.get(), limit.get());
     // A browser takes a meter without a range for one of a whole.
     let percent = (u128::from(used) * 100).checked_div(u128::from(limit)).unwrap_or(0).min(100).to_string();
     let text = format!("{percent} % {what}");
-    html.line("meter", &[("class", class), ("min", "0"), ("max", "100"), ("value", &percent), ("title", &text)], &text);
+    let mut attributes = vec![("class", class), ("min", "0"), ("max", "100"), ("value", &*percent), ("title", &*text)];
+    // Of two boundaries the upper one is the beginning of the worst part, if the best is below the lower one.
+    let high = high.map(|high| (high - 1).to_string());
+    if let Some(high) = &high {
+        attributes.extend([("low", &**high), ("high", &**high), ("optimum", "0")]);
+    }
+    html.line("meter", &attributes, &text);
 }
 
 fn fact(html: &mut Html, name: &'static str, text: &str) {

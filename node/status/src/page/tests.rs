@@ -114,10 +114,6 @@ fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_fact_has_its_place() {
     let page = example().html();
-    // For people who look at it, and for the picture in the documentation.
-    if let Some(kept) = std::env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
-        std::fs::write(std::path::Path::new(&kept).join("statusz.html"), &page).unwrap();
-    }
     let document = Element::read(&page);
     assert_eq!(document.named("h1")[0].text, "granary-1");
     let header = &document.named("header")[0].text;
@@ -202,11 +198,38 @@ fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
         assert!(!matches!(&*element.name, "script" | "link" | "img" | "iframe" | "form" | "object"), "{element:?}");
         for (name, value) in &element.attributes {
             assert!(!name.starts_with("on") && name != "src" && name != "style", "{name}={value}");
-            assert!(name != "href" || ["metrics", "statusz.json"].contains(&&**value), "{value}");
+            let leads_to_a_part = value.strip_prefix('#').is_some_and(|id| document.by_id(id).name == "section");
+            assert!(name != "href" || leads_to_a_part || ["metrics", "statusz.json"].contains(&&**value), "{value}");
         }
     }
     let style = &document.named("style")[0].text;
     assert!(!style.contains("url(") && !style.contains("@import"), "{style}");
+}
+
+#[test]
+fn every_part_has_a_link_and_its_table_its_name() {
+    let document = Element::read(&example().html());
+    let links: Vec<&str> = document.named("nav")[0].named("a").iter().map(|link| &*link.text).collect();
+    let parts = ["Services (9)", "Storage", "Volumes (4)", "Recent warnings (2)", "Certificates", "Clock and versions"];
+    assert_eq!(links, parts);
+    for table in document.named("table") {
+        let heading = document.by_id(table.attribute("aria-labelledby").expect("a name"));
+        assert_eq!(heading.name, "h2");
+    }
+    for column in document.named("thead").iter().flat_map(|head| head.named("th")) {
+        assert!(!column.text.trim().is_empty(), "{column:?}");
+    }
+}
+
+/// A green bar beside the words "almost full" was on the first picture of the page.
+#[test]
+fn the_bar_of_a_volume_has_another_colour_when_it_is_almost_full() {
+    let document = Element::read(&example().html());
+    let high = |volume: &Element| volume.named("meter")[0].attribute("high").map(str::to_owned);
+    let body = document.by_id("volumes").named("tbody")[0];
+    let found: Vec<_> = body.children.iter().map(high).collect();
+    // The last is a block volume, which is as full as it will ever be.
+    assert_eq!(found, [Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), None]);
 }
 
 #[test]
@@ -222,6 +245,7 @@ fn a_node_that_is_ready_says_so() {
 fn a_disk_that_cannot_be_read_leaves_the_rest_of_the_page() {
     let document = Element::read(&Page { storage: None, ..example() }.html());
     assert!(document.by_id("storage").text.contains("The data disk could not be read"));
+    assert!(!document.named("nav")[0].text.contains("Volumes"));
     assert_eq!(rows(&document, "services").len(), 9);
 }
 

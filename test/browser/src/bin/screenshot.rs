@@ -1,0 +1,37 @@
+//! Makes the picture of the status page anew: `bazel run //test/browser:screenshot`.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::{env, fs};
+
+use browser::{Browser, FakeNode, Files, Screen, Served, Tab};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut next = error.source();
+            while let Some(cause) = next {
+                eprintln!("caused by: {cause}");
+                next = cause.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let workspace =
+        env::var_os("BUILD_WORKSPACE_DIRECTORY").ok_or("run it with: bazel run //test/browser:screenshot")?;
+    let served = Served::start(FakeNode::example())?;
+    let mut browser = Browser::start(&Files::from_target()?)?;
+    let mut tab = Tab::open(&mut browser)?;
+    tab.be(Screen::DESK)?;
+    tab.visit(&served.url("/statusz"))?;
+    let path = Path::new(&workspace).join("docs/statusz.png");
+    fs::write(&path, tab.picture()?)?;
+    println!("{}", path.display());
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! What the node's status page is in a browser: a headless Chromium shows it, and tells what a person would see.
+//!
+//! ```no_run
+//! use browser::{Browser, FakeNode, Files, Screen, Served, Tab};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let served = Served::start(FakeNode::example())?;
+//! let mut browser = Browser::start(&Files::from_target()?)?;
+//! let mut tab = Tab::open(&mut browser)?;
+//! tab.be(Screen::DESK)?;
+//! tab.visit(&served.url("/statusz"))?;
+//! assert!(tab.look()?.overflow.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The browser is driven by its own protocol (Chrome DevTools) over two pipes: a few requests in JSON. The crates that
+//! wrap all of that protocol bring more code than this one has, and a web socket.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod browser;
+mod colour;
+mod connection;
+mod look;
+mod node;
+mod sample;
+mod tab;
+
+pub use browser::{Browser, Files};
+pub use colour::Colour;
+pub use connection::Error;
+pub use look::{Header, Look, Text};
+pub use node::{FakeNode, Served};
+pub use tab::{Landmark, Media, Scheme, Screen, Tab};

@@ -1,0 +1,53 @@
+//! The node's own server, on loopback, with facts that are made up.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use status::{Page, Service, Source};
+use supervisor::BoxError;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+
+/// A node of which only the status can be seen.
+#[derive(Clone, Debug)]
+pub struct FakeNode(pub(crate) Page);
+
+impl Source for FakeNode {
+    fn services(&self) -> Vec<Service> {
+        self.0.services.clone()
+    }
+
+    fn page(&self) -> Page {
+        self.0.clone()
+    }
+
+    fn metrics(&self) -> Result<String, BoxError> {
+        Ok("granary_made_up 1\n".to_owned())
+    }
+}
+
+/// A node's status, served until this is dropped.
+pub struct Served {
+    address: SocketAddr,
+    _runtime: Runtime,
+}
+
+impl Served {
+    /// Serves it on a free port.
+    ///
+    /// # Errors
+    /// There is no thread or no port.
+    pub fn start(node: FakeNode) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        let address = listener.local_addr()?;
+        runtime.spawn(async move { status::serve(&listener, Ipv4Addr::LOCALHOST, Arc::new(node)).await });
+        Ok(Self { address, _runtime: runtime })
+    }
+
+    /// Where a path is.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+}

@@ -1,0 +1,217 @@
+//! The status page as a person sees it, in Chromium without JavaScript.
+
+use std::path::Path;
+use std::{env, fs};
+
+use browser::{Browser, FakeNode, Files, Landmark, Look, Screen, Served, Tab};
+
+const PAGE: &str = "/statusz";
+const SCREENS: [Screen; 4] = [Screen::DESK, Screen::DESK.dark(), Screen::HAND, Screen::HAND.dark()];
+
+/// Ordinary text, by the Web Content Accessibility Guidelines 2.2, 1.4.3.
+const LEAST_CONTRAST: f64 = 4.5;
+/// CSS pixels: nobody reads smaller letters with pleasure.
+const SMALLEST: f64 = 12.0;
+
+/// What a test does with the page of a node in a new browser.
+fn with_page<T>(node: FakeNode, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &Served) -> T) -> T {
+    let served = Served::start(node).unwrap();
+    let mut browser = Browser::start(&Files::from_target().unwrap()).unwrap();
+    let mut tab = Tab::open(&mut browser).unwrap();
+    tab.be(screen).unwrap();
+    tab.visit(&served.url(PAGE)).unwrap();
+    test(&mut tab, &served)
+}
+
+fn is_readable(look: &Look, screen: Screen) {
+    assert!(look.overflow.is_empty(), "{screen:?}: too wide: {:#?}", look.overflow);
+    assert!(look.texts.len() > 20, "{screen:?}: {:?}", look.texts);
+    for text in &look.texts {
+        let contrast = text.colour.contrast(text.background);
+        assert!(contrast >= LEAST_CONTRAST, "{screen:?}: contrast {contrast:.2}: {text:?}");
+        assert!(text.size >= SMALLEST, "{screen:?}: {text:?}");
+    }
+    for header in &look.headers {
+        let is_seen = !header.text.trim().is_empty() && header.width > 10.0 && header.height > 10.0;
+        assert!(is_seen, "{screen:?}: {header:?}");
+    }
+}
+
+/// Whatever the node has to tell, on everything that a page is read on.
+fn every_screen_shows(node: FakeNode) {
+    with_page(node, Screen::DESK, |tab, served| {
+        for screen in SCREENS {
+            tab.be(screen).unwrap();
+            is_readable(&tab.look().unwrap(), screen);
+        }
+        let (requests, complaints) = tab.happened();
+        assert_eq!(requests, [served.url(PAGE)], "the page asks for more than itself");
+        assert_eq!(complaints, [""; 0], "the browser complains");
+    });
+}
+
+/// A part of a page that nobody can read, and one that is in order.
+const UNREADABLE: &str = "(() => {
+    const add = (style) => {
+        const part = document.createElement('p');
+        part.textContent = 'part';
+        part.style = style;
+        document.querySelector('main').append(part);
+    };
+    add('width: 2000px; color: black; background: white');
+    add('color: rgb(150, 150, 150); background: white');
+})()";
+
+/// What the other tests rely on.
+#[test]
+fn what_nobody_can_read_is_noticed() {
+    with_page(FakeNode::new(), Screen::DESK, |tab, _| {
+        tab.evaluate::<()>(UNREADABLE).unwrap();
+        let look = tab.look().unwrap();
+        assert_eq!(look.overflow.len(), 2, "{:?}", look.overflow);
+        let contrasts = look.texts.iter().map(|text| text.colour.contrast(text.background));
+        assert_eq!(contrasts.filter(|contrast| *contrast < LEAST_CONTRAST).count(), 1);
+    });
+}
+
+/// On a page that forbids nothing.
+#[test]
+fn the_browser_runs_no_script_of_a_page() {
+    with_page(FakeNode::new(), Screen::DESK, |tab, _| {
+        tab.visit("data:text/html,<title>none</title><script>document.title='run'</script>").unwrap();
+        assert_eq!(tab.look().unwrap().title, "none");
+    });
+}
+
+#[test]
+fn a_node_with_a_bit_of_everything_is_readable_everywhere() {
+    every_screen_shows(FakeNode::example());
+}
+
+#[test]
+fn a_new_node_is_readable_everywhere() {
+    every_screen_shows(FakeNode::new());
+}
+
+#[test]
+fn a_node_without_its_disk_is_readable_everywhere() {
+    every_screen_shows(FakeNode::without_disk());
+}
+
+#[test]
+fn hundreds_of_volumes_and_names_without_end_are_readable_everywhere() {
+    every_screen_shows(FakeNode::full());
+}
+
+#[test]
+fn the_page_is_told_to_those_who_do_not_see_it() {
+    with_page(FakeNode::example(), Screen::DESK, |tab, _| {
+        let look = tab.look().unwrap();
+        assert_eq!((&*look.title, &*look.language, look.quirks), ("granary-1 · node status", "en", false));
+        let landmarks = tab.landmarks().unwrap();
+        let named = |role: &str| -> Vec<&str> {
+            let of_role = landmarks.iter().filter(|landmark| landmark.role == role);
+            of_role.map(|Landmark { name, .. }| &**name).collect()
+        };
+        for role in ["banner", "main", "contentinfo"] {
+            assert_eq!(named(role).len(), 1, "{role}: {landmarks:?}");
+        }
+        assert_eq!(named("navigation"), ["Sections"]);
+        let parts = ["Services", "Storage", "Volumes", "Recent warnings", "Certificates", "Clock and versions"];
+        assert_eq!(named("region"), parts);
+        assert_eq!(named("heading"), [&["granary-1"], &parts[..]].concat());
+        assert_eq!(named("table"), ["Services", "Volumes", "Recent warnings", "Certificates"]);
+        let headers = named("columnheader");
+        assert_eq!(headers.len(), look.headers.len());
+        assert!(headers.iter().all(|name| !name.is_empty()), "{headers:?}");
+        assert!(named("rowheader").contains(&"shop/sessions"));
+        let meters = named("meter");
+        assert!(meters.contains(&"95 % of its limit used"), "{meters:?}");
+    });
+}
+
+/// Where the keyboard is, and whether a frame shows it.
+const FOCUS: &str = "(() => {
+    const focus = document.activeElement;
+    const frame = getComputedStyle(focus);
+    return [focus.textContent.trim(), frame.outlineStyle !== 'none' && parseFloat(frame.outlineWidth) >= 2];
+})()";
+
+#[test]
+fn the_page_is_used_with_the_keyboard_alone() {
+    with_page(FakeNode::full(), Screen::DESK, |tab, served| {
+        let mut links = Vec::new();
+        loop {
+            tab.press("Tab").unwrap();
+            let (link, is_framed): (String, bool) = tab.evaluate(FOCUS).unwrap();
+            assert!(is_framed, "nobody sees that the keyboard is at {link:?}");
+            links.push(link);
+            if links.last().is_some_and(|link| link.starts_with("Volumes")) {
+                break;
+            }
+        }
+        assert_eq!(links, ["Services (15)", "Storage", "Volumes (500)"]);
+        tab.press("Enter").unwrap();
+        let place = "[location.hash, Math.round(document.getElementById('volumes').getBoundingClientRect().top)]";
+        assert_eq!(tab.evaluate::<(String, i32)>(place).unwrap(), ("#volumes".to_owned(), 0));
+
+        // On from there, not from the link.
+        tab.press("Tab").unwrap();
+        assert_eq!(tab.evaluate::<(String, bool)>(FOCUS).unwrap(), ("JSON".to_owned(), true));
+        tab.happened();
+        tab.press("Enter").unwrap();
+        tab.arrives().unwrap();
+        assert_eq!(tab.happened().0, [served.url("/statusz.json")]);
+    });
+}
+
+/// The text of what is shown at the upper edge of the window, in the middle of the volumes.
+const AT_THE_TOP: &str = "(() => {
+    const rows = document.querySelectorAll('#volumes tbody tr');
+    rows[rows.length / 2].scrollIntoView({block: 'center'});
+    const {left} = document.querySelector('#volumes thead th').getBoundingClientRect();
+    return document.elementFromPoint(left + 1, 5).textContent;
+})()";
+
+#[test]
+fn the_heads_of_a_long_table_stay_in_sight() {
+    with_page(FakeNode::full(), Screen::DESK, |tab, _| {
+        assert_eq!(tab.evaluate::<String>(AT_THE_TOP).unwrap(), "Claim");
+    });
+}
+
+/// The page of somebody who reads dark pages was printed with light letters on white.
+#[test]
+fn the_page_can_be_printed() {
+    with_page(FakeNode::full(), Screen::PAPER.dark(), |tab, _| {
+        let mut look = tab.look().unwrap();
+        look.texts.retain(|text| text.size >= SMALLEST);
+        is_readable(&look, Screen::PAPER.dark());
+        let white = "rgb(255, 255, 255)".parse().unwrap();
+        assert!(look.texts.iter().all(|text| text.background == white), "{:?}", look.texts);
+    });
+}
+
+/// Width and height of a PNG, the first that its header has: PNG specification, 11.2.1.
+fn size(picture: &[u8]) -> [u32; 2] {
+    assert!(picture.starts_with(b"\x89PNG\r\n\x1a\n"));
+    [16, 20].map(|at| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap()))
+}
+
+/// Not its pixels: rounding differs between machines. Pictures of all screens are among the test's outputs.
+#[test]
+fn the_picture_of_the_documentation_has_the_layout_of_the_page() {
+    let kept = fs::read(env::var_os("PICTURE").expect("PICTURE")).unwrap();
+    with_page(FakeNode::example(), Screen::DESK, |tab, _| {
+        let picture = tab.picture().unwrap();
+        if let Some(outputs) = env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
+            for screen in SCREENS {
+                tab.be(screen).unwrap();
+                let name = format!("statusz-{}-{:?}.png", screen.width, screen.scheme);
+                fs::write(Path::new(&outputs).join(name.to_lowercase()), tab.picture().unwrap()).unwrap();
+            }
+        }
+        let renew = "the page has changed: make its picture anew with bazel run //test/browser:screenshot";
+        assert_eq!(size(&kept), size(&picture), "{renew}");
+    });
+}
