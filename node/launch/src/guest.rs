@@ -64,7 +64,7 @@ pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootErro
     config.network = Some(Network { forwards: vec![Forward { host: api, guest: API_PORT }] });
     config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
     config.console = Sink::File(console.into());
-    let configuration = Configuration::write(&options.state, options.overcommit)
+    let configuration = Configuration::write(options)
         .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
     config.firmware_files = vec![configuration.file()];
     let vm = Vm::start(&program, accelerator, &config)?;

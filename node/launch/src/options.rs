@@ -38,6 +38,8 @@ pub struct Options {
     pub data_size: Bytes,
     /// How many times its data disk the node may promise to volumes.
     pub overcommit: Overcommit,
+    /// The node's configuration, as docs/configuration.md describes it, instead of the launcher's own.
+    pub configuration: Option<String>,
     /// An existing directory for the kubeconfig and for a temporary data disk.
     pub state: PathBuf,
     /// An existing directory for the console's log.
@@ -81,6 +83,7 @@ impl Options {
             data: Data::Temporary,
             data_size: Self::DATA_SIZE,
             overcommit: Overcommit::default(),
+            configuration: None,
             state: directory.to_path_buf(),
             logs: directory.to_path_buf(),
             // About 45 s in emulation on an idle machine, some minutes beside a build.

@@ -8,13 +8,17 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
 use launch::{Data, Node, Options, SHUTDOWN_LIMIT};
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use workload::Volumes;
 
 const MIB: u64 = 1 << 20;
+/// signal(7).
+const SIGINT: i32 = 2;
 /// The namespace of everything below.
 const NAMESPACE: &str = "power";
 /// Where the writer has its block volume.
@@ -79,14 +83,21 @@ async fn lose_it_twice(setting: &Setting) -> Result<(), Failure> {
     node.power_cut().await;
     let promise = written.end().await;
 
-    // And once more; then it ends in order.
-    let node = boot(&options).await;
+    // And once more; then it is asked to restart, as by Ctrl-Alt-Del. Other tests press the power button.
+    let mut node = boot(&options).await;
     observer::find(&node.client()).await?;
     let case = Case::resume(node.client(), NAMESPACE.to_owned());
     promise.is_kept(&case).await?;
     later.is_there(&case).await?;
     is_in_order(&case).await?;
-    node.shut_down(SHUTDOWN_LIMIT).await.expect("the node powers off in order");
+    // The answer may come too late.
+    _ = case.signal("init", SIGINT).await;
+    let ended = timeout(SHUTDOWN_LIMIT, node.ended()).await.expect("the node ends in order");
+    // QEMU takes a restart for the end.
+    assert!(ended.starts_with("QEMU ended with exit status: 0"), "{ended}");
+    let console = fs::read_to_string(node.console()).expect("the console");
+    assert!(console.contains("reboot: Restarting system"), "{ended}");
+    assert!(!console.contains("cannot unmount at the end"), "{ended}");
     Ok(())
 }
 
