@@ -1,0 +1,281 @@
+//! The disk that a node was started from: what the first boot makes of the space behind the image, and what a boot
+//! makes of a disk that was enlarged. Its first partition is the root of all processes that boot here, mounted
+//! meanwhile, so that the kernel reads no table anew. Needs root and one scratch disk.
+
+use std::fs::{self, File};
+use std::num::NonZeroU32;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gpt::{Guid, Partition, Table, guid, protective_mbr};
+use ktest_support::Disk;
+use ktest_support::process::Child;
+use localstorage::{DATA_PARTITION, DataDisk, LABEL, PartitionTable, Root, TableState};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::chroot;
+use tempfile::TempDir;
+use units::Bytes;
+
+const MIB: u64 = 1 << 20;
+const SECTOR: u32 = 512;
+const SECTORS_OF_MIB: u64 = MIB / SECTOR as u64;
+
+/// The image: a table, a system from 1 MiB on, and a MiB with the table's second copy.
+const SYSTEM: [u64; 2] = [1, 33];
+const IMAGE: u64 = 34;
+/// The disk before it was enlarged.
+const SHORTER: u64 = 640;
+
+const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
+const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
+
+/// Of the machine, to its processes.
+const BOUND: [&str; 5] = ["dev", "proc", "sys", "tmp", "usr"];
+
+/// A machine with one disk.
+struct Machine {
+    disk: Disk,
+    root: TempDir,
+}
+
+impl Machine {
+    /// Somebody has written the image to the disk.
+    fn with_image() -> Self {
+        let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
+        machine.install(&machine.table(), IMAGE);
+        machine
+    }
+
+    /// The same, and the node has run when the disk was shorter: its data are there.
+    fn enlarged() -> Self {
+        let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
+        let mut table = machine.table();
+        table.add(&partition(2, DATA_PARTITION, [IMAGE, SHORTER - 1])).unwrap();
+        machine.install(&table, SHORTER);
+        let data = machine.partition(2);
+        run("mkfs.xfs", &["-q", "-f", "-K", "-L", LABEL, data.to_str().unwrap()]);
+        let place = machine.root.path();
+        mount(Some(&data), place, Some("xfs"), MsFlags::empty(), None::<&str>).unwrap();
+        fs::write(place.join("kept"), "kept").unwrap();
+        umount2(place, MntFlags::empty()).unwrap();
+        machine
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(ID, SECTOR).unwrap();
+        table.add(&partition(1, LINUX, SYSTEM)).unwrap();
+        table
+    }
+
+    /// Writes a table for a disk of so many MiB, and an empty system.
+    fn install(&self, table: &Table, length: u64) {
+        let disk = File::options().write(true).open(self.disk.path()).unwrap();
+        let zeros = vec![0; 2 * MIB as usize];
+        for mib in [0, IMAGE, SHORTER - 2, self.length() - 2] {
+            disk.write_all_at(&zeros, mib * MIB).unwrap();
+        }
+        disk.write_all_at(&protective_mbr(), 0).unwrap();
+        for write in table.writes(length * SECTORS_OF_MIB).unwrap() {
+            disk.write_all_at(&write.bytes, write.at).unwrap();
+        }
+        disk.sync_all().unwrap();
+        drop(disk);
+        self.read_table_anew();
+        let system = self.partition(1);
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-O", "^has_journal", system.to_str().unwrap()]);
+    }
+
+    /// Of what a boot writes to change the table, so many writes: then the power is gone.
+    fn begin_to_write(&self, made: usize, change: impl FnOnce(&mut Table, u64)) {
+        let disk = File::options().read(true).write(true).open(self.disk.path()).unwrap();
+        let mut head = vec![0; Table::length(SECTOR)];
+        disk.read_exact_at(&mut head, 0).unwrap();
+        let mut table = Table::parse(&head, SECTOR).unwrap();
+        change(&mut table, self.length() - 1);
+        for write in &table.writes(self.length() * SECTORS_OF_MIB).unwrap()[..made] {
+            disk.write_all_at(&write.bytes, write.at).unwrap();
+        }
+        disk.sync_all().unwrap();
+    }
+
+    /// As the kernel does at its start. It does not while a partition is mounted.
+    fn read_table_anew(&self) {
+        run("blockdev", &["--rereadpt", self.disk.path().to_str().unwrap()]);
+    }
+
+    /// In MiB.
+    fn length(&self) -> u64 {
+        self.number(&self.sysfs().join("size")) / SECTORS_OF_MIB
+    }
+
+    fn partition(&self, number: u32) -> PathBuf {
+        format!("{}{number}", self.disk.path().display()).into()
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.disk.path().file_name().unwrap())
+    }
+
+    fn number(&self, path: &Path) -> u64 {
+        fs::read_to_string(path).unwrap().trim().parse().unwrap()
+    }
+
+    /// Where the kernel has the data, in MiB: beginning and length.
+    fn data(&self) -> [u64; 2] {
+        let directory = self.sysfs().join(self.partition(2).file_name().unwrap());
+        ["start", "size"].map(|attribute| self.number(&directory.join(attribute)) / SECTORS_OF_MIB)
+    }
+
+    /// All that is behind the image, but for a MiB with the table's second copy.
+    fn all_of_it(&self) -> [u64; 2] {
+        [IMAGE, self.length() - IMAGE - 1]
+    }
+
+    fn table_state(&self) -> TableState {
+        let disk = File::open(self.disk.path()).unwrap();
+        let size = Bytes::new(self.length() * MIB);
+        let read = |buffer: &mut [u8], at| disk.read_exact_at(buffer, at);
+        PartitionTable::read(size, SECTOR, read).unwrap().unwrap().state
+    }
+
+    /// Starts the machine: the system is mounted, nothing else.
+    fn start(&self) -> Running<'_> {
+        self.read_table_anew();
+        let root = self.root.path();
+        mount(Some(&self.partition(1)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
+        for name in BOUND {
+            let target = root.join(name);
+            fs::create_dir_all(&target).unwrap();
+            mount(Some(&Path::new("/").join(name)), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        }
+        fs::create_dir_all(root.join("data")).unwrap();
+        if !root.join("lib64").exists() {
+            symlink("usr/lib", root.join("lib64")).unwrap();
+        }
+        Running { machine: self }
+    }
+}
+
+fn partition(number: u32, kind: Guid, [start, end]: [u64; 2]) -> Partition {
+    let (first, last) = (start * SECTORS_OF_MIB, end * SECTORS_OF_MIB - 1);
+    Partition { number: NonZeroU32::new(number).unwrap(), kind, id: ID, first, last, name: String::new() }
+}
+
+/// Runs a tool, which must succeed.
+fn run(program: &str, arguments: &[&str]) {
+    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
+}
+
+/// A machine that runs. Dropped, it is off.
+struct Running<'machine> {
+    machine: &'machine Machine,
+}
+
+impl Running<'_> {
+    fn root(&self) -> &Path {
+        self.machine.root.path()
+    }
+
+    /// What a node does with its disk: finds it, and mounts it.
+    fn node_starts(&self) {
+        // A process of the machine: its root is the system.
+        Child::start(|| {
+            chroot(self.root()).unwrap();
+            std::env::set_current_dir("/").unwrap();
+            DataDisk::find().unwrap().mount(Root::at(Path::new("/")).data).unwrap();
+        })
+        .wait();
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.root().join("data/kept")
+    }
+
+    /// Bytes of the file system for data, less its log.
+    fn capacity(&self) -> u64 {
+        let seen = statvfs(&self.root().join("data")).unwrap();
+        seen.blocks() * seen.fragment_size()
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let unmount = |path: &Path| match umount2(path, MntFlags::empty()) {
+            // EINVAL: it was not mounted.
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(errno) => eprintln!("{}: {errno}", path.display()),
+        };
+        unmount(&self.root().join("data"));
+        BOUND.iter().for_each(|name| unmount(&self.root().join(name)));
+        unmount(self.root());
+    }
+}
+
+#[test]
+fn the_first_boot_takes_the_space_behind_the_image_and_the_second_finds_it() {
+    let machine = Machine::with_image();
+    let running = machine.start();
+    running.node_starts();
+    assert_eq!(machine.data(), machine.all_of_it());
+    fs::write(running.kept(), "kept").unwrap();
+    drop(running);
+
+    let running = machine.start();
+    // The kernel reads what is on the disk.
+    assert_eq!((machine.data(), machine.table_state()), (machine.all_of_it(), TableState::Whole));
+    running.node_starts();
+    assert_eq!(fs::read(running.kept()).unwrap(), b"kept");
+}
+
+#[test]
+fn on_a_disk_that_was_enlarged_the_partition_and_its_file_system_grow_while_the_system_is_mounted() {
+    let machine = Machine::enlarged();
+    let running = machine.start();
+    let before = [IMAGE, SHORTER - 1 - IMAGE];
+    assert_eq!(machine.data(), before);
+    running.node_starts();
+    let after = machine.all_of_it();
+    assert_eq!(machine.data(), after);
+    assert_eq!(fs::read(running.kept()).unwrap(), b"kept");
+    let log = after[1] * MIB - running.capacity();
+    assert!(log < 100 * MIB, "the file system has {} of {} MiB", running.capacity() / MIB, after[1]);
+    drop(running);
+
+    let running = machine.start();
+    assert_eq!((machine.data(), machine.table_state()), (after, TableState::Whole));
+    running.node_starts();
+    assert_eq!(fs::read(running.kept()).unwrap(), b"kept");
+}
+
+/// The writes of a table: its second copy, the entries, and the header that makes them count.
+const WRITES: usize = 3;
+
+#[test]
+fn wherever_the_power_ends_a_first_boot_the_next_one_finishes() {
+    for made in 1..=WRITES {
+        let machine = Machine::with_image();
+        machine.begin_to_write(made, |table, end| {
+            table.add(&partition(2, DATA_PARTITION, [IMAGE, end])).unwrap();
+        });
+        machine.start().node_starts();
+        assert_eq!((machine.data(), machine.table_state()), (machine.all_of_it(), TableState::Whole), "{made}");
+    }
+}
+
+#[test]
+fn wherever_the_power_ends_a_growth_the_data_are_there_and_the_next_boot_finishes() {
+    for made in 1..=WRITES {
+        let machine = Machine::enlarged();
+        machine.begin_to_write(made, |table, end| {
+            table.extend(NonZeroU32::new(2).unwrap(), end * SECTORS_OF_MIB - 1).unwrap();
+        });
+        let running = machine.start();
+        running.node_starts();
+        assert_eq!(fs::read(running.kept()).unwrap(), b"kept", "{made}");
+        assert_eq!((machine.data(), machine.table_state()), (machine.all_of_it(), TableState::Whole), "{made}");
+    }
+}
