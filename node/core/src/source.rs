@@ -49,12 +49,21 @@ impl fmt::Display for Source {
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// It cannot be read.
+    /// The kernel does not tell of the disks.
     #[error("cannot read {path}")]
     Read {
-        /// The file or directory.
+        /// The directory.
         path: PathBuf,
         /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("cannot read {found}")]
+    File {
+        /// Where it is.
+        found: Source,
+        /// The kernel's answer, or that it is no text.
         #[source]
         source: io::Error,
     },
@@ -137,7 +146,7 @@ fn find() -> Result<(Source, String), SourceError> {
 
 /// `None` if there is no such file.
 fn text(path: &Path, found: Source) -> Result<Option<String>, SourceError> {
-    let read = |source| SourceError::Read { path: path.to_owned(), source };
+    let read = |source| SourceError::File { found: found.clone(), source };
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(read)?,

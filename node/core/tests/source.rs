@@ -1,0 +1,170 @@
+//! The configuration on the EFI system partition, as the kernel reads it: a node that was started from the disk finds
+//! the file, or says what is wrong with it. Needs root and one scratch disk.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::num::NonZeroU32;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gpt::{Guid, Partition, Table, guid, protective_mbr};
+use ktest_support::Disk;
+use ktest_support::process::Child;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::chroot;
+use node_core::source;
+use tempfile::TempDir;
+
+const SECTOR: u32 = 512;
+const SECTORS_OF_MIB: u64 = (1 << 20) / SECTOR as u64;
+
+const EFI_SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
+const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
+
+/// In the root of the partition.
+const FILE: &str = "granary.json";
+
+/// Of the machine, to the node.
+const BOUND: [&str; 4] = ["dev", "proc", "sys", "tmp"];
+
+/// A machine with one disk, which has an EFI system partition and the node's system.
+struct Machine {
+    disk: Disk,
+    root: TempDir,
+}
+
+impl Machine {
+    /// With this on the partition.
+    fn with_esp(fill: impl FnOnce(&Path)) -> Self {
+        let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
+        let mut table = Table::new(ID, SECTOR).unwrap();
+        for (number, kind, name, [start, end]) in [(1, EFI_SYSTEM, "ESP", [1, 65]), (2, LINUX, "SYSTEM-A", [65, 97])] {
+            let number = NonZeroU32::new(number).unwrap();
+            let (first, last) = (start * SECTORS_OF_MIB, end * SECTORS_OF_MIB - 1);
+            table.add(&Partition { number, kind, id: ID, first, last, name: name.to_owned() }).unwrap();
+        }
+        let disk = File::options().write(true).open(machine.disk.path()).unwrap();
+        disk.write_all_at(&protective_mbr(), 0).unwrap();
+        for write in table.writes(98 * SECTORS_OF_MIB).unwrap() {
+            disk.write_all_at(&write.bytes, write.at).unwrap();
+        }
+        disk.sync_all().unwrap();
+        drop(disk);
+        run("blockdev", &["--rereadpt", machine.disk.path().to_str().unwrap()]);
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-O", "^has_journal", &machine.partition(2)]);
+        run("mkfs.fat", &[&machine.partition(1)]);
+        let place = machine.root.path();
+        let options = Some("codepage=437,iocharset=ascii");
+        mount(Some(&*machine.partition(1)), place, Some("vfat"), MsFlags::empty(), options).unwrap();
+        fill(place);
+        umount2(place, MntFlags::empty()).unwrap();
+        machine
+    }
+
+    fn with_file(bytes: &[u8]) -> Self {
+        Self::with_esp(|place| fs::write(place.join(FILE), bytes).unwrap())
+    }
+
+    fn partition(&self, number: u32) -> String {
+        format!("{}{number}", self.disk.path().display())
+    }
+
+    /// What a node that was started from the disk is told: where it found its configuration and its name, or why it
+    /// has none.
+    fn told(&self) -> String {
+        let root = self.root.path();
+        mount(Some(&*self.partition(2)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
+        for name in BOUND {
+            let target = root.join(name);
+            fs::create_dir_all(&target).unwrap();
+            mount(Some(&Path::new("/").join(name)), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        }
+        fs::create_dir_all(root.join("ephemeral")).unwrap();
+        let answer = self.answer();
+        Child::start(|| {
+            chroot(root).unwrap();
+            std::env::set_current_dir("/").unwrap();
+            let told = match source::read() {
+                Ok((found, config)) => format!("{found}, {}", config.node),
+                Err(error) => chain(&error),
+            };
+            fs::write(&answer, told).unwrap();
+        })
+        .wait();
+        BOUND.iter().for_each(|name| umount2(&root.join(name), MntFlags::empty()).unwrap());
+        // Nothing was left mounted below it.
+        umount2(root, MntFlags::empty()).unwrap();
+        fs::read_to_string(self.answer()).unwrap()
+    }
+
+    /// In a directory that the node has too.
+    fn answer(&self) -> PathBuf {
+        self.root.path().with_extension("answer")
+    }
+}
+
+/// Runs a tool, which must succeed.
+fn run(program: &str, arguments: &[&str]) {
+    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
+}
+
+fn chain(error: &dyn Error) -> String {
+    let cause = error.source().map(|cause| format!(": {}", chain(cause))).unwrap_or_default();
+    format!("{error}{cause}")
+}
+
+#[test]
+fn the_file_beside_the_system_configures_the_node() {
+    let machine = Machine::with_file(br#"{"nodeName": "from-the-disk"}"#);
+    assert_eq!(machine.told(), format!("granary.json on {}, from-the-disk", machine.partition(1)));
+}
+
+#[test]
+fn without_a_file_the_defaults_count() {
+    let machine = Machine::with_esp(|_| {});
+    assert_eq!(machine.told(), "nowhere: the defaults, granary");
+}
+
+#[test]
+fn mistakes_are_told_with_the_place_of_the_file() {
+    let machine = Machine::with_file(br#"{"nodename": "from-the-disk"}"#);
+    let told = machine.told();
+    let place = format!("the node's configuration from granary.json on {} cannot be used", machine.partition(1));
+    assert!(told.starts_with(&place) && told.contains("nodename: there is no such field here"), "{told}");
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused() {
+    let machine = Machine::with_file(&vec![b' '; (64 << 10) + 1]);
+    let expected = format!("granary.json on {} has more than 64 KiB: that is no configuration", machine.partition(1));
+    assert_eq!(machine.told(), expected);
+}
+
+#[test]
+fn what_is_no_text_is_refused() {
+    let machine = Machine::with_file(b"\xff");
+    let expected = format!("cannot read granary.json on {}: ", machine.partition(1));
+    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+}
+
+#[test]
+fn a_directory_of_the_name_is_refused() {
+    let machine = Machine::with_esp(|place| fs::create_dir(place.join(FILE)).unwrap());
+    let expected = format!("cannot read granary.json on {}: Is a directory", machine.partition(1));
+    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+}
+
+#[test]
+fn a_partition_without_a_file_system_is_refused() {
+    let machine = Machine::with_file(b"{}");
+    let esp = File::options().write(true).open(machine.partition(1)).unwrap();
+    esp.write_all_at(&[0; 512], 0).unwrap();
+    esp.sync_all().unwrap();
+    drop(esp);
+    let partition = machine.partition(1);
+    let expected = format!("cannot mount the EFI system partition {partition}; put a FAT file system on it");
+    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+}
