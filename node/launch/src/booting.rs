@@ -108,7 +108,7 @@ impl Booting {
                 break kubeconfig;
             }
         };
-        on_event(&Event::Answers);
+        self.tell(vec![Event::Answers], &mut on_event);
         let kubeconfig = kubeconfig::from_outside(&kubeconfig, self.api)?;
         kubeconfig::write(&kubeconfig, &self.kubeconfig)?;
         let client = kubeconfig::client(kubeconfig).await?;
@@ -122,7 +122,7 @@ impl Booting {
             tokio::select! {
                 result = &mut ready => {
                     result.map_err(|error| BootError::Watch(Box::new(error)))?;
-                    on_event(&Event::NodeReady);
+                    self.tell(vec![Event::NodeReady], &mut on_event);
                     return Ok(Access { client });
                 }
                 // Credentials are announced again with a renewed certificate: the first is valid for long enough.

@@ -62,7 +62,8 @@ impl Unfinished {
             Event::Stage { name, state: StageState::Started } if !self.0.contains(name) => self.0.push(name.clone()),
             Event::Stage { name, state: StageState::Ready } => self.0.retain(|begun| begun != name),
             // What failed is tried again: it is still waited for.
-            Event::Started { .. } | Event::Stage { .. } | Event::Answers => {}
+            Event::Started { .. } | Event::Stage { .. } => {}
+            Event::Answers => self.0.push("node Ready".to_owned()),
             Event::NodeReady => self.0.clear(),
         }
     }
@@ -100,6 +101,13 @@ mod tests {
         assert_eq!(after(&[("etcd", Started), ("containerd", Started), ("etcd", Ready)]), "containerd");
         assert_eq!(after(&[("etcd", Started), ("etcd", Failed), ("etcd", Started)]), "etcd");
         assert_eq!(after(&[("etcd", Ready)]), "");
+    }
+
+    #[test]
+    fn a_cluster_that_answers_waits_for_its_node() {
+        let mut unfinished = Unfinished::default();
+        unfinished.note(&Event::Answers);
+        assert_eq!(unfinished.to_string(), "node Ready");
     }
 
     #[test]

@@ -110,6 +110,14 @@ impl Launched {
         send(self.id(), signal);
     }
 
+    /// Types Ctrl-C on its terminal: all that is in the foreground there is interrupted.
+    ///
+    /// # Panics
+    /// It has no terminal.
+    pub fn type_ctrl_c(&mut self) {
+        self.screen.as_mut().expect("the screen is open").type_ctrl_c();
+    }
+
     /// Kills QEMU.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{Winsize, openpty};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,14 @@ impl Screen {
             }
         };
         (Self { stream: File::from(reader), text: String::new(), over: false }, writer)
+    }
+
+    /// Types Ctrl-C on the terminal, whose programs in the foreground get SIGINT.
+    ///
+    /// # Panics
+    /// It is a pipe.
+    pub fn type_ctrl_c(&mut self) {
+        self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
 
     /// What was written so far, as far as it was read.
@@ -96,7 +104,6 @@ impl Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     const SHORT: Duration = Duration::from_secs(10);
 

@@ -114,10 +114,7 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
     let ended = runtime.block_on(run(&arguments, output));
     // What waits for QEMU, or copies a disk for a boot that nobody wants any more, ends with the process.
     runtime.shutdown_background();
-    match ended {
-        Ok(()) if output.is_lost() => Err(LaunchError::Unread),
-        ended => ended,
-    }
+    ended
 }
 
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
@@ -155,6 +152,7 @@ async fn show(
     }
     // A demonstration that failed is worth a look, too, where a person is there to take it.
     let unwanted = matches!(shown, Err(LaunchError::Interrupted | LaunchError::Unread));
+    let mut unread = output.is_lost();
     if !arguments.exit_after_demo && !unwanted {
         if let Err(error) = &shown {
             output.tell(&format!("{}\n", chain(error)));
@@ -162,11 +160,13 @@ async fn show(
         output.say(&directions(&node, arguments));
         tokio::select! {
             reason = node.ended() => return Err(LaunchError::Ended(reason)),
-            _ = interrupts.first() => {}
+            // Ctrl-C may end the reader, too: what follows is of no importance.
+            end = interrupts.first() => unread = end == End::Unread,
         }
     }
     shut_down(node.shut_down(SHUTDOWN_LIMIT), interrupts, output).await?;
-    shown.map(drop)
+    shown?;
+    if unread { Err(LaunchError::Unread) } else { Ok(()) }
 }
 
 async fn boot(
