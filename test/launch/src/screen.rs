@@ -1,6 +1,7 @@
 //! Where a program writes, and somebody reads.
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{Winsize, openpty};
 use std::fs::File;
@@ -36,6 +37,10 @@ impl Screen {
             Kind::Terminal => {
                 let size = Winsize { ws_row: 40, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
                 let both = openpty(Some(&size), None).expect("a terminal can be made");
+                // A program that has the other end of its own terminal never sees it closed.
+                for end in [&both.master, &both.slave] {
+                    fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor has flags");
+                }
                 (both.master, both.slave)
             }
         };
