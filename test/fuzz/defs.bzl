@@ -4,6 +4,7 @@ load("@crates//:defs.bzl", "aliases", "all_crate_deps")
 load("@rules_rust//rust:defs.bzl", "rust_binary")
 
 _FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
+_PLATFORMS = "//command_line_option:platforms"
 
 # What `cargo fuzz --sanitizer none` sets: counters of the edges that were taken, and the operands of
 # comparisons, for libFuzzer to learn from. Nothing of it needs a nightly compiler.
@@ -21,11 +22,15 @@ _INSTRUMENTATION = [
 
 def _instrumented_impl(settings, _attr):
     # libFuzzer finds the C library's own memcmp, which it replaces, by dlsym: not in a static program.
+    # And a dynamic one needs the machine's: pinned libraries are static.
     flags = [flag for flag in settings[_FLAGS] if flag != "-Ctarget-feature=+crt-static"]
-    return {_FLAGS: flags + _INSTRUMENTATION}
+    return {
+        _FLAGS: flags + _INSTRUMENTATION,
+        _PLATFORMS: [Label("@platforms//host")],
+    }
 
 # On the `program` attribute: the target and all crates below it are built once more, with instrumentation.
-_instrumented = transition(implementation = _instrumented_impl, inputs = [_FLAGS], outputs = [_FLAGS])
+_instrumented = transition(implementation = _instrumented_impl, inputs = [_FLAGS], outputs = [_FLAGS, _PLATFORMS])
 
 def _fuzz_test_impl(ctx):
     executable = ctx.actions.declare_file(ctx.label.name)

@@ -23,6 +23,14 @@ def _go_programs_impl(ctx):
         "export GOFLAGS='-mod=vendor -trimpath -buildvcs=false' PATH=$GOROOT/bin:/usr/bin:/bin",
         "cd $work/src",
     ]
+    sysroot = []
+    if ctx.attr.cgo:
+        sysroot = ctx.files._sysroot
+        lines += [
+            "export CC=$root/{}".format(ctx.file._cc.path),
+            "export PKG_CONFIG_SYSROOT_DIR=$root/{}".format(ctx.file._cc.dirname),
+            "export PKG_CONFIG_LIBDIR=$PKG_CONFIG_SYSROOT_DIR/usr/lib/pkgconfig",
+        ]
     overlay = {}
     for target, path in ctx.attr.overlay.items():
         if path not in ctx.attr.overlay_digests:
@@ -48,7 +56,7 @@ def _go_programs_impl(ctx):
             package,
         ))
     ctx.actions.run_shell(
-        inputs = [ctx.file.src, ctx.file._sdk] + overlay.values(),
+        inputs = [ctx.file.src, ctx.file._sdk] + overlay.values() + sysroot,
         outputs = outputs.values(),
         command = "\n".join(lines),
         mnemonic = "GoPrograms",
@@ -65,12 +73,14 @@ go_programs = rule(
     implementation = _go_programs_impl,
     doc = "Programs of one vendored Go module in one action, because they share most of their packages.",
     attrs = {
-        "cgo": attr.string_list(doc = "Programs that need a C compiler; linked statically all the same."),
+        "cgo": attr.string_list(doc = "Programs that need a C compiler; linked statically all the same, with the libraries of @sysroot."),
         "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
         "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
         "programs": attr.string_dict(mandatory = True, doc = "Name -> Go package."),
         "src": attr.label(mandatory = True, allow_single_file = [".tar"], doc = "The vendored module, an archive."),
         "stamps": attr.string_list(doc = "Values for the linker's -X."),
+        "_cc": attr.label(default = "@sysroot//:cc", allow_single_file = True),
         "_sdk": attr.label(default = "@go_sdk//:sdk.tar", allow_single_file = True),
+        "_sysroot": attr.label(default = "@sysroot//:all", allow_files = True),
     },
 )

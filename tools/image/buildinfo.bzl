@@ -1,16 +1,24 @@
 """The rule that tells what an image was built with."""
 
+# Programs of the build's root, which moves: no file of the image tells their versions.
+_TOOLS = [
+    "gcc",
+    "ld",
+    "mkfs.erofs",
+]
+
 def _build_info_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".json")
-    version = ctx.actions.declare_file(ctx.label.name + ".mkfs.erofs")
-
-    # A program of the build's root, as in erofs.bzl, whose version no file of the image tells.
-    ctx.actions.run_shell(
-        outputs = [version],
-        command = "mkfs.erofs --version > {} 2>&1".format(version.path),
-        mnemonic = "ToolVersion",
-        use_default_shell_env = True,
-    )
+    versions = {}
+    for tool in _TOOLS:
+        version = ctx.actions.declare_file("{}.{}".format(ctx.label.name, tool))
+        ctx.actions.run_shell(
+            outputs = [version],
+            command = "{} --version > {} 2>&1".format(tool, version.path),
+            mnemonic = "ToolVersion",
+            use_default_shell_env = True,
+        )
+        versions[tool] = version
     programs = {}
     for path, target in ctx.attr.programs.items():
         files = target[DefaultInfo].files.to_list()
@@ -19,14 +27,15 @@ def _build_info_impl(ctx):
         programs[path] = files[0]
     description = ctx.actions.declare_file(ctx.label.name + ".description.json")
     ctx.actions.write(description, json.encode(struct(
-        locks = [lock.path for lock in ctx.files.locks],
+        libraries = ctx.file._libraries.path,
+        lock = ctx.file._lock.path,
         programs = {path: file.path for path, file in programs.items()},
-        tools = {"mkfs.erofs": version.path},
+        tools = {tool: file.path for tool, file in versions.items()},
     )))
     ctx.actions.run(
         executable = ctx.executable._buildinfo,
         arguments = [ctx.actions.args().add(description).add(out)],
-        inputs = [description, version] + ctx.files.locks + programs.values(),
+        inputs = [description, ctx.file._libraries, ctx.file._lock] + programs.values() + versions.values(),
         outputs = [out],
         mnemonic = "BuildInfo",
         progress_message = "Reading what %{label} was built with",
@@ -36,10 +45,6 @@ def _build_info_impl(ctx):
 build_info = rule(
     implementation = _build_info_impl,
     attrs = {
-        "locks": attr.label_list(
-            doc = "Locks of Debian's packages.",
-            allow_files = [".lock"],
-        ),
         "programs": attr.string_keyed_label_dict(
             doc = "Path in the image -> program.",
             allow_files = True,
@@ -47,9 +52,17 @@ build_info = rule(
         ),
         "_buildinfo": attr.label(
             cfg = "exec",
-            default = "//tools/buildinfo",
+            default = "//tools/buildinfo:program",
             executable = True,
         ),
+        "_libraries": attr.label(
+            allow_single_file = True,
+            default = "@sysroot//:libraries.txt",
+        ),
+        "_lock": attr.label(
+            allow_single_file = True,
+            default = "//third_party/debian:sysroot.lock",
+        ),
     },
-    doc = "A rule: a JSON file with what built the programs (compilers, linkers, Go modules), with the packages of the locks, and with the version of mkfs.erofs.",
+    doc = "A rule: a JSON file with the compilers of the programs, the pinned packages that were linked into them, and the versions of the tools of the build. A library that is not pinned fails it.",
 )

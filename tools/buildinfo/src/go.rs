@@ -1,7 +1,5 @@
 //! What Go's linker leaves in a program: the section `.go.buildinfo`, as `debug/buildinfo` of Go 1.18 reads it.
 
-use serde::Serialize;
-
 const MAGIC: &[u8] = b"\xff Go buildinf:";
 
 /// The head: magic, size of a pointer, flags, room for two pointers.
@@ -14,31 +12,41 @@ const INLINE: u8 = 2;
 const MARK: usize = 16;
 
 /// A module, as it was built: after replacements.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Module {
-    pub(crate) module: String,
-    pub(crate) version: String,
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Module {
+    /// Its path: `k8s.io/api`.
+    pub module: String,
+    /// `v0.36.3`
+    pub version: String,
 }
 
 /// What a program of Go says of itself.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Info {
+pub struct Info {
     /// `go1.26.8`
-    pub(crate) toolchain: String,
-    pub(crate) modules: Vec<Module>,
+    pub toolchain: String,
+    /// All that went in, but for the standard library and a main module without a version.
+    pub modules: Vec<Module>,
+    /// Whether C could be called, and was linked in then.
+    pub cgo: bool,
 }
 
 /// Why there is nothing to read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum InfoError {
+pub enum InfoError {
+    /// Another format.
     #[error("it is not what Go writes since 1.18")]
     Form,
+    /// The section ends before its texts.
     #[error("it is cut short")]
     Short,
 }
 
 /// Reads the section.
-pub(crate) fn parse(section: &[u8]) -> Result<Info, InfoError> {
+///
+/// # Errors
+/// The section is not one that Go 1.18 or newer writes.
+pub fn parse(section: &[u8]) -> Result<Info, InfoError> {
     if !section.starts_with(MAGIC) || section.get(FLAGS).is_none_or(|flags| flags & INLINE == 0) {
         return Err(InfoError::Form);
     }
@@ -46,9 +54,11 @@ pub(crate) fn parse(section: &[u8]) -> Result<Info, InfoError> {
     let (toolchain, rest) = text(rest).ok_or(InfoError::Short)?;
     let (marked, _) = text(rest).ok_or(InfoError::Short)?;
     let lines = marked.len().checked_sub(MARK).and_then(|end| marked.get(MARK..end)).unwrap_or_default();
+    let lines = String::from_utf8_lossy(lines);
     Ok(Info {
         toolchain: String::from_utf8_lossy(toolchain).into_owned(),
-        modules: modules(&String::from_utf8_lossy(lines)),
+        modules: modules(&lines),
+        cgo: !lines.lines().any(|line| line == "build\tCGO_ENABLED=0"),
     })
 }
 
@@ -120,6 +130,13 @@ mod tests {
         let module = |module: &str, version: &str| Module { module: module.into(), version: version.into() };
         assert_eq!(info.toolchain, "go1.26.8");
         assert_eq!(info.modules, [module("example.org/a", "v1.0.0"), module("example.org/fork", "v2.0.0")]);
+    }
+
+    #[test]
+    fn a_program_is_without_c_only_if_it_says_so() {
+        assert!(parse(&section("go1.26.8", "build\tCGO_ENABLED=1\n")).unwrap().cgo);
+        assert!(parse(&section("go1.26.8", "")).unwrap().cgo);
+        assert!(!parse(&section("go1.26.8", "build\tCGO_ENABLED=0\n")).unwrap().cgo);
     }
 
     #[test]

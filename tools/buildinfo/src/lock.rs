@@ -2,22 +2,29 @@
 
 use serde::Serialize;
 
-/// A package that went into the image.
+/// A package that is pinned.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Package {
-    pub(crate) package: String,
-    pub(crate) version: String,
-    pub(crate) architecture: String,
-    pub(crate) sha256: String,
+pub struct Package {
+    /// Its name.
+    pub package: String,
+    /// Debian's, with the epoch.
+    pub version: String,
+    /// `amd64` or `all`.
+    pub architecture: String,
+    /// Of its file.
+    pub sha256: String,
 }
 
 /// A line that names no package.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {0} is not: package, version, architecture, SHA-256, file")]
-pub(crate) struct ParseLockError(usize);
+pub struct ParseLockError(usize);
 
 /// The packages of a lock: a line for each, and comments.
-pub(crate) fn parse(text: &str) -> Result<Vec<Package>, ParseLockError> {
+///
+/// # Errors
+/// A line is neither a comment nor five words.
+pub fn parse(text: &str) -> Result<Vec<Package>, ParseLockError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
     lines
         .map(|(at, line)| {

@@ -1,12 +1,10 @@
-//! Writes what the programs of an image were built with: from the programs themselves, in which compilers leave their
-//! names and Go the modules that went in, and from the locks of Debian's packages.
+//! Writes what an image was built with: the versions of the tools that came from the machine of the builder; for each
+//! program, from the program itself, its compilers and the packages that were linked in; and these packages.
+//!
+//! A program with a library that is not pinned is an error.
 //!
 //! `buildinfo DESCRIPTION OUT`; the description and the output are JSON.
 #![forbid(unsafe_code)]
-
-mod go;
-mod lock;
-mod program;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -14,11 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
 
+use buildinfo::lock::{self, Package, ParseLockError};
+use buildinfo::program::{Program, ReadProgramError, UnpinnedError};
+use buildinfo::sysroot::{ParseSysrootError, Sysroot};
 use serde::{Deserialize, Serialize};
-
-use crate::go::Module;
-use crate::lock::{Package, ParseLockError};
-use crate::program::{Built, ReadProgramError};
 
 /// What to look at.
 #[derive(Debug, Deserialize)]
@@ -26,7 +23,10 @@ use crate::program::{Built, ReadProgramError};
 struct Description {
     /// Path in the image -> file.
     programs: BTreeMap<String, PathBuf>,
-    locks: Vec<PathBuf>,
+    /// The sysroot's list of its libraries.
+    libraries: PathBuf,
+    /// The lock of the packages that they are of.
+    lock: PathBuf,
     /// Name of a tool of the build -> file with what it says of its version, of which the first line counts.
     tools: BTreeMap<String, PathBuf>,
 }
@@ -35,8 +35,14 @@ struct Description {
 struct Report {
     tools: BTreeMap<String, String>,
     programs: BTreeMap<String, Built>,
-    go_modules: BTreeSet<Module>,
-    debian_packages: BTreeSet<Package>,
+    /// What is linked into programs.
+    libraries: BTreeSet<Package>,
+}
+
+#[derive(Debug, Serialize)]
+struct Built {
+    with: BTreeSet<String>,
+    libraries: BTreeSet<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +57,12 @@ enum MainError {
     Description { path: PathBuf, source: serde_json::Error },
     #[error("cannot tell what {program} was built with")]
     Program { program: String, source: ReadProgramError },
+    #[error("{program} has a library in it that is not pinned")]
+    Unpinned { program: String, source: UnpinnedError },
     #[error("cannot understand the lock {}", path.display())]
     Lock { path: PathBuf, source: ParseLockError },
+    #[error("cannot understand the list of libraries {}", path.display())]
+    Libraries { path: PathBuf, source: ParseSysrootError },
     #[error("cannot make JSON")]
     Json(#[from] serde_json::Error),
 }
@@ -84,27 +94,28 @@ fn run() -> Result<(), MainError> {
 }
 
 fn report(described: Description) -> Result<Report, MainError> {
-    let mut report = Report {
-        tools: BTreeMap::new(),
-        programs: BTreeMap::new(),
-        go_modules: BTreeSet::new(),
-        debian_packages: BTreeSet::new(),
-    };
+    let mut report = Report { tools: BTreeMap::new(), programs: BTreeMap::new(), libraries: BTreeSet::new() };
     for (name, path) in described.tools {
         let text = String::from_utf8_lossy(&read(&path)?).lines().next().unwrap_or_default().trim().to_owned();
         report.tools.insert(name, text);
     }
+    let text = read(&described.libraries)?;
+    let sysroot = Sysroot::parse(&String::from_utf8_lossy(&text))
+        .map_err(|source| MainError::Libraries { path: described.libraries, source })?;
+    let mut linked = BTreeSet::new();
     for (program, path) in described.programs {
-        let (built, modules) =
-            program::read(&read(&path)?).map_err(|source| MainError::Program { program: program.clone(), source })?;
-        report.programs.insert(program, built);
-        report.go_modules.extend(modules);
+        let found =
+            Program::read(&read(&path)?).map_err(|source| MainError::Program { program: program.clone(), source })?;
+        let packages =
+            found.packages(&sysroot).map_err(|source| MainError::Unpinned { program: program.clone(), source })?;
+        linked.extend(packages.iter().copied());
+        let libraries = packages.into_iter().map(str::to_owned).collect();
+        report.programs.insert(program, Built { with: found.with, libraries });
     }
-    for path in described.locks {
-        let text = read(&path)?;
-        let packages = lock::parse(&String::from_utf8_lossy(&text));
-        report.debian_packages.extend(packages.map_err(|source| MainError::Lock { path, source })?);
-    }
+    let text = read(&described.lock)?;
+    let packages = lock::parse(&String::from_utf8_lossy(&text))
+        .map_err(|source| MainError::Lock { path: described.lock, source })?;
+    report.libraries.extend(packages.into_iter().filter(|package| linked.contains(&*package.package)));
     Ok(report)
 }
 

@@ -1,0 +1,53 @@
+//! What tests of the image look at: its parts, as the build hands them to a test.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use buildinfo::sysroot::Sysroot;
+
+/// The parts, where the build says.
+#[derive(Debug)]
+pub struct Parts(());
+
+impl Parts {
+    /// Those of the image that the build of this test made.
+    ///
+    /// # Panics
+    /// The test was not started by Bazel.
+    #[must_use]
+    pub fn built() -> Self {
+        assert!(
+            env::var_os("IMAGE_PROGRAMS").is_some(),
+            "tests of the image are run by Bazel: bazel test //node/image:all"
+        );
+        Self(())
+    }
+
+    /// The programs, by their paths in the image. Each is read when it is its turn: together they have 300 MB.
+    pub fn programs(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
+        let list = variable("IMAGE_PROGRAMS");
+        let pairs: Vec<(String, PathBuf)> = list
+            .split(' ')
+            .map(|pair| pair.split_once('=').unwrap_or_else(|| panic!("{pair} is no path=file")))
+            .map(|(path, file)| (path.to_owned(), file.into()))
+            .collect();
+        pairs.into_iter().map(|(path, file)| (path, read(&file)))
+    }
+
+    /// The list of the libraries that are pinned.
+    #[must_use]
+    pub fn sysroot(&self) -> Sysroot {
+        let text = String::from_utf8(read(Path::new(&variable("IMAGE_LIBRARIES")))).unwrap();
+        Sysroot::parse(&text).unwrap()
+    }
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
