@@ -117,3 +117,43 @@ The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a
         "programs": attr.string_list(mandatory = True, doc = "Programs by name."),
     },
 )
+
+# Only /usr/share, as nobody's: base-files has directories of groups that a sandbox lacks.
+_UNPACK_SHARE = """\
+set -eu
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+for deb in {debs}; do
+    dpkg-deb --fsys-tarfile "$deb" > "$work/package.tar"
+    tar -C "$work" --no-same-owner -xf "$work/package.tar" ./usr/share
+done
+"""
+
+def _debian_documents_impl(ctx):
+    out = ctx.actions.declare_directory(ctx.label.name)
+    debs = ctx.files.packages + ctx.files.more
+    lines = ["mkdir {}/copyright".format(out.path)]
+    for package in ctx.files.packages:
+        # Some are links to the directory of another package.
+        lines.append("cp -L \"$work\"/usr/share/doc/{name}/copyright {out}/copyright/{name}".format(
+            name = package.basename.removesuffix(".deb"),
+            out = out.path,
+        ))
+    lines.append("cp -rL \"$work\"/usr/share/common-licenses {}/common".format(out.path))
+    ctx.actions.run_shell(
+        inputs = debs,
+        outputs = [out],
+        command = _UNPACK_SHARE.format(debs = " ".join([deb.path for deb in debs])) + "\n".join(lines),
+        mnemonic = "DebianDocuments",
+        progress_message = "Unpacking copyright files of Debian packages",
+        use_default_shell_env = True,
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+debian_documents = rule(
+    implementation = _debian_documents_impl,
+    doc = "The terms of packages: a directory with `copyright/PACKAGE`, and in `common` the licences that these files refer to.",
+    attrs = {
+        "more": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "Packages that are only read: base-files, and those whose copyright files others point to."),
+        "packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "The packages."),
+    },
+)

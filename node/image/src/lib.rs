@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use buildinfo::lock::{self, Package};
 use buildinfo::sysroot::Sysroot;
+use serde_json::Value;
 
 /// The parts, where the build says.
 #[derive(Debug)]
@@ -41,6 +44,30 @@ impl Parts {
     pub fn sysroot(&self) -> Sysroot {
         let text = String::from_utf8(read(Path::new(&variable("IMAGE_LIBRARIES")))).unwrap();
         Sysroot::parse(&text).unwrap()
+    }
+
+    /// The packages of Debian whose files are in the image.
+    #[must_use]
+    pub fn installed(&self) -> Vec<Package> {
+        let locks = variable("IMAGE_LOCKS");
+        let texts = locks.split(' ').map(|path| String::from_utf8(read(Path::new(path))).unwrap());
+        texts.flat_map(|text| lock::parse(&text).unwrap()).collect()
+    }
+
+    /// A JSON file below /usr/share.
+    #[must_use]
+    pub fn json(&self, path: &str) -> Value {
+        serde_json::from_slice(&read(&Path::new(&variable("IMAGE_SHARE")).join(path))).unwrap()
+    }
+
+    /// The texts of licences in /usr/share/licenses: name -> text.
+    #[must_use]
+    pub fn texts(&self) -> BTreeMap<String, Vec<u8>> {
+        let directory = Path::new(&variable("IMAGE_SHARE")).join("licenses");
+        let files = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+        let named =
+            files.filter_map(|path| Some((path.file_name()?.to_str()?.strip_suffix(".txt")?.to_owned(), path.clone())));
+        named.map(|(name, path)| (name, read(&path))).collect()
     }
 }
 

@@ -1,0 +1,152 @@
+"""The rule that tells what is in an image, and under which terms."""
+
+load("@rules_rust//rust:rust_common.bzl", "CrateInfo", "DepInfo")
+
+# Beginnings of file names that promise terms, in capitals.
+_TEXTS = [
+    "COPYING",
+    "COPYRIGHT",
+    "LICENCE",
+    "LICENSE",
+    "NOTICE",
+    "UNLICENSE",
+]
+
+def _promises_terms(file):
+    name = file.basename.upper()
+    for text in _TEXTS:
+        if name.startswith(text):
+            return True
+    return False
+
+def _files_of(crate):
+    """Cargo.toml and texts of a crate of a registry: crate_universe gives all files of a crate to its compiler."""
+    root = crate.owner.workspace_root
+    manifest = None
+    texts = []
+    for file in crate.compile_data.to_list():
+        if file.path == root + "/Cargo.toml":
+            manifest = file
+        elif _promises_terms(file):
+            texts.append(file)
+    if not manifest:
+        fail("{} has no Cargo.toml".format(crate.owner))
+    return struct(manifest = manifest, texts = texts)
+
+def _sbom_impl(ctx):
+    out = ctx.actions.declare_directory(ctx.label.name)
+    programs = {}
+    crates = {}
+    inputs = []
+    for path, target in ctx.attr.programs.items():
+        files = target[DefaultInfo].files.to_list()
+        if len(files) != 1:
+            fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
+        inputs.append(files[0])
+        linked = []
+        if DepInfo in target:
+            # Macros run in the compiler. Crates of the workspace are the image's own.
+            for crate in target[DepInfo].transitive_crates.to_list():
+                if crate.type == "proc-macro" or not crate.owner.workspace_root:
+                    continue
+                linked.append(crate.owner.workspace_root)
+                crates[crate.owner.workspace_root] = crate
+        programs[path] = struct(crates = linked, file = files[0].path)
+    described = {}
+    for directory, crate in crates.items():
+        files = _files_of(crate)
+        inputs += [files.manifest] + files.texts
+        described[directory] = struct(
+            manifest = files.manifest.path,
+            texts = [file.path for file in files.texts],
+        )
+    description = ctx.actions.declare_file(ctx.label.name + ".description.json")
+    ctx.actions.write(description, json.encode(struct(
+        name = ctx.attr.image,
+        version = ctx.attr.version,
+        programs = programs,
+        crates = described,
+        go = struct(
+            vendor = ctx.file.go_vendor.path,
+            toolchain = ctx.file._go_sdk.path,
+        ),
+        debian = struct(
+            documents = ctx.file._documents.path,
+            installed = [lock.path for lock in ctx.files.locks],
+            libraries = ctx.file._libraries.path,
+            lock = ctx.file._lock.path,
+        ),
+        apache = ctx.file._apache.path,
+    )))
+    ctx.actions.run(
+        executable = ctx.executable._sbom,
+        arguments = [ctx.actions.args().add(description).add_all([out], expand_directories = False)],
+        inputs = inputs + [
+            description,
+            ctx.file._apache,
+            ctx.file._documents,
+            ctx.file._go_sdk,
+            ctx.file._libraries,
+            ctx.file._lock,
+            ctx.file.go_vendor,
+        ] + ctx.files.locks,
+        outputs = [out],
+        mnemonic = "Sbom",
+        progress_message = "Listing what is in %{label}",
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+sbom = rule(
+    implementation = _sbom_impl,
+    attrs = {
+        "go_vendor": attr.label(
+            doc = "Archive of the Go programs' sources.",
+            allow_single_file = [".tar"],
+            mandatory = True,
+        ),
+        "image": attr.string(
+            doc = "The image's name.",
+            mandatory = True,
+        ),
+        "locks": attr.label_list(
+            doc = "Locks of the packages of Debian whose files are in the image.",
+            allow_files = [".lock"],
+        ),
+        "programs": attr.string_keyed_label_dict(
+            doc = "Path in the image -> program.",
+            allow_files = True,
+            mandatory = True,
+        ),
+        "version": attr.string(
+            doc = "The image's version.",
+            mandatory = True,
+        ),
+        "_apache": attr.label(
+            allow_single_file = True,
+            default = "//:LICENSE",
+        ),
+        "_documents": attr.label(
+            allow_single_file = True,
+            default = "//third_party/debian:documents",
+        ),
+        "_go_sdk": attr.label(
+            allow_single_file = True,
+            default = "@go_sdk//:sdk.tar",
+        ),
+        "_libraries": attr.label(
+            allow_single_file = True,
+            default = "@sysroot//:libraries.txt",
+        ),
+        "_lock": attr.label(
+            allow_single_file = True,
+            default = "//third_party/debian:sysroot.lock",
+        ),
+        # For the target, as it is optimized then, like the builder of disks: it hashes all programs.
+        "_sbom": attr.label(
+            cfg = "target",
+            default = "//tools/sbom",
+            executable = True,
+        ),
+    },
+    doc = "A rule: a directory with an SPDX document, `sbom/granary.spdx.json`, and the texts of licences, `licenses/`.",
+)

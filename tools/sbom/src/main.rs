@@ -1,0 +1,93 @@
+//! Writes what is in an image, and under which terms: a directory with
+//!
+//! - `sbom/granary.spdx.json`: an SPDX document. It names each program, with the crates, Go modules and libraries that are
+//!   linked into it, and the packages of Debian whose files are in the image.
+//! - `licenses/SHA256.txt`: the texts of their licences, each once.
+//! - `licenses/index.json`: package URL -> licence and texts.
+//!
+//! Modules and libraries are those that the programs name themselves; crates are those that the build linked. The output
+//! depends on nothing but the input. A package without a known licence is an error.
+//!
+//! `sbom DESCRIPTION OUT`; the description is JSON, OUT a directory that is there.
+#![forbid(unsafe_code)]
+
+mod bill;
+mod debian;
+mod description;
+mod licence;
+mod manifest;
+mod materials;
+mod package;
+mod spdx;
+mod texts;
+mod vendor;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+use serde::Serialize;
+
+use crate::description::Description;
+use crate::materials::{Materials, MaterialsError};
+
+#[derive(Debug, thiserror::Error)]
+enum MainError {
+    #[error("usage: sbom DESCRIPTION OUT")]
+    Usage,
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot understand {}", path.display())]
+    Description { path: PathBuf, source: serde_json::Error },
+    #[error(transparent)]
+    Materials(#[from] MaterialsError),
+    #[error("cannot make JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                eprintln!("caused by: {error}");
+                cause = error.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), MainError> {
+    let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
+    let [description, out] = &*arguments else { return Err(MainError::Usage) };
+    let text = fs::read(description).map_err(|source| MainError::Read { path: description.clone(), source })?;
+    let described: Description =
+        serde_json::from_slice(&text).map_err(|source| MainError::Description { path: description.clone(), source })?;
+    let mut materials = Materials::read(&described)?;
+    let bill = materials.bill(&described)?;
+
+    write(&out.join("licenses/index.json"), &json(&bill.index())?)?;
+    write(&out.join("sbom/granary.spdx.json"), &json(&bill.document()?)?)?;
+    for (name, text) in materials.texts() {
+        write(&out.join(format!("licenses/{name}.txt")), text)?;
+    }
+    Ok(())
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), MainError> {
+    let fail = |source| MainError::Write { path: path.to_owned(), source };
+    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(fail)?;
+    fs::write(path, content).map_err(fail)
+}

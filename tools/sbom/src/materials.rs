@@ -1,0 +1,225 @@
+//! From files to packages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use buildinfo::go::Info;
+use buildinfo::lock::{self, ParseLockError};
+use buildinfo::program::{Program, ReadProgramError, UnpinnedError};
+use buildinfo::sysroot::{ParseSysrootError, Sysroot};
+
+use crate::bill::{AmbiguousError, Bill};
+use crate::debian::Documents;
+use crate::description::{Crate, Description};
+use crate::licence::{self, Expression, ParseExpressionError};
+use crate::manifest::{self, ParseManifestError};
+use crate::package::{self, Ecosystem, Package};
+use crate::texts::{Texts, is_licence, is_text};
+use crate::vendor::Vendor;
+
+/// Our own licence.
+const OWN: &str = "Apache-2.0";
+/// Rust's standard library with the crates in it.
+const RUST: &str = "MIT OR Apache-2.0";
+
+/// The packages that may be in programs.
+#[derive(Debug)]
+pub(crate) struct Materials {
+    texts: Texts,
+    apache: String,
+    crates: BTreeMap<String, Package>,
+    vendor: Vendor,
+    toolchain: Vendor,
+    documents: Documents,
+    sysroot: Sysroot,
+    libraries: BTreeMap<String, lock::Package>,
+}
+
+/// Something is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MaterialsError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot tell what crate {} is", path.display())]
+    Manifest { path: PathBuf, source: ParseManifestError },
+    #[error("cannot tell what is in {program}")]
+    Program { program: String, source: ReadProgramError },
+    #[error("{program} has a library in it that is not pinned")]
+    Unpinned { program: String, source: UnpinnedError },
+    #[error("cannot understand the lock {}", path.display())]
+    Lock { path: PathBuf, source: ParseLockError },
+    #[error("cannot understand the list of libraries {}", path.display())]
+    Libraries { path: PathBuf, source: ParseSysrootError },
+    #[error("Go's module {module} has no text that is a known licence: see PHRASES in tools/sbom/src/licence.rs")]
+    Module { module: String },
+    #[error("Debian's package {package} has no copyright file: add the package that its link points to")]
+    Copyright { package: String, source: io::Error },
+    #[error("no lock names the package {0}")]
+    Unlocked(String),
+    #[error(transparent)]
+    Licence(#[from] ParseExpressionError),
+    #[error(transparent)]
+    Ambiguous(#[from] AmbiguousError),
+}
+
+impl Materials {
+    /// Reads all but programs.
+    pub(crate) fn read(described: &Description) -> Result<Self, MaterialsError> {
+        let mut texts = Texts::default();
+        let apache = texts.add(read(&described.apache)?);
+        let mut crates = BTreeMap::new();
+        for (directory, files) in &described.crates {
+            crates.insert(directory.clone(), of_crate(&mut texts, &apache, files)?);
+        }
+        let archive = |path: &Path, root| {
+            let vendor = File::open(path).and_then(|file| Vendor::read(file, root));
+            vendor.map_err(|source| MaterialsError::Read { path: path.to_owned(), source })
+        };
+        let debian = &described.debian;
+        let sysroot = Sysroot::parse(&text(&debian.libraries)?)
+            .map_err(|source| MaterialsError::Libraries { path: debian.libraries.clone(), source })?;
+        let libraries = packages(&debian.lock)?.into_iter().map(|package| (package.package.clone(), package));
+        Ok(Self {
+            apache,
+            crates,
+            vendor: archive(&described.go.vendor, "vendor/")?,
+            toolchain: archive(&described.go.toolchain, "")?,
+            documents: Documents(debian.documents.clone()),
+            sysroot,
+            libraries: libraries.collect(),
+            texts,
+        })
+    }
+
+    /// What is in the image.
+    pub(crate) fn bill(&mut self, described: &Description) -> Result<Bill, MaterialsError> {
+        let own: Expression = OWN.parse()?;
+        let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };
+        let (name, version) = (described.name.clone(), described.version.clone());
+        let licence = own.clone();
+        let mut bill =
+            Bill::new(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts });
+        for path in &described.debian.installed {
+            for package in packages(path)? {
+                bill.install(self.of_debian(package)?)?;
+            }
+        }
+        for (path, program) in &described.programs {
+            let bytes = read(&program.file)?;
+            let found =
+                Program::read(&bytes).map_err(|source| MaterialsError::Program { program: path.clone(), source })?;
+            let mut linked = Vec::new();
+            for directory in &program.crates {
+                linked.extend(self.crates.get(directory).cloned());
+            }
+            linked.extend(self.of_rust(&found)?);
+            if let Some(info) = &found.go {
+                linked.extend(self.of_go(info)?);
+            }
+            let libraries = found
+                .packages(&self.sysroot)
+                .map_err(|source| MaterialsError::Unpinned { program: path.clone(), source })?;
+            let libraries: Vec<_> = libraries.into_iter().map(str::to_owned).collect();
+            for name in libraries {
+                let package = self.libraries.get(&name).cloned().ok_or(MaterialsError::Unlocked(name))?;
+                linked.push(self.of_debian(package)?);
+            }
+            bill.program(path, &bytes, found.go.is_none().then_some(&own), linked)?;
+        }
+        Ok(bill)
+    }
+
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.texts.iter()
+    }
+
+    /// The standard library of the compiler that left its name.
+    fn of_rust(&self, program: &Program) -> Result<Option<Package>, MaterialsError> {
+        let version = program.with.iter().find_map(|name| name.strip_prefix("rustc version ")?.split(' ').next());
+        let Some(version) = version else { return Ok(None) };
+        let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };
+        let (name, version) = ("rust-std".to_owned(), version.to_owned());
+        let licence = RUST.parse()?;
+        Ok(Some(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts }))
+    }
+
+    /// The modules of a program of Go, and the standard library.
+    fn of_go(&mut self, info: &Info) -> Result<Vec<Package>, MaterialsError> {
+        let modules: BTreeSet<&str> = info.modules.iter().map(|module| &*module.module).collect();
+        let mut found = Vec::new();
+        let version = info.toolchain.trim_start_matches("go").to_owned();
+        found.push(of_module(&mut self.texts, "stdlib", version, self.toolchain.top())?);
+        for module in &info.modules {
+            let texts = self.vendor.of(&module.module, &modules);
+            found.push(of_module(&mut self.texts, &module.module, module.version.clone(), texts)?);
+        }
+        Ok(found)
+    }
+
+    fn of_debian(&mut self, package: lock::Package) -> Result<Package, MaterialsError> {
+        let lock::Package { package: name, version, sha256, .. } = package;
+        let texts =
+            self.documents.of(&name).map_err(|source| MaterialsError::Copyright { package: name.clone(), source })?;
+        let texts = texts.into_iter().map(|text| self.texts.add(text)).collect();
+        let texts = package::Texts { texts, remark: None };
+        let licence = Expression::reference(&format!("debian-{name}"));
+        Ok(Package { ecosystem: Ecosystem::Debian, name, version, licence, sha256: Some(sha256), texts })
+    }
+}
+
+fn of_crate(texts: &mut Texts, apache: &str, files: &Crate) -> Result<Package, MaterialsError> {
+    let found = manifest::parse(&text(&files.manifest)?)
+        .map_err(|source| MaterialsError::Manifest { path: files.manifest.clone(), source })?;
+    let mut own = package::Texts::default();
+    for path in &files.texts {
+        if path.file_name().is_some_and(|name| is_text(&name.to_string_lossy())) {
+            own.texts.insert(texts.add(read(path)?));
+        }
+    }
+    if own.texts.is_empty() && found.licence.allows_apache() {
+        own.texts.insert(apache.to_owned());
+        own.remark = Some("it comes without a text: this one is the licence's");
+    } else if own.texts.is_empty() {
+        own.remark = Some("it comes without a text");
+    }
+    Ok(Package {
+        ecosystem: Ecosystem::Cargo,
+        name: found.name,
+        version: found.version,
+        licence: found.licence,
+        sha256: None,
+        texts: own,
+    })
+}
+
+fn of_module<'a>(
+    texts: &mut Texts,
+    name: &str,
+    version: String,
+    files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+) -> Result<Package, MaterialsError> {
+    let mut own = package::Texts::default();
+    let mut licences = Vec::new();
+    for (path, text) in files {
+        own.texts.insert(texts.add(text.to_vec()));
+        if is_licence(path.rsplit('/').next().unwrap_or_default()) {
+            licences.extend(licence::in_text(&String::from_utf8_lossy(text)));
+        }
+    }
+    let licence = Expression::all(licences).ok_or_else(|| MaterialsError::Module { module: name.to_owned() })?;
+    Ok(Package { ecosystem: Ecosystem::Go, name: name.to_owned(), version, licence, sha256: None, texts: own })
+}
+
+fn packages(path: &Path) -> Result<Vec<lock::Package>, MaterialsError> {
+    lock::parse(&text(path)?).map_err(|source| MaterialsError::Lock { path: path.to_owned(), source })
+}
+
+fn text(path: &Path) -> Result<String, MaterialsError> {
+    read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, MaterialsError> {
+    fs::read(path).map_err(|source| MaterialsError::Read { path: path.to_owned(), source })
+}

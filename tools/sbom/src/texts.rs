@@ -1,0 +1,68 @@
+//! The texts of licences, each once.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest as _, Sha256};
+
+/// Texts by their SHA-256.
+#[derive(Debug, Default)]
+pub(crate) struct Texts(BTreeMap<String, Vec<u8>>);
+
+impl Texts {
+    /// Keeps a text and returns its name.
+    pub(crate) fn add(&mut self, text: Vec<u8>) -> String {
+        let name = sha256(&text);
+        self.0.entry(name.clone()).or_insert(text);
+        name
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0.iter().map(|(name, text)| (&**name, &**text))
+    }
+}
+
+/// In hexadecimal digits.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a file of this name tells the terms of what lies beside it.
+pub(crate) fn is_text(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let starts = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE", "PATENTS"];
+    let source = [".RS", ".GO", ".DOCS", ".PY", ".H", ".C", ".TOML", ".JSON"];
+    starts.iter().any(|start| name.starts_with(start)) && !source.iter().any(|end| name.ends_with(end))
+}
+
+/// Whether such a file is a licence, not a remark.
+pub(crate) fn is_licence(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    ["LICENSE", "LICENCE", "COPYING", "UNLICENSE"].iter().any(|start| name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_text_is_kept_once() {
+        let mut texts = Texts::default();
+        let names = [texts.add(b"a".to_vec()), texts.add(b"b".to_vec()), texts.add(b"a".to_vec())];
+        assert_eq!(names[0], names[2]);
+        assert_eq!(
+            texts.iter().map(|(_, text)| text).collect::<std::collections::BTreeSet<_>>(),
+            [b"a", b"b"].map(|text| &text[..]).into()
+        );
+    }
+
+    #[test]
+    fn licences_go_by_many_names() {
+        assert!(
+            ["LICENSE", "LICENSE-MIT", "licence.md", "COPYING", "NOTICE", "LICENSES", "PATENTS"]
+                .into_iter()
+                .all(is_text)
+        );
+        assert!(!["license.go", "licensing.rs", "README.md", "LICENSE.docs"].into_iter().any(is_text));
+        assert!(is_licence("LICENSE.libyaml") && !is_licence("NOTICE"));
+    }
+}
