@@ -1,6 +1,6 @@
 """The rule that tells what is in an image, and under which terms."""
 
-load("@rules_rust//rust:rust_common.bzl", "CrateInfo", "DepInfo")
+load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 
 # Beginnings of file names that promise terms, in capitals.
 _TEXTS = [
