@@ -11,6 +11,7 @@ use services::Expiry;
 use status::Service;
 
 use crate::kernel::Kernel;
+use crate::system;
 
 /// The node's own metrics, which are set at every scrape.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub struct Metrics {
 #[derive(Debug)]
 struct Gauges {
     kernel_built: IntGauge,
+    memory: IntGauge,
     clock_synchronized: IntGauge,
     clock_offset: Gauge,
     certificates: GaugeVec,
@@ -70,6 +72,10 @@ impl Gauges {
                 "granary_kernel_built_timestamp_seconds",
                 "When the running kernel was made; 0 if it does not tell.",
             )?,
+            memory: IntGauge::new(
+                "granary_memory_pss_bytes",
+                "Memory of the node's own program, with its share of what it shares (PSS); 0 if the kernel does not tell.",
+            )?,
             clock_synchronized: IntGauge::new(
                 "granary_clock_synchronized",
                 "Whether the last attempt to compare the clock with a time server succeeded: 0 or 1.",
@@ -97,9 +103,10 @@ impl Gauges {
         })
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 7] {
+    fn collectors(&self) -> [Box<dyn Collector>; 8] {
         [
             Box::new(self.kernel_built.clone()),
+            Box::new(self.memory.clone()),
             Box::new(self.clock_synchronized.clone()),
             Box::new(self.clock_offset.clone()),
             Box::new(self.certificates.clone()),
@@ -110,6 +117,7 @@ impl Gauges {
     }
 
     fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
+        self.memory.set(system::own_memory().and_then(|bytes| bytes.get().try_into().ok()).unwrap_or_default());
         self.ready.reset();
         self.restarts.reset();
         self.out_of_memory.reset();
