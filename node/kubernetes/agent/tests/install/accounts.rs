@@ -169,7 +169,7 @@ pub async fn a_token_of_no_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(
         denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, NO_NODE);
     }
     let events = Api::<Event>::default_namespaced(nobody.clone());
-    denied(events.create(&PostParams::default(), &event("")).await, NO_NODE);
+    denied(events.create(&PostParams::default(), &event("n1")).await, NO_NODE);
     // Nobody's by its annotations, as it were.
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
     let mut bound = waiting("nobodys-")?;
