@@ -4,7 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use status::{Page, Service, Source};
+use status::{Audience, Page, Service, Source};
 use supervisor::BoxError;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -18,8 +18,8 @@ impl Source for FakeNode {
         self.0.services.clone()
     }
 
-    fn page(&self) -> Page {
-        self.0.clone()
+    fn page(&self) -> Option<Page> {
+        Some(self.0.clone())
     }
 
     fn metrics(&self) -> Result<String, BoxError> {
@@ -42,7 +42,7 @@ impl Served {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
-        runtime.spawn(async move { status::serve(&listener, Ipv4Addr::LOCALHOST, Arc::new(node)).await });
+        runtime.spawn(async move { status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(node)).await });
         Ok(Self { address, _runtime: runtime })
     }
 
