@@ -20,10 +20,16 @@ impl Bounds {
     /// Files of a directory with this limit.
     const FILES: usize = 8;
 
+    /// To make a file, XFS reserves room for its inode and for splits of its trees (`XFS_CREATE_SPACE_RES`, some 40
+    /// blocks). It counts against the limit until the file is made.
+    const RESERVED: u64 = 256 << 10;
+
     /// What fits into a directory that may take this much: eight files, and the room of a ninth. XFS allocates ahead of
     /// a file that grows, and has to note where its blocks are.
     pub const fn within(limit: Bytes) -> Self {
-        Self { files: Self::FILES, size: Bytes::new(limit.get() / (Self::FILES as u64 + 1)) }
+        let limit = limit.get();
+        let usable = if limit > 2 * Self::RESERVED { limit - Self::RESERVED } else { limit / 2 };
+        Self { files: Self::FILES, size: Bytes::new(usable / (Self::FILES as u64 + 1)) }
     }
 }
 
@@ -125,7 +131,10 @@ impl Files {
         let numbers = numbers(&self.directory)?;
         let excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
         for &number in &numbers[..excess] {
-            fs::remove_file(self.path(number))?;
+            let path = self.path(number);
+            // XFS gives the room of a removed file back in the background, that of a cut one at once.
+            File::options().write(true).truncate(true).open(&path)?;
+            fs::remove_file(path)?;
         }
         let current = self.open(next)?;
         Ok(self.current.insert(current))

@@ -199,7 +199,7 @@ fn what_is_in_the_kernels_buffer_is_found_nobody_speaks_for_the_kernel_and_what_
     stream.close(LIMIT);
 
     // Else the kernel takes ten lines in five seconds from programs.
-    fs::write("/proc/sys/kernel/printk_devkmsg", "on").unwrap();
+    fs::write("/proc/sys/kernel/printk_devkmsg", "on\n").unwrap();
     // More than the buffer holds, before the next one reads.
     for number in 0..2000 {
         kmsg.write_all(format!("<6>{number} {}\n", "x".repeat(900)).as_bytes()).unwrap();

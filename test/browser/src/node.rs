@@ -42,7 +42,8 @@ impl Served {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
-        runtime.spawn(async move { status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(node)).await });
+        runtime
+            .spawn(async move { status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(node)).await });
         Ok(Self { address, _runtime: runtime })
     }
 

@@ -177,10 +177,10 @@ mod tests {
         assert_eq!(
             watched,
             [
-                ("ValidatingAdmissionPolicy", 6),
-                ("ValidatingAdmissionPolicyBinding", 6),
+                ("ValidatingAdmissionPolicy", 7),
+                ("ValidatingAdmissionPolicyBinding", 7),
                 ("ClusterRole", 1),
-                ("ClusterRoleBinding", 1),
+                ("ClusterRoleBinding", 3),
                 ("CSIDriver", 1),
                 ("StorageClass", 1),
             ]

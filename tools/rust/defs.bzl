@@ -1,0 +1,53 @@
+"""Examples in documentation as tests."""
+
+load("@rules_rust//rust:defs.bzl", "rust_doc_test")
+
+# All of the target is static, and the pinned libraries are. rustdoc is not given rustc's flags.
+_STATIC = "'-Ctarget-feature=+crt-static'"
+
+def _static_impl(ctx):
+    script = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.run_shell(
+        outputs = [script],
+        inputs = [ctx.executable.script],
+        # The last line of the script is rustdoc with its arguments.
+        command = 'sed "\\$s|\\$| $3|" "$1" >"$2"',
+        arguments = [ctx.executable.script.path, script.path, _STATIC],
+        mnemonic = "StaticDocTest",
+    )
+    runfiles = ctx.runfiles([script]).merge(ctx.attr.script[DefaultInfo].default_runfiles)
+    return [DefaultInfo(executable = script, runfiles = runfiles)]
+
+_static_test = rule(
+    implementation = _static_impl,
+    doc = "A rust_doc_test whose examples are linked statically.",
+    test = True,
+    attrs = {
+        "script": attr.label(mandatory = True, executable = True, cfg = "target", doc = "The rust_doc_test."),
+    },
+)
+
+def doc_test(name, crate, deps = [], size = "small", **kwargs):
+    """The examples of a crate's documentation, linked as the node's programs are. A macro.
+
+    Args:
+        name: name of the test.
+        crate: the rust_library.
+        deps: what examples use beside it.
+        size: as for every test.
+        **kwargs: other attributes of a test.
+    """
+    rust_doc_test(
+        name = name + "_script",
+        size = size,
+        crate = crate,
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+        deps = deps,
+    )
+    _static_test(
+        name = name,
+        size = size,
+        script = ":%s_script" % name,
+        **kwargs
+    )
