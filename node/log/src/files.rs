@@ -272,8 +272,9 @@ mod tests {
 
     #[test]
     fn the_bounds_leave_room_in_the_directory() {
-        let bounds = Bounds::within(Bytes::new(9 << 20));
+        let bounds = Bounds::within(Bytes::new((9 << 20) + Bounds::RESERVED));
         assert_eq!(bounds, Bounds { files: 8, size: Bytes::MIB });
+        assert_eq!(Bounds::within(Bytes::new(18 << 10)), Bounds { files: 8, size: Bytes::KIB });
     }
 
     proptest! {
