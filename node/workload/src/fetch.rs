@@ -25,7 +25,9 @@ fn ask(address: SocketAddr, target: &str) -> io::Result<Text> {
     match stream.take(Check::READ_LIMIT).read_to_end(&mut answer) {
         // Who answers without having read the whole question resets the connection afterwards.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !answer.is_empty() => {}
-        read => drop(read?),
+        read => {
+            read?;
+        }
     }
     Ok(Text { text: String::from_utf8_lossy(&answer).into_owned() })
 }
