@@ -16,7 +16,8 @@ pub fn check(input: &[u8]) {
     for (entry, line) in table.iter().zip(lines) {
         let (major, minor) = entry.device;
         let (root, point) = (escaped(&entry.root), escaped(&entry.point));
-        writeln!(text, "{} 0 {major}:{minor} {root} {point} rw - none none rw", entry.mount).expect("memory");
+        let peers = entry.peers.map(|group| format!("shared:{group} ")).unwrap_or_default();
+        writeln!(text, "{} 0 {major}:{minor} {root} {point} rw {peers}- none none rw", entry.mount).expect("memory");
         assert!(entry.point.as_os_str().len() <= line.len());
     }
     assert_eq!(mount::parse_table(text.as_bytes()).expect("what was written here"), table);
