@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use nix::errno::Errno;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteScope};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -64,7 +64,11 @@ impl Netlink {
 
     /// Adds an address for the node alone.
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
-        let message = RouteNetlinkMessage::NewAddress(address_message(index, address.into()));
+        let mut message = address_message(index, address.into());
+        // Else an address of IPv6 is tentative for a moment, and the kernel takes no route from it (EINVAL). Nobody else on
+        // the link could have it.
+        message.header.flags = AddressHeaderFlags::Nodad;
+        let message = RouteNetlinkMessage::NewAddress(message);
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
     }
 
