@@ -16,6 +16,7 @@ pub mod host;
 pub mod kernel;
 pub mod log;
 pub mod metrics;
+pub mod mounts;
 pub mod orphans;
 pub mod power;
 pub mod restart;

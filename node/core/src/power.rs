@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use config::FailureAction;
 use nix::errno::Errno;
-use nix::mount::{MntFlags, umount2};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::signal::{self, kill};
 use nix::unistd::{Pid, sync};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+
+use crate::mounts;
 
 /// What the machine shall do afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,10 +112,7 @@ fn is_press(event: &[u8; EVENT]) -> bool {
 /// How long processes may take after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a file system may stay busy after that: descriptors of threads that end close late.
-const BUSY: Duration = Duration::from_secs(2);
-
-/// Ends every process, unmounts what is below `tops`, and turns the machine off. Does not return unless
+/// Ends every process, gives back what is below `tops`, and turns the machine off. Does not return unless
 /// the kernel refuses.
 pub fn end(how: End, tops: &[&Path]) -> Errno {
     // From PID 1, -1 means every other process. ESRCH: there is none.
@@ -124,9 +122,7 @@ pub fn end(how: End, tops: &[&Path]) -> Errno {
             break;
         }
     }
-    for point in mounts_below(tops) {
-        unmount(&point);
-    }
+    mounts::release(tops);
     sync();
     let mode = match how {
         End::PowerOff => RebootMode::RB_POWER_OFF,
@@ -150,35 +146,6 @@ fn wait_for_the_last(patience: Duration) -> bool {
     }
 }
 
-fn unmount(point: &Path) {
-    let start = Instant::now();
-    while let Err(errno) = umount2(point, MntFlags::UMOUNT_NOFOLLOW) {
-        if errno != Errno::EBUSY || start.elapsed() > BUSY {
-            tracing::warn!(target = %point.display(), %errno, "cannot unmount at the end");
-            return;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Newest first, so that a mount goes before the one that it stands on. A container's root is an overlay
-/// whose layers are on the data disk: it goes before that, wherever it is mounted.
-fn mounts_below(tops: &[&Path]) -> Vec<PathBuf> {
-    match mount::table() {
-        Ok(table) => newest_first(table.into_iter().map(|entry| entry.point), tops),
-        Err(error) => {
-            tracing::warn!(%error, "cannot list the mounts; the data disk replays its log at the next boot");
-            Vec::new()
-        }
-    }
-}
-
-fn newest_first(points: impl Iterator<Item = PathBuf>, tops: &[&Path]) -> Vec<PathBuf> {
-    let mut points: Vec<_> = points.filter(|point| tops.iter().any(|top| point.starts_with(top))).collect();
-    points.reverse();
-    points
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,15 +163,5 @@ mod tests {
         assert!(!is_press(&event(1, 116, 0)));
         assert!(!is_press(&event(1, 30, 1)));
         assert!(!is_press(&event(0, 0, 0)));
-    }
-
-    #[test]
-    fn the_mount_below_goes_first() {
-        let points = ["/", "/data", "/ephemeral", "/data/kubelet/pods/1", "/database"].map(PathBuf::from);
-        let tops = [Path::new("/ephemeral"), Path::new("/data")];
-        assert_eq!(
-            newest_first(points.into_iter(), &tops),
-            ["/data/kubelet/pods/1", "/ephemeral", "/data"].map(PathBuf::from)
-        );
     }
 }
