@@ -62,12 +62,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                eprintln!("caused by: {error}");
-                cause = error.source();
-            }
+            eprintln!("error: {}", causes::lines(&error));
             ExitCode::FAILURE
         }
     }

@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
@@ -71,12 +70,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprintln!("caused by: {error}");
-                cause = error.source();
-            }
+            eprintln!("error: {}", causes::lines(&error));
             ExitCode::FAILURE
         }
     }

@@ -26,12 +26,7 @@ fn main() -> ExitCode {
     match run(&inputs, output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut next = error.source();
-            while let Some(cause) = next {
-                eprintln!("caused by: {cause}");
-                next = cause.source();
-            }
+            eprintln!("error: {}", causes::lines(&*error));
             ExitCode::FAILURE
         }
     }

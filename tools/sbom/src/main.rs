@@ -22,7 +22,6 @@ mod spdx;
 mod texts;
 mod vendor;
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
@@ -52,12 +51,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprintln!("caused by: {error}");
-                cause = error.source();
-            }
+            eprintln!("error: {}", causes::lines(&error));
             ExitCode::FAILURE
         }
     }

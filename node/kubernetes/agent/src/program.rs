@@ -87,21 +87,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Whoever does not listen is told by the status.
-            let _ = tell(&error);
+            let _ = writeln!(io::stderr(), "error: {}", causes::lines(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-fn tell(error: &dyn Error) -> io::Result<()> {
-    let mut stderr = io::stderr().lock();
-    writeln!(stderr, "error: {error}")?;
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        writeln!(stderr, "caused by: {error}")?;
-        cause = error.source();
-    }
-    Ok(())
 }
 
 fn check(place: &Place) -> Result<(), ProgramError> {

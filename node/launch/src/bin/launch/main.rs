@@ -25,8 +25,6 @@ use crate::progress::Progress;
 use crate::workspace::Workspace;
 use clap::Parser;
 use launch::{BootError, Booting, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
-use std::error::Error;
-use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -86,22 +84,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(LaunchError::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            output.tell(&format!("error: {}", chain(&error)));
+            output.tell(&format!("error: {}", causes::lines(&error)));
             ExitCode::FAILURE
         }
     }
-}
-
-/// An error with its causes, a line each.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        // Writing to a String does not fail.
-        _ = write!(text, "\ncaused by: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
@@ -155,7 +141,7 @@ async fn show(
     let mut unread = output.is_lost();
     if !arguments.exit_after_demo && !unwanted {
         if let Err(error) = &shown {
-            output.tell(&format!("{}\n", chain(error)));
+            output.tell(&format!("{}\n", causes::lines(error)));
         }
         output.say(&directions(&node, arguments));
         tokio::select! {

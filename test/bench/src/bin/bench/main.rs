@@ -7,7 +7,6 @@ mod arguments;
 mod guest;
 mod image;
 
-use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
@@ -48,12 +47,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut next = error.source();
-            while let Some(cause) = next {
-                eprintln!("caused by: {cause}");
-                next = cause.source();
-            }
+            eprintln!("error: {}", causes::lines(&error));
             ExitCode::FAILURE
         }
     }

@@ -28,12 +28,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Err(error) = run(&Arguments::parse()) else { return ExitCode::SUCCESS };
-    eprintln!("error: {error}");
-    let mut next = error.source();
-    while let Some(cause) = next {
-        eprintln!("caused by: {cause}");
-        next = cause.source();
-    }
+    eprintln!("error: {}", causes::lines(&*error));
     ExitCode::FAILURE
 }
 

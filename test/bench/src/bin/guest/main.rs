@@ -69,11 +69,6 @@ fn main() -> ExitCode {
         Command::Control => control::make().map_err(Box::<dyn Error>::from),
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
-    eprintln!("error: {error}");
-    let mut next = error.source();
-    while let Some(cause) = next {
-        eprintln!("caused by: {cause}");
-        next = cause.source();
-    }
+    eprintln!("error: {}", causes::lines(&*error));
     ExitCode::FAILURE
 }

@@ -1,0 +1,58 @@
+//! An error as a person reads it: with its causes.
+//!
+//! ```
+//! use std::io;
+//!
+//! let error = io::Error::other(io::Error::other("the disk is gone"));
+//! assert_eq!(causes::lines(&error).to_string(), "the disk is gone");
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+use std::error::Error;
+use std::fmt;
+
+/// The error and its causes ([`Error::source`]), a line each: `caused by: ` stands before a cause. No line break is at the
+/// end.
+pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
+    fmt::from_fn(move |f| {
+        write!(f, "{error}")?;
+        let mut next = error.source();
+        while let Some(cause) = next {
+            write!(f, "\ncaused by: {cause}")?;
+            next = cause.source();
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Step(&'static str, Option<Box<Step>>);
+
+    impl fmt::Display for Step {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Step {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref().map(|cause| cause as &(dyn Error + 'static))
+        }
+    }
+
+    #[test]
+    fn every_cause_has_a_line() {
+        let error = Step("no node", Some(Box::new(Step("no disk", Some(Box::new(Step("no power", None)))))));
+        assert_eq!(lines(&error).to_string(), "no node\ncaused by: no disk\ncaused by: no power");
+    }
+
+    #[test]
+    fn an_error_without_a_cause_is_one_line() {
+        assert_eq!(lines(&Step("no node", None)).to_string(), "no node");
+    }
+}
