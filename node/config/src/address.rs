@@ -13,6 +13,38 @@ pub struct Interface {
     pub prefix: u8,
 }
 
+/// Where an API server is: an IPv4 address with a port, which is 6443 where none is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Server {
+    /// The machine.
+    pub address: Ipv4Addr,
+    /// Its port.
+    pub port: u16,
+}
+
+const SERVER_PORT: u16 = 6443;
+
+impl FromStr for Server {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let Some((address, port)) = text.split_once(':') else {
+            return Ok(Self { address: host(text)?, port: SERVER_PORT });
+        };
+        let address = host(address)?;
+        match port.parse() {
+            Ok(port @ 1..) => Ok(Self { address, port }),
+            _ => Err(AddressError::Port(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.address, self.port)
+    }
+}
+
 /// The text is no address that a machine can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
@@ -22,6 +54,9 @@ pub enum AddressError {
     /// No `/`, or no number behind it.
     #[error("{0:?} is no address with a prefix, such as 192.0.2.10/24")]
     Prefix(String),
+    /// Behind the `:` is no port.
+    #[error("{0:?} is no address with a port, such as 192.0.2.10:6443")]
+    Port(String),
     /// Nobody has it.
     #[error("{0} is no address of a machine")]
     NoMachine(Ipv4Addr),
@@ -107,6 +142,18 @@ mod tests {
         assert_eq!(end("192.0.2.0/24"), Some("first"));
         assert_eq!(end("192.0.2.255/24"), Some("last"));
         assert_eq!(end("192.0.2.0/31"), None);
+    }
+
+    #[test]
+    fn a_server_without_a_port_has_the_usual_one() {
+        let read = |text: &str| text.parse::<Server>().map(|server| server.to_string());
+        assert_eq!(read("192.0.2.10").as_deref(), Ok("192.0.2.10:6443"));
+        assert_eq!(read("192.0.2.10:443").as_deref(), Ok("192.0.2.10:443"));
+        for text in ["192.0.2.10:", "192.0.2.10:0", "192.0.2.10:65536", "192.0.2.10:api", "192.0.2.10:1:2"] {
+            assert_eq!(read(text), Err(AddressError::Port(text.into())));
+        }
+        assert_eq!(read("granary.example:6443"), Err(AddressError::Form("granary.example".into())));
+        assert_eq!(read("127.0.0.1"), Err(AddressError::NoMachine(Ipv4Addr::LOCALHOST)));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! assert_eq!(config.node.as_str(), "granary-1");
 //!
 //! let error = Config::parse(r#"{"nodename": "granary-1", "network": {"mtu": 15}}"#).unwrap_err().to_string();
-//! assert!(error.contains("\n  nodename: there is no such field here; there are nodeName, controlPlane, network"));
+//! assert!(error.contains("\n  nodename: there is no such field here; there are nodeName, controlPlane, worker, network"));
 //! assert!(error.contains("\n  network.mtu: 15 is out of range: 576 to 65535 is possible"));
 //! # Ok::<(), config::ParseError>(())
 //! ```
@@ -24,8 +24,10 @@ mod json;
 mod message;
 mod name;
 mod problem;
+mod role;
 
-pub use address::{AddressError, Interface};
-pub use config::{Addresses, Config, ControlPlane, Disk, FailureAction, NODE_PREFIX, Network, Role, Static, Storage};
+pub use address::{AddressError, Interface, Server};
+pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storage};
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, What};
+pub use role::{NODE_PREFIX, Networks, Role, Worker};

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use services::{Network, NetworkError};
+use services::discovery::NotADigest;
+use services::{Network, NetworkError, NotAToken};
 use volume::OvercommitError;
 
 use crate::address::AddressError;
@@ -109,7 +110,7 @@ pub enum What {
         /// The other.
         other: Network,
         /// The field of the other.
-        whose: &'static str,
+        whose: String,
     },
     /// An address in a network that belongs to the cluster.
     #[error("{address} is inside {network}, which is {whose}; choose another network for the cluster")]
@@ -119,8 +120,17 @@ pub enum What {
         /// The network.
         network: Network,
         /// The field of the network.
-        whose: &'static str,
+        whose: String,
     },
+    /// The node's address where another machine's is wanted.
+    #[error("{0} is the node's own address; the control plane's is wanted")]
+    Own(Ipv4Addr),
+    /// No digest.
+    #[error(transparent)]
+    Digest(#[from] NotADigest),
+    /// No token. What stands there is not shown.
+    #[error(transparent)]
+    Token(#[from] NotAToken),
     /// A router that the node cannot reach.
     #[error("{gateway} is not another address of the network of {address}/{prefix}, so that it cannot be reached")]
     Unreachable {

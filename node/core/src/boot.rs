@@ -7,31 +7,29 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::clock::Keeper;
 use ::status::Recent;
-use announce::{Announcement, StageState};
+use announce::StageState;
 use config::{Config, NODE_PREFIX, Role};
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
 use network::{Network, NetworkError};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use nodelog::Stream;
 use prometheus::Registry;
-use provisioner::csinode;
-use services::{
-    Credentials, Identity, Requested, apiserver, containerd, controller_manager, etcd, kubelet, proxy, scheduler,
-};
-use supervisor::{BoxError, Change, Context, Handle, Settings, State, Supervisor};
+use services::Credentials;
+use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::certificates::{Certificates, Kept};
 use crate::command_line::{CommandLine, CommandLineError};
+use crate::control_plane::ControlPlane;
 use crate::host::{Host, Writer};
+use crate::member::Member;
+use crate::mesh::Mesh;
 use crate::metrics::Metrics;
 use crate::power::{End, Requests};
 use crate::source::{self, SourceError};
@@ -39,10 +37,10 @@ use crate::status::Facts;
 use crate::storage::{Storage, StorageError};
 use crate::system::{self, SystemError};
 use crate::uplink::Uplink;
-use crate::{log, orphans, restart, status, timekeeping};
+use crate::worker::Worker;
+use crate::{join, log, timekeeping};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
-const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 
 /// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
@@ -89,13 +87,15 @@ pub enum BootError {
     /// The node's own address is one of the cluster's.
     #[error(
         "the node's address {address} is inside {network}, which is the cluster's: choose other networks in the \
-         configuration, controlPlane.podNetwork and controlPlane.serviceNetwork"
+         configuration, {role}.podNetwork and {role}.serviceNetwork"
     )]
     Overlap {
         /// What DHCP gave.
         address: Ipv4Addr,
         /// The pods' network, or that of Services.
         network: services::Network,
+        /// The field of the configuration that has them.
+        role: &'static str,
     },
     /// The pods' network has no room for a node's part.
     #[error("the network {0} of pods has no room for a node")]
@@ -103,6 +103,9 @@ pub enum BootError {
     /// Those of the cluster are others.
     #[error("cannot run the cluster in its networks")]
     Networks(#[from] services::networks::NetworksError),
+    /// The disk belongs to another cluster.
+    #[error("cannot be a worker of this cluster")]
+    Join(#[from] join::OtherCluster),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] services::PkiError),
@@ -192,10 +195,10 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         // With DHCP for as long as it takes.
         given = network.configure() => given.map_err(NetworkError::from)?,
     };
-    let Role::ControlPlane(cluster) = &config.role;
+    let cluster = config.role.networks();
     let address = addressing.interface.address;
     if let Some(&network) = [&cluster.pods, &cluster.services].into_iter().find(|network| network.contains(address)) {
-        return Err(BootError::Overlap { address, network });
+        return Err(BootError::Overlap { address, network, role: config.role.field() });
     }
     let given = addressing.time_servers.clone();
     let time_servers = if config.time_servers.is_empty() { given } else { config.time_servers.clone() };
@@ -216,20 +219,14 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
     }
     let keeper = timekeeping::start(&time_servers).await;
-    let wanted = services.clone();
-    let prepare = move || {
-        services::networks::keep(&wanted)?;
-        Ok::<_, BootError>(Credentials::ensure(&wanted, OffsetDateTime::now_utc())?)
-    };
-    let credentials = tokio::task::spawn_blocking(prepare).await??;
-    let credentials = Arc::new(credentials);
-    let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+    let role = Prepared::of(&config.role, &services).await?;
     let registry = Registry::new();
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
     let plugin =
         csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
             .map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
+    let mesh = Mesh::new(&services, uplink.mtu(), &registry);
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),
@@ -237,18 +234,16 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         recent: logs.recent,
         paths: services.paths.clone(),
         keeper: Arc::clone(&keeper),
-        certificates: certificates.kept(),
+        certificates: role.certificates(),
         kubernetes: Arc::default(),
     };
-    let cluster = Arc::new(Cluster {
-        config: config.clone(),
-        identity: Requested::storage(&services, &credentials),
-        credentials,
-        certificates,
+    let member = Arc::new(Member {
+        node: config.node.clone(),
         keeper,
         services,
         storage,
         plugin: Arc::new(plugin),
+        mesh: Arc::new(mesh),
         uplink: Arc::clone(&uplink),
         facts,
         metrics,
@@ -260,7 +255,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         let host = host.clone();
         move |change: &Change<'_>| tell(&host, change)
     };
-    let tree = Supervisor::observed("granary", Settings::default(), observer, move |cx| Arc::clone(&cluster).run(cx));
+    let tree = Supervisor::observed("granary", Settings::default(), observer, role.run(member));
     let end = tokio::select! {
         end = requests.next() => end,
         () = uplink.moved() => End::Restart,
@@ -273,213 +268,57 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     Ok(end)
 }
 
-/// What a running node has.
-struct Cluster {
-    config: Config,
-    credentials: Arc<Credentials>,
-    certificates: Arc<Certificates>,
-    keeper: Arc<Keeper>,
-    /// What the provisioner is to the API server.
-    identity: Requested,
-    services: services::Config,
-    storage: Storage,
-    plugin: Arc<csi::Plugin<csi::Linux>>,
-    uplink: Arc<Uplink>,
-    /// What the status pages tell.
-    facts: Facts,
-    /// The provisioner's, which outlive it.
-    metrics: provisioner::Metrics,
-    /// When the services were started.
-    since: Timestamp,
-    host: Host,
+/// The root of the services, one attempt of it for each call.
+type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
+
+/// What the node's role has found on its disk.
+enum Prepared {
+    ControlPlane(Arc<Credentials>, Arc<Certificates>),
+    Worker(Box<config::Worker>),
 }
 
-impl Cluster {
-    /// The root of the services, in boot order.
-    async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
-        cx.start("orphans", orphans::run);
-        let uplink = Arc::clone(&self.uplink);
-        cx.start("uplink", move |cx| {
-            let uplink = Arc::clone(&uplink);
-            async move { uplink.run(cx).await }
-        });
-        let keeper = Arc::clone(&self.keeper);
-        cx.start("clock", move |cx| Arc::clone(&keeper).run(cx));
-        let (certificates, clock) = (Arc::clone(&self.certificates), self.keeper.state());
-        cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let (address, facts) = (self.services.address, self.facts.clone());
-        cx.start("status", move |cx| status::run(cx, address, facts.clone()));
-        let modules = cx.start("network-modules", network_modules);
-        let etcd = cx.start("etcd", etcd::service(&self.services));
-        let containerd = cx.start("containerd", containerd::service(&self.services));
-        etcd.healthy().await?;
-        let apiserver = cx.start("kube-apiserver", apiserver::service(&self.services, &self.credentials));
-
-        // While the API server starts.
-        containerd.healthy().await?;
-        let images = cx.start("images", containerd::images(&self.services));
-        let plugin = Arc::clone(&self.plugin);
-        let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
-
-        apiserver.healthy().await?;
-        let renewals = self.certificates.kept();
-        let seen = renewals.borrow().administrators;
-        self.announce_credentials();
-        cx.start("kube-controller-manager", controller_manager::service(&self.services, &self.credentials));
-        cx.start("kube-scheduler", scheduler::service(&self.services, &self.credentials));
-        let admin = self.credentials.client(Identity::Admin).await?;
-        let approver = start_approver(&cx, &admin, &self.services);
-        let this = Arc::clone(&self);
-        let identity = cx.start("storage-identity", move |cx| Arc::clone(&this).identify(cx));
-        modules.healthy().await?;
-        cx.start("kube-proxy", proxy::service(&self.services, &self.credentials));
-        images.healthy().await?;
-        csi.healthy().await?;
-        cx.start("kubelet", kubelet::service(&self.services, &self.credentials));
-
-        // What the provisioner's identity may do is one of the reconciler's objects.
-        let reconciler = start_reconciler(&cx, &admin);
-        reconciler.healthy().await?;
-        let release = start_release(&cx, &admin);
-        let this = Arc::clone(&self);
-        cx.start("node", move |cx| Arc::clone(&this).watch_node(cx, admin.clone()));
-
-        identity.healthy().await?;
-        let this = Arc::clone(&self);
-        cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&this).provision(cx)));
-        cx.healthy();
-        self.administer(&cx, renewals, seen, [approver, reconciler, release]).await
-    }
-
-    /// Starts the services that work with the administrator's client anew with each of its certificates but the one that
-    /// they were started with.
-    async fn administer(
-        &self,
-        cx: &Context,
-        mut renewals: watch::Receiver<Kept>,
-        mut seen: u32,
-        mut services: [Handle; 3],
-    ) -> Result<(), BoxError> {
-        loop {
-            let another =
-                async { renewals.wait_for(|kept| kept.administrators != seen).await.map(|kept| kept.administrators) };
-            seen = tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                another = another => another?,
-            };
-            info!("the administrator's certificate is another one: what uses it starts anew");
-            for service in services.iter().rev() {
-                service.stop().await;
+impl Prepared {
+    async fn of(role: &Role, services: &services::Config) -> Result<Self, BootError> {
+        let (role, services) = (role.clone(), services.clone());
+        let prepare = move || match role {
+            Role::ControlPlane(_) => {
+                services::networks::keep(&services)?;
+                let credentials = Arc::new(Credentials::ensure(&services, OffsetDateTime::now_utc())?);
+                let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+                Ok(Self::ControlPlane(credentials, certificates))
             }
-            self.announce_credentials();
-            let admin = self.credentials.client(Identity::Admin).await?;
-            services =
-                [start_approver(cx, &admin, &self.services), start_reconciler(cx, &admin), start_release(cx, &admin)];
-        }
-    }
-
-    /// Done when the storage identity has a certificate.
-    async fn identify(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
-        tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            lasting = self.identity.ensure() => { lasting?; }
-        }
-        cx.done();
-        Ok(())
-    }
-
-    /// The provisioner, and what else works with the storage identity: started anew with each certificate.
-    async fn provision(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
-        loop {
-            let lasting = tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                lasting = self.identity.ensure() => lasting?,
-            };
-            let client = self.credentials.client(Identity::Storage).await?;
-            let settings = provisioner::Settings {
-                client: client.clone(),
-                node: self.config.node.to_string(),
-                store: self.storage.volumes(),
-                parallel: provisioner::Settings::PARALLEL,
-                metrics: self.metrics.clone(),
-            };
-            let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
-            let this = Arc::clone(&self);
-            let csinode = cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, client.clone()));
-            volumes.healthy().await?;
-            cx.healthy();
-            tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                () = lasting.renewal() => info!("the storage identity's certificate is renewed"),
+            Role::Worker(worker) => {
+                join::is_ours(&services, worker.authority)?;
+                Ok(Self::Worker(Box::new(worker)))
             }
-            csinode.stop().await;
-            volumes.stop().await;
+        };
+        tokio::task::spawn_blocking(prepare).await?
+    }
+
+    fn certificates(&self) -> watch::Receiver<Kept> {
+        match self {
+            Self::ControlPlane(_, certificates) => certificates.kept(),
+            Self::Worker(_) => watch::Sender::default().subscribe(),
         }
     }
 
-    async fn watch_csinode(self: Arc<Self>, cx: Context, client: Client) -> Result<(), csinode::WatchEnded> {
-        csinode::run(cx, client, self.config.node.as_str(), || self.plugin.register_again()).await
-    }
-
-    fn announce_credentials(&self) {
-        self.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
-    }
-
-    /// Healthy, once and for all, when the Node object is Ready.
-    async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
-        let nodes: Api<Node> = Api::all(client);
-        let ready = await_condition(nodes, self.config.node.as_str(), |node: Option<&Node>| {
-            node.is_some_and(|node| is_ready(node, self.since))
-        });
-        tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            found = ready => {
-                // Told once for each boot: kubelet writes it when it registers the node.
-                if let Some(system) = found?.and_then(|node| node.status?.node_info) {
-                    self.facts.kubernetes.get_or_init(|| system.into());
-                }
+    /// The root of the services.
+    fn run(self, member: Arc<Member>) -> Root {
+        match self {
+            Self::ControlPlane(credentials, certificates) => {
+                let node = Arc::new(ControlPlane::new(member, credentials, certificates));
+                Box::new(move |cx| Arc::clone(&node).run(cx).boxed())
+            }
+            Self::Worker(worker) => {
+                let node = Arc::new(Worker::new(member, *worker));
+                Box::new(move |cx| Arc::clone(&node).run(cx).boxed())
             }
         }
-        let memory = system::own_memory().map(|memory| memory.to_string());
-        info!(node = %self.config.node, memory, "node is Ready");
-        cx.done();
-        Ok(())
     }
-}
-
-fn start_approver(cx: &Context, admin: &Client, services: &services::Config) -> Handle {
-    let client = admin.clone();
-    let reserved = vec![services.services, services.cluster_pods];
-    cx.start("approver", move |cx| reconciler::approve(cx, client.clone(), reserved.clone()))
-}
-
-fn start_reconciler(cx: &Context, admin: &Client) -> Handle {
-    let client = admin.clone();
-    cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()))
-}
-
-fn start_release(cx: &Context, admin: &Client) -> Handle {
-    let client = admin.clone();
-    cx.start("release", move |cx| reconciler::release(cx, client.clone()))
-}
-
-/// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.
-fn is_ready(node: &Node, since: Timestamp) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let heartbeat = |condition: &NodeCondition| condition.last_heartbeat_time.as_ref().is_some_and(|at| at.0 >= since);
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True" && heartbeat(condition))
-}
-
-async fn network_modules(cx: Context) -> Result<(), BoxError> {
-    let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
-    system::prepare_bridge()?;
-    info!(loaded = report.loaded.len(), "network modules loaded");
-    cx.done();
-    Ok(())
 }
 
 /// The observer of the service tree, which writes the log itself: the machine hears of the services that
-/// [`Cluster::run`] starts, not of their parts.
+/// its role starts, not of their parts.
 fn tell(host: &Host, change: &Change<'_>) {
     if change.path.split('.').count() != 2 {
         return;

@@ -10,6 +10,9 @@ use supervisor::Context;
 use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
+/// What the kernel gives a device of Ethernet.
+const ETHERNET_MTU: u32 = 1500;
+
 /// The network, and what it was when the services were started.
 #[derive(Debug)]
 pub struct Uplink {
@@ -29,6 +32,11 @@ impl Uplink {
         let resolv = ephemeral.join("etc/resolv.conf");
         fs::write(&resolv, name_servers(&first.name_servers))?;
         Ok(Self { network, first, resolv, moved: Notify::new() })
+    }
+
+    /// The largest packet that it takes, in bytes.
+    pub fn mtu(&self) -> u32 {
+        self.network.mtu().unwrap_or(ETHERNET_MTU)
     }
 
     /// Returns when DHCP has given the node another address. The services have the first one in their certificates

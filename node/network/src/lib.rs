@@ -117,6 +117,12 @@ impl Network {
         Ok(Self { settings, link, session })
     }
 
+    /// The largest packet of the device in bytes, as it is now. `None` if the kernel does not say.
+    pub fn mtu(&self) -> Option<u32> {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{}/mtu", self.link.name())).ok()?;
+        text.trim_end().parse().ok()
+    }
+
     /// Gives the device its address. With DHCP this waits until a server gives one that the device takes, for ever if
     /// need be. Cancel-safe.
     ///

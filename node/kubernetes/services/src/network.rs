@@ -45,6 +45,11 @@ impl Network {
         (number > 0 && number < size - 1).then(|| Ipv4Addr::from_bits(self.address.to_bits() + number))
     }
 
+    /// Its first address.
+    pub const fn address(self) -> Ipv4Addr {
+        self.address
+    }
+
     /// Bits of the prefix, 1 to 30.
     pub const fn prefix(self) -> u8 {
         self.prefix

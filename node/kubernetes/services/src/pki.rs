@@ -49,10 +49,12 @@ impl Credentials {
     /// the disk.
     ///
     /// # Errors
-    /// [`PkiError`]: the disk, or a clock that is behind the authority's certificate.
+    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate, or a disk of a node that has joined
+    /// another control plane, on which nothing is changed then.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
+        store.is_not_a_workers()?;
         store.authority(&config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
         store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
@@ -69,22 +71,28 @@ impl Credentials {
     /// [`Requested`](crate::Requested). Waits for the disk.
     ///
     /// # Errors
-    /// [`PkiError::Directory`], [`PkiError::Disk`].
+    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`], with nothing changed.
     pub fn joining(config: &Config, server: &str, authority: &str) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
+        store.is_not_a_control_planes()?;
         store.write("ca.crt", authority, PUBLIC)?;
         let server = format!("https://{server}");
         store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
         Ok(Self { pki, wanted: Vec::new(), server, admin: Mutex::default() })
     }
 
-    /// The certificate of the authority that the node trusts, PEM, if it has joined before. Waits for the disk.
+    /// The certificate of the authority of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
+    /// for the disk.
     ///
     /// # Errors
-    /// [`PkiError::Directory`], [`PkiError::Disk`].
-    pub fn authority(config: &Config) -> Result<Option<String>, PkiError> {
-        Store::create(&config.paths.pki)?.read("ca.crt")
+    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`]: the node is one.
+    pub fn joined(config: &Config) -> Result<Option<String>, PkiError> {
+        let store = Store::create(&config.paths.pki)?;
+        store.is_not_a_control_planes()?;
+        // The authority's is there as soon as the node has found it.
+        let kubelets = store.read_pair(Identity::Kubelet.name())?;
+        Ok(store.read("ca.crt")?.filter(|_| kubelets.is_some()))
     }
 
     /// Makes those certificates again whose time has come `now`, under a node that runs. The authority's is left alone,
@@ -201,6 +209,18 @@ pub enum PkiError {
     /// A file in it.
     #[error("cannot keep certificates")]
     Disk(#[from] dir::Error),
+    /// The configuration says control plane, the disk does not.
+    #[error(
+        "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
+         configuration, or use an empty data disk for a new cluster"
+    )]
+    Worker,
+    /// The configuration says worker, the disk does not.
+    #[error(
+        "the data disk is that of a control plane, with its cluster: write controlPlane into the configuration, or use an \
+         empty data disk for a worker"
+    )]
+    ControlPlane,
     /// The clock is wrong, most likely: nothing is replaced because of that.
     #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
     Clock {
@@ -329,6 +349,20 @@ impl Store {
         Ok(Self { dir: Dir::open(pki)? })
     }
 
+    /// Only a control plane signs: one of these keys is there even if the other was lost.
+    fn is_a_control_planes(&self) -> Result<bool, PkiError> {
+        Ok(self.read("ca.key")?.is_some() || self.read("sa.key")?.is_some())
+    }
+
+    fn is_not_a_workers(&self) -> Result<(), PkiError> {
+        let is = !self.is_a_control_planes()? && self.read_pair(Identity::Kubelet.name())?.is_some();
+        if is { Err(PkiError::Worker) } else { Ok(()) }
+    }
+
+    fn is_not_a_control_planes(&self) -> Result<(), PkiError> {
+        if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
+    }
+
     fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<Ensured<()>, PkiError> {
         let stale = match self.read_pair("ca")?.map(|pair| Authority::load(&pair, now)) {
             Some(Ok(_)) => return Ok(Ensured::Unchanged(())),
@@ -454,6 +488,29 @@ mod tests {
                 .map(|(name, _)| name)
                 .collect()
         }
+    }
+
+    #[test]
+    fn the_disk_of_another_role_is_left_as_it_is() {
+        let disk = Disk::new();
+        assert_eq!(Credentials::joined(&disk.config).unwrap(), None);
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        assert_eq!(Credentials::joined(&disk.config).unwrap(), None, "it has only found its cluster");
+        let store = Store::open(&disk.config.paths.pki).unwrap();
+        store.write_pair("kubelet", &Pair { certificate: "certificate".into(), key: "key".into() }).unwrap();
+        assert_eq!(Credentials::joined(&disk.config).unwrap().as_ref(), Some(&authority));
+        let before = disk.files();
+        assert!(matches!(disk.ensure(NOW), Err(PkiError::Worker)));
+        assert_eq!(disk.files(), before);
+
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        assert!(matches!(Credentials::joined(&disk.config), Err(PkiError::ControlPlane)));
+        let joining = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority);
+        assert!(matches!(joining, Err(PkiError::ControlPlane)));
+        assert_eq!(disk.files(), before);
     }
 
     #[test]

@@ -6,29 +6,29 @@ use crate::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, ready};
 
-/// Healthy when the rules of the present services are in the kernel.
-pub fn service(config: &Config, credentials: &Credentials) -> Service {
-    program(config, credentials).service(&config.paths, || ready::http(10256, "/healthz"))
+/// Asks the API server as `identity`. Healthy when the rules of the present services are in the kernel.
+pub fn service(config: &Config, credentials: &Credentials, identity: Identity) -> Service {
+    program(config, credentials, identity).service(&config.paths, || ready::http(10256, "/healthz"))
 }
 
-fn program(config: &Config, credentials: &Credentials) -> Program {
+fn program(config: &Config, credentials: &Credentials, identity: Identity) -> Program {
     let file = config.paths.generated("kube-proxy.json");
     let arguments = vec![format!("--config={}", file.display()), format!("--hostname-override={}", config.node)];
     Program {
         name: "kube-proxy",
         arguments,
-        files: vec![(file, configuration(config, credentials))],
+        files: vec![(file, configuration(config, credentials, identity))],
         ..Program::default()
     }
 }
 
-fn configuration(config: &Config, credentials: &Credentials) -> String {
+fn configuration(config: &Config, credentials: &Credentials, identity: Identity) -> String {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clusterCIDR": config.cluster_pods.to_string(),
-        "clientConnection": {"kubeconfig": credentials.kubeconfig(Identity::Proxy)},
+        "clientConnection": {"kubeconfig": credentials.kubeconfig(identity)},
         // The kernel's own limits of connection tracking are left as they are.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "healthzBindAddress": "127.0.0.1:10256",

@@ -68,6 +68,12 @@ pub enum IdentityError {
         /// The part that is no secret.
         id: String,
     },
+    /// Nothing to ask with.
+    #[error(
+        "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: make one \
+         for this node, and write it into worker.token"
+    )]
+    NoToken,
     /// The watch of the request.
     #[error("cannot wait for the answer to the certificate signing request {request}")]
     Wait {
@@ -122,10 +128,18 @@ pub struct Requested {
     wanted: Wanted,
     signer: &'static str,
     credentials: Arc<Credentials>,
-    /// In whose name the first one is asked for. All others, and this without a token, in kubelet's.
-    token: Option<Token>,
+    /// In whose name it is asked for.
+    asker: Asker,
     /// Kept over failures, so that a node which tries again does not ask again.
     asked: Mutex<Option<Asked>>,
+}
+
+/// In whose name a certificate is asked for.
+enum Asker {
+    /// That of the node's kubelet.
+    Kubelet,
+    /// With a token while there is none of kubelet's own that counts.
+    Token(Option<Token>),
 }
 
 /// A request, and the key that it is for: on the disk only together with its certificate.
@@ -141,6 +155,12 @@ pub struct Lasting {
 }
 
 impl Lasting {
+    /// What lasts as long as both.
+    #[must_use]
+    pub fn first(one: Self, other: Self) -> Self {
+        Self { renewal: one.renewal.min(other.renewal) }
+    }
+
     /// Waits until it is time for another certificate. Cancel-safe.
     pub async fn renewal(self) {
         while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
@@ -154,18 +174,19 @@ impl Requested {
     /// Of the storage of the configuration's node: what [`Identity::Storage`] works with.
     pub fn storage(config: &Config, credentials: &Arc<Credentials>) -> Self {
         let wanted = Identity::Storage.wanted(&config.node);
-        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", None)
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Asker::Kubelet)
     }
 
-    /// Of the kubelet of a node that joins: what [`Identity::Kubelet`] works with.
-    pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Token) -> Self {
+    /// Of the kubelet of a node that joins: what [`Identity::Kubelet`] works with. A node that has joined needs no token.
+    pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Option<Token>) -> Self {
         let wanted = Identity::Kubelet.wanted(&config.node);
-        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Some(token))
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Asker::Token(token))
     }
 
     /// Of the kubelet of a node that has joined, to serve with.
     pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        Self::new(config, credentials, pki::kubelet_server(config), "kubernetes.io/kubelet-serving", None)
+        let wanted = pki::kubelet_server(config);
+        Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Asker::Kubelet)
     }
 
     fn new(
@@ -173,10 +194,10 @@ impl Requested {
         credentials: &Arc<Credentials>,
         wanted: Wanted,
         signer: &'static str,
-        token: Option<Token>,
+        asker: Asker,
     ) -> Self {
         let (pki, credentials) = (config.paths.pki.clone(), Arc::clone(credentials));
-        Self { pki, wanted, signer, credentials, token, asked: Mutex::default() }
+        Self { pki, wanted, signer, credentials, asker, asked: Mutex::default() }
     }
 
     /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
@@ -220,11 +241,12 @@ impl Requested {
     }
 
     /// Who asks. A kubelet whose certificate still counts renews it itself.
-    async fn asker(&self, stale: Stale) -> Result<kube::Client, ClientError> {
-        match &self.token {
-            Some(token) if stale != Stale::Expiring => self.credentials.client_with(token).await,
-            Some(_) | None => self.credentials.client(Identity::Kubelet).await,
-        }
+    async fn asker(&self, stale: Stale) -> Result<kube::Client, IdentityError> {
+        Ok(match &self.asker {
+            Asker::Token(Some(token)) if stale != Stale::Expiring => self.credentials.client_with(token).await?,
+            Asker::Token(None) if stale != Stale::Expiring => return Err(IdentityError::NoToken),
+            Asker::Token(_) | Asker::Kubelet => self.credentials.client(Identity::Kubelet).await?,
+        })
     }
 
     async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
@@ -253,8 +275,8 @@ impl Requested {
             status: None,
         };
         let made = requests.create(&PostParams::default(), &request).await;
-        let made = made.map_err(|error| match (error, &self.token) {
-            (kube::Error::Api(status), Some(token)) if status.code == 401 => {
+        let made = made.map_err(|error| match (error, &self.asker) {
+            (kube::Error::Api(status), Asker::Token(Some(token))) if status.code == 401 => {
                 IdentityError::Token { id: token.id().to_owned() }
             }
             (error, _) => IdentityError::Ask { name, source: Box::new(error) },

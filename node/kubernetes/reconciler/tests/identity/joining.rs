@@ -173,7 +173,7 @@ impl Machine {
     }
 
     fn kubelet(&self, token: Token) -> Requested {
-        Requested::kubelet(&self.config, &self.credentials, token)
+        Requested::kubelet(&self.config, &self.credentials, Some(token))
     }
 
     /// Whom the API server takes kubelet for.

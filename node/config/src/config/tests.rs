@@ -1,0 +1,340 @@
+use proptest::collection::{hash_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::address::Server;
+use crate::role::{Networks, Worker};
+use services::{Network as Subnet, Token};
+
+fn problems(text: &str) -> Vec<String> {
+    match Config::parse(text) {
+        Err(ParseError::Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_said_is_a_control_plane_with_dhcp() {
+    let config = Config::parse("{}").unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(config.node.as_str(), "granary");
+    let Role::ControlPlane(cluster) = config.role else { panic!("{config:?}") };
+    assert_eq!(
+        (cluster.pods.to_string(), cluster.services.to_string()),
+        ("10.244.0.0/16".into(), "10.96.0.0/16".into())
+    );
+    assert_eq!(config.network.addresses, Addresses::Dhcp);
+}
+
+#[test]
+fn a_full_configuration_is_read() {
+    let config = Config::parse(
+        r#"{
+            "nodeName": "n-1",
+            "controlPlane": {"podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20"},
+            "network": {
+                "static": {"address": "192.0.2.10/24", "gateway": "192.0.2.1"},
+                "mtu": 1400,
+                "nameServers": ["192.0.2.53"]
+            },
+            "timeServers": ["192.0.2.123"],
+            "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
+            "onFailure": "REBOOT"
+        }"#,
+    )
+    .unwrap();
+    assert_eq!(config.node.as_str(), "n-1");
+    let Role::ControlPlane(cluster) = config.role else { panic!("{config:?}") };
+    assert_eq!((cluster.pods.prefix(), cluster.services.prefix()), (16, 20));
+    let interface = "192.0.2.10/24".parse().unwrap();
+    let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
+    assert_eq!(config.network.addresses, Addresses::Static(Static { interface, gateway }));
+    assert_eq!(config.network.mtu, Some(1400));
+    assert_eq!(config.network.name_servers, [Ipv4Addr::new(192, 0, 2, 53)]);
+    assert_eq!(config.time_servers, [Ipv4Addr::new(192, 0, 2, 123)]);
+    assert_eq!(config.storage.disk, Disk::Serial("WD-1".into()));
+    assert_eq!(config.storage.keep_free, Bytes::new(10 << 30));
+    assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
+    assert_eq!(config.on_failure, FailureAction::Reboot);
+}
+
+#[test]
+fn all_problems_are_told_at_once_each_with_its_remedy() {
+    let told = problems(
+        r#"{
+            "nodeName": "Node_1",
+            "hostname": "n",
+            "network": {"static": {"adress": "192.0.2.10/24", "gateway": "router"}, "dhcp": {}, "mtu": "large"},
+            "timeServers": ["192.0.2.1", "pool.example.org", 5],
+            "storage": {"keepFree": "10GB", "keepFree": "10G", "overcommit": 1.5},
+            "onFailure": "PANIC"
+        }"#,
+    );
+    assert_eq!(
+        told,
+        [
+            "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
+             storage, onFailure",
+            "network.static.adress: there is no such field here; there are address, gateway",
+            "network.dhcp: only one of it and static can be there; leave one",
+            "network.mtu: it is a text, and has to be a whole number from 0 to 4294967295",
+            "timeServers[2]: it is a number, and has to be a text, \"…\"",
+            "storage.keepFree: it stands here twice; leave one",
+            "storage.overcommit: it is a number, and has to be a text, \"…\"",
+            "onFailure: \"PANIC\" is none of its values, POWER_OFF, REBOOT",
+            "network.static.address: it is missing, and cannot be left out here",
+            "network.static.gateway: \"router\" is no IPv4 address, such as 192.0.2.1",
+            "nodeName: a name has 1 to 63 lower-case letters, digits and '-', with a letter or digit at both ends",
+        ]
+    );
+}
+
+#[test]
+fn fields_that_do_not_fit_each_other_are_refused() {
+    for (text, field) in [
+        (r#"{"controlPlane": {"podNetwork": "10.96.0.0/20"}}"#, "controlPlane.serviceNetwork"),
+        (r#"{"controlPlane": {"podNetwork": "10.244.0.0/25"}}"#, "controlPlane.podNetwork"),
+        (r#"{"controlPlane": {"serviceNetwork": "10.0.0.0/8"}}"#, "controlPlane.serviceNetwork"),
+        (r#"{"network": {"static": {"address": "10.244.1.1/24"}}}"#, "network.static.address"),
+        (r#"{"network": {"static": {"address": "10.96.3.4/24"}}}"#, "network.static.address"),
+        (r#"{"network": {"static": {"address": "192.0.2.0/24"}}}"#, "network.static.address"),
+        (r#"{"network": {"static": {"address": "192.0.2.1/24", "gateway": "192.0.3.1"}}}"#, "network.static.gateway"),
+        (r#"{"network": {"nameServers": ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"]}}"#, "network.nameServers"),
+        (r#"{"network": {"mtu": 100}}"#, "network.mtu"),
+        (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
+        (r#"{"storage": {"serial": ""}}"#, "storage.serial"),
+        (r#"{"storage": {"overcommit": "0.5"}}"#, "storage.overcommit"),
+        (r#"{"storage": {"keepFree": ""}}"#, "storage.keepFree"),
+        (r#"{"worker": {"server": "192.0.2.10", "authority": "sha256:0"}}"#, "worker.authority"),
+        (r#"{"worker": {"server": "", "authority": "AUTHORITY"}}"#, "worker.server"),
+        (r#"{"worker": {"authority": "AUTHORITY"}}"#, "worker.server"),
+        (r#"{"worker": {"server": "10.244.0.1", "authority": "AUTHORITY"}}"#, "worker.server"),
+        (r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY", "token": "secret"}}"#, "worker.token"),
+        (r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY"}, "controlPlane": {}}"#, "controlPlane"),
+        (
+            r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY"}, "network": {"static": {"address": "192.0.2.1/24"}}}"#,
+            "worker.server",
+        ),
+        (r#"{"nodeName": ""}"#, "nodeName"),
+        (r#"{"timeServers": "192.0.2.1"}"#, "timeServers"),
+        (r#"{"role": "worker"}"#, "role"),
+        (r#"{"controlPlane": []}"#, "controlPlane"),
+        ("[]", "(top)"),
+    ] {
+        let told = problems(&text.replace("AUTHORITY", &format!("sha256:{:064}", 0)));
+        assert_eq!(told.len(), 1, "{text}: {told:?}");
+        assert!(told[0].starts_with(&format!("{field}: ")), "{text}: {told:?}");
+    }
+}
+
+#[test]
+fn a_worker_is_told_where_its_cluster_is() {
+    let digest = format!("sha256:{:064}", 7);
+    let text = json!({"worker": {"server": "192.0.2.10", "authority": digest, "token": "abcdef.0123456789abcdef"}});
+    let Role::Worker(worker) = Config::parse(&text.to_string()).unwrap().role else { panic!("{text}") };
+    assert_eq!(worker.server.to_string(), "192.0.2.10:6443");
+    assert_eq!(worker.authority.to_string(), digest);
+    assert_eq!(worker.token.unwrap().id(), "abcdef");
+    assert_eq!(worker.networks, Networks::default());
+}
+
+#[test]
+fn a_token_is_never_shown() {
+    let digest = format!("sha256:{:064}", 7);
+    for token in ["abcdef.0123456789abcdef", "0123456789abcdef", "abcdef.0123456789abcdef "] {
+        let text = json!({"nodeName": "A", "worker": {"server": "192.0.2.10", "authority": digest, "token": token}});
+        let told = problems(&text.to_string());
+        assert!(told.iter().all(|line| !line.contains("0123456789abcdef")), "{told:?}");
+    }
+    let text = json!({"worker": {"server": "192.0.2.10", "authority": digest, "token": "abcdef.0123456789abcdef"}});
+    let config = Config::parse(&text.to_string()).unwrap();
+    assert!(!format!("{config:?}").contains("0123456789abcdef"));
+}
+
+#[test]
+fn null_is_a_field_that_was_left_out() {
+    let config =
+        Config::parse(r#"{"nodeName": null, "network": {"dhcp": null, "static": {"address": "192.0.2.1/24"}}}"#);
+    assert!(matches!(config.unwrap().network.addresses, Addresses::Static(_)));
+}
+
+#[test]
+fn what_is_no_json_is_told_with_its_place() {
+    let Err(ParseError::Syntax(error)) = Config::parse("{\n\"nodeName\": \"a\",\n}") else { panic!("it is none") };
+    assert_eq!(error.line(), 3);
+}
+
+/// What was parsed, as somebody would write it.
+fn written(config: &Config) -> Value {
+    let networks = config.role.networks();
+    let mut role = json!({"podNetwork": networks.pods.to_string(), "serviceNetwork": networks.services.to_string()});
+    if let Role::Worker(worker) = &config.role {
+        role["server"] = json!(worker.server.to_string());
+        role["authority"] = json!(worker.authority.to_string());
+        role["token"] = json!(worker.token.as_ref().map(Token::reveal));
+    }
+    let mut network = match config.network.addresses {
+        Addresses::Dhcp => json!({"dhcp": {}}),
+        Addresses::Static(Static { interface, gateway }) => {
+            json!({"static": {"address": interface.to_string(), "gateway": gateway.map(|gateway| gateway.to_string())}})
+        }
+    };
+    network["mtu"] = json!(config.network.mtu);
+    network["nameServers"] = json!(config.network.name_servers);
+    let mut storage = json!({
+        "keepFree": config.storage.keep_free.get().to_string(),
+        "overcommit": config.storage.overcommit.to_string(),
+    });
+    match &config.storage.disk {
+        Disk::Any => {}
+        Disk::Serial(name) => storage["serial"] = json!(name),
+        Disk::Partition(name) => storage["partition"] = json!(name),
+    }
+    json!({
+        "nodeName": config.node.as_str(),
+        config.role.field(): role,
+        "network": network,
+        "timeServers": config.time_servers,
+        "storage": storage,
+        "onFailure": match config.on_failure {
+            FailureAction::PowerOff => "POWER_OFF",
+            FailureAction::Reboot => "REBOOT",
+        },
+    })
+}
+
+fn hosts(most: usize) -> impl Strategy<Value = Vec<Ipv4Addr>> {
+    vec((1_u32..0x7f00_0000).prop_filter("a machine's", |bits| bits >> 24 != 0).prop_map(Ipv4Addr::from), 0..=most)
+}
+
+fn network() -> impl Strategy<Value = Network> {
+    let interface = (1_u8..254, 2_u8..=254, 20_u8..=24)
+        .prop_map(|(third, last, prefix)| Interface { address: Ipv4Addr::new(192, 168, third, last), prefix });
+    let fixed = (interface, any::<bool>()).prop_map(|(interface, routed)| {
+        let Interface { address, .. } = interface;
+        let gateway = Ipv4Addr::from(address.to_bits() ^ 3);
+        Addresses::Static(Static { interface, gateway: (routed && interface.reaches(gateway)).then_some(gateway) })
+    });
+    let addresses = prop_oneof![Just(Addresses::Dhcp), fixed];
+    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Network {
+        addresses,
+        mtu,
+        name_servers,
+    })
+}
+
+fn configs() -> impl Strategy<Value = Config> {
+    let disk =
+        prop_oneof![Just(Disk::Any), "[!-~]{1,64}".prop_map(Disk::Serial), "[!-~]{1,64}".prop_map(Disk::Partition)];
+    let overcommit = (1000_u32..=100_000).prop_map(|n| format!("{}.{:03}", n / 1000, n % 1000).parse().unwrap());
+    let storage = (disk, any::<u64>(), overcommit).prop_map(|(disk, bytes, overcommit)| Storage {
+        disk,
+        keep_free: Bytes::new(bytes),
+        overcommit,
+    });
+    let networks = || {
+        (8_u8..=24, 12_u8..=27).prop_map(|(pods, services)| {
+            let at = |first, prefix| Subnet::new(Ipv4Addr::new(first, 0, 0, 0), prefix).unwrap();
+            Networks { pods: at(10, pods), services: at(11, services) }
+        })
+    };
+    let server = (1_u8..254, 1_u16..).prop_map(|(last, port)| Server { address: Ipv4Addr::new(192, 0, 2, last), port });
+    let authority = "sha256:[0-9a-f]{64}".prop_map(|text| text.parse().unwrap());
+    let token = option::of("[a-z0-9]{6}\\.[a-z0-9]{16}".prop_map(|text| text.parse().unwrap()));
+    let worker = (server, authority, token, networks()).prop_map(|(server, authority, token, networks)| Worker {
+        server,
+        authority,
+        token,
+        networks,
+    });
+    let cluster = prop_oneof![networks().prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
+    let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
+    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action).prop_map(
+        |(name, role, network, time_servers, storage, on_failure)| {
+            let node = name.parse().unwrap();
+            Config { node, role, network, time_servers, storage, on_failure }
+        },
+    )
+}
+
+/// JSON that is made of our fields' names as well as of others, any deeper or not.
+fn anything() -> impl Strategy<Value = Value> {
+    let name = prop_oneof![
+        proptest::sample::select(vec![
+            "nodeName",
+            "controlPlane",
+            "worker",
+            "server",
+            "authority",
+            "token",
+            "podNetwork",
+            "serviceNetwork",
+            "network",
+            "dhcp",
+            "static",
+            "address",
+            "gateway",
+            "mtu",
+            "nameServers",
+            "timeServers",
+            "storage",
+            "serial",
+            "partition",
+            "keepFree",
+            "overcommit",
+            "onFailure",
+        ])
+        .prop_map(str::to_owned),
+        "[^.]{0,8}",
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[0-9./a-zA-Z:-]{0,24}".prop_map(Value::from),
+        ".{0,24}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 48, 8, move |inner| {
+        prop_oneof![
+            vec(inner.clone(), 0..4).prop_map(Value::from),
+            vec((name.clone(), inner), 0..8).prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_valid_configuration_reads_back(config in configs()) {
+        prop_assert_eq!(Config::parse(&written(&config).to_string()).unwrap(), config);
+    }
+
+    #[test]
+    fn whatever_is_written_is_read_or_refused_with_a_field_and_a_reason(json in anything(), text in ".{0,64}") {
+        let _ = Config::parse(&text);
+        if let Err(error) = Config::parse(&json.to_string()) {
+            let ParseError::Problems(problems) = error else { panic!("{json} is JSON: {error}") };
+            prop_assert!(!problems.is_empty());
+            for Problem { field, what } in problems {
+                prop_assert!(!field.is_empty() && !what.to_string().is_empty());
+                // Defaults have no problems with each other, so that the path leads to what was written.
+                let top = field.split(['.', '[']).next().unwrap_or_default();
+                let odd = field == "(top)" || field.starts_with('"');
+                prop_assert!(odd || json.get(top).is_some(), "{}", field);
+            }
+        }
+    }
+
+    #[test]
+    fn each_unknown_field_is_named(names in hash_set("x[a-z]{1,8}", 1..6)) {
+        let json = Value::Object(names.iter().map(|name| (name.clone(), Value::Null)).collect());
+        let told = problems(&json.to_string());
+        prop_assert_eq!(told.len(), names.len());
+        for name in names {
+            let said = told.iter().any(|line| line.starts_with(&format!("{name}: ")));
+            prop_assert!(said, "{}", name);
+        }
+    }
+}

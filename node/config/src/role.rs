@@ -1,0 +1,161 @@
+//! What a node is to its cluster.
+
+use std::net::Ipv4Addr;
+
+use proto::node;
+use proto::node::config::Role as RoleMessage;
+use services::discovery::AuthorityDigest;
+use services::{Network as Subnet, Token};
+
+use crate::address::Server;
+use crate::config::{Addresses, Check, Network, Static};
+use crate::problem::{Path, What};
+
+/// What a node is to its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It has a cluster of its own, with these networks.
+    ControlPlane(Networks),
+    /// It joins the cluster of a control plane.
+    Worker(Worker),
+}
+
+impl Role {
+    /// The cluster's networks.
+    pub fn networks(&self) -> Networks {
+        match self {
+            Self::ControlPlane(networks) => *networks,
+            Self::Worker(worker) => worker.networks,
+        }
+    }
+
+    /// The field of the configuration that has this role.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::ControlPlane(_) => "controlPlane",
+            Self::Worker(_) => "worker",
+        }
+    }
+}
+
+impl Default for Role {
+    fn default() -> Self {
+        Self::ControlPlane(Networks::default())
+    }
+}
+
+/// A node that joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// The control plane's API server.
+    pub server: Server,
+    /// The cluster's authority.
+    pub authority: AuthorityDigest,
+    /// What it joins with, if it has not joined before.
+    pub token: Option<Token>,
+    /// As the control plane has them.
+    pub networks: Networks,
+}
+
+/// The cluster's networks, which have no address in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Networks {
+    /// Of all pods; has a part of [`NODE_PREFIX`] bits for each node.
+    pub pods: Subnet,
+    /// Of Services.
+    pub services: Subnet,
+}
+
+/// Bits of the prefix of one node's part of the pods' network.
+pub const NODE_PREFIX: u8 = 24;
+
+const PODS: Subnet = const { Subnet::new(Ipv4Addr::new(10, 244, 0, 0), 16).unwrap() };
+const SERVICES: Subnet = const { Subnet::new(Ipv4Addr::new(10, 96, 0, 0), 16).unwrap() };
+/// The API server wants an address, DNS another, and there are more Services; it takes no larger network.
+const SERVICE_PREFIXES: (u8, u8) = (12, 27);
+const POD_PREFIXES: (u8, u8) = (8, NODE_PREFIX);
+
+impl Default for Networks {
+    fn default() -> Self {
+        Self { pods: PODS, services: SERVICES }
+    }
+}
+
+impl Check {
+    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Network, top: &Path) -> Role {
+        let usual = RoleMessage::ControlPlane(node::ControlPlane::default());
+        match role.unwrap_or(&usual) {
+            RoleMessage::ControlPlane(message) => {
+                let here = top.field("controlPlane");
+                let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
+                Role::ControlPlane(self.networks(pods, services, network, &here, top))
+            }
+            // One that cannot be had is not used: the problems are told.
+            RoleMessage::Worker(message) => self.worker(message, network, top).map_or_else(Role::default, Role::Worker),
+        }
+    }
+
+    fn worker(&mut self, message: &node::Worker, network: &Network, top: &Path) -> Option<Worker> {
+        let here = top.field("worker");
+        let at_server = here.field("server");
+        for (field, given) in [("server", &message.server), ("authority", &message.authority)] {
+            if given.is_none() {
+                self.problem(&here.field(field), What::Missing);
+            }
+        }
+        let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
+        let networks = self.networks(pods, services, network, &here, top);
+        let server = self.text::<Server>(message.server.as_deref(), &at_server);
+        if let Some(Server { address, .. }) = server {
+            self.is_outside(address, networks, &at_server, &here);
+            if matches!(network.addresses, Addresses::Static(Static { interface, .. }) if interface.address == address)
+            {
+                self.problem(&at_server, What::Own(address));
+            }
+        }
+        let authority = self.text(message.authority.as_deref(), &here.field("authority"));
+        let token = self.text(message.token.as_deref(), &here.field("token"));
+        Some(Worker { server: server?, authority: authority?, token, networks })
+    }
+
+    fn networks(
+        &mut self,
+        pods: Option<&str>,
+        services: Option<&str>,
+        network: &Network,
+        here: &Path,
+        top: &Path,
+    ) -> Networks {
+        let at_services = here.field("serviceNetwork");
+        let pods = self.subnet(pods, POD_PREFIXES, PODS, &here.field("podNetwork"));
+        let services = self.subnet(services, SERVICE_PREFIXES, SERVICES, &at_services);
+        if pods.overlaps(services) {
+            let whose = here.field("podNetwork").to_string();
+            self.problem(&at_services, What::Overlap { network: services, other: pods, whose });
+        }
+        let networks = Networks { pods, services };
+        if let Addresses::Static(Static { interface, .. }) = network.addresses {
+            self.is_outside(interface.address, networks, &top.field("network.static.address"), here);
+        }
+        networks
+    }
+
+    /// No machine has an address of the cluster's networks, which stand `here`.
+    fn is_outside(&mut self, address: Ipv4Addr, networks: Networks, path: &Path, here: &Path) {
+        for (network, field) in [(networks.pods, "podNetwork"), (networks.services, "serviceNetwork")] {
+            if network.contains(address) {
+                self.problem(path, What::Inside { address, network, whose: here.field(field).to_string() });
+            }
+        }
+    }
+
+    fn subnet(&mut self, text: Option<&str>, (least, most): (u8, u8), usual: Subnet, path: &Path) -> Subnet {
+        let Some(subnet) = self.text::<Subnet>(text, path) else { return usual };
+        let found = subnet.prefix();
+        if (least..=most).contains(&found) {
+            return subnet;
+        }
+        self.problem(path, What::Size { least, most, found });
+        usual
+    }
+}

@@ -1,0 +1,180 @@
+//! What every node of a cluster runs, whatever else it is to the cluster.
+
+use std::sync::Arc;
+
+use ::clock::Keeper;
+use config::NodeName;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use provisioner::csinode;
+use services::{Credentials, Identity, Requested, containerd, kubelet, proxy};
+use supervisor::{BoxError, Context, Handle};
+use tracing::info;
+
+use crate::host::Host;
+use crate::mesh::Mesh;
+use crate::status::Facts;
+use crate::storage::Storage;
+use crate::uplink::Uplink;
+use crate::{orphans, restart, status, system};
+
+const NETWORK_MODULES: &str = "/usr/lib/modules/network";
+
+/// The node's own parts.
+pub(crate) struct Member {
+    pub(crate) node: NodeName,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) services: services::Config,
+    pub(crate) storage: Storage,
+    pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
+    pub(crate) mesh: Arc<Mesh>,
+    pub(crate) uplink: Arc<Uplink>,
+    /// What the status pages tell.
+    pub(crate) facts: Facts,
+    /// The provisioner's, which outlive it.
+    pub(crate) metrics: provisioner::Metrics,
+    /// When the services were started.
+    pub(crate) since: Timestamp,
+    pub(crate) host: Host,
+}
+
+/// Services that need nobody, and that others need.
+pub(crate) struct Ground {
+    pub(crate) modules: Handle,
+    pub(crate) containerd: Handle,
+}
+
+impl Member {
+    /// Starts what needs no cluster.
+    pub(crate) fn begin(&self, cx: &Context) -> Ground {
+        cx.start("orphans", orphans::run);
+        let uplink = Arc::clone(&self.uplink);
+        cx.start("uplink", move |cx| {
+            let uplink = Arc::clone(&uplink);
+            async move { uplink.run(cx).await }
+        });
+        let keeper = Arc::clone(&self.keeper);
+        cx.start("clock", move |cx| Arc::clone(&keeper).run(cx));
+        let (address, facts) = (self.services.address, self.facts.clone());
+        cx.start("status", move |cx| status::run(cx, address, facts.clone()));
+        let modules = cx.start("network-modules", network_modules);
+        let containerd = cx.start("containerd", containerd::service(&self.services));
+        Ground { modules, containerd }
+    }
+
+    /// Starts what kubelet finds at its start. containerd has to be healthy.
+    pub(crate) fn runtime(&self, cx: &Context) -> [Handle; 2] {
+        let images = cx.start("images", containerd::images(&self.services));
+        let plugin = Arc::clone(&self.plugin);
+        let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
+        [images, csi]
+    }
+
+    /// Starts kube-proxy with this identity, and kubelet. The credentials of both have to be there.
+    pub(crate) async fn pods(
+        &self,
+        cx: &Context,
+        credentials: &Arc<Credentials>,
+        proxy: Identity,
+        modules: Handle,
+        runtime: [Handle; 2],
+    ) -> Result<(), BoxError> {
+        modules.healthy().await?;
+        cx.start("kube-proxy", proxy::service(&self.services, credentials, proxy));
+        for handle in runtime {
+            handle.healthy().await?;
+        }
+        cx.start("kubelet", kubelet::service(&self.services, credentials));
+        Ok(())
+    }
+
+    /// What works with the storage identity: started anew with each of its certificates. Healthy when the provisioner
+    /// is.
+    pub(crate) async fn work(
+        self: Arc<Self>,
+        cx: Context,
+        credentials: Arc<Credentials>,
+        identity: Arc<Requested>,
+    ) -> Result<(), BoxError> {
+        loop {
+            let lasting = tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                lasting = identity.ensure() => lasting?,
+            };
+            let client = credentials.client(Identity::Storage).await?;
+            let settings = provisioner::Settings {
+                client: client.clone(),
+                node: self.node.to_string(),
+                store: self.storage.volumes(),
+                parallel: provisioner::Settings::PARALLEL,
+                metrics: self.metrics.clone(),
+            };
+            let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
+            let (this, its) = (Arc::clone(&self), client.clone());
+            let csinode = cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, its.clone()));
+            let mesh = Arc::clone(&self.mesh);
+            let mesh = cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()));
+            volumes.healthy().await?;
+            cx.healthy();
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = lasting.renewal() => info!("the storage identity's certificate is renewed"),
+            }
+            for service in [mesh, csinode, volumes] {
+                service.stop().await;
+            }
+        }
+    }
+
+    async fn watch_csinode(self: Arc<Self>, cx: Context, client: Client) -> Result<(), csinode::WatchEnded> {
+        csinode::run(cx, client, self.node.as_str(), || self.plugin.register_again()).await
+    }
+
+    /// Healthy, once and for all, when the Node object is Ready.
+    pub(crate) async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
+        let nodes: Api<Node> = Api::all(client);
+        let ready = await_condition(nodes, self.node.as_str(), |node: Option<&Node>| {
+            node.is_some_and(|node| is_ready(node, self.since))
+        });
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            found = ready => {
+                // Told once for each boot: kubelet writes it when it registers the node.
+                if let Some(system) = found?.and_then(|node| node.status?.node_info) {
+                    self.facts.kubernetes.get_or_init(|| system.into());
+                }
+            }
+        }
+        let memory = system::own_memory().map(|memory| memory.to_string());
+        info!(node = %self.node, memory, "node is Ready");
+        cx.done();
+        Ok(())
+    }
+}
+
+/// Done when the storage identity has a certificate.
+pub(crate) async fn identify(cx: Context, identity: Arc<Requested>) -> Result<(), BoxError> {
+    tokio::select! {
+        () = cx.cancelled() => return Ok(()),
+        lasting = identity.ensure() => { lasting?; }
+    }
+    cx.done();
+    Ok(())
+}
+
+/// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.
+fn is_ready(node: &Node, since: Timestamp) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let heartbeat = |condition: &NodeCondition| condition.last_heartbeat_time.as_ref().is_some_and(|at| at.0 >= since);
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True" && heartbeat(condition))
+}
+
+async fn network_modules(cx: Context) -> Result<(), BoxError> {
+    let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
+    system::prepare_bridge()?;
+    info!(loaded = report.loaded.len(), "network modules loaded");
+    cx.done();
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The node's part of the mesh, see crate `clusternet`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clusternet::{
+    KeyError, Link, Metrics, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey, RunError, Settings, Wireguard,
+};
+use config::NODE_PREFIX;
+use dir::Dir;
+use ipnet::IpNet;
+use kube::Client;
+use prometheus::Registry;
+use services::Network;
+use supervisor::Context;
+use tokio::sync::OnceCell;
+use tokio::task::{JoinError, spawn_blocking};
+
+/// Why the mesh does not run. It is tried again after a while; pods on this node reach each other meanwhile.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// The directory of the key.
+    #[error("cannot open the directory of the mesh's key")]
+    Directory(#[from] dir::Error),
+    /// The key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The thread that reads it.
+    #[error("reading the mesh's key ended early")]
+    Panicked(#[from] JoinError),
+    /// Two metrics of one name.
+    #[error("cannot register the mesh's metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// The pods' network is none.
+    #[error(transparent)]
+    Prefix(#[from] ipnet::PrefixLenError),
+    /// Nodes cannot have parts of it.
+    #[error(transparent)]
+    Network(#[from] PodNetworkError),
+    /// The mesh itself.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// What the mesh is made of, made when it first runs.
+pub struct Mesh {
+    node: String,
+    pods: Network,
+    /// Where the key is.
+    pki: PathBuf,
+    link: Link,
+    registry: Registry,
+    made: OnceCell<(Arc<Wireguard>, Metrics)>,
+}
+
+impl Mesh {
+    /// For a node whose uplink has packets of at most `mtu` bytes.
+    pub fn new(services: &services::Config, mtu: u32, registry: &Registry) -> Self {
+        Self {
+            node: services.node.clone(),
+            pods: services.cluster_pods,
+            pki: services.paths.pki.clone(),
+            link: Link { mtu: mtu.saturating_sub(OVERHEAD), ..Link::default() },
+            registry: registry.clone(),
+            made: OnceCell::new(),
+        }
+    }
+
+    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it.
+    ///
+    /// # Errors
+    /// [`MeshError`].
+    pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
+        let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
+        let pods = IpNet::new(self.pods.address().into(), self.pods.prefix())?;
+        let networks = vec![PodNetwork::new(pods, NODE_PREFIX)?];
+        let settings = Settings { client, node: self.node.clone(), networks, device, metrics };
+        Ok(clusternet::run(cx, settings).await?)
+    }
+
+    async fn make(&self) -> Result<(Arc<Wireguard>, Metrics), MeshError> {
+        let pki = self.pki.clone();
+        let key = spawn_blocking(move || Ok::<_, MeshError>(PrivateKey::ensure(&Dir::open(&pki)?)?)).await??;
+        let device = Arc::new(Wireguard::new(key.into_inner(), self.link.clone()));
+        let metrics = Metrics::register(&self.registry, device.clone())?;
+        Ok((device, metrics))
+    }
+}
