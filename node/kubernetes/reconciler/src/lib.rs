@@ -1,6 +1,7 @@
 //! Keeps the objects in the cluster that Granary's storage needs: the CSI driver's entry, the default storage class,
 //! and what the nodes' storage identities may do: their role, and policies that hold each node to its own objects; one
-//! of them holds kubelets to what NodeRestriction leaves open.
+//! of them holds kubelets to what NodeRestriction leaves open, another one keeps out nodes that were removed
+//! ([`REMOVED_NODES`]).
 //!
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.
@@ -25,10 +26,12 @@ mod kubelet;
 mod objects;
 mod plan;
 mod release;
+mod removed;
 mod run;
 
 pub use approve::approve;
 pub use control::WatchEnded;
 pub use objects::{CLASS, REVISION};
 pub use release::release;
+pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use services::STORAGE_GROUP;
 use volume::DRIVER_NAME;
 
-use crate::admission;
+use crate::{admission, removed};
 
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 4;
+pub const REVISION: u32 = 5;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
@@ -36,7 +36,8 @@ pub(crate) struct Object {
 /// All objects, in the order in which they are needed. Those of a wave are needed at once.
 pub(crate) fn waves() -> [Vec<Object>; 2] {
     // What a node may not do stands before what it may.
-    [admission::all(), vec![role(), binding(), proxies(), joining(), driver(), class()]]
+    let refused = admission::all().into_iter().chain(removed::objects()).collect();
+    [refused, vec![role(), binding(), proxies(), joining(), driver(), class()]]
 }
 
 fn driver() -> Object {
@@ -182,7 +183,8 @@ mod tests {
         is_understood_as::<StorageClass>(class());
         is_understood_as::<ClusterRole>(role());
         is_understood_as::<ClusterRoleBinding>(binding());
-        for object in admission::all() {
+        let [policies, _] = waves();
+        for object in policies {
             if object.resource.kind == "ValidatingAdmissionPolicy" {
                 is_understood_as::<ValidatingAdmissionPolicy>(object);
             } else {

@@ -177,8 +177,8 @@ mod tests {
         assert_eq!(
             watched,
             [
-                ("ValidatingAdmissionPolicy", 7),
-                ("ValidatingAdmissionPolicyBinding", 7),
+                ("ValidatingAdmissionPolicy", 8),
+                ("ValidatingAdmissionPolicyBinding", 8),
                 ("ClusterRole", 1),
                 ("ClusterRoleBinding", 3),
                 ("CSIDriver", 1),

@@ -5,6 +5,7 @@ mod certificate;
 mod joining;
 mod kubelet;
 mod node;
+mod removed;
 mod resize;
 mod storage;
 
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let suite = node::cases(suite);
     let suite = joining::cases(suite);
     let suite = kubelet::cases(suite);
+    let suite = removed::cases(suite);
     certificate::cases(suite).run()
 }
 

@@ -1,0 +1,63 @@
+//! A node that an administrator threw out.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Error};
+use reconciler::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
+use serde_json::json;
+
+use crate::{Nodes, denied, storage};
+
+const REFUSAL: &str = "this node was removed from the cluster";
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite.case("a_node_that_was_removed_does_not_come_back", a_node_that_was_removed_does_not_come_back)
+}
+
+async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let kubelet = async |name: &str| {
+        let groups = ["system:nodes", "system:authenticated"];
+        Ok::<_, Failure>(Api::<Node>::all(cluster.impersonate(&format!("system:node:{name}"), &groups).await?))
+    };
+    let (one, two) = (kubelet("one").await?, kubelet("two").await?);
+    let node = |name: &str| serde_json::from_value::<Node>(json!({"metadata": {"name": name}}));
+    let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
+    let admin = Api::<Node>::all(nodes.admin.clone());
+    one.create(&post, &node("one")?).await?;
+
+    let removed: ConfigMap = serde_json::from_value(json!({"metadata": {"name": REMOVED_NODES}, "data": {"one": ""}}))?;
+    let maps = Api::namespaced(nodes.admin.clone(), REMOVED_NODES_NAMESPACE);
+    maps.create(&post, &removed).await?;
+    admin.delete("one", &DeleteParams::default()).await?;
+    let again = node("one")?;
+    // The API server learns of the ConfigMap by a watch.
+    eventually(PATIENCE, "the name of the node to be known", async || {
+        Ok::<_, Error>(match one.create(&dry, &again).await {
+            Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    denied(one.create(&post, &again).await, REFUSAL);
+    let events = Api::default_namespaced(nodes.own.clone());
+    denied(events.create(&dry, &storage::event("local.granary.dev", "one")).await, REFUSAL);
+    two.create(&post, &node("two")?).await?;
+    Api::default_namespaced(nodes.other.clone()).create(&dry, &storage::event("local.granary.dev", "two")).await?;
+
+    maps.delete(REMOVED_NODES, &DeleteParams::default()).await?;
+    eventually(PATIENCE, "the node to be let in again", async || {
+        Ok::<_, Error>(match one.create(&dry, &again).await {
+            Ok(_) => Seen::Done(()),
+            Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::NotYet(status.message),
+            Err(error) => return Err(error),
+        })
+    })
+    .await?;
+    admin.delete("two", &DeleteParams::default()).await?;
+    Ok(())
+}
