@@ -111,6 +111,14 @@ pub enum Check {
         /// Path and query.
         target: String,
     },
+    /// `webhook PORT DIRECTORY`: refuses what an API server asks about by HTTPS, with this pod's name as the reason, until
+    /// SIGTERM; see [`crate::webhook`].
+    Webhook {
+        /// Of all addresses of the container.
+        port: u16,
+        /// Has the certificate `tls.crt` and its key `tls.key`, as a Secret of the type `kubernetes.io/tls` has them.
+        path: PathBuf,
+    },
     /// `serve PORT`: makes checks for whoever asks over HTTP, until SIGTERM; see [`crate::serve`].
     Serve {
         /// Of all addresses of the container.
@@ -126,7 +134,7 @@ impl Check {
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, \
-         fetch ADDRESS TARGET, serve PORT";
+         fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT";
 
     /// Reads its words; `None` if one is unknown, or one too many or too few.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
@@ -149,6 +157,7 @@ impl Check {
             ["volumes", path] => Self::Volumes { path: path.into() },
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
+            ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
             ["serve", port] => Self::Serve { port: port.parse().ok()? },
             _ => return None,
         };
@@ -185,6 +194,7 @@ impl Check {
             Self::Volumes { path } => with_path("volumes", path),
             Self::Signal { program, number } => vec!["signal".to_owned(), program.clone(), number.to_string()],
             Self::Fetch { address, target } => vec!["fetch".to_owned(), address.to_string(), target.clone()],
+            Self::Webhook { port, path } => vec!["webhook".to_owned(), port.to_string(), path.display().to_string()],
             Self::Serve { port } => vec!["serve".to_owned(), port.to_string()],
         }
     }
@@ -217,6 +227,7 @@ pub(crate) mod tests {
             ("[a-z-]{1,9}", any::<i32>()).prop_map(|(program, number)| Check::Signal { program, number }),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
+            (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
             any::<u16>().prop_map(|port| Check::Serve { port }),
         ]
     }
@@ -239,7 +250,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_word_stands_in_the_forms() {
-        for word in ["try-write", "fill-inodes", "signal", "fetch", "serve"] {
+        for word in ["try-write", "fill-inodes", "signal", "fetch", "webhook", "serve"] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

@@ -38,6 +38,8 @@ pub enum Finding {
     Signal(Signalled),
     /// Of `fetch`.
     Fetch(Text),
+    /// Of [`crate::Check::Webhook`]: it was asked to end.
+    Webhook,
     /// Of `serve`, at its end.
     Serve,
 }

@@ -29,6 +29,7 @@ pub mod serve;
 mod signal;
 mod space;
 mod volumes;
+pub mod webhook;
 
 pub use check::Check;
 pub use error::CheckError;
@@ -60,6 +61,7 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
+        Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),
         Check::Serve { port } => serve::run(*port).map(|()| Finding::Serve),
     }
 }

@@ -9,6 +9,7 @@ use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -32,37 +33,52 @@ pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serd
     serde_json::from_str(text)
 }
 
-/// Answers on the port until SIGTERM or SIGINT. PID 1 of a container gets neither unless it asks for them.
+/// Answers on the port until SIGTERM or SIGINT.
 pub(crate) fn run(port: u16) -> Result<(), CheckError> {
+    listen(port, exchange)
+}
+
+/// Has each connection to the port answered, in a thread of its own, until SIGTERM or SIGINT. PID 1 of a container gets
+/// neither unless it asks for them.
+pub(crate) fn listen(
+    port: u16,
+    answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static,
+) -> Result<(), CheckError> {
     let signals = crate::signal::block()?;
     let path = Path::new("requests");
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(CheckError::of("wait for", path))?;
     // The thread ends with the program.
     thread::Builder::new()
         .name("requests".into())
-        .spawn(move || accept(&listener))
+        .spawn(move || accept(&listener, answer))
         .map_err(CheckError::of("start a thread for", path))?;
     crate::signal::wait(&signals)
 }
 
-fn accept(listener: &TcpListener) {
+pub(crate) fn accept(listener: &TcpListener, answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static) {
+    let answer = Arc::new(answer);
     for stream in listener.incoming() {
-        let served = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream)));
+        let answer = Arc::clone(&answer);
+        let served = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream, &*answer)));
         if let Err(error) = served {
             eprintln!("error: a request is lost: {error}");
         }
     }
 }
 
-fn serve(stream: &TcpStream) {
-    if let Err(error) = exchange(stream) {
+fn serve(stream: &TcpStream, answer: impl Fn(&TcpStream) -> io::Result<()>) {
+    let answered = limit(stream).and_then(|()| answer(stream));
+    if let Err(error) = answered {
         eprintln!("error: a request is lost: {error}");
     }
 }
 
-fn exchange(stream: &TcpStream) -> io::Result<()> {
+fn limit(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))
+}
+
+fn exchange(stream: &TcpStream) -> io::Result<()> {
     let mut reader = BufReader::new(stream.take(HEAD));
     let mut line = String::new();
     reader.read_line(&mut line)?;
@@ -72,7 +88,9 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
         header.clear();
     }
     let (status, body) = match check(&line) {
-        Some(Check::Serve { .. }) | None => ("400 Bad Request", text(&Err("this is no check".to_owned()))?),
+        Some(Check::Serve { .. } | Check::Webhook { .. }) | None => {
+            ("400 Bad Request", text(&Err("this is no check".to_owned()))?)
+        }
         Some(check) => ("200 OK", text(&make(&check).map_err(|error| chain(&error)))?),
     };
     let mut writer = stream;
@@ -160,7 +178,7 @@ mod tests {
     fn a_check_that_cannot_be_made_is_answered_with_the_reason() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || accept(&listener));
+        thread::spawn(move || accept(&listener, exchange));
         let ask = |check: &Check| {
             let mut stream = TcpStream::connect(address).unwrap();
             write!(stream, "GET {} HTTP/1.1\r\nHost: pod\r\n\r\n", target(check)).unwrap();

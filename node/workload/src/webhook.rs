@@ -1,0 +1,140 @@
+//! An admission webhook that refuses: who sees its refusal knows that the API server has reached this pod.
+//!
+//! One request for each connection, HTTP/1.1 in TLS; the answer is an `AdmissionReview` of `admission.k8s.io/v1`.
+
+use crate::CheckError;
+use crate::serve::listen;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The largest head of a request, in bytes.
+const HEAD: u64 = 16 << 10;
+/// The largest review, in bytes: the API server takes objects of 3 MiB, and sends the old and the new one.
+const BODY: u64 = 8 << 20;
+/// In a container, the name of its pod.
+const NAME: &str = "/etc/hostname";
+
+/// What the webhook of the pod with this name says to everything.
+pub fn refusal(pod: &str) -> String {
+    format!("the webhook in pod {pod} refuses this")
+}
+
+pub(crate) fn run(port: u16, directory: &Path) -> Result<(), CheckError> {
+    let config = Arc::new(config(directory).map_err(CheckError::of("use the certificate in", directory))?);
+    let name = fs::read_to_string(NAME).map_err(CheckError::of("read", Path::new(NAME)))?;
+    let message = refusal(name.trim_end());
+    listen(port, move |stream| {
+        let connection = ServerConnection::new(Arc::clone(&config)).map_err(io::Error::other)?;
+        let mut stream = StreamOwned::new(connection, stream);
+        exchange(&mut stream, &message)?;
+        stream.conn.send_close_notify();
+        stream.flush()
+    })
+}
+
+fn config(directory: &Path) -> io::Result<ServerConfig> {
+    let certificates = CertificateDer::pem_file_iter(directory.join("tls.crt")).map_err(io::Error::other)?;
+    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(io::Error::other)?;
+    let key = PrivateKeyDer::from_pem_file(directory.join("tls.key")).map_err(io::Error::other)?;
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    builder.with_no_client_auth().with_single_cert(certificates, key).map_err(io::Error::other)
+}
+
+fn exchange(stream: &mut (impl Read + Write), message: &str) -> io::Result<()> {
+    let body = request(stream)?;
+    let (status, answer) = match answer(&body, message) {
+        Some(answer) => ("200 OK", answer.to_string()),
+        None => ("400 Bad Request", json!({"error": "this is no admission review"}).to_string()),
+    };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{answer}",
+        answer.len()
+    )
+}
+
+/// The body of a request.
+fn request(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut reader = BufReader::new(stream.take(HEAD + BODY));
+    let (mut length, mut header) = (0, String::new());
+    while (&mut reader).take(HEAD).read_line(&mut header)? > 2 {
+        if let Some((name, value)) = header.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().map_err(io::Error::other)?;
+        }
+        header.clear();
+    }
+    let mut body = Vec::new();
+    reader.take(length).read_to_end(&mut body)?;
+    Ok(body)
+}
+
+/// The refusal of what a review asks about; `None` if it is no review.
+fn answer(review: &[u8], message: &str) -> Option<Value> {
+    let review: Value = serde_json::from_slice(review).ok()?;
+    let uid = review["request"]["uid"].as_str()?;
+    Some(json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {"uid": uid, "allowed": false, "status": {"message": message}},
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Cursor;
+
+    /// What is read, and what is written behind it.
+    struct Both(Cursor<Vec<u8>>, Vec<u8>);
+
+    impl Read for Both {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+
+    impl Write for Both {
+        fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+            self.1.write(buffer)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn asked(text: &str) -> String {
+        let mut stream = Both(Cursor::new(text.as_bytes().to_vec()), Vec::new());
+        exchange(&mut stream, "no").unwrap();
+        String::from_utf8(stream.1).unwrap()
+    }
+
+    #[test]
+    fn a_review_is_refused_by_its_number() {
+        let review = json!({"kind": "AdmissionReview", "request": {"uid": "7-8"}}).to_string();
+        let told = asked(&format!("POST / HTTP/1.1\r\ncontent-length: {}\r\n\r\n{review}", review.len()));
+        let (head, body) = told.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+        let body: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["response"], json!({"uid": "7-8", "allowed": false, "status": {"message": "no"}}));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_sent_is_answered(text in "(POST / HTTP/1.1\r\n(Content-Length: [0-9]{1,3}\r\n)?\r\n)?.{0,40}") {
+            prop_assert!(asked(&text).starts_with("HTTP/1.1 400"));
+        }
+    }
+}
