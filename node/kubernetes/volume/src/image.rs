@@ -71,8 +71,9 @@ pub(crate) fn grow(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(),
 /// durable, without an fsync that would wait for what a pod writes.
 fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
     let failed = |step| move |errno| ActError::Image { step, errno };
-    let length_of = || fstat(image).map(|stat| length(stat.st_size)).map_err(failed("look at"));
-    let former = length_of()?;
+    let look = || fstat(image).map_err(failed("look at"));
+    let before = look()?;
+    let former = length(before.st_size);
     if former >= size {
         return Ok(());
     }
@@ -80,26 +81,30 @@ fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), Ac
     match allocation {
         Allocation::Thin => ftruncate(image, end).map_err(failed("extend"))?,
         Allocation::Thick => {
-            // Not from the start: XFS would reserve once more, of the quota, what is there already.
-            if let Err(errno) = allocate(image, former, size) {
+            let cut = || ftruncate(image, before.st_size).map_err(failed("truncate"));
+            // The power failed between the transactions of an earlier allocation, and there are blocks behind the end.
+            // XFS reserves, of the quota, all that it is asked for, also what is there already: there is no room for
+            // both, unless a pod has discarded as much.
+            if length(before.st_blocks.saturating_mul(512)) > former {
+                cut()?;
+            }
+            // Not from the start, for the same reason.
+            while let Err(errno) = allocate(image, former, size) {
                 // XFS allocates in pieces, and sets the size last: those that it got stay, behind the end.
-                ftruncate(image, former.get().cast_signed()).map_err(failed("truncate"))?;
-                return Err(failed("allocate")(errno));
+                cut()?;
+                if errno != Errno::EINTR {
+                    return Err(failed("allocate")(errno));
+                }
             }
         }
     }
-    let found = length_of()?;
+    let found = length(look()?.st_size);
     if found == size { Ok(()) } else { Err(ActError::Short { found, wanted: size }) }
 }
 
 fn allocate(image: &OwnedFd, from: Bytes, to: Bytes) -> Result<(), Errno> {
-    let (start, more) = (from.get().cast_signed(), to.saturating_sub(from).get().cast_signed());
-    loop {
-        match fallocate(image, FallocateFlags::empty(), start, more) {
-            Err(Errno::EINTR) => {}
-            done => return done,
-        }
-    }
+    let more = to.saturating_sub(from);
+    fallocate(image, FallocateFlags::empty(), from.get().cast_signed(), more.get().cast_signed())
 }
 
 /// Takes every loop device off the image in a directory. One that a program still has open goes when that closes it.

@@ -108,6 +108,30 @@ fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
 }
 
+/// The power failed within the allocation of what is added: XFS had logged the blocks, and not yet the size.
+#[test]
+fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits() {
+    let node = Node::new();
+    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let image = File::options().write(true).open(node.image(&id)).unwrap();
+    image.write_all_at(b"end", SIZE.get() - 3).unwrap();
+    // As an expansion does first; the next start sets the recorded limits again.
+    fsquota::set_limits(&image, record.project, Limits::for_size(Bytes::GIB)).unwrap();
+    let (end, more) = (SIZE.get().cast_signed(), LARGER.saturating_sub(SIZE).get().cast_signed());
+    fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, end, more).unwrap();
+    let stat = image.metadata().unwrap();
+    assert_eq!((stat.len(), stat.blocks() * 512), (SIZE.get(), LARGER.get()));
+    drop(image);
+    let node = node.restarted();
+    assert!(node.limits(record.project).bytes < Some(LARGER));
+    let Ensured::Created(grown) = node.store.expand(&id, LARGER).unwrap() else { panic!("unchanged") };
+    let stat = fs::metadata(node.image(&id)).unwrap();
+    assert_eq!((grown.size, stat.len(), stat.blocks() * 512), (LARGER, LARGER.get(), LARGER.get()));
+    let image = fs::read(node.image(&id)).unwrap();
+    let (former, added) = image.split_at(SIZE.get() as usize);
+    assert!(former.ends_with(b"end") && added.iter().all(|byte| *byte == 0));
+}
+
 /// The process died between the image and the record.
 #[test]
 fn a_grown_image_is_never_cut_and_its_record_follows() {

@@ -9,6 +9,7 @@ use std::path::Path;
 use dir::Ensured;
 use fsquota::{Limits, ProjectId};
 use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{Access, Allocation, Error, Mode, OpenError, Record, Refusal, State, VolumeId};
@@ -179,6 +180,24 @@ fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
     }
 }
 
+/// The power failed within an allocation: XFS had logged the blocks, and not yet the size.
+#[test]
+fn an_image_that_has_its_blocks_and_not_its_size_is_finished_within_its_limits() {
+    let node = Node::new();
+    let (id, request) = (id("pvc-1"), disk("pvc-1", Allocation::Thick));
+    let record = node.store.provision(&id, &request).unwrap().into_inner();
+    take_back(&node, &id, "image", true);
+    let image = File::options().write(true).open(node.path("staging", &id).join("image")).unwrap();
+    fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, SIZE.get().cast_signed()).unwrap();
+    let stat = image.metadata().unwrap();
+    assert_eq!((stat.len(), stat.blocks() * 512), (0, SIZE.get()));
+    drop(image);
+    let node = node.restarted();
+    assert_eq!(node.store.provision(&id, &request).unwrap(), Ensured::Created(record));
+    let stat = fs::metadata(node.image(&id)).unwrap();
+    assert_eq!((stat.len(), stat.blocks() * 512), (SIZE.get(), SIZE.get()));
+}
+
 #[test]
 fn a_volume_of_the_first_release_is_finished_and_announced() {
     let node = Node::new();
@@ -249,7 +268,7 @@ fn a_disk_that_is_fuller_than_promised_is_found_by_allocating() {
     let hog = File::create(node.disk.path().join("hog")).unwrap();
     let free = fstatvfs(hog.as_fd()).unwrap();
     let free = free.blocks_free() * free.fragment_size() - (40 << 20);
-    nix::fcntl::fallocate(&hog, nix::fcntl::FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
     let id = id("pvc-1");
     let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
     let promised = node.store.space().unwrap().promised;
