@@ -45,7 +45,12 @@ pub(crate) struct Writers {
 impl Writers {
     /// The storage identities of nodes.
     fn identities() -> Self {
-        Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP)
+        // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
+        let first = Validation {
+            expression: "variables.node != ''".to_owned(),
+            message: format!("users in {STORAGE_GROUP} are named {STORAGE_USER_PREFIX}NAME"),
+        };
+        Self { first: Some(first), ..Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP) }
     }
 
     /// The kubelets.

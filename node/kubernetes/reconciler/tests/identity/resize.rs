@@ -8,17 +8,20 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
+use services::STORAGE_GROUP;
 
 use crate::storage::{SELECTED_NODE, on, volume};
 use crate::{Nodes, denied};
 
 const FOREIGN: &str = "tells the size of volumes that are on it";
+const NO_NODE: &str = "are named granary:node:NAME";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case("a_node_tells_the_size_of_its_own_claims_alone", a_node_tells_the_size_of_its_own_claims_alone)
         .case("a_node_changes_nothing_else_in_a_status", a_node_changes_nothing_else_in_a_status)
         .case("a_claim_without_a_volume_has_no_size_to_tell", a_claim_without_a_volume_has_no_size_to_tell)
+        .case("an_identity_that_names_no_node_writes_nothing", an_identity_that_names_no_node_writes_nothing)
 }
 
 fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json::Error> {
@@ -110,5 +113,25 @@ async fn a_claim_without_a_volume_has_no_size_to_tell(cluster: Arc<Cluster>) -> 
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
     denied(own.patch_status("unbound", &PatchParams::default(), &resized()).await, FOREIGN);
     admin.delete("unbound", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// "No node" was taken for the node of a claim that somebody bound by hand, and of a PV that is nowhere.
+async fn an_identity_that_names_no_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let admin = Api::default_namespaced(nodes.admin);
+    let mut by_hand = claim("by-hand", "some-volume".into())?;
+    by_hand.metadata.annotations = None;
+    admin.create(&PostParams::default(), &by_hand).await?;
+    let nameless = [cluster.storage_of("").await?, cluster.impersonate("somebody", &[STORAGE_GROUP]).await?];
+    for nobody in nameless {
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(nobody.clone());
+        denied(claims.patch_status("by-hand", &PatchParams::default(), &resized()).await, NO_NODE);
+        let volumes = Api::<PersistentVolume>::all(nobody);
+        denied(volumes.create(&PostParams::default(), &volume("nowhere", &on(""))).await, NO_NODE);
+    }
+    let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
+    denied(own.patch_status("by-hand", &PatchParams::default(), &resized()).await, FOREIGN);
+    admin.delete("by-hand", &DeleteParams::default()).await?;
     Ok(())
 }
