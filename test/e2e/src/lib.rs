@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod capture;
 mod case;
 mod claim;
 mod claims;
@@ -20,12 +21,13 @@ mod server;
 mod setting;
 mod suite;
 
+pub use capture::{Capture, CaptureError, Packet, Transport};
 pub use case::Case;
 pub use claim::{AccessMode, Claim, Class, DRIVER, VolumeMode};
 pub use claims::{OnNode, is_ours, promised};
 pub use eventually::Seen;
 pub use failure::Failure;
-pub use pod::{Pod, Volume};
+pub use pod::{Pod, Volume, WEBHOOK_PORT};
 pub use server::Server;
 pub use setting::{Setting, SettingError};
 pub use suite::Suite;

@@ -8,6 +8,9 @@ use workload::{Check, Request};
 /// Where a pod that stays listens.
 pub(crate) const PORT: u16 = 8080;
 
+/// Where a pod of [`Pod::webhook`] listens.
+pub const WEBHOOK_PORT: u16 = 8443;
+
 /// A pod with one container of the image that the node carries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
@@ -25,6 +28,8 @@ pub struct Pod {
     restarts: bool,
     /// Whether it looks at the node, which needs rights that tenants do not have.
     of_the_node: bool,
+    /// The node that it is for, the scheduler's choice if absent.
+    node: Option<String>,
 }
 
 /// A volume of a pod, and where its container has it.
@@ -82,6 +87,12 @@ impl Volume {
         Self::new(claim.name, source, Place::Directory(format!("/{}", claim.name)))
     }
 
+    /// The files of a Secret, at `/NAME`.
+    pub fn secret(name: &str) -> Self {
+        let source = json!({"name": name, "secret": {"secretName": name}});
+        Self::new(name, source, Place::Directory(format!("/{name}")))
+    }
+
     /// A directory of the node, at `/NAME`.
     pub(crate) fn node(name: &str, path: &str) -> Self {
         let source = json!({"name": name, "hostPath": {"path": path, "type": "Directory"}});
@@ -107,8 +118,20 @@ impl Pod {
     /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT };
-        let (user, group, restarts, of_the_node) = (None, None, false, false);
-        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node }
+        let (user, group, restarts, of_the_node, node) = (None, None, false, false, None);
+        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node, node }
+    }
+
+    /// A pod that stays, and refuses what the API server asks it about, with the certificate in this Secret.
+    pub fn webhook(name: impl Into<String>, secret: &str) -> Self {
+        let check = Check::Webhook { port: WEBHOOK_PORT, path: format!("/{secret}").into() };
+        Self { check, ..Self::server(name).with(Volume::secret(secret)) }
+    }
+
+    /// On this node and no other.
+    #[must_use]
+    pub fn on(self, node: &str) -> Self {
+        Self { node: Some(node.to_owned()), ..self }
     }
 
     /// With this volume, too.
@@ -145,7 +168,8 @@ impl Pod {
 
     /// The specification alone, as templates of pods have it.
     pub fn spec(&self) -> Value {
-        let request = Request { check: self.check.clone(), report: self.check != Check::Serve { port: PORT } };
+        let stays = matches!(self.check, Check::Serve { .. } | Check::Webhook { .. });
+        let request = Request { check: self.check.clone(), report: !stays };
         let mut mounts = Vec::new();
         let mut devices = Vec::new();
         for volume in &self.volumes {
@@ -164,6 +188,7 @@ impl Pod {
         };
         json!({
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
+            "nodeSelector": self.node.as_ref().map(|node| json!({"kubernetes.io/hostname": node})),
             "hostPID": self.of_the_node,
             "securityContext": {
                 "runAsUser": self.user,

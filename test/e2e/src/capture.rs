@@ -1,0 +1,171 @@
+//! What was on the wire, as QEMU's `filter-dump` writes it: a pcap file of Ethernet frames.
+
+use etherparse::err::packet::SliceError;
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// The file is no capture.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The file.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// What is in it.
+    #[error("{path} is no capture of Ethernet frames by a machine of this kind")]
+    Form {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A frame of it.
+    #[error("{path} has a frame that cannot be read")]
+    Frame {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: SliceError,
+    },
+}
+
+/// Of microseconds, as a machine with this order of bytes writes it; then the version and other numbers, and at the end
+/// of the head the kind of link.
+const MAGIC: u32 = 0xa1b2_c3d4;
+const HEAD: usize = 24;
+const LINK: usize = 20;
+const ETHERNET: u32 = 1;
+/// Before each frame: seconds, microseconds, its bytes in the file, its bytes on the wire.
+const RECORD: usize = 16;
+const LENGTH: usize = 8;
+
+/// The frames of a capture.
+#[derive(Debug, Default)]
+pub struct Capture {
+    /// The IPv4 packets.
+    pub packets: Vec<Packet>,
+    /// The frames, as they were.
+    frames: Vec<Vec<u8>>,
+}
+
+/// An IPv4 packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Who sent it.
+    pub source: Ipv4Addr,
+    /// For whom it is.
+    pub destination: Ipv4Addr,
+    /// What it carries.
+    pub transport: Transport,
+}
+
+/// What a packet carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP, from one port to another.
+    Tcp(u16, u16),
+    /// UDP, likewise.
+    Udp(u16, u16),
+    /// Anything else, and what is no packet's beginning.
+    Other,
+}
+
+impl Capture {
+    /// Reads a capture that may still be written: a frame at its end that is not whole is left out.
+    ///
+    /// # Errors
+    /// [`CaptureError`].
+    pub fn read(path: &Path) -> Result<Self, CaptureError> {
+        let form = || CaptureError::Form { path: path.to_owned() };
+        let file = fs::read(path).map_err(|source| CaptureError::Read { path: path.to_owned(), source })?;
+        let (head, mut rest) = file.split_at_checked(HEAD).ok_or_else(form)?;
+        if number(head, 0) != Some(MAGIC) || number(head, LINK) != Some(ETHERNET) {
+            return Err(form());
+        }
+        let mut capture = Self::default();
+        while let Some((record, after)) = rest.split_at_checked(RECORD)
+            && let Some(length) = number(record, LENGTH).and_then(|length| usize::try_from(length).ok())
+            && let Some((frame, after)) = after.split_at_checked(length)
+        {
+            let packet = packet(frame).map_err(|source| CaptureError::Frame { path: path.to_owned(), source })?;
+            capture.packets.extend(packet);
+            capture.frames.push(frame.to_owned());
+            rest = after;
+        }
+        Ok(capture)
+    }
+
+    /// Whether a text was sent as it is, in one frame.
+    pub fn shows(&self, text: &str) -> bool {
+        self.frames.iter().any(|frame| frame.windows(text.len()).any(|part| part == text.as_bytes()))
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|number| u32::from_ne_bytes(*number))
+}
+
+fn packet(frame: &[u8]) -> Result<Option<Packet>, SliceError> {
+    let sliced = SlicedPacket::from_ethernet(frame)?;
+    let Some(NetSlice::Ipv4(ip)) = &sliced.net else { return Ok(None) };
+    let (source, destination) = (ip.header().source_addr(), ip.header().destination_addr());
+    let transport = match &sliced.transport {
+        Some(TransportSlice::Tcp(tcp)) => Transport::Tcp(tcp.source_port(), tcp.destination_port()),
+        Some(TransportSlice::Udp(udp)) => Transport::Udp(udp.source_port(), udp.destination_port()),
+        _ => Transport::Other,
+    };
+    Ok(Some(Packet { source, destination, transport }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::PacketBuilder;
+
+    const ONE: [u8; 4] = [192, 0, 2, 1];
+    const TWO: [u8; 4] = [192, 0, 2, 2];
+
+    fn frame(payload: &[u8]) -> Vec<u8> {
+        let mut frame = Vec::new();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4(ONE, TWO, 64).udp(7838, 40);
+        builder.write(&mut frame, payload).unwrap();
+        frame
+    }
+
+    #[test]
+    fn a_capture_is_read_to_its_last_whole_frame() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("capture.pcap");
+        let mut written: Vec<u8> = [MAGIC, 0, 0, 0, 0, ETHERNET].into_iter().flat_map(u32::to_ne_bytes).collect();
+        for payload in [&b"hello"[..], b"more"] {
+            let frame = frame(payload);
+            let length = u32::try_from(frame.len()).unwrap();
+            written.extend([0, 0, length, length].into_iter().flat_map(u32::to_ne_bytes));
+            written.extend(frame);
+        }
+        fs::write(&path, &written).unwrap();
+        let whole = Capture::read(&path).unwrap();
+        let wanted = Packet { source: ONE.into(), destination: TWO.into(), transport: Transport::Udp(7838, 40) };
+        assert_eq!(whole.packets, [wanted; 2]);
+        assert!(whole.shows("hello") && !whole.shows("hello, more"));
+
+        fs::write(&path, &written[..written.len() - 1]).unwrap();
+        assert_eq!(Capture::read(&path).unwrap().packets, [wanted]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_capture_is_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("capture.pcap");
+        fs::write(&path, "no capture, and long enough for a head").unwrap();
+        let error = Capture::read(&path).unwrap_err().to_string();
+        assert!(error.contains("capture.pcap is no capture"), "{error}");
+    }
+}
