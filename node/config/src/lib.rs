@@ -30,4 +30,5 @@ pub use address::{AddressError, Interface, Server};
 pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storage};
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, What};
-pub use role::{NODE_PREFIX, Networks, Role, Worker};
+pub use role::{Networks, Role, Worker};
+pub use services::NODE_PREFIX;

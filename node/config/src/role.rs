@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 use services::discovery::AuthorityDigest;
-use services::{Network as Subnet, Token};
+use services::{NODE_PREFIX, Network as Subnet, Token};
 
 use crate::address::Server;
 use crate::config::{Addresses, Check, Network, Static};
@@ -65,9 +65,6 @@ pub struct Networks {
     /// Of Services.
     pub services: Subnet,
 }
-
-/// Bits of the prefix of one node's part of the pods' network.
-pub const NODE_PREFIX: u8 = 24;
 
 const PODS: Subnet = const { Subnet::new(Ipv4Addr::new(10, 244, 0, 0), 16).unwrap() };
 const SERVICES: Subnet = const { Subnet::new(Ipv4Addr::new(10, 96, 0, 0), 16).unwrap() };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::status::Recent;
 use announce::StageState;
-use config::{Config, NODE_PREFIX, Role};
+use config::{Config, Role};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
@@ -29,7 +29,7 @@ use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
 use crate::host::{Host, Writer};
 use crate::member::Member;
-use crate::mesh::Mesh;
+use crate::mesh::{self, Mesh};
 use crate::metrics::Metrics;
 use crate::power::{End, Requests};
 use crate::source::{self, SourceError};
@@ -97,9 +97,6 @@ pub enum BootError {
         /// The field of the configuration that has them.
         role: &'static str,
     },
-    /// The pods' network has no room for a node's part.
-    #[error("the network {0} of pods has no room for a node")]
-    Pods(services::Network),
     /// Those of the cluster are others.
     #[error("cannot run the cluster in its networks")]
     Networks(#[from] services::networks::NetworksError),
@@ -209,8 +206,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         node: config.node.to_string(),
         address,
         services: cluster.services,
-        pods: cluster.pods.first_part(NODE_PREFIX).ok_or(BootError::Pods(cluster.pods))?,
         cluster_pods: cluster.pods,
+        mesh: mesh::of_uplink(uplink.mtu()),
         durability: services::Durability::Durable,
         disk: storage.disk(),
         paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },
@@ -226,7 +223,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
             .map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
-    let mesh = Mesh::new(&services, uplink.mtu(), &registry);
+    let mesh = Mesh::new(&services, &registry);
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),

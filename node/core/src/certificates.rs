@@ -91,7 +91,7 @@ mod tests {
     use std::fs;
     use std::net::Ipv4Addr;
 
-    use services::{Config, Disk, Durability, Paths};
+    use services::{Config, Disk, Durability, Mesh, Paths};
     use supervisor::{Settings, Supervisor};
     use time::Duration as Span;
     use tokio::time::timeout;
@@ -104,8 +104,8 @@ mod tests {
             node: "granary".to_owned(),
             address: Ipv4Addr::new(10, 0, 2, 15),
             services: "10.96.0.0/16".parse().unwrap(),
-            pods: "10.244.0.0/24".parse().unwrap(),
             cluster_pods: "10.244.0.0/16".parse().unwrap(),
+            mesh: Mesh { interface: "clusternet", mtu: 1420 },
             durability: Durability::Durable,
             disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
             paths: Paths { pki, ..Paths::default() },

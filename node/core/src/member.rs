@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use provisioner::csinode;
-use services::{Credentials, Identity, Requested, containerd, kubelet, proxy};
+use services::{Credentials, Identity, Requested, containerd, kubelet, pods, proxy};
 use supervisor::{BoxError, Context, Handle};
 use tracing::info;
 
@@ -114,6 +114,8 @@ impl Member {
             let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
             let (this, its) = (Arc::clone(&self), client.clone());
             let csinode = cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, its.clone()));
+            let (its, config) = (client.clone(), self.services.clone());
+            let network = cx.start("pods", move |cx| pods::run(cx, its.clone(), config.clone()));
             let mesh = Arc::clone(&self.mesh);
             let mesh = cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()));
             volumes.healthy().await?;
@@ -122,7 +124,7 @@ impl Member {
                 () = cx.cancelled() => return Ok(()),
                 () = lasting.renewal() => info!("the storage identity's certificate is renewed"),
             }
-            for service in [mesh, csinode, volumes] {
+            for service in [mesh, network, csinode, volumes] {
                 service.stop().await;
             }
         }

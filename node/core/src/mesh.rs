@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clusternet::{
-    KeyError, Link, Metrics, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey, RunError, Settings, Wireguard,
+    INTERFACE, KeyError, Link, Metrics, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey, RunError, Settings,
+    Wireguard,
 };
 use config::NODE_PREFIX;
 use dir::Dir;
@@ -42,6 +43,11 @@ pub enum MeshError {
     Run(#[from] RunError),
 }
 
+/// The mesh on an uplink with packets of at most `mtu` bytes.
+pub fn of_uplink(mtu: u32) -> services::Mesh {
+    services::Mesh { interface: INTERFACE, mtu: mtu.saturating_sub(OVERHEAD) }
+}
+
 /// What the mesh is made of, made when it first runs.
 pub struct Mesh {
     node: String,
@@ -54,13 +60,13 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// For a node whose uplink has packets of at most `mtu` bytes.
-    pub fn new(services: &services::Config, mtu: u32, registry: &Registry) -> Self {
+    /// Of the node with these services.
+    pub fn new(services: &services::Config, registry: &Registry) -> Self {
         Self {
             node: services.node.clone(),
             pods: services.cluster_pods,
             pki: services.paths.pki.clone(),
-            link: Link { mtu: mtu.saturating_sub(OVERHEAD), ..Link::default() },
+            link: Link { name: services.mesh.interface.to_owned(), mtu: services.mesh.mtu, ..Link::default() },
             registry: registry.clone(),
             made: OnceCell::new(),
         }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use services::{
-    Credentials, Disk, Durability, Identity, Paths, STORAGE_GROUP, STORAGE_USER_PREFIX, apiserver, controller_manager,
-    etcd, scheduler,
+    Credentials, Disk, Durability, Identity, Mesh, Paths, STORAGE_GROUP, STORAGE_USER_PREFIX, apiserver,
+    controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -214,8 +214,8 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         node: NODE.to_owned(),
         address: ADVERTISED,
         services: "10.96.0.0/16".parse()?,
-        pods: "10.244.0.0/24".parse()?,
         cluster_pods: "10.244.0.0/16".parse()?,
+        mesh: Mesh { interface: "clusternet", mtu: 1420 },
         durability: Durability::UnsafeNoFsync,
         disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), pods: Bytes::new(4 << 30) },
         paths,

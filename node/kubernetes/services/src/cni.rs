@@ -1,36 +1,46 @@
-//! The network of pods on one node: a bridge, addresses from the node's range, host ports.
+//! What containerd is told of the pods' network: a bridge, addresses from the node's range, host ports.
 
 use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::{Config, Paths};
+use crate::{Config, Network, Paths};
 
-/// The directory in which containerd looks for network configurations.
+/// The bridge that a node's pods are at. The first address of their range is its own.
+pub(crate) const BRIDGE: &str = "cni0";
+
+/// The configuration's file.
+pub(crate) const CONFLIST: &str = "10-pods.conflist";
+
+/// The directory in which containerd looks for network configurations, and which it watches.
 pub(crate) fn directory(paths: &Paths) -> PathBuf {
     paths.ephemeral.join("cni/net.d")
 }
 
-/// The configuration's file and text. The addresses in use are forgotten at a reboot, as the pods are.
-pub(crate) fn conflist(config: &Config) -> (PathBuf, String) {
-    let text = json!({
+/// The configuration for pods with addresses of `pods`. The addresses in use are forgotten at a reboot, as the pods are.
+pub(crate) fn conflist(config: &Config, pods: Network) -> String {
+    json!({
         "cniVersion": "1.0.0",
         "name": "pods",
         "plugins": [
             {
-                "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
-                "ipMasq": true, "ipMasqBackend": "nftables",
+                "type": "bridge", "bridge": BRIDGE, "isGateway": true, "hairpinMode": true,
+                // Of another range, which the node had before.
+                "forceAddress": true,
+                // Only what leaves the cluster is, see nftables.rs.
+                "ipMasq": false,
+                "mtu": config.mesh.mtu,
                 "ipam": {
                     "type": "host-local",
                     "dataDir": config.paths.ephemeral.join("cni/host-local"),
-                    "ranges": [[{"subnet": config.pods.to_string()}]],
+                    "ranges": [[{"subnet": pods.to_string()}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
             {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}},
         ],
-    });
-    (directory(&config.paths).join("10-pods.conflist"), text.to_string())
+    })
+    .to_string()
 }
 
 #[cfg(test)]
@@ -40,12 +50,20 @@ mod tests {
     use super::*;
     use crate::config::example;
 
+    fn read() -> Value {
+        serde_json::from_str(&conflist(&example(), "10.244.3.0/24".parse().unwrap())).unwrap()
+    }
+
     #[test]
     fn pods_get_addresses_of_the_nodes_own_range() {
-        let (path, text) = conflist(&example());
-        assert_eq!(path, PathBuf::from("/ephemeral/cni/net.d/10-pods.conflist"));
-        let read: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(read["plugins"][0]["ipam"]["ranges"], json!([[{"subnet": "10.244.0.0/24"}]]));
-        assert_eq!(read["plugins"][0]["ipam"]["dataDir"], "/ephemeral/cni/host-local");
+        let ipam = &read()["plugins"][0]["ipam"];
+        assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
+        assert_eq!(ipam["dataDir"], "/ephemeral/cni/host-local");
+    }
+
+    #[test]
+    fn pods_send_packets_that_fit_into_the_mesh_and_keep_their_addresses() {
+        let bridge = &read()["plugins"][0];
+        assert_eq!((&bridge["mtu"], &bridge["ipMasq"]), (&json!(1420), &json!(false)));
     }
 }

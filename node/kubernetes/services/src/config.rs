@@ -7,6 +7,9 @@ use units::Bytes;
 
 use crate::Network;
 
+/// Bits of the prefix of one node's part of the pod network.
+pub const NODE_PREFIX: u8 = 24;
+
 /// A control plane node. Every combination of valid fields is valid.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -16,10 +19,10 @@ pub struct Config {
     pub address: Ipv4Addr,
     /// Cluster addresses of Services.
     pub services: Network,
-    /// Addresses of this node's pods.
-    pub pods: Network,
-    /// Addresses of all pods of the cluster.
+    /// Addresses of all pods of the cluster; each node has a part of [`NODE_PREFIX`] bits.
     pub cluster_pods: Network,
+    /// The way to pods of other nodes.
+    pub mesh: Mesh,
     /// Whether etcd waits for the disk.
     pub durability: Durability,
     /// What programs may take of the data disk.
@@ -38,6 +41,15 @@ impl Config {
     pub(crate) fn dns_service(&self) -> Option<Ipv4Addr> {
         self.services.host(10)
     }
+}
+
+/// What carries packets to pods of other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// The network interface.
+    pub interface: &'static str,
+    /// The largest packet that it carries, in bytes.
+    pub mtu: u32,
 }
 
 /// Whether etcd's writes survive a power cut.
@@ -154,8 +166,8 @@ pub(crate) fn example() -> Config {
         node: "granary".into(),
         address: Ipv4Addr::new(10, 0, 2, 15),
         services: "10.96.0.0/16".parse().unwrap(),
-        pods: "10.244.0.0/24".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
+        mesh: Mesh { interface: "clusternet", mtu: 1420 },
         durability: Durability::Durable,
         disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), pods: Bytes::new(320 << 20) },
         paths: Paths::default(),

@@ -90,7 +90,7 @@ fn program(config: &Config) -> Program {
     let file = paths.generated("containerd.toml");
     let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];
     let directories = vec![(paths.containerd.clone(), 0o711), (cni::directory(paths), 0o755)];
-    let files = vec![(file, toml(paths, shim_cgroup(paths))), cni::conflist(config)];
+    let files = vec![(file, toml(paths, shim_cgroup(paths)))];
     Program { name: "containerd", arguments, directories, files, ..Program::default() }
 }
 

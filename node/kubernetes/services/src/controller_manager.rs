@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::identity::Identity;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, ready};
+use crate::{Config, Credentials, NODE_PREFIX, ready};
 
 /// Made by one of its controllers in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
@@ -30,6 +30,11 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         ("leader-elect", "false".to_owned()),
         // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
         ("controllers", "*,token-cleaner-controller,-certificatesigningrequest-approving-controller".to_owned()),
+        // Each Node gets its part of the pod network.
+        ("allocate-node-cidrs", "true".to_owned()),
+        ("cluster-cidr", config.cluster_pods.to_string()),
+        ("node-cidr-mask-size", NODE_PREFIX.to_string()),
+        ("service-cluster-ip-range", config.services.to_string()),
         ("flex-volume-plugin-dir", config.paths.flex_volumes().display().to_string()),
         ("service-account-private-key-file", credentials.key("sa").display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),
@@ -52,14 +57,25 @@ mod tests {
     use super::*;
     use crate::config::example;
 
-    #[test]
-    fn every_controller_runs_but_the_approval_of_certificates() {
+    fn values(flag: &str) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
         config.paths.pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
-        let controllers: Vec<_> = arguments.iter().filter_map(|flag| flag.strip_prefix("--controllers=")).collect();
+        arguments.iter().filter_map(|argument| argument.strip_prefix(flag).map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn every_controller_runs_but_the_approval_of_certificates() {
+        let controllers = values("--controllers=");
         assert_eq!(controllers, ["*,token-cleaner-controller,-certificatesigningrequest-approving-controller"]);
+    }
+
+    #[test]
+    fn nodes_get_parts_of_the_pod_network() {
+        assert_eq!(values("--allocate-node-cidrs="), ["true"]);
+        assert_eq!(values("--cluster-cidr="), ["10.244.0.0/16"]);
+        assert_eq!(values("--node-cidr-mask-size="), ["24"]);
     }
 }

@@ -11,6 +11,7 @@
 //! | [`containerd::images`] | `containerd` |
 //! | [`controller_manager`], [`scheduler`], [`proxy`] | `apiserver` |
 //! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
+//! | [`pods`] | the storage identity has its certificate |
 //!
 //! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
 //! whatever they are told: containerd's shims have their sockets and runc's state there.
@@ -47,7 +48,9 @@ mod lines;
 mod memory;
 mod network;
 pub mod networks;
+mod nftables;
 mod pki;
+pub mod pods;
 mod program;
 pub mod proxy;
 mod ready;
@@ -57,7 +60,7 @@ pub mod scheduler;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
-pub use config::{Config, Disk, Durability, Paths};
+pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials, PkiError};

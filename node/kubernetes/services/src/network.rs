@@ -50,6 +50,12 @@ impl Network {
         self.address
     }
 
+    /// The first and the last address that hosts can have.
+    pub const fn hosts(self) -> (Ipv4Addr, Ipv4Addr) {
+        let network = self.address.to_bits();
+        (Ipv4Addr::from_bits(network | 1), Ipv4Addr::from_bits((network | (u32::MAX >> self.prefix)) - 1))
+    }
+
     /// Bits of the prefix, 1 to 30.
     pub const fn prefix(self) -> u8 {
         self.prefix
@@ -65,9 +71,9 @@ impl Network {
         self.contains(other.address) || other.contains(self.address)
     }
 
-    /// The first of its parts with this prefix, if it has such parts.
-    pub fn first_part(self, prefix: u8) -> Option<Self> {
-        (self.prefix..=30).contains(&prefix).then_some(Self { prefix, ..self })
+    /// Whether the other is one of its parts with this prefix. Two of these are the same, or have no address in common.
+    pub fn has_part(self, other: Self, prefix: u8) -> bool {
+        other.prefix == prefix && self.prefix <= prefix && self.contains(other.address)
     }
 }
 
@@ -110,6 +116,9 @@ mod tests {
             if let Some(host) = network.host(number) {
                 prop_assert_eq!(host.to_bits() & (u32::MAX << (32 - prefix)), network.address.to_bits());
                 prop_assert_ne!(host, network.address);
+                let (first, last) = network.hosts();
+                prop_assert!(first <= host && host <= last);
+                prop_assert_eq!((network.host(1), network.host(last.to_bits() - network.address.to_bits())), (Some(first), Some(last)));
             }
         }
     }
@@ -130,8 +139,17 @@ mod tests {
         assert!(pods.overlaps(part) && part.overlaps(pods) && pods.overlaps(pods));
         assert!(!pods.overlaps(services));
         assert!(part.contains(Ipv4Addr::new(10, 244, 3, 255)) && !part.contains(Ipv4Addr::new(10, 244, 4, 0)));
-        assert_eq!(pods.first_part(24), Some(network("10.244.0.0/24")));
-        assert_eq!(part.first_part(16), None);
+    }
+
+    #[test]
+    fn a_part_is_inside_and_has_the_prefix() {
+        let network = |text: &str| text.parse::<Network>().unwrap();
+        let pods = network("10.244.0.0/16");
+        assert!(pods.has_part(network("10.244.0.0/24"), 24) && pods.has_part(network("10.244.255.0/24"), 24));
+        for other in ["10.244.0.0/16", "10.244.0.0/25", "10.245.0.0/24", "10.0.0.0/8"] {
+            assert!(!pods.has_part(network(other), 24), "{other}");
+        }
+        assert!(!network("10.244.3.0/25").has_part(network("10.244.3.0/24"), 24));
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! What packets of pods may pass, as rules of the kernel's nf_tables (nft(8)).
+
+use std::net::Ipv4Addr;
+
+use crate::cni::BRIDGE;
+use crate::{Config, Network};
+
+/// Our own table: kube-proxy and the CNI plugins have theirs.
+const TABLE: &str = "granary";
+
+/// The rules of a node whose pods have addresses of `pods`, as one transaction, however often it is loaded.
+///
+/// A pod's address passes the pods' bridge, the mesh and loopback, and no other interface. Pods have IPv4 alone: what they
+/// say in IPv6, by addresses that their interfaces give themselves, nobody hears.
+///
+/// Frames from pod to pod pass these hooks too (`net.bridge.bridge-nf-call-iptables`), with the bridge as their interface.
+/// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
+/// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
+pub(crate) fn rules(config: &Config, pods: Network) -> String {
+    let (cluster, mesh) = (config.cluster_pods, config.mesh.interface);
+    let (first, last) = addresses(pods);
+    format!(
+        r#"# Declared first, so that there is one to delete.
+table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+    chain arriving {{
+        type filter hook prerouting priority raw; policy accept;
+        iifname "{BRIDGE}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
+        iifname "{BRIDGE}" ip saddr != {first}-{last} counter drop comment "no pod's address"
+        iifname "{mesh}" ip daddr != {pods} counter drop comment "the node is nobody's router"
+        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
+        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+    }}
+    chain masquerading {{
+        type nat hook postrouting priority srcnat; policy accept;
+        ip saddr {pods} ip daddr != {cluster} oifname != "{BRIDGE}" counter masquerade comment "leaves the cluster"
+    }}
+    chain leaving {{
+        type filter hook postrouting priority srcnat + 10; policy accept;
+        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
+        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+    }}
+}}
+"#
+    )
+}
+
+/// The first and the last address that a pod can have: the bridge has one of the range.
+fn addresses(pods: Network) -> (Ipv4Addr, Ipv4Addr) {
+    let (bridge, last) = pods.hosts();
+    (Ipv4Addr::from_bits(bridge.to_bits() + 1), last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+
+    /// Those rules of a chain that are about `subject`.
+    fn about(subject: &str) -> Vec<String> {
+        let text = rules(&example(), "10.244.3.0/24".parse().unwrap());
+        text.lines().map(str::trim).filter(|line| line.contains(subject)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_table_is_replaced_in_one_transaction() {
+        assert_eq!(about("table inet"), ["table inet granary", "delete table inet granary", "table inet granary {"]);
+    }
+
+    #[test]
+    fn only_what_leaves_the_cluster_loses_the_pods_address() {
+        let masquerade = "ip saddr 10.244.3.0/24 ip daddr != 10.244.0.0/16 oifname != \"cni0\" counter masquerade";
+        let found = about("masquerade comment");
+        assert!(found.len() == 1 && found[0].starts_with(masquerade), "{found:?}");
+    }
+
+    #[test]
+    fn a_pod_sends_from_an_address_of_a_pod_of_its_node() {
+        let found = about("no pod's address");
+        let forged = "iifname \"cni0\" ip saddr != 10.244.3.2-10.244.3.254 counter drop";
+        assert!(found.len() == 1 && found[0].starts_with(forged), "{found:?}");
+    }
+}
