@@ -1,6 +1,5 @@
 //! The mesh of two hosts in one kernel: real packets through real interfaces.
 
-mod namespace;
 mod node;
 mod raw;
 
@@ -16,13 +15,12 @@ use clusternet::{
 use dir::Dir;
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
-use ktest_support::process;
+use ktest_support::{Namespace, process};
 use nix::libc::SYS_sendto;
 use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
 use rtnetlink::{LinkDummy, LinkUnspec, RouteMessageBuilder};
 
-use crate::namespace::Namespace;
 use crate::node::{LIMIT, index, mesh, range, two};
 
 #[test]

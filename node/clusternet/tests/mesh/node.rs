@@ -11,11 +11,10 @@ use clusternet::{
 };
 use dir::Dir;
 use ipnet::IpNet;
+use ktest_support::Namespace;
 use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec, LinkVeth};
 use tempfile::TempDir;
-
-use crate::namespace::Namespace;
 
 /// For a handshake and more in a VM.
 pub const LIMIT: Duration = Duration::from_secs(30);

@@ -9,9 +9,8 @@ use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use ktest_support::Namespace;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
-
-use crate::namespace::Namespace;
 
 const WG: &str = "/usr/bin/wg";
 

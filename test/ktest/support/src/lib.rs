@@ -1,4 +1,4 @@
-//! Arrangements of kernel tests: disks and mounts that last as long as a value, processes that are stopped at each
+//! Arrangements of kernel tests: disks, mounts and hosts that last as long as a value, processes that are stopped at each
 //! system call.
 //!
 //! ```no_run
@@ -18,9 +18,11 @@ mod busy;
 mod disk;
 mod machine;
 mod mounted;
+mod namespace;
 pub mod process;
 pub mod replay;
 
 pub use disk::Disk;
 pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut};
 pub use mounted::{Mounted, Tmpfs, XfsDisk};
+pub use namespace::Namespace;

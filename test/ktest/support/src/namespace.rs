@@ -1,4 +1,4 @@
-//! Network namespaces: two hosts in one kernel.
+//! Hosts in one kernel: network namespaces.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -7,16 +7,26 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use nix::sched::{CloneFlags, unshare};
+use tokio::runtime;
+use tokio::task::JoinSet;
 
 type Work = Box<dyn FnOnce() + Send>;
 
 /// A host: a thread with a network of its own. Dropped, it ends, and so does its network.
+#[derive(Debug)]
 pub struct Namespace {
     work: Sender<Work>,
     file: File,
 }
 
+impl Default for Namespace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Namespace {
+    /// A host with nothing but a loopback interface, which is down.
     pub fn new() -> Self {
         let (work, todo) = channel::<Work>();
         let (ready, opened) = channel();
@@ -28,7 +38,7 @@ impl Namespace {
         Self { work, file: opened.recv().expect("the thread is there") }
     }
 
-    /// Does something on this host. Sockets that it opens stay there, whoever uses them.
+    /// Does something on this host. Sockets that it opens stay there, whoever uses them; so do programs that it starts.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let work = move || drop(done.send(catch_unwind(AssertUnwindSafe(work))));
@@ -36,22 +46,28 @@ impl Namespace {
         result.recv().expect("an answer").unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// The same for what waits: all its tasks are on this host.
+    pub fn block_on<T: Send + 'static>(&self, work: impl AsyncFnOnce() -> T + Send + 'static) -> T {
+        self.run(|| {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(work())
+        })
+    }
+
     /// The same with a connection for links, addresses and routes.
     pub fn netlink<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, rtnetlink::Error> + Send + 'static,
     ) -> T {
-        self.run(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let (connection, handle, _) = rtnetlink::new_connection().unwrap();
-                let mut driver = tokio::task::JoinSet::new();
-                driver.spawn(connection);
-                work(handle).await.unwrap()
-            })
+        self.block_on(async || {
+            let (connection, handle, _) = rtnetlink::new_connection().expect("a socket");
+            let mut driver = JoinSet::new();
+            driver.spawn(connection);
+            work(handle).await.unwrap_or_else(|error| panic!("netlink: {error}"))
         })
     }
 
+    /// The network's descriptor, for interfaces that move here (`IFLA_NET_NS_FD`).
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }

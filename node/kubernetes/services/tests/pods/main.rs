@@ -1,0 +1,163 @@
+//! The rules for packets of pods, by packets. Senders and receivers are hosts of their own in one kernel.
+
+mod api;
+mod node;
+
+use std::net::{Ipv4Addr, SocketAddrV6, UdpSocket};
+use std::path::PathBuf;
+
+use nix::net::if_::if_nametoindex;
+use serde_json::Value;
+
+use crate::node::{BRIDGE, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, reaches, reaches_by, remove};
+
+#[test]
+fn what_leaves_the_cluster_has_the_nodes_address() {
+    let node = Node::new();
+    let outside = (&node.outside, OUTSIDE);
+    assert_eq!(reaches((&node.pods[0], PODS[0]), outside), NODE);
+    // The host's own packets, from whatever address of it.
+    assert_eq!(reaches((&node.host, NODE), outside), NODE);
+    assert_eq!(reaches((&node.host, BRIDGE), outside), NODE);
+}
+
+#[test]
+fn a_pod_keeps_its_address_on_the_way_to_another_pod() {
+    let node = Node::new();
+    let [one, two] = [(&node.pods[0], PODS[0]), (&node.pods[1], PODS[1])];
+    let other = (&node.other, OTHER);
+    assert_eq!(reaches(one, other), PODS[0]);
+    assert_eq!(reaches(other, one), OTHER);
+    assert_eq!(reaches(one, two), PODS[0]);
+}
+
+#[test]
+fn the_host_reaches_pods_from_its_address_among_them() {
+    let node = Node::new();
+    let any = (&node.host, Ipv4Addr::UNSPECIFIED);
+    assert_eq!(reaches(any, (&node.other, OTHER)), BRIDGE);
+    assert_eq!(reaches(any, (&node.pods[0], PODS[0])), BRIDGE);
+    assert_eq!(reaches((&node.other, OTHER), (&node.host, BRIDGE)), OTHER);
+    assert_eq!(reaches((&node.pods[0], PODS[0]), (&node.host, NODE)), PODS[0]);
+}
+
+#[test]
+fn a_pod_cannot_send_from_an_address_that_no_pod_of_its_node_has() {
+    let node = Node::new();
+    let foreign = Ipv4Addr::new(10, 244, 2, 77);
+    let forged = [foreign, OUTSIDE, BRIDGE];
+    addresses(&node.pods[0], "end", &forged.map(|address| (address, 32)));
+    for forged in forged {
+        node.loses("no pod's address", (&node.pods[0], forged), (&node.pods[1], PODS[1]));
+    }
+    for to in [(&node.other, OTHER), (&node.host, NODE)] {
+        node.loses("no pod's address", (&node.pods[0], foreign), to);
+    }
+    addresses(&node.pods[1], "end", &[(foreign, 32)]);
+    node.loses("no pod's address", (&node.pods[1], foreign), (&node.outside, OUTSIDE));
+}
+
+#[test]
+fn nobody_outside_speaks_with_a_pods_address_or_reaches_pods() {
+    let node = Node::new();
+    for to in [(&node.pods[0], PODS[0]), (&node.host, BRIDGE), (&node.other, OTHER)] {
+        node.loses("past the mesh", (&node.outside, OUTSIDE), to);
+    }
+    addresses(&node.outside, "end", &[(OTHER, 32), (PODS[1], 32)]);
+    for forged in [OTHER, PODS[1]] {
+        node.loses("past the mesh", (&node.outside, forged), (&node.host, NODE));
+    }
+    assert_eq!(reaches((&node.outside, OUTSIDE), (&node.host, NODE)), OUTSIDE);
+}
+
+#[test]
+fn without_the_mesh_nothing_for_pods_goes_out_in_the_clear() {
+    let node = Node::new();
+    remove(&node.host, "clusternet");
+    addresses(&node.outside, "end", &[(OTHER, 32)]);
+    node.loses("past the mesh", (&node.pods[0], PODS[0]), (&node.outside, OTHER));
+    let host = node::socket(&node.host, NODE, 0);
+    let sent = host.send_to(b"?", (OTHER, PORT));
+    assert_eq!(sent.unwrap_err().raw_os_error(), Some(nix::libc::EPERM));
+}
+
+#[test]
+fn another_node_cannot_use_this_one_as_its_router() {
+    let node = Node::new();
+    for to in [(&node.outside, OUTSIDE), (&node.host, NODE)] {
+        node.loses("the node is nobody's router", (&node.other, OTHER), to);
+    }
+}
+
+#[test]
+fn pods_have_no_ipv6() {
+    let node = Node::bare();
+    let [here, there] = [&node.pods[0], &node.pods[1]].map(|pod| pod.run(|| UdpSocket::bind(("::", PORT)).unwrap()));
+    let number = node.pods[0].run(|| if_nametoindex("end").unwrap());
+    let all = SocketAddrV6::new("ff02::1".parse().unwrap(), PORT, 0, number);
+    // Its interface asks first whether somebody has the address that it gives itself.
+    node::eventually("an address of IPv6", || here.send_to(b"heard", all).is_ok());
+    there.set_read_timeout(Some(node::LIMIT)).unwrap();
+    assert_eq!(there.recv(&mut [0; 8]).unwrap(), 5);
+
+    node.network(RANGE).unwrap();
+    there.set_nonblocking(true).unwrap();
+    let before = node.dropped("pods have no IPv6");
+    here.send_to(b"lost", all).unwrap();
+    node::eventually("a packet to be dropped", || node.dropped("pods have no IPv6") > before);
+    assert!(there.recv(&mut [0; 8]).is_err());
+}
+
+/// kube-proxy's and the portmap plugin's rules, as far as packets see them.
+const TRANSLATION: &str = "
+table ip services {
+    chain to {
+        type nat hook prerouting priority dstnat;
+        ip daddr 10.96.0.1 dnat to 10.244.1.6
+        ip daddr 10.96.0.2 dnat to 10.244.2.5
+        ip daddr 192.0.2.1 udp dport 8080 dnat to 10.244.1.5:7000
+    }
+    chain hairpin {
+        type nat hook postrouting priority srcnat;
+        ip saddr 10.244.1.6 ip daddr 10.244.1.6 masquerade
+    }
+}
+";
+
+#[test]
+fn services_and_host_ports_work_beside_these_rules() {
+    let node = Node::new();
+    node.load(TRANSLATION);
+    let [one, two] = [(&node.pods[0], PODS[0]), (&node.pods[1], PODS[1])];
+    let [here, there] = [1, 2].map(|service| (Ipv4Addr::new(10, 96, 0, service), PORT).into());
+    assert_eq!(reaches_by(one, here, two), PODS[0]);
+    assert_eq!(reaches_by(one, there, (&node.other, OTHER)), PODS[0]);
+    assert_eq!(reaches_by(two, here, two), BRIDGE, "a pod that reaches itself by a Service sees another's address");
+    assert_eq!(reaches_by((&node.outside, OUTSIDE), (NODE, 8080).into(), one), OUTSIDE);
+}
+
+#[test]
+fn rules_are_there_once_however_often_they_are_loaded() {
+    let node = Node::new();
+    let (rules, conflist) = (node.rules(), node.conflist());
+    node.network(RANGE).unwrap();
+    assert_eq!(node.rules().len(), rules.len());
+    assert_eq!(node.conflist(), conflist);
+    // The Node was deleted and made again.
+    node.network("10.244.9.0/24").unwrap();
+    assert_eq!(node.rules().len(), rules.len());
+    let text = node.rules().join("\n");
+    assert!(text.contains("10.244.9.0/24") && !text.contains("10.244.1."), "{text}");
+    let conflist: Value = serde_json::from_str(&node.conflist().unwrap()).unwrap();
+    assert_eq!(conflist["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.244.9.0/24");
+}
+
+#[test]
+fn without_rules_there_is_no_network() {
+    let node = Node::bare();
+    let error = node.network_with(RANGE, PathBuf::from("/nowhere")).unwrap_err();
+    assert!(error.starts_with("cannot load the rules for packets of pods"), "{error}");
+    let error = node.network("10.245.1.0/24").unwrap_err();
+    assert!(error.starts_with("the cluster gives this node's pods the addresses 10.245.1.0/24"), "{error}");
+    assert_eq!(node.conflist(), None);
+}
