@@ -4,28 +4,26 @@ use std::sync::Arc;
 
 use announce::Announcement;
 use kube::Client;
-use services::{Credentials, Identity, Requested, apiserver, controller_manager, etcd, scheduler};
+use services::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tracing::info;
 
 use crate::certificates::{Certificates, Kept};
-use crate::member::{Ground, Member, identify};
-use crate::restart;
+use crate::member::{Ground, Member, Own};
 
 /// A control plane, which runs pods too.
 pub(crate) struct ControlPlane {
     member: Arc<Member>,
     credentials: Arc<Credentials>,
     certificates: Arc<Certificates>,
-    /// What the provisioner is to the API server.
-    identity: Arc<Requested>,
+    own: Own,
 }
 
 impl ControlPlane {
     pub(crate) fn new(member: Arc<Member>, credentials: Arc<Credentials>, certificates: Arc<Certificates>) -> Self {
-        let identity = Arc::new(Requested::storage(&member.services, &credentials));
-        Self { member, credentials, certificates, identity }
+        let own = Own::new(&member.services, &credentials);
+        Self { member, credentials, certificates, own }
     }
 
     /// The root of the services, in boot order.
@@ -50,8 +48,8 @@ impl ControlPlane {
         cx.start("kube-scheduler", scheduler::service(&member.services, credentials));
         let admin = credentials.client(Identity::Admin).await?;
         let approver = start_approver(&cx, &admin, &member.services);
-        let asked = Arc::clone(&self.identity);
-        let identity = cx.start("storage-identity", move |cx| identify(cx, Arc::clone(&asked)));
+        let own = self.own.clone();
+        let identity = cx.start("storage-identity", move |cx| own.clone().identify(cx));
         member.pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
 
         // What the provisioner's identity may do is one of the reconciler's objects.
@@ -62,10 +60,7 @@ impl ControlPlane {
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, admin.clone()));
 
         identity.healthy().await?;
-        let this = Arc::clone(&self);
-        let work =
-            move |cx| Arc::clone(&this.member).work(cx, Arc::clone(&this.credentials), Arc::clone(&this.identity));
-        cx.start("provisioner", restart::on_request(work));
+        member.work(&cx, &self.own);
         cx.healthy();
         self.administer(&cx, renewals, seen, [approver, reconciler, release]).await
     }

@@ -90,20 +90,9 @@ impl Member {
         Ok(())
     }
 
-    /// What works with the storage identity: started anew with each of its certificates. Healthy when the provisioner
-    /// is.
-    pub(crate) async fn work(
-        self: Arc<Self>,
-        cx: Context,
-        credentials: Arc<Credentials>,
-        identity: Arc<Requested>,
-    ) -> Result<(), BoxError> {
-        loop {
-            let lasting = tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                lasting = identity.ensure() => lasting?,
-            };
-            let client = credentials.client(Identity::Storage).await?;
+    /// The provisioner, and what tells the CSI plugin that its entry was lost. Healthy when the provisioner is.
+    pub(crate) async fn provision(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
+        own.work(&cx, |client| {
             let settings = provisioner::Settings {
                 client: client.clone(),
                 node: self.node.to_string(),
@@ -112,22 +101,29 @@ impl Member {
                 metrics: self.metrics.clone(),
             };
             let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
-            let (this, its) = (Arc::clone(&self), client.clone());
-            let csinode = cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, its.clone()));
+            let this = Arc::clone(&self);
+            [volumes, cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, client.clone()))]
+        })
+        .await
+    }
+
+    /// The pods' network, and the mesh. Healthy when pods have addresses.
+    pub(crate) async fn connect(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
+        own.work(&cx, |client| {
             let (its, config) = (client.clone(), self.services.clone());
-            let network = cx.start("pods", move |cx| pods::run(cx, its.clone(), config.clone()));
+            let pods = cx.start("pods", move |cx| pods::run(cx, its.clone(), config.clone()));
             let mesh = Arc::clone(&self.mesh);
-            let mesh = cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()));
-            volumes.healthy().await?;
-            cx.healthy();
-            tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                () = lasting.renewal() => info!("the storage identity's certificate is renewed"),
-            }
-            for service in [mesh, network, csinode, volumes] {
-                service.stop().await;
-            }
-        }
+            [pods, cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()))]
+        })
+        .await
+    }
+
+    /// Starts the two of them.
+    pub(crate) fn work(self: &Arc<Self>, cx: &Context, own: &Own) {
+        let (this, its) = (Arc::clone(self), own.clone());
+        cx.start("pod-network", move |cx| Arc::clone(&this).connect(cx, its.clone()));
+        let (this, its) = (Arc::clone(self), own.clone());
+        cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&this).provision(cx, its.clone())));
     }
 
     async fn watch_csinode(self: Arc<Self>, cx: Context, client: Client) -> Result<(), csinode::WatchEnded> {
@@ -156,14 +152,47 @@ impl Member {
     }
 }
 
-/// Done when the storage identity has a certificate.
-pub(crate) async fn identify(cx: Context, identity: Arc<Requested>) -> Result<(), BoxError> {
-    tokio::select! {
-        () = cx.cancelled() => return Ok(()),
-        lasting = identity.ensure() => { lasting?; }
+/// The node's own identity, that of its storage.
+#[derive(Clone)]
+pub(crate) struct Own {
+    credentials: Arc<Credentials>,
+    certificate: Arc<Requested>,
+}
+
+impl Own {
+    pub(crate) fn new(services: &services::Config, credentials: &Arc<Credentials>) -> Self {
+        let certificate = Arc::new(Requested::storage(services, credentials));
+        Self { credentials: Arc::clone(credentials), certificate }
     }
-    cx.done();
-    Ok(())
+
+    /// Done when there is a certificate.
+    pub(crate) async fn identify(self, cx: Context) -> Result<(), BoxError> {
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            lasting = self.certificate.ensure() => { lasting?; }
+        }
+        cx.done();
+        Ok(())
+    }
+
+    /// Has services work with this identity, started anew with each of its certificates. Healthy when the first of them is.
+    async fn work(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
+        loop {
+            let lasting = tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                lasting = self.certificate.ensure() => lasting?,
+            };
+            let [first, second] = start(self.credentials.client(Identity::Storage).await?);
+            first.healthy().await?;
+            cx.healthy();
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = lasting.renewal() => info!("the certificate of the node's storage is renewed"),
+            }
+            second.stop().await;
+            first.stop().await;
+        }
+    }
 }
 
 /// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use services::{Identity, Requested};
+use services::Identity;
 use supervisor::{BoxError, Context};
 
 use crate::join::Join;
-use crate::member::{Ground, Member, identify};
-use crate::restart;
+use crate::member::{Ground, Member, Own};
 
 /// A worker.
 pub(crate) struct Worker {
@@ -34,18 +33,16 @@ impl Worker {
             () = cx.cancelled() => return Ok(()),
             credentials = join.credentials() => credentials,
         };
-        let requested = Arc::new(Requested::storage(&member.services, &credentials));
-        let asked = Arc::clone(&requested);
-        let identity = cx.start("storage-identity", move |cx| identify(cx, Arc::clone(&asked)));
+        let own = Own::new(&member.services, &credentials);
+        let its = own.clone();
+        let identity = cx.start("storage-identity", move |cx| its.clone().identify(cx));
         // kube-proxy shows the certificate of the node's storage.
         identity.healthy().await?;
         member.pods(&cx, &credentials, Identity::Storage, modules, runtime).await?;
         let client = credentials.client(Identity::Storage).await?;
         let its = Arc::clone(member);
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, client.clone()));
-        let its = Arc::clone(member);
-        let work = move |cx| Arc::clone(&its).work(cx, Arc::clone(&credentials), Arc::clone(&requested));
-        cx.start("provisioner", restart::on_request(work));
+        member.work(&cx, &own);
         cx.healthy();
         cx.cancelled().await;
         Ok(())
