@@ -76,7 +76,8 @@ pub struct Cluster {
     credentials: Arc<Credentials>,
     admin: Client,
     api_server: Mutex<Option<Supervisor>>,
-    _others: [Supervisor; 2],
+    controllers: Mutex<Option<Supervisor>>,
+    _etcd: Supervisor,
     // After the programs.
     _directory: TempDir,
 }
@@ -106,7 +107,8 @@ impl Cluster {
             credentials,
             admin,
             api_server: Mutex::new(Some(api_server)),
-            _others: [controllers, etcd],
+            controllers: Mutex::new(Some(controllers)),
+            _etcd: etcd,
             _directory: directory,
         })
     }
@@ -190,6 +192,30 @@ impl Cluster {
         let mut running = self.api_server.lock().await;
         if running.is_none() {
             *running = Some(start("kube-apiserver", apiserver::service(&self.config, &self.credentials)).await?);
+        }
+        Ok(())
+    }
+
+    /// Ends the controllers: a case plays one itself.
+    ///
+    /// # Errors
+    /// [`Overdue`]: they were killed.
+    pub async fn stop_controllers(&self) -> Result<(), Overdue> {
+        match self.controllers.lock().await.take() {
+            Some(running) => running.stop(STOP).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the controllers again. Does nothing while they run.
+    ///
+    /// # Errors
+    /// [`StartError::Program`].
+    pub async fn start_controllers(&self) -> Result<(), StartError> {
+        let mut running = self.controllers.lock().await;
+        if running.is_none() {
+            let service = controller_manager::service(&self.config, &self.credentials);
+            *running = Some(start("kube-controller-manager", service).await?);
         }
         Ok(())
     }

@@ -90,6 +90,8 @@ async fn a_key_that_somebody_overwrote_is_told_again(cluster: Arc<Cluster>) -> R
 }
 
 async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    // They would give it a range at once.
+    cluster.stop_controllers().await?;
     let mesh = Mesh::start(&cluster, vec![node("two", 2)], Peers::new()).await?;
     mesh.peers(peers([2])).await?;
     assert!(!mesh.is_healthy());
@@ -105,6 +107,7 @@ async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) 
     mesh.patch(OWN, json!({"spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}})).await?;
     mesh.healthy().await?;
     mesh.told().await?;
+    cluster.start_controllers().await?;
     mesh.stop().await
 }
 

@@ -37,6 +37,8 @@ async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluste
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
     let (post, params) = (PostParams::default(), PatchParams::default());
+    // They would give it a range at once.
+    cluster.stop_controllers().await?;
     let ranges = json!({"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}});
     denied(own.create(&post, &node(ranges.clone())?).await, ADDRESSES);
     own.create(&post, &node(json!({}))?).await?;
@@ -48,6 +50,7 @@ async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluste
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
     own.patch_status("one", &params, &Patch::Merge(status)).await?;
     admin.delete("one", &DeleteParams::default()).await?;
+    cluster.start_controllers().await?;
     Ok(())
 }
 

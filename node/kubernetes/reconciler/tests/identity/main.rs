@@ -5,6 +5,7 @@ mod certificate;
 mod joining;
 mod kubelet;
 mod node;
+mod pods;
 mod removed;
 mod resize;
 mod storage;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
     let suite = joining::cases(suite);
     let suite = kubelet::cases(suite);
     let suite = removed::cases(suite);
+    let suite = pods::cases(suite);
     certificate::cases(suite).run()
 }
 

@@ -28,6 +28,8 @@ fn node(name: &str) -> Result<Node, serde_json::Error> {
 
 async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
+    // A range that they have given cannot be changed by anybody.
+    cluster.stop_controllers().await?;
     let admin = Api::<Node>::all(nodes.admin);
     for name in ["one", "two"] {
         admin.create(&PostParams::default(), &node(name)?).await?;
@@ -56,6 +58,7 @@ async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) 
     for name in ["one", "two"] {
         admin.delete(name, &DeleteParams::default()).await?;
     }
+    cluster.start_controllers().await?;
     Ok(())
 }
 
