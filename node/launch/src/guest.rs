@@ -7,7 +7,7 @@ use crate::data::DataDisk;
 use crate::error::BootError;
 use crate::options::{Boot, Data, Options};
 use qemu::{
-    Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Network, Port, PortName, Program, Serial, Sink,
+    Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Network, Port, PortName, Program, Serial, Sink,
     Version, Vm,
 };
 use std::os::unix::net::UnixStream;
@@ -61,7 +61,8 @@ pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootErro
     config.memory = options.memory;
     config.cpus = options.cpus;
     config.disks.clone_from(&machine.disks);
-    config.network = Some(Network { forwards: vec![Forward { host: api, guest: API_PORT }] });
+    let link = Link::User { forwards: vec![Forward { host: api, guest: API_PORT }] };
+    config.network = Some(Network { mac: None, link, capture: None });
     config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
     config.console = Sink::File(console.into());
     let configuration = Configuration::write(options)

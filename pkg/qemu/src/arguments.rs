@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::accelerator::Accelerator;
 use crate::config::{Boot, Config, PortName, Sink};
 use crate::disk::{Access, Cache, Disk, IoError, Operation, Serial, Times, Wrap};
-use crate::network::Network;
+use crate::network::{Forward, Link, Network};
 
 /// Why a configuration describes no VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +32,7 @@ pub(crate) struct Streams {
     pub(crate) console: Option<RawFd>,
     /// One for each port that is a stream, in the order of the ports.
     pub(crate) ports: Vec<RawFd>,
+    pub(crate) wire: Option<RawFd>,
 }
 
 pub(crate) fn arguments(
@@ -53,7 +54,7 @@ pub(crate) fn arguments(
         add_disk(&mut all, disk, index, &config.boot)?;
     }
     if let Some(network) = &config.network {
-        add_network(&mut all, network);
+        add_network(&mut all, network, streams.wire)?;
     }
     all.add("-chardev", chardev("console", &config.console, streams.console)?);
     all.add("-serial", "chardev:console");
@@ -172,12 +173,57 @@ fn rule(error: &IoError) -> Value {
     rule
 }
 
-fn add_network(all: &mut Arguments, network: &Network) {
-    let forward = |rule: &crate::Forward| json!({"str": format!("tcp:127.0.0.1:{}-:{}", rule.host, rule.guest)});
-    let forwards: Vec<Value> = network.forwards.iter().map(forward).collect();
-    all.add("-netdev", json!({"type": "user", "id": "network", "hostfwd": forwards}).to_string());
+fn add_network(all: &mut Arguments, network: &Network, wire: Option<RawFd>) -> Result<(), ConfigError> {
+    let link = match (&network.link, wire) {
+        (Link::User { forwards }, _) => user("network", forwards),
+        (Link::Wire, Some(descriptor)) => frames("network", descriptor),
+        (Link::Wire, None) => hub("network", None),
+    };
+    all.add("-netdev", link.to_string());
     // Without a ROM: nothing boots from the network, and firmware starts faster.
-    all.add("-device", json!({"driver": "virtio-net-pci", "netdev": "network", "romfile": ""}).to_string());
+    let mut device = json!({"driver": "virtio-net-pci", "netdev": "network", "romfile": ""});
+    if let Some(mac) = network.mac {
+        device["mac"] = json!(mac.to_string());
+    }
+    all.add("-device", device.to_string());
+    if let Some(path) = &network.capture {
+        let dump = json!({"qom-type": "filter-dump", "id": "capture", "netdev": "network", "file": utf8(path)?});
+        all.add("-object", dump.to_string());
+    }
+    Ok(())
+}
+
+/// A QEMU that is no VM: user networking for who is at the other end of the wire.
+pub(crate) fn gateway(forwards: &[Forward], qmp: RawFd, wire: RawFd) -> Vec<OsString> {
+    let mut all = Arguments(Vec::new());
+    all.0.extend(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "none"].map(OsString::from));
+    all.add("-chardev", format!("socket,id=qmp,fd={qmp}"));
+    all.add("-mon", "chardev=qmp,mode=control");
+    all.add("-netdev", user("outside", forwards).to_string());
+    all.add("-netdev", frames("wire", wire).to_string());
+    // Two ends of a hub, because only a device and a back end are connected directly.
+    all.add("-netdev", hub("first", Some("outside")).to_string());
+    all.add("-netdev", hub("second", Some("wire")).to_string());
+    all.0
+}
+
+fn user(id: &str, forwards: &[Forward]) -> Value {
+    let forward = |rule: &Forward| json!({"str": format!("tcp:127.0.0.1:{}-:{}", rule.host, rule.guest)});
+    let forwards: Vec<Value> = forwards.iter().map(forward).collect();
+    json!({"type": "user", "id": id, "hostfwd": forwards})
+}
+
+/// A frame is a datagram.
+fn frames(id: &str, descriptor: RawFd) -> Value {
+    json!({"type": "dgram", "id": id, "local": {"type": "fd", "str": descriptor.to_string()}})
+}
+
+fn hub(id: &str, end: Option<&str>) -> Value {
+    let mut port = json!({"type": "hubport", "id": id, "hubid": 0});
+    if let Some(end) = end {
+        port["netdev"] = json!(end);
+    }
+    port
 }
 
 fn add_ports(all: &mut Arguments, config: &Config, streams: &Streams) -> Result<(), ConfigError> {
@@ -219,9 +265,9 @@ mod tests {
 
     use super::*;
     use crate::config::{FirmwareFile, Port};
-    use crate::network::Forward;
+    use crate::network::Mac;
 
-    const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new() };
+    const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new(), wire: None };
 
     fn direct() -> Config {
         Config::new(Boot::Kernel {
@@ -334,11 +380,35 @@ mod tests {
     #[test]
     fn ports_of_the_host_lead_into_the_guest() {
         let mut config = direct();
-        config.network = Some(Network { forwards: vec![Forward { host: 40000, guest: 6443 }] });
+        let link = Link::User { forwards: vec![Forward { host: 40000, guest: 6443 }] };
+        config.network = Some(Network { mac: None, link, capture: None });
         let all = built(&config);
         assert_eq!(
             json_of(values(&all, "-netdev")[0]),
             json!({"type": "user", "id": "network", "hostfwd": [{"str": "tcp:127.0.0.1:40000-:6443"}]})
+        );
+        assert_eq!(values(&all, "-object"), [""; 0]);
+    }
+
+    #[test]
+    fn a_vm_in_a_segment_has_a_wire_and_an_address() {
+        let mut config = direct();
+        let capture = Some("/tmp/a,b.pcap".into());
+        config.network = Some(Network { mac: Some(Mac::of(1)), link: Link::Wire, capture });
+        let streams = Streams { wire: Some(9), ..STREAMS };
+        let all = arguments(Accelerator::Tcg, &config, &streams).unwrap();
+        let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
+        assert_eq!(
+            json_of(values(&all, "-netdev")[0]),
+            json!({"type": "dgram", "id": "network", "local": {"type": "fd", "str": "9"}})
+        );
+        assert_eq!(
+            json_of(values(&all, "-device")[1]),
+            json!({"driver": "virtio-net-pci", "netdev": "network", "romfile": "", "mac": "52:54:00:00:00:01"})
+        );
+        assert_eq!(
+            json_of(values(&all, "-object")[0]),
+            json!({"qom-type": "filter-dump", "id": "capture", "netdev": "network", "file": "/tmp/a,b.pcap"})
         );
     }
 
@@ -352,7 +422,7 @@ mod tests {
             port("second", Sink::File("/tmp/x,y".into())),
             port("third", Sink::Stream),
         ];
-        let streams = Streams { qmp: 7, console: Some(8), ports: vec![9, 10] };
+        let streams = Streams { console: Some(8), ports: vec![9, 10], ..STREAMS };
         let all = arguments(Accelerator::Kvm, &config, &streams).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
         assert_eq!(

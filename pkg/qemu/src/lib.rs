@@ -22,8 +22,8 @@
 //!
 //! The machine is always `q35` with virtio devices and nothing that the configuration does not name,
 //! except a virtio random number generator. A VM never outlives the [`Vm`] that stands for it, nor the
-//! process that started it. QMP, ports and a streamed console are socket pairs, so nothing is left
-//! behind in the file system and no path can be too long.
+//! process that started it. QMP, ports, wires and a streamed console are socket pairs, so nothing is left
+//! behind in the file system and no path can be too long. VMs reach each other in a [`Segment`].
 //!
 //! All calls block. Needs QEMU 8 and x86-64 Linux.
 #![deny(unsafe_code)]
@@ -40,6 +40,7 @@ mod probe;
 mod process;
 mod program;
 mod qmp;
+mod segment;
 #[expect(unsafe_code, reason = "what a child does between fork and exec")]
 mod sys;
 mod vm;
@@ -50,9 +51,10 @@ pub use config::{Boot, Config, FirmwareFile, NameError, Port, PortName, Sink};
 pub use console::tail as console_tail;
 pub use disk::{Access, Cache, Disk, IoError, Operation, Serial, SerialError, Times, Wrap};
 pub use firmware::{Firmware, FirmwareError};
-pub use network::{Forward, Network, free_port};
+pub use network::{Forward, Link, Mac, Network, free_port};
 pub use probe::KvmError;
 pub use process::Exit;
 pub use program::{FindError, Program, Version, VersionError};
 pub use qmp::QmpError;
+pub use segment::{Plug, Segment};
 pub use vm::{BlockStats, StartError, Vm};

@@ -1,22 +1,64 @@
 //! The guest's way to the network, and the host's way into the guest.
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
 
-/// User networking: the guest is 10.0.2.15, its gateway 10.0.2.2, its name server 10.0.2.3.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The guest's network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Ports of the host that lead into the guest.
-    pub forwards: Vec<Forward>,
+    /// Its address; QEMU's choice, the same for every VM, if absent.
+    pub mac: Option<Mac>,
+    /// What it is connected to.
+    pub link: Link,
+    /// A file for every frame that passes, as pcap has it (pcap-savefile(5)). It is replaced, and can be read while it
+    /// grows.
+    pub capture: Option<PathBuf>,
 }
 
-/// A TCP port of 127.0.0.1 that leads to a port of the guest.
+/// What a network device is connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// User networking for this guest alone: it is 10.0.2.15, its gateway 10.0.2.2, its name server 10.0.2.3.
+    User {
+        /// Ports of the host that lead into the guest.
+        forwards: Vec<Forward>,
+    },
+    /// A socket that the [`Vm`](crate::Vm) hands out once, with one Ethernet frame in a datagram: for a
+    /// [`Segment`](crate::Segment).
+    Wire,
+}
+
+/// A TCP port of 127.0.0.1 that leads to a port of the guest with the address 10.0.2.15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Forward {
     /// Port of the host, see [`free_port`].
     pub host: u16,
     /// Port of the guest.
     pub guest: u16,
+}
+
+/// The Ethernet address of one machine, locally administered (IEEE 802, section 8.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac([u8; 6]);
+
+impl Mac {
+    /// That of the machine with this index. QEMU's user networking has 52:55 at the beginning of its own.
+    pub const fn of(index: u8) -> Self {
+        Self([0x52, 0x54, 0, 0, 0, index])
+    }
+
+    pub(crate) const fn octets(self) -> [u8; 6] {
+        self.0
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
 }
 
 /// A TCP port of 127.0.0.1 that nothing listens on.
@@ -38,5 +80,13 @@ mod tests {
         let port = free_port().unwrap();
         assert_ne!(port, 0);
         assert_eq!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap().local_addr().unwrap().port(), port);
+    }
+
+    #[test]
+    fn every_machine_has_an_address_of_its_own_that_is_nobodys_product() {
+        assert_eq!(Mac::of(10).to_string(), "52:54:00:00:00:0a");
+        assert_ne!(Mac::of(0), Mac::of(1));
+        // Locally administered, for one machine.
+        assert_eq!(Mac::of(255).octets()[0] & 0b11, 0b10);
     }
 }

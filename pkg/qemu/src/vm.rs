@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::accelerator::Accelerator;
 use crate::arguments::{ConfigError, Streams, arguments, node_name};
 use crate::config::{Config, PortName, Sink};
 use crate::disk::Serial;
+use crate::network::{Link, Network};
 use crate::process::{Exit, Process};
 use crate::program::Program;
 use crate::qmp::{Qmp, QmpError};
@@ -36,6 +37,7 @@ pub struct Vm {
 struct HostStreams {
     console: Option<UnixStream>,
     ports: BTreeMap<PortName, UnixStream>,
+    wire: Option<UnixDatagram>,
 }
 
 /// Why there is no VM.
@@ -82,19 +84,9 @@ impl Vm {
         let (host, guest) = Ends::make(config).map_err(StartError::Prepare)?;
         let mut command = Command::new(program.path());
         command.args(arguments(accelerator, config, &guest.numbers())?);
-        let process = Process::spawn(command, guest.descriptors()).map_err(StartError::Spawn)?;
-        let qmp = match Qmp::open(host.qmp) {
-            Ok(qmp) => qmp,
-            Err(QmpError::Closed) => {
-                return Err(match process.wait(LAST_WORDS) {
-                    Some(exit) => StartError::Ended(exit),
-                    None => StartError::Control(QmpError::Closed),
-                });
-            }
-            Err(error) => return Err(StartError::Control(error)),
-        };
+        let (process, qmp) = open(command, guest.descriptors(), host.qmp)?;
         let names = config.ports.iter().filter(|port| port.sink == Sink::Stream).map(|port| port.name.clone());
-        let streams = HostStreams { console: host.console, ports: names.zip(host.ports).collect() };
+        let streams = HostStreams { console: host.console, ports: names.zip(host.ports).collect(), wire: host.wire };
         let serials = config.disks.iter().map(|disk| disk.serial.clone()).collect();
         Ok(Self { process, qmp: Mutex::new(qmp), streams: Mutex::new(streams), serials })
     }
@@ -109,6 +101,11 @@ impl Vm {
     /// The host's end of the console with [`Sink::Stream`], once.
     pub fn take_console(&self) -> Option<UnixStream> {
         self.streams().console.take()
+    }
+
+    /// The host's end of a network with [`Link::Wire`], once: an Ethernet frame in a datagram.
+    pub fn take_wire(&self) -> Option<UnixDatagram> {
+        self.streams().wire.take()
     }
 
     /// Presses the power button. The guest decides what it does.
@@ -184,18 +181,32 @@ impl Vm {
     }
 }
 
+/// Starts a QEMU and takes control of it.
+pub(crate) fn open(command: Command, theirs: Vec<OwnedFd>, qmp: UnixStream) -> Result<(Process, Qmp), StartError> {
+    let process = Process::spawn(command, theirs).map_err(StartError::Spawn)?;
+    match Qmp::open(qmp) {
+        Ok(qmp) => Ok((process, qmp)),
+        Err(QmpError::Closed) => Err(match process.wait(LAST_WORDS) {
+            Some(exit) => StartError::Ended(exit),
+            None => StartError::Control(QmpError::Closed),
+        }),
+        Err(error) => Err(StartError::Control(error)),
+    }
+}
+
 /// One side of all socket pairs.
 struct Ends {
     qmp: UnixStream,
     console: Option<UnixStream>,
     ports: Vec<UnixStream>,
+    wire: Option<UnixDatagram>,
 }
 
 impl Ends {
     fn make(config: &Config) -> io::Result<(Self, Self)> {
         let (qmp, their_qmp) = UnixStream::pair()?;
-        let mut ours = Self { qmp, console: None, ports: Vec::new() };
-        let mut theirs = Self { qmp: their_qmp, console: None, ports: Vec::new() };
+        let mut ours = Self { qmp, console: None, ports: Vec::new(), wire: None };
+        let mut theirs = Self { qmp: their_qmp, console: None, ports: Vec::new(), wire: None };
         if config.console == Sink::Stream {
             let (our, their) = UnixStream::pair()?;
             (ours.console, theirs.console) = (Some(our), Some(their));
@@ -205,6 +216,10 @@ impl Ends {
             ours.ports.push(our);
             theirs.ports.push(their);
         }
+        if let Some(Network { link: Link::Wire, .. }) = config.network {
+            let (our, their) = UnixDatagram::pair()?;
+            (ours.wire, theirs.wire) = (Some(our), Some(their));
+        }
         Ok((ours, theirs))
     }
 
@@ -213,11 +228,13 @@ impl Ends {
             qmp: self.qmp.as_raw_fd(),
             console: self.console.as_ref().map(AsRawFd::as_raw_fd),
             ports: self.ports.iter().map(AsRawFd::as_raw_fd).collect(),
+            wire: self.wire.as_ref().map(AsRawFd::as_raw_fd),
         }
     }
 
     fn descriptors(self) -> Vec<OwnedFd> {
-        [self.qmp].into_iter().chain(self.console).chain(self.ports).map(OwnedFd::from).collect()
+        let wire = self.wire.map(OwnedFd::from);
+        [self.qmp].into_iter().chain(self.console).chain(self.ports).map(OwnedFd::from).chain(wire).collect()
     }
 }
 

@@ -127,3 +127,51 @@ fn two_vms_cannot_write_to_one_file() {
     let error = host.start(&config).unwrap_err();
     assert!(matches!(&error, StartError::Ended(exit) if exit.stderr.contains("lock")), "{error:?}");
 }
+
+#[test]
+fn a_segment_leads_from_a_port_of_the_host_to_the_vm_with_the_address() {
+    use qemu::{Forward, Mac, Segment, free_port};
+    use std::net::TcpStream;
+    use std::os::unix::net::UnixDatagram;
+
+    let host = Host::new();
+    let forward = Forward { host: free_port().unwrap(), guest: 80 };
+    let segment = Segment::start(&host.program, &[forward]).unwrap();
+    let (wire, theirs) = UnixDatagram::pair().unwrap();
+    wire.set_read_timeout(Some(LONG)).unwrap();
+    let _plug = segment.connect(Mac::of(0), theirs).unwrap();
+    let _caller = TcpStream::connect(("127.0.0.1", forward.host)).unwrap();
+    // Before it has anything to say to 10.0.2.15, user networking asks everybody for its Ethernet address (RFC 826).
+    let mut frame = [0; 100];
+    let length = wire.recv(&mut frame).unwrap();
+    assert!(length >= 42, "{length}");
+    assert_eq!((&frame[..6], &frame[12..14], &frame[38..42]), (&[0xff; 6][..], &[8, 6][..], &[10, 0, 2, 15][..]));
+    assert_eq!(segment.exit(), None);
+
+    let error = Segment::start(&host.program, &[forward]).unwrap_err();
+    assert!(matches!(&error, StartError::Ended(exit) if exit.stderr.contains("forward")), "{error:?}");
+}
+
+#[test]
+fn what_a_vm_sends_is_captured() {
+    use qemu::{Link, Mac, Network};
+
+    let host = Host::new();
+    let mut config = waiting();
+    let capture = host.file("wire, first.pcap");
+    config.network = Some(Network { mac: Some(Mac::of(3)), link: Link::Wire, capture: Some(capture.clone()) });
+    let vm = host.start(&config).unwrap();
+    let wire = vm.take_wire().unwrap();
+    assert!(vm.take_wire().is_none());
+    let told = vm.execute("query-rx-filter", json!({})).unwrap();
+    assert_eq!(told[0]["main-mac"], json!("52:54:00:00:00:03"));
+    let sent = [7; 60];
+    wire.send(&sent).unwrap();
+    let start = std::time::Instant::now();
+    // pcap-savefile(5): 24 bytes, then each frame behind 16 of its own.
+    while std::fs::metadata(&capture).unwrap().len() < 24 + 16 + 60 {
+        assert!(start.elapsed() < LONG, "nothing is captured");
+        thread::yield_now();
+    }
+    assert!(std::fs::read(&capture).unwrap().ends_with(&sent));
+}

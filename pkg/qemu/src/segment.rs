@@ -1,0 +1,253 @@
+//! An Ethernet segment with several VMs in it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::Command;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::arguments;
+use crate::network::{Forward, Mac};
+use crate::process::{Exit, Process};
+use crate::program::Program;
+use crate::qmp::Qmp;
+use crate::vm::{self, StartError};
+
+/// The longest frame that QEMU passes on, with room to see a longer one as such.
+const FRAME: usize = 68 << 10;
+/// How long a machine may leave what it is sent; a frame that it does not take by then is lost, as on any wire.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// An Ethernet segment that VMs with [`Link::Wire`](crate::Link::Wire) are connected to, with user networking for all
+/// of them: their network is 10.0.2.0/24, their gateway 10.0.2.2, their name server 10.0.2.3. Who asks first by DHCP is
+/// 10.0.2.15, and an address stays with its [`Mac`] as long as the segment is there.
+///
+/// A frame for one VM reaches that VM only. A hub would not do: QEMU's user networking takes every IP packet that it
+/// sees for its own, and answers in the name of the VM that it is for.
+///
+/// Dropping it ends user networking; VMs that are still connected reach each other for as long as their [`Plug`]s last.
+#[derive(Debug)]
+pub struct Segment {
+    switch: Arc<Switch>,
+    /// User networking: a QEMU that has no machine.
+    gateway: Process,
+    /// Its end is the gateway's, too.
+    _control: Qmp,
+    _plug: Plug,
+}
+
+/// A VM's connection to a [`Segment`], which ends with it.
+#[derive(Debug)]
+pub struct Plug {
+    switch: Arc<Switch>,
+    end: End,
+    wire: Arc<UnixDatagram>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// An end of a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Gateway,
+    Vm(Mac),
+}
+
+#[derive(Debug, Default)]
+struct Switch {
+    wires: RwLock<BTreeMap<End, Arc<UnixDatagram>>>,
+}
+
+impl Segment {
+    /// Starts user networking. VMs are connected afterwards.
+    ///
+    /// # Errors
+    /// [`StartError`]: nothing runs and nothing is left. [`StartError::Ended`], if a port of the host is taken.
+    pub fn start(program: &Program, forwards: &[Forward]) -> Result<Self, StartError> {
+        let (qmp, their_qmp) = UnixStream::pair().map_err(StartError::Prepare)?;
+        let (wire, their_wire) = UnixDatagram::pair().map_err(StartError::Prepare)?;
+        let mut command = Command::new(program.path());
+        command.args(arguments::gateway(forwards, their_qmp.as_raw_fd(), their_wire.as_raw_fd()));
+        let (gateway, control) = vm::open(command, vec![their_qmp.into(), their_wire.into()], qmp)?;
+        let switch = Arc::new(Switch::default());
+        let plug = Plug::new(&switch, End::Gateway, wire).map_err(StartError::Prepare)?;
+        Ok(Self { switch, gateway, _control: control, _plug: plug })
+    }
+
+    /// Connects the VM with this address, by what [`Vm::take_wire`](crate::Vm::take_wire) gave. One that was connected
+    /// before with the same address is not any more.
+    ///
+    /// # Errors
+    /// The system's: no thread, or no socket options.
+    pub fn connect(&self, mac: Mac, wire: UnixDatagram) -> io::Result<Plug> {
+        Plug::new(&self.switch, End::Vm(mac), wire)
+    }
+
+    /// How user networking ended, if it did.
+    pub fn exit(&self) -> Option<Exit> {
+        self.gateway.exit()
+    }
+}
+
+impl Plug {
+    fn new(switch: &Arc<Switch>, end: End, wire: UnixDatagram) -> io::Result<Self> {
+        wire.set_write_timeout(Some(PATIENCE))?;
+        let wire = Arc::new(wire);
+        let (passing, from) = (Arc::clone(switch), Arc::clone(&wire));
+        let thread = thread::Builder::new().name("wire".into()).spawn(move || passing.pass_all(end, &from))?;
+        switch.wires.write().unwrap_or_else(PoisonError::into_inner).insert(end, Arc::clone(&wire));
+        Ok(Self { switch: Arc::clone(switch), end, wire, thread: Some(thread) })
+    }
+}
+
+impl Drop for Plug {
+    fn drop(&mut self) {
+        self.switch.remove(self.end, &self.wire);
+        // Ends the thread. Fails only if the socket is shut down already.
+        _ = self.wire.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed by it.
+            _ = thread.join();
+        }
+    }
+}
+
+impl Switch {
+    /// Passes on what comes from one end, until its wire is shut down.
+    fn pass_all(&self, from: End, wire: &UnixDatagram) {
+        let mut buffer = vec![0; FRAME];
+        loop {
+            match wire.recv(&mut buffer) {
+                Ok(0) => return,
+                Ok(length) => self.pass(from, &buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn pass(&self, from: End, frame: &[u8]) {
+        let to = self.takers(from, frame);
+        for wire in to {
+            // Lost, if the machine does not take it or has ended.
+            _ = wire.send(frame);
+        }
+    }
+
+    /// Where a frame goes: to the machine with its address; to all others, if it is for many. What is for nobody here
+    /// is for the gateway.
+    fn takers(&self, from: End, frame: &[u8]) -> Vec<Arc<UnixDatagram>> {
+        let Some(address) = frame.first_chunk::<6>() else { return Vec::new() };
+        let for_many = address[0] & 1 == 1;
+        let wires = self.wires.read().unwrap_or_else(PoisonError::into_inner);
+        let one = wires.keys().copied().find(|end| matches!(end, End::Vm(mac) if mac.octets() == *address));
+        let one = one.unwrap_or(End::Gateway);
+        let takes = |end: End| end != from && (for_many || end == one);
+        wires.iter().filter(|(end, _)| takes(**end)).map(|(_, wire)| Arc::clone(wire)).collect()
+    }
+
+    /// Unless another wire has come in its place.
+    fn remove(&self, end: End, wire: &Arc<UnixDatagram>) {
+        let mut wires = self.wires.write().unwrap_or_else(PoisonError::into_inner);
+        if wires.get(&end).is_some_and(|found| Arc::ptr_eq(found, wire)) {
+            wires.remove(&end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+    const GATEWAY: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
+
+    /// A machine, played by a test.
+    struct Machine {
+        wire: UnixDatagram,
+        _plug: Plug,
+    }
+
+    impl Machine {
+        fn new(switch: &Arc<Switch>, end: End) -> Self {
+            let (wire, theirs) = UnixDatagram::pair().unwrap();
+            wire.set_read_timeout(Some(LONG)).unwrap();
+            Self { wire, _plug: Plug::new(switch, end, theirs).unwrap() }
+        }
+
+        fn send(&self, to: [u8; 6], text: &str) {
+            self.wire.send(&[&to, text.as_bytes()].concat()).unwrap();
+        }
+
+        fn hears(&self) -> String {
+            let mut frame = [0; 100];
+            let length = self.wire.recv(&mut frame).unwrap();
+            String::from_utf8_lossy(&frame[6..length]).into_owned()
+        }
+    }
+
+    fn three() -> (Arc<Switch>, [Machine; 3]) {
+        let switch = Arc::new(Switch::default());
+        let machines = [End::Gateway, End::Vm(Mac::of(0)), End::Vm(Mac::of(1))];
+        let machines = machines.map(|end| Machine::new(&switch, end));
+        (switch, machines)
+    }
+
+    #[test]
+    fn a_frame_for_one_machine_is_heard_by_no_other() {
+        let (_switch, [gateway, first, second]) = three();
+        first.send(Mac::of(1).octets(), "for the second");
+        assert_eq!(second.hears(), "for the second");
+        first.send(GATEWAY, "out");
+        // Not what was sent before.
+        assert_eq!(gateway.hears(), "out");
+        gateway.send(Mac::of(0).octets(), "in");
+        assert_eq!(first.hears(), "in");
+    }
+
+    #[test]
+    fn a_broadcast_is_heard_by_all_others() {
+        let (_switch, [gateway, first, second]) = three();
+        first.send([0xff; 6], "who is there?");
+        assert_eq!((gateway.hears(), second.hears()), ("who is there?".into(), "who is there?".into()));
+        second.send(Mac::of(0).octets(), "I am");
+        assert_eq!(first.hears(), "I am");
+    }
+
+    #[test]
+    fn a_machine_that_was_started_again_takes_the_place_of_the_old_one() {
+        let (switch, [_gateway, first, second]) = three();
+        let again = Machine::new(&switch, End::Vm(Mac::of(1)));
+        drop(second);
+        first.send(Mac::of(1).octets(), "welcome back");
+        assert_eq!(again.hears(), "welcome back");
+    }
+
+    #[test]
+    fn a_machine_that_hangs_or_is_gone_does_not_stop_the_others() {
+        let (switch, [gateway, _hangs, second]) = three();
+        let gone = Machine::new(&switch, End::Vm(Mac::of(2)));
+        gone.wire.shutdown(std::net::Shutdown::Both).unwrap();
+        // More than Linux keeps for a reader that does not read: net.unix.max_dgram_qlen, 10 if nobody says otherwise.
+        for count in 0..12 {
+            second.send([0xff; 6], "");
+            second.send(GATEWAY, &count.to_string());
+            assert_eq!((gateway.hears(), gateway.hears()), (String::new(), count.to_string()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_hears_itself_and_any_frame_is_taken(frame in prop::collection::vec(any::<u8>(), 0..40)) {
+            let (switch, _machines) = three();
+            for end in [End::Gateway, End::Vm(Mac::of(0))] {
+                let own = Arc::clone(&switch.wires.read().unwrap()[&end]);
+                prop_assert!(switch.takers(end, &frame).iter().all(|wire| !Arc::ptr_eq(wire, &own)));
+            }
+        }
+    }
+}
