@@ -1,235 +1,166 @@
-//! A guest that is on its way to become a node.
+//! A cluster that is on its way.
 
-use crate::console::{Console, Early};
-use crate::error::{BootError, ShutdownError};
-use crate::event::{Event, Unfinished};
-use crate::kubeconfig;
-use crate::node::{NAME, Node};
-use crate::options::Options;
-use crate::power;
-use crate::{announcements, guest};
-use announce::Announcement;
-use k8s_openapi::api::core::v1 as core;
+use crate::cluster::{self, Cluster};
+use crate::configuration;
+use crate::error::{BootError, ClusterError, ClusterShutdownError};
+use crate::event::Event;
+use crate::guest::{self, API_PORT, Host, Machine, Surroundings};
+use crate::join;
+use crate::options::{ClusterOptions, Nodes};
+use crate::rising::{Access, Rising, Role, Started};
+use crate::site::Site;
+use crate::worker::{Seat, Worker};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
-use qemu::Vm;
-use std::path::PathBuf;
+use qemu::{Forward, Segment};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{interval, timeout};
+use tokio::task::spawn_blocking;
 
-use announcements::Announcements;
-
-/// How often the console is looked at, until the node announces what it does.
-const LOOK: Duration = Duration::from_millis(100);
-/// The stage from which on the node writes to its data disk.
-const DATA_DISK: &str = "data-disk";
-
-/// A guest that is on its way to become a node. Dropping it is a power cut.
+/// A cluster that is on its way: first its control plane, then, as soon as that is ready, all its workers. Dropping it
+/// is a power cut.
 pub struct Booting {
-    vm: Arc<Vm>,
-    announcements: Announcements,
-    early: Early,
-    disk: Disk,
-    api: u16,
-    console: PathBuf,
-    kubeconfig: PathBuf,
-    begun: Timestamp,
-    limit: Duration,
-    unfinished: Unfinished,
+    control_plane: Rising,
+    /// Those that are not started.
+    waiting: Vec<Waiting>,
+    workers: Vec<(Arc<Seat>, Rising)>,
+    segment: Option<Arc<Segment>>,
+    host: Option<Host>,
 }
 
-/// The data disk of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Disk {
-    /// The guest did not yet open it.
-    Untouched,
-    /// Its file system may be mounted.
-    InUse,
+/// A worker that has a disk.
+struct Waiting {
+    site: Site,
+    machine: Machine,
 }
 
 /// What [`Booting::until_ready`] found.
-pub struct Access {
-    client: Client,
+pub struct Ready(Access);
+
+/// What a start of several nodes makes, before any worker runs.
+struct First {
+    started: Started,
+    waiting: Vec<Waiting>,
+    segment: Segment,
 }
 
 impl Booting {
-    /// Checks the machine and starts the guest.
+    /// Checks the machine, makes the disks of all nodes, and starts the control plane. An event comes with the name of
+    /// its node.
     ///
     /// # Errors
-    /// [`BootError`]. No guest runs then, and nothing is left but the logs and a data file that was asked for.
-    pub async fn start(options: &Options, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
-        let begun = Timestamp::now();
-        let console = options.logs.join("console.log");
-        let (owned, log) = (options.clone(), console.clone());
-        let guest = spawn_blocking(move || guest::start(&owned, &log)).await.map_err(BootError::Panicked)??;
-        let (early, first) = Early::begin(&options.boot, &console);
-        let mut unfinished = Unfinished::default();
-        for event in [Event::Started { version: guest.version, accelerator: guest.accelerator }, first] {
-            unfinished.note(&event);
-            on_event(&event);
+    /// [`ClusterError`]. No guest runs then, and nothing is left but the logs and data files that were asked for.
+    pub async fn start(options: &ClusterOptions, on_event: impl Fn(&str, &Event)) -> Result<Self, ClusterError> {
+        let site = Site::control_plane(&options.control_plane);
+        let failed = || ClusterError::of(&site.name);
+        let tell = |event: &Event| on_event(&site.name, event);
+        if options.nodes == Nodes::ONE {
+            let control_plane = Rising::alone(&options.control_plane, tell).await.map_err(failed())?;
+            return Ok(Self { control_plane, waiting: Vec::new(), workers: Vec::new(), segment: None, host: None });
         }
-        Ok(Self {
-            vm: Arc::new(guest.vm),
-            announcements: announcements::of(guest.port)?,
-            early,
-            disk: Disk::Untouched,
-            api: guest.api,
-            console,
-            kubeconfig: options.state.join("kubeconfig"),
-            begun,
-            limit: options.limit,
-            unfinished,
-        })
+        let owned = options.clone();
+        let first = spawn_blocking(move || first(&owned)).await.map_err(BootError::Panicked).map_err(failed())??;
+        let host = Some(first.started.host.clone());
+        let control_plane = Rising::of(&site, first.started, tell).map_err(failed())?;
+        let segment = Some(Arc::new(first.segment));
+        Ok(Self { control_plane, waiting: first.waiting, workers: Vec::new(), segment, host })
     }
 
-    /// Waits until the cluster calls the node ready.
+    /// Waits until the cluster calls all nodes ready.
     ///
-    /// Cancel-safe: the guest goes on when the future is dropped.
+    /// Cancel-safe: the guests go on when the future is dropped.
     ///
     /// # Errors
-    /// [`BootError`]: it does not become ready.
-    pub async fn until_ready(&mut self, on_event: impl FnMut(&Event)) -> Result<Access, BootError> {
-        let limit = self.limit;
-        match timeout(limit, self.follow(on_event)).await {
-            Ok(result) => result,
-            Err(_) => {
-                let console = Console::read(&self.console);
-                Err(BootError::Late { limit, unfinished: self.unfinished.clone(), console })
-            }
-        }
-    }
-
-    async fn follow(&mut self, mut on_event: impl FnMut(&Event)) -> Result<Access, BootError> {
-        let kubeconfig = loop {
-            if let Some(kubeconfig) = self.next(&mut on_event).await? {
-                break kubeconfig;
-            }
-        };
-        self.tell(vec![Event::Answers], &mut on_event);
-        let kubeconfig = kubeconfig::from_outside(&kubeconfig, self.api)?;
-        kubeconfig::write(&kubeconfig, &self.kubeconfig)?;
-        let client = kubeconfig::client(kubeconfig).await?;
-
-        let nodes: Api<core::Node> = Api::all(client.clone());
-        let begun = self.begun;
-        let ready =
-            await_condition(nodes, NAME, move |node: Option<&core::Node>| node.is_some_and(|it| is_ready(it, begun)));
-        let mut ready = std::pin::pin!(ready);
+    /// [`ClusterError`]: one does not become ready.
+    pub async fn until_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
+        let name = self.control_plane.name().to_owned();
+        let tell = |event: &Event| on_event(&name, event);
+        let access = self.control_plane.until_ready(tell).await.map_err(ClusterError::of(&name))?;
+        self.start_workers(&access, &on_event).await?;
+        let mut rising: FuturesUnordered<_> = self.workers.iter_mut().map(|(_, it)| raise(it, &on_event)).collect();
         loop {
             tokio::select! {
-                result = &mut ready => {
-                    result.map_err(|error| BootError::Watch(Box::new(error)))?;
-                    self.tell(vec![Event::NodeReady], &mut on_event);
-                    return Ok(Access { client });
-                }
-                // Credentials are announced again with a renewed certificate: the first is valid for long enough.
-                announced = self.next(&mut on_event) => drop(announced?),
+                ended = self.control_plane.stay(tell) => match ended.map_err(ClusterError::of(&name))? {},
+                ready = rising.next() => match ready {
+                    Some(ready) => ready?,
+                    None => return Ok(Ready(access)),
+                },
             }
         }
     }
 
-    /// Follows to the next announcement, which may be a kubeconfig. Cancel-safe.
-    async fn next(&mut self, on_event: &mut impl FnMut(&Event)) -> Result<Option<String>, BootError> {
-        let mut looks = interval(LOOK);
-        let announcement = loop {
-            tokio::select! {
-                announcement = announcements::next(&mut self.announcements, &self.vm, &self.console) => break announcement?,
-                _ = looks.tick(), if !self.early.is_over() => {
-                    // What the console does not show is told by the node.
-                    let events = self.early.look().unwrap_or_default();
-                    self.tell(events, on_event);
-                }
-            }
-        };
-        let passed = self.early.rest();
-        self.tell(passed, on_event);
-        match announcement {
-            Announcement::Stage { name, state, .. } => {
-                if name == DATA_DISK {
-                    self.disk = Disk::InUse;
-                }
-                self.tell(vec![Event::Stage { name, state }], on_event);
-                Ok(None)
-            }
-            Announcement::Credentials { kubeconfig } => Ok(Some(kubeconfig)),
-            Announcement::Fatal { message } => Err(BootError::Fatal { message }),
+    async fn start_workers(&mut self, access: &Access, on_event: &impl Fn(&str, &Event)) -> Result<(), ClusterError> {
+        let (Some(segment), Some(host)) = (&self.segment, &self.host) else { return Ok(()) };
+        for Waiting { site, machine } in self.waiting.drain(..) {
+            let name = site.name.clone();
+            let told = join::invite(access, &site).await;
+            let configuration = told.map_err(|source| ClusterError::Join { node: name.clone(), source })?;
+            let (host, segment) = (host.clone(), Arc::clone(segment));
+            let seat = Arc::new(Seat { site, host, machine, segment, configuration });
+            let tell = |event: &Event| on_event(&name, event);
+            let rising = Arc::clone(&seat).start(access.clone(), tell).await.map_err(ClusterError::of(&name))?;
+            self.workers.push((seat, rising));
         }
+        Ok(())
     }
 
-    fn tell(&mut self, events: Vec<Event>, on_event: &mut impl FnMut(&Event)) {
-        for event in events {
-            self.unfinished.note(&event);
-            on_event(&event);
-        }
+    /// The cluster that it has become.
+    pub fn into_cluster(self, Ready(access): Ready) -> Cluster {
+        let workers = self.workers.into_iter().map(|(seat, rising)| {
+            let node = rising.into_node(access.clone());
+            Worker::new(seat, access.clone(), node)
+        });
+        let workers = workers.collect();
+        Cluster::new(self.control_plane.into_node(access), workers, self.segment)
     }
 
-    /// The node that the guest has become.
-    pub fn into_node(self, access: Access) -> Node {
-        let mut rest = JoinSet::new();
-        rest.spawn(announcements::drain(self.announcements));
-        Node::new(self.vm, access.client, self.kubeconfig, self.console, self.api, rest)
-    }
-
-    /// Ends the guest in the middle of its boot. One that has nothing of its data disk in use is cut off; another is
-    /// shut down as [`Node::shut_down`] does it.
+    /// Ends all guests in the middle of the boot, the workers first. One that has nothing of its data disk in use is cut
+    /// off; others are shut down as [`Node::shut_down`](crate::Node::shut_down) does it. One that has ended by itself is
+    /// passed over.
     ///
     /// # Errors
-    /// [`ShutdownError`].
-    pub async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
-        match self.disk {
-            Disk::Untouched => {
-                power::cut(self.vm).await;
-                Ok(())
+    /// [`ClusterShutdownError`]: one was killed. All have ended.
+    pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {
+        let off = |rising: Rising| {
+            let name = rising.name().to_owned();
+            async move {
+                let ended = if rising.has_ended() { Ok(()) } else { rising.shut_down(limit).await };
+                (name, ended)
             }
-            Disk::InUse => {
-                // The guest never waits for a reader.
-                let mut rest = JoinSet::new();
-                rest.spawn(announcements::drain(self.announcements));
-                power::off(self.vm, limit, &self.console).await
-            }
-        }
+        };
+        let (seats, workers): (Vec<_>, Vec<_>) = self.workers.into_iter().unzip();
+        let ended = cluster::off(workers.into_iter().map(off), off(self.control_plane)).await;
+        drop(seats);
+        ended
     }
 }
 
-/// A disk that was kept has the node's state of its last boot: only what kubelet said `since` counts. The
-/// guest's clock is this machine's.
-fn is_ready(node: &core::Node, since: Timestamp) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
-    ready.any(|condition| condition.last_heartbeat_time.as_ref().is_some_and(|heartbeat| heartbeat.0 >= since))
+async fn raise(rising: &mut Rising, on_event: &impl Fn(&str, &Event)) -> Result<(), ClusterError> {
+    let name = rising.name().to_owned();
+    let ready = rising.until_ready(|event| on_event(&name, event)).await;
+    ready.map(drop).map_err(ClusterError::of(&name))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn node(status: &str, heartbeat: &str) -> core::Node {
-        serde_json::from_value(json!({
-            "metadata": {"name": NAME},
-            "status": {"conditions": [
-                {"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": heartbeat},
-                {"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat},
-            ]},
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn only_the_condition_ready_makes_a_node_ready() {
-        let start = "2026-11-21T21:00:00Z";
-        let since: Timestamp = start.parse().unwrap();
-        assert!(is_ready(&node("True", start), since));
-        assert!(!is_ready(&node("Unknown", start), since));
-        assert!(!is_ready(&core::Node::default(), since));
-    }
-
-    #[test]
-    fn a_node_that_was_ready_before_this_boot_is_not_ready() {
-        let since: Timestamp = "2026-11-21T21:00:00Z".parse().unwrap();
-        assert!(!is_ready(&node("True", "2026-11-21T20:59:59Z"), since));
-    }
+fn first(options: &ClusterOptions) -> Result<First, ClusterError> {
+    let begun = Timestamp::now();
+    let mut sites = Site::all(options);
+    let workers = sites.split_off(1);
+    let site = Site::control_plane(&options.control_plane);
+    let failed = || ClusterError::of(&site.name);
+    let all: Vec<Site> = sites.into_iter().chain(workers.iter().cloned()).collect();
+    let host = Host::find(&all).map_err(failed())?;
+    let machine = Machine::prepare(&host, &site).map_err(failed())?;
+    let waiting = workers.into_iter().map(|site| {
+        let machine = Machine::prepare(&host, &site).map_err(ClusterError::of(&site.name))?;
+        Ok(Waiting { site, machine })
+    });
+    let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
+    let api = guest::api_port(&site).map_err(failed())?;
+    let forward = Forward { host: api, guest: API_PORT };
+    let segment = Segment::start(&host.program, &[forward]).map_err(ClusterError::Segment)?;
+    let told = configuration::of_control_plane(&site);
+    let guest = machine.start(&host, &site, &told, &Surroundings::Segment(&segment)).map_err(failed())?;
+    let role = Role::of_control_plane(&site, api);
+    Ok(First { started: Started { host, guest, begun, role }, waiting, segment })
 }

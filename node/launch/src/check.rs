@@ -1,6 +1,7 @@
-//! Whether the machine can run the node: looked at before anything is made.
+//! Whether the machine can run the nodes: looked at before anything is made.
 
 use crate::options::{Boot, Data, Options};
+use crate::site::Site;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,6 +13,10 @@ use units::Bytes;
 const OVERHEAD: Bytes = Bytes::new(320 << 20);
 /// The least with which the services run; below that the kernel kills one of them.
 const LEAST_MEMORY: Bytes = Bytes::new(1280 << 20);
+/// The same for a worker, which has neither etcd nor an API server.
+const LEAST_WORKER_MEMORY: Bytes = Bytes::new(768 << 20);
+/// What QEMU needs for the network between nodes.
+const SEGMENT: Bytes = Bytes::new(64 << 20);
 /// The least data disk: images, etcd and logs take about half of it. What the machine's disk needs room for, too: QEMU
 /// stops a guest whose sparse file cannot grow.
 const LEAST_DATA: Bytes = Bytes::GIB;
@@ -31,9 +36,31 @@ pub enum Refusal {
         /// What the kernel could give.
         available: Bytes,
     },
+    /// The memory of all guests is not there.
+    #[error(
+        "the {memory} of {guests} guests and QEMU's {overhead} do not fit in the {available} that are free; end other programs, or choose fewer --nodes, or less with --memory (at least {LEAST_MEMORY}) and --worker-memory (at least {LEAST_WORKER_MEMORY})"
+    )]
+    Memories {
+        /// How many guests there were to be.
+        guests: usize,
+        /// What they were to get together.
+        memory: Bytes,
+        /// What QEMU needs beside it.
+        overhead: Bytes,
+        /// What the kernel could give.
+        available: Bytes,
+    },
     /// The guest would not run with so little.
     #[error("the node does not run with {memory} of memory; choose at least {LEAST_MEMORY} with --memory")]
     LittleMemory {
+        /// What the guest was to get.
+        memory: Bytes,
+    },
+    /// A worker would not run with so little.
+    #[error(
+        "a worker does not run with {memory} of memory; choose at least {LEAST_WORKER_MEMORY} with --worker-memory"
+    )]
+    LittleWorkerMemory {
         /// What the guest was to get.
         memory: Bytes,
     },
@@ -88,6 +115,9 @@ pub enum DataRefusal {
     /// A directory, a socket or the like.
     #[error("it is no regular file and no block device; name a file, it is made if it is missing")]
     Kind,
+    /// Several nodes cannot have it.
+    #[error("it is a block device, and every node needs a disk of its own; name a file, the others are made beside it")]
+    OneDevice,
     /// Too small for a node.
     #[error("it has {size}, a node needs {LEAST_DATA} at least; remove it, or enlarge it with truncate --size")]
     Small {
@@ -106,7 +136,7 @@ struct Host {
     available: Bytes,
     /// Whether the port can be had, if one is asked for.
     port: Option<(u16, Result<(), io::Error>)>,
-    data: Option<(PathBuf, DataFile)>,
+    data: Vec<(PathBuf, DataFile)>,
     rooms: Vec<Room>,
 }
 
@@ -130,31 +160,50 @@ enum DataFile {
     Usable(Bytes),
     /// Neither.
     Other,
+    /// A block device, where files are needed beside it.
+    OneDevice,
     Unusable(io::Error),
 }
 
-/// Looks at the machine.
+/// Looks at the machine, which is to run all of these at the same time.
 ///
 /// # Errors
-/// [`Refusal`]: the node would not run. Nothing was made.
-pub(crate) fn check(options: &Options) -> Result<(), Refusal> {
-    decide(options.memory, look(options)?)
+/// [`Refusal`]: they would not run. Nothing was made.
+pub(crate) fn check(sites: &[Site]) -> Result<(), Refusal> {
+    let memories: Vec<Bytes> = sites.iter().map(|site| site.options.memory).collect();
+    decide(&memories, look(sites)?)
 }
 
-fn decide(memory: Bytes, host: Host) -> Result<(), Refusal> {
-    if memory < LEAST_MEMORY {
-        return Err(Refusal::LittleMemory { memory });
-    }
-    if memory.saturating_add(OVERHEAD) > host.available {
-        return Err(Refusal::Memory { memory, available: host.available });
-    }
+/// The control plane's memory stands first.
+fn decide(memories: &[Bytes], host: Host) -> Result<(), Refusal> {
+    fits(memories, host.available)?;
     if let Some((port, Err(source))) = host.port {
         return Err(Refusal::Port { port, source });
     }
-    if let Some((path, file)) = host.data {
+    for (path, file) in host.data {
         take(path, file)?;
     }
     enough(host.rooms)
+}
+
+fn fits(memories: &[Bytes], available: Bytes) -> Result<(), Refusal> {
+    let (control_plane, workers) = memories.split_at(1.min(memories.len()));
+    if let Some(memory) = control_plane.iter().copied().find(|memory| *memory < LEAST_MEMORY) {
+        return Err(Refusal::LittleMemory { memory });
+    }
+    if let Some(memory) = workers.iter().copied().find(|memory| *memory < LEAST_WORKER_MEMORY) {
+        return Err(Refusal::LittleWorkerMemory { memory });
+    }
+    let memory = memories.iter().fold(Bytes::ZERO, |sum, memory| sum.saturating_add(*memory));
+    let mut overhead = memories.iter().fold(Bytes::ZERO, |sum, _| sum.saturating_add(OVERHEAD));
+    if !workers.is_empty() {
+        overhead = overhead.saturating_add(SEGMENT);
+    }
+    match memories.len() {
+        _ if memory.saturating_add(overhead) <= available => Ok(()),
+        1 => Err(Refusal::Memory { memory, available }),
+        guests => Err(Refusal::Memories { guests, memory, overhead, available }),
+    }
 }
 
 fn take(path: PathBuf, file: DataFile) -> Result<(), Refusal> {
@@ -162,6 +211,7 @@ fn take(path: PathBuf, file: DataFile) -> Result<(), Refusal> {
         DataFile::Usable(size) if size < LEAST_DATA => Err(Refusal::Data { path, source: DataRefusal::Small { size } }),
         DataFile::Absent | DataFile::Usable(_) => Ok(()),
         DataFile::Other => Err(Refusal::Data { path, source: DataRefusal::Kind }),
+        DataFile::OneDevice => Err(Refusal::Data { path, source: DataRefusal::OneDevice }),
         DataFile::Unusable(source) => Err(Refusal::Data { path, source: DataRefusal::Open(source) }),
     }
 }
@@ -176,12 +226,14 @@ fn enough(rooms: Vec<Room>) -> Result<(), Refusal> {
     }
 }
 
-fn look(options: &Options) -> Result<Host, Refusal> {
-    let image = &options.image;
-    let files = match &options.boot {
-        Boot::Kernel => vec![&image.kernel, &image.initramfs, &image.system, &image.command_line],
+fn look(sites: &[Site]) -> Result<Host, Refusal> {
+    let files = sites.iter().flat_map(|site| match &site.options.boot {
+        Boot::Kernel => {
+            let image = &site.options.image;
+            vec![&image.kernel, &image.initramfs, &image.system, &image.command_line]
+        }
         Boot::Firmware(disk) => vec![disk],
-    };
+    });
     for path in files {
         fs::File::open(path).map_err(|source| Refusal::Look { path: path.clone(), source })?;
     }
@@ -189,15 +241,18 @@ fn look(options: &Options) -> Result<Host, Refusal> {
     let available = fs::read_to_string(meminfo)
         .and_then(|text| available(&text).ok_or_else(|| io::Error::other("it has no line MemAvailable")))
         .map_err(|source| Refusal::Look { path: meminfo.into(), source })?;
-    let port = options.port.map(|port| {
+    let port = sites.iter().find_map(|site| site.options.port).map(|port| {
         let port = port.get();
         (port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop))
     });
-    let data = match &options.data {
+    let data = sites.iter().filter_map(|site| match &site.options.data {
         Data::Temporary => None,
+        Data::File(path) if sites.len() > 1 && is_block_device(path) => Some((path.clone(), DataFile::OneDevice)),
         Data::File(path) => Some((path.clone(), data_file(path))),
-    };
-    Ok(Host { available, port, data, rooms: rooms(options)? })
+    });
+    let data = data.collect();
+    let rooms = sites.iter().map(|site| rooms(&site.options)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Host { available, port, data, rooms: rooms.into_iter().flatten().collect() })
 }
 
 fn rooms(options: &Options) -> Result<Vec<Room>, Refusal> {
@@ -212,12 +267,16 @@ fn rooms(options: &Options) -> Result<Vec<Room>, Refusal> {
     let mut rooms = vec![room(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
     // What is wrong with the path itself is told of the file.
     if let Some((path, need)) = kept
-        && !path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+        && !is_block_device(path)
         && let Some(directory) = directory_of(path).filter(|directory| directory.is_dir())
     {
         rooms.push(room(directory, need, "with --data")?);
     }
     Ok(rooms)
+}
+
+fn is_block_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 fn room(directory: &Path, need: Bytes, remedy: &'static str) -> Result<Room, Refusal> {
@@ -280,23 +339,23 @@ mod tests {
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
     fn host() -> Host {
-        Host { available: ENOUGH, port: None, data: None, rooms: Vec::new() }
+        Host { available: ENOUGH, port: None, data: Vec::new(), rooms: Vec::new() }
     }
 
     fn with_data(file: DataFile) -> Host {
-        Host { data: Some(("data.img".into(), file)), ..host() }
+        Host { data: vec![("data.img".into(), file)], ..host() }
     }
 
     #[test]
     fn a_machine_with_everything_is_taken() {
         let port = Some((6443, Ok(())));
-        assert!(decide(Bytes::new(2 << 30), Host { port, ..with_data(DataFile::Absent) }).is_ok());
+        assert!(decide(&[Bytes::new(2 << 30)], Host { port, ..with_data(DataFile::Absent) }).is_ok());
     }
 
     #[test]
     fn too_little_free_memory_is_refused_with_the_figures() {
         let available = Bytes::new(2 << 30);
-        let refusal = decide(Bytes::new(2 << 30), Host { available, ..host() }).unwrap_err();
+        let refusal = decide(&[Bytes::new(2 << 30)], Host { available, ..host() }).unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "the guest's 2 GiB and QEMU's 320 MiB do not fit in the 2 GiB that are free; \
@@ -306,7 +365,33 @@ mod tests {
 
     #[test]
     fn a_guest_that_could_not_run_is_refused() {
-        assert!(matches!(decide(Bytes::new(512 << 20), host()), Err(Refusal::LittleMemory { .. })));
+        assert!(matches!(decide(&[Bytes::new(512 << 20)], host()), Err(Refusal::LittleMemory { .. })));
+    }
+
+    #[test]
+    fn the_memory_of_all_guests_counts() {
+        let memories = [Bytes::new(2 << 30), Bytes::GIB, Bytes::GIB];
+        assert!(fits(&memories, Bytes::new(5 << 30)).is_ok());
+        assert_eq!(
+            fits(&memories, Bytes::new(9 << 29)).unwrap_err().to_string(),
+            "the 4 GiB of 3 guests and QEMU's 1 GiB do not fit in the 4.5 GiB that are free; end other programs, or choose \
+             fewer --nodes, or less with --memory (at least 1.25 GiB) and --worker-memory (at least 768 MiB)"
+        );
+    }
+
+    #[test]
+    fn a_worker_needs_less_than_a_control_plane() {
+        let least = [LEAST_MEMORY, LEAST_WORKER_MEMORY];
+        assert!(fits(&least, ENOUGH).is_ok());
+        let less = [LEAST_MEMORY, Bytes::new(LEAST_WORKER_MEMORY.get() - 1)];
+        assert!(matches!(fits(&less, ENOUGH), Err(Refusal::LittleWorkerMemory { .. })));
+        assert!(matches!(fits(&[LEAST_WORKER_MEMORY], ENOUGH), Err(Refusal::LittleMemory { .. })));
+    }
+
+    #[test]
+    fn a_device_cannot_be_the_disk_of_several_nodes() {
+        let refusal = decide(&[Bytes::new(2 << 30)], with_data(DataFile::OneDevice));
+        assert!(matches!(refusal, Err(Refusal::Data { source: DataRefusal::OneDevice, .. })));
     }
 
     #[test]
@@ -314,13 +399,13 @@ mod tests {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let second = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop);
-        let refusal = decide(Bytes::new(2 << 30), Host { port: Some((port, second)), ..host() }).unwrap_err();
+        let refusal = decide(&[Bytes::new(2 << 30)], Host { port: Some((port, second)), ..host() }).unwrap_err();
         assert!(matches!(refusal, Refusal::Port { port: refused, .. } if refused == port), "{refusal}");
     }
 
     #[test]
     fn a_small_data_file_is_refused() {
-        let refusal = decide(Bytes::new(2 << 30), with_data(DataFile::Usable(Bytes::MIB)));
+        let refusal = decide(&[Bytes::new(2 << 30)], with_data(DataFile::Usable(Bytes::MIB)));
         assert!(matches!(refusal, Err(Refusal::Data { source: DataRefusal::Small { .. }, .. })));
     }
 
@@ -333,7 +418,7 @@ mod tests {
     fn a_full_disk_is_refused_with_the_figures_and_another_place() {
         let rooms = vec![a_room("/tmp", 1, 1088, 512)];
         assert_eq!(
-            decide(Bytes::new(2 << 30), Host { rooms, ..host() }).unwrap_err().to_string(),
+            decide(&[Bytes::new(2 << 30)], Host { rooms, ..host() }).unwrap_err().to_string(),
             "a run can write 1.06 GiB (1140850688 B) to /tmp, which has 512 MiB free; free some, or choose another \
              place with TMPDIR"
         );

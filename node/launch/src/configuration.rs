@@ -1,27 +1,29 @@
-//! What the node is told, as docs/configuration.md describes it.
+//! What a node is told, as docs/configuration.md describes it.
 
 use qemu::FirmwareFile;
 use serde_json::{Value, json};
+use services::Token;
+use services::discovery::AuthorityDigest;
 use std::io::{self, Write as _};
+use std::path::Path;
 use tempfile::NamedTempFile;
 use volume::Overcommit;
 
-use crate::node::NAME;
-use crate::options::Options;
+use crate::guest::API_PORT;
+use crate::site::{NAME, Site};
 
 /// Where the node looks for it.
 const FW_CFG: &str = "opt/dev.granary/config";
+/// The control plane's address: it is the first that asks user networking for one.
+const CONTROL_PLANE: &str = "10.0.2.15";
 
 /// The file that QEMU reads it from when it starts; removed on drop, readable by its owner only.
 pub(crate) struct Configuration(NamedTempFile);
 
 impl Configuration {
-    pub(crate) fn write(options: &Options) -> io::Result<Self> {
-        let mut file = NamedTempFile::with_prefix_in("config.", &options.state)?;
-        match &options.configuration {
-            Some(text) => file.write_all(text.as_bytes())?,
-            None => write!(file, "{}", told(options.overcommit))?,
-        }
+    pub(crate) fn write(text: &str, directory: &Path) -> io::Result<Self> {
+        let mut file = NamedTempFile::with_prefix_in("config.", directory)?;
+        file.write_all(text.as_bytes())?;
         file.flush()?;
         Ok(Self(file))
     }
@@ -31,10 +33,29 @@ impl Configuration {
     }
 }
 
-/// QEMU's user network has a DHCP server.
-fn told(overcommit: Overcommit) -> Value {
+/// For the control plane, or the caller's own text.
+pub(crate) fn of_control_plane(site: &Site) -> String {
+    match &site.options.configuration {
+        Some(text) => text.clone(),
+        None => common(NAME, site.options.overcommit).to_string(),
+    }
+}
+
+/// For a worker. Its token is needed until it has joined.
+pub(crate) fn of_worker(site: &Site, authority: AuthorityDigest, token: &Token) -> String {
+    let mut told = common(&site.name, site.options.overcommit);
+    told["worker"] = json!({
+        "server": format!("{CONTROL_PLANE}:{API_PORT}"),
+        "authority": authority.to_string(),
+        "token": token.reveal(),
+    });
+    told.to_string()
+}
+
+/// User networking has a DHCP server.
+fn common(name: &str, overcommit: Overcommit) -> Value {
     json!({
-        "nodeName": NAME,
+        "nodeName": name,
         "network": {"dhcp": {}},
         "storage": {"overcommit": overcommit.to_string()},
     })
@@ -43,23 +64,24 @@ fn told(overcommit: Overcommit) -> Value {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
 
     use config::{Addresses, Config};
 
     use super::*;
-    use crate::options::Image;
+    use crate::options::{ClusterOptions, Image, Options};
 
-    fn options(directory: &Path) -> Options {
-        let [kernel, initramfs, system, command_line] = [const { PathBuf::new() }; 4];
-        Options::new(Image { kernel, initramfs, system, command_line }, directory)
+    fn sites(directory: &Path) -> Vec<Site> {
+        let [kernel, initramfs, system, command_line] = [const { std::path::PathBuf::new() }; 4];
+        let options = Options::new(Image { kernel, initramfs, system, command_line }, directory);
+        let options = Options { overcommit: "1.50".parse().unwrap(), ..options };
+        Site::all(&ClusterOptions::new(options, "2".parse().unwrap()))
     }
 
     #[test]
     fn the_node_understands_what_it_is_told() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { overcommit: "1.50".parse().unwrap(), ..options(directory.path()) };
-        let configuration = Configuration::write(&options).unwrap();
+        let text = of_control_plane(&sites(directory.path())[0]);
+        let configuration = Configuration::write(&text, directory.path()).unwrap();
         let file = configuration.file();
         assert_eq!(file.name, "opt/dev.granary/config");
         let config = Config::parse(&fs::read_to_string(&file.content).unwrap()).unwrap();
@@ -70,16 +92,31 @@ mod tests {
 
     #[test]
     fn a_configuration_of_the_callers_own_is_given_as_it_is() {
-        let directory = tempfile::tempdir().unwrap();
-        let options = Options { configuration: Some("{".to_owned()), ..options(directory.path()) };
-        let configuration = Configuration::write(&options).unwrap();
-        assert_eq!(fs::read(configuration.file().content).unwrap(), b"{");
+        let mut site = sites(Path::new("/tmp")).swap_remove(0);
+        site.options.configuration = Some("{".to_owned());
+        assert_eq!(of_control_plane(&site), "{");
+    }
+
+    #[test]
+    fn a_worker_is_told_whom_to_trust_and_who_it_is() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        let token = "abcdef.0123456789abcdef";
+        let text = of_worker(&sites(Path::new("/tmp"))[1], digest.parse().unwrap(), &token.parse().unwrap());
+        assert_eq!(
+            serde_json::from_str::<Value>(&text).unwrap(),
+            json!({
+                "nodeName": "granary-1",
+                "network": {"dhcp": {}},
+                "storage": {"overcommit": "1.5"},
+                "worker": {"server": "10.0.2.15:6443", "authority": digest, "token": token},
+            })
+        );
     }
 
     #[test]
     fn nothing_is_left_of_it() {
         let directory = tempfile::tempdir().unwrap();
-        drop(Configuration::write(&options(directory.path())).unwrap());
+        drop(Configuration::write("{}", directory.path()).unwrap());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -24,10 +24,10 @@ pub(crate) struct DataDisk {
 }
 
 impl DataDisk {
-    /// Opens or makes it. A file that is there is not touched.
-    pub(crate) fn prepare(data: &Data, size: Bytes, state: &Path) -> Result<Self, DataError> {
+    /// Opens or makes it; `temporary` is where temporary data go. A file of the caller's that is there is not touched.
+    pub(crate) fn prepare(data: &Data, size: Bytes, temporary: PathBuf) -> Result<Self, DataError> {
         let disk = match data {
-            Data::Temporary => Self { path: state.join("data.img"), kept: false },
+            Data::Temporary => Self { path: temporary, kept: false },
             Data::File(path) => Self { path: path.clone(), kept: true },
         };
         match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
@@ -74,7 +74,7 @@ mod tests {
     fn a_temporary_disk_is_sparse_and_leaves_no_name() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().unwrap();
-        let disk = DataDisk::prepare(&Data::Temporary, SIZE, directory.path()).unwrap();
+        let disk = DataDisk::prepare(&Data::Temporary, SIZE, directory.path().join("data.img")).unwrap();
         let metadata = fs::metadata(disk.path()).unwrap();
         assert_eq!((metadata.len(), metadata.blocks()), (SIZE.get(), 0));
         drop(disk);
@@ -86,7 +86,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kept.img");
         fs::write(&path, "content").unwrap();
-        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path()).unwrap());
+        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path().join("data.img")).unwrap());
         assert_eq!(fs::read_to_string(path).unwrap(), "content");
     }
 
@@ -94,7 +94,7 @@ mod tests {
     fn a_missing_file_is_made_and_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new.img");
-        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path()).unwrap());
+        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path().join("data.img")).unwrap());
         assert_eq!(fs::metadata(path).unwrap().len(), SIZE.get());
     }
 }

@@ -5,14 +5,14 @@ use crate::check::Refusal;
 use crate::console::Console;
 use crate::data::DataError;
 use crate::event::Unfinished;
+use crate::join::JoinError;
 use crate::kubeconfig::KubeconfigError;
-use crate::node::NAME;
 use kube::runtime::wait;
 use qemu::Exit;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::task::JoinError;
+use tokio::task;
 
 /// Why there is no node.
 #[derive(Debug, thiserror::Error)]
@@ -65,9 +65,12 @@ pub enum BootError {
     /// QEMU runs without the port for announcements.
     #[error("QEMU has no port for the node's announcements")]
     NoAnnouncements,
+    /// The node's network is not connected.
+    #[error("the guest cannot be connected to the other nodes")]
+    Connect(#[source] io::Error),
     /// A panic on the way.
     #[error("a part of the launcher panicked")]
-    Panicked(#[source] JoinError),
+    Panicked(#[source] task::JoinError),
     /// The node's announcements cannot be read.
     #[error("cannot read what the node announces")]
     Port(#[source] io::Error),
@@ -99,8 +102,57 @@ pub enum BootError {
     #[error("there is no access to the cluster")]
     Kubeconfig(#[from] KubeconfigError),
     /// The API server does not tell about the node.
-    #[error("cannot watch node {NAME}")]
-    Watch(#[source] Box<wait::Error>),
+    #[error("cannot watch node {node}")]
+    Watch {
+        /// The node.
+        node: String,
+        /// What went wrong.
+        #[source]
+        source: Box<wait::Error>,
+    },
+}
+
+/// Why there is no cluster, or not all of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// One of its nodes.
+    #[error("node {node} did not boot")]
+    Boot {
+        /// The node.
+        node: String,
+        /// Why.
+        #[source]
+        source: Box<BootError>,
+    },
+    /// The nodes could not reach each other.
+    #[error("the network between the nodes cannot be started")]
+    Segment(#[source] qemu::StartError),
+    /// A worker is not let in.
+    #[error("node {node} cannot be let into the cluster")]
+    Join {
+        /// The node.
+        node: String,
+        /// Why.
+        #[source]
+        source: JoinError,
+    },
+}
+
+impl ClusterError {
+    pub(crate) fn of(node: &str) -> impl FnOnce(BootError) -> Self {
+        move |source| Self::Boot { node: node.to_owned(), source: Box::new(source) }
+    }
+}
+
+/// A node of a cluster did not power off by itself.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node} did not shut down")]
+pub struct ClusterShutdownError {
+    /// The first of them, if there are several.
+    pub node: String,
+    /// How it ended.
+    #[source]
+    pub source: ShutdownError,
 }
 
 /// The guest did not power off by itself.
@@ -116,5 +168,5 @@ pub enum ShutdownError {
     },
     /// A panic on the way.
     #[error("a part of the launcher panicked")]
-    Panicked(#[source] JoinError),
+    Panicked(#[source] task::JoinError),
 }

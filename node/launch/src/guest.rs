@@ -5,78 +5,128 @@ use crate::check;
 use crate::configuration::Configuration;
 use crate::data::DataDisk;
 use crate::error::BootError;
-use crate::options::{Boot, Data, Options};
+use crate::options::{Boot, Data};
+use crate::site::Site;
 use qemu::{
-    Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Network, Port, PortName, Program, Serial, Sink,
-    Version, Vm,
+    Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
+    Segment, Serial, Sink, Vm,
 };
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use units::Bytes;
 
 /// Where the API server listens in the guest.
-const API_PORT: u16 = 6443;
+pub(crate) const API_PORT: u16 = 6443;
 
 /// A guest that runs.
 pub(crate) struct Guest {
     pub(crate) vm: Vm,
     /// Where the node announces.
     pub(crate) port: UnixStream,
-    /// Port of 127.0.0.1 that leads to the API server.
-    pub(crate) api: u16,
-    pub(crate) version: Version,
-    pub(crate) accelerator: Accelerator,
+    /// Its connection to other nodes.
+    pub(crate) plug: Option<Plug>,
 }
 
 /// systemd-stub (254 or newer) gives this to the kernel behind the command line of its executable.
 const MORE_ARGUMENTS: &str = "io.systemd.stub.kernel-cmdline-extra";
 
+/// What runs guests on this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) program: Program,
+    pub(crate) accelerator: Accelerator,
+}
+
+impl Host {
+    /// Checks the machine: all of the sites are to run at the same time.
+    pub(crate) fn find(sites: &[Site]) -> Result<Self, BootError> {
+        let program = Program::find()?;
+        if sites.iter().any(|site| site.options.boot != Boot::Kernel) {
+            Firmware::find()?;
+        }
+        check::check(sites)?;
+        let accelerator = Accelerator::probe(&program);
+        Ok(Self { program, accelerator })
+    }
+}
+
 /// What QEMU starts, and the files of this run that it uses. They have no names any more when this is
-/// dropped.
-struct Machine {
+/// dropped; until then it can be started again.
+pub(crate) struct Machine {
     boot: qemu::Boot,
     disks: Vec<Disk>,
     _copies: Vec<Copy>,
     _data: Option<DataDisk>,
 }
 
-/// Checks the machine and starts the guest.
-pub(crate) fn start(options: &Options, console: &Path) -> Result<Guest, BootError> {
-    let program = Program::find()?;
-    let firmware = match &options.boot {
-        Boot::Kernel => None,
-        Boot::Firmware(disk) => Some((Firmware::find()?, disk)),
-    };
-    check::check(options)?;
-    let accelerator = Accelerator::probe(&program);
-    let machine = match firmware {
-        None => direct(options, accelerator)?,
-        Some((firmware, disk)) => with_firmware(options, firmware, disk, accelerator)?,
-    };
-    let api = match options.port {
-        Some(port) => port.get(),
-        None => qemu::free_port().map_err(BootError::NoPort)?,
-    };
-    let mut config = Config::new(machine.boot.clone());
-    config.memory = options.memory;
-    config.cpus = options.cpus;
-    config.disks.clone_from(&machine.disks);
-    let link = Link::User { forwards: vec![Forward { host: api, guest: API_PORT }] };
-    config.network = Some(Network { mac: None, link, capture: None });
-    config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
-    config.console = Sink::File(console.into());
-    let configuration = Configuration::write(options)
-        .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
-    config.firmware_files = vec![configuration.file()];
-    let vm = Vm::start(&program, accelerator, &config)?;
-    let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
-    Ok(Guest { vm, port, api, version: program.version(), accelerator })
+/// What a guest's network device is connected to.
+pub(crate) enum Surroundings<'a> {
+    /// This port of the host leads to its API server.
+    Alone { api: u16 },
+    /// Other nodes are there.
+    Segment(&'a Segment),
 }
 
-fn direct(options: &Options, accelerator: Accelerator) -> Result<Machine, BootError> {
+impl Machine {
+    /// Makes what is missing of its files.
+    pub(crate) fn prepare(host: &Host, site: &Site) -> Result<Self, BootError> {
+        match &site.options.boot {
+            Boot::Kernel => direct(site, host.accelerator),
+            Boot::Firmware(disk) => with_firmware(site, Firmware::find()?, disk, host.accelerator),
+        }
+    }
+
+    /// Starts the guest.
+    pub(crate) fn start(
+        &self,
+        host: &Host,
+        site: &Site,
+        configuration: &str,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<Guest, BootError> {
+        let options = &site.options;
+        let mut config = Config::new(self.boot.clone());
+        config.memory = options.memory;
+        config.cpus = options.cpus;
+        config.disks.clone_from(&self.disks);
+        let mac = Mac::of(site.index);
+        config.network = Some(match surroundings {
+            Surroundings::Alone { api } => {
+                let forwards = vec![Forward { host: *api, guest: API_PORT }];
+                Network { mac: None, link: Link::User { forwards }, capture: site.capture.clone() }
+            }
+            Surroundings::Segment(_) => Network { mac: Some(mac), link: Link::Wire, capture: site.capture.clone() },
+        });
+        config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
+        config.console = Sink::File(site.console());
+        let configuration = Configuration::write(configuration, &options.state)
+            .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
+        config.firmware_files = vec![configuration.file()];
+        let vm = Vm::start(&host.program, host.accelerator, &config)?;
+        let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
+        let plug = match (surroundings, vm.take_wire()) {
+            (Surroundings::Segment(segment), Some(wire)) => {
+                Some(segment.connect(mac, wire).map_err(BootError::Connect)?)
+            }
+            (Surroundings::Segment(_) | Surroundings::Alone { .. }, _) => None,
+        };
+        Ok(Guest { vm, port, plug })
+    }
+}
+
+/// The port of the host that is to lead to the API server.
+pub(crate) fn api_port(site: &Site) -> Result<u16, BootError> {
+    match site.options.port {
+        Some(port) => Ok(port.get()),
+        None => qemu::free_port().map_err(BootError::NoPort),
+    }
+}
+
+fn direct(site: &Site, accelerator: Accelerator) -> Result<Machine, BootError> {
+    let options = &site.options;
     let path = &options.image.command_line;
     let base = std::fs::read_to_string(path).map_err(|source| BootError::CommandLine { path: path.clone(), source })?;
-    let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
+    let data = data_file(site)?;
     let boot = qemu::Boot::Kernel {
         kernel: options.image.kernel.clone(),
         initrd: Some(options.image.initramfs.clone()),
@@ -88,12 +138,13 @@ fn direct(options: &Options, accelerator: Accelerator) -> Result<Machine, BootEr
 
 /// Temporary data are in the free space of a copy of the image: one disk, as on most machines.
 fn with_firmware(
-    options: &Options,
+    site: &Site,
     firmware: Firmware,
     image: &Path,
     accelerator: Accelerator,
 ) -> Result<Machine, BootError> {
-    let variables = Copy::of(&firmware.variables, options.state.join("variables.fd"), Bytes::ZERO)?;
+    let options = &site.options;
+    let variables = Copy::of(&firmware.variables, site.file(&options.state, "variables.fd"), Bytes::ZERO)?;
     let boot = qemu::Boot::Firmware {
         code: firmware.code,
         variables: variables.path().into(),
@@ -104,17 +155,23 @@ fn with_firmware(
     };
     Ok(match &options.data {
         Data::Temporary => {
-            let copy = Copy::of(image, options.state.join("disk.img"), options.data_size)?;
+            let copy = Copy::of(image, site.file(&options.state, "disk.img"), options.data_size)?;
             let mut disk = system(copy.path(), Access::ReadWrite)?;
             disk.cache = Cache::Unsafe;
             Machine { boot, disks: vec![disk], _copies: vec![variables, copy], _data: None }
         }
         Data::File(_) => {
-            let data = DataDisk::prepare(&options.data, options.data_size, &options.state)?;
+            let data = data_file(site)?;
             let disks = vec![system(image, Access::ReadOnly)?, data_disk(&data)?];
             Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
         }
     })
+}
+
+fn data_file(site: &Site) -> Result<DataDisk, BootError> {
+    let options = &site.options;
+    let temporary = site.file(&options.state, "data.img");
+    Ok(DataDisk::prepare(&options.data, options.data_size, temporary)?)
 }
 
 fn system(path: &Path, access: Access) -> Result<Disk, BootError> {

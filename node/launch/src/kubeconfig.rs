@@ -1,7 +1,10 @@
 //! The administrator's kubeconfig, as it is used from outside of the guest.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use services::discovery::AuthorityDigest;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -42,6 +45,13 @@ pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Val
     Ok(kubeconfig)
 }
 
+/// Whom a machine that joins is to trust. `None` if it does not say.
+pub(crate) fn authority(kubeconfig: &serde_json::Value) -> Option<AuthorityDigest> {
+    let data = kubeconfig.pointer("/clusters/0/cluster/certificate-authority-data")?.as_str()?;
+    let pem = String::from_utf8(BASE64_STANDARD.decode(data).ok()?).ok()?;
+    AuthorityDigest::of_pem(&pem)
+}
+
 /// Writes it for `kubectl`, readable by its owner only: it holds a key.
 pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), KubeconfigError> {
     OpenOptions::new()
@@ -76,6 +86,33 @@ mod tests {
         let kubeconfig = from_outside(announced, 40123).unwrap();
         assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], "https://127.0.0.1:40123");
         assert_eq!(kubeconfig["clusters"][0]["cluster"]["certificate-authority-data"], "Q0E=");
+    }
+
+    /// An authority that was made for this test, and the SHA-256 of its key as openssl(1) has it.
+    const AUTHORITY: (&str, &str) = (
+        "-----BEGIN CERTIFICATE-----\n\
+         MIIBhjCCASugAwIBAgIUEJRnjqrZJnaCEdpuL7uTI1imsDUwCgYIKoZIzj0EAwIw\n\
+         FzEVMBMGA1UEAwwMZ3JhbmFyeS10ZXN0MCAXDTI2MTEyMjEzMjUxMVoYDzIxMjYx\n\
+         MDI5MTMyNTExWjAXMRUwEwYDVQQDDAxncmFuYXJ5LXRlc3QwWTATBgcqhkjOPQIB\n\
+         BggqhkjOPQMBBwNCAASJJF13ZvUoH5269zuF+rnkaeI/s3s9MgVjxniojPi2U8Uy\n\
+         IdwcvldgN8UOZE2/w/l6YuXhyE2nDAxOoFnTY3voo1MwUTAdBgNVHQ4EFgQUNLji\n\
+         VDhTUWipzNtgka2ItNTPhkIwHwYDVR0jBBgwFoAUNLjiVDhTUWipzNtgka2ItNTP\n\
+         hkIwDwYDVR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNJADBGAiEAmFB+qtDVWXGW\n\
+         tRABhvJZBGNNdbR1cc19zKmCNrQG2VMCIQCPi2CNdhR4UhbibyPp+zvDUHCrLjwF\n\
+         wJw9jPd++iFypw==\n\
+         -----END CERTIFICATE-----\n",
+        "sha256:b1e07596b3f82d6fee0d202897081f94ca85a761ce919748c23cadd61b4cab61",
+    );
+
+    #[test]
+    fn the_authority_is_known_by_the_digest_of_its_key() {
+        let of = |text: &str| {
+            let data = BASE64_STANDARD.encode(text);
+            authority(&serde_json::json!({"clusters": [{"cluster": {"certificate-authority-data": data}}]}))
+        };
+        assert_eq!(of(AUTHORITY.0).unwrap().to_string(), AUTHORITY.1);
+        assert_eq!(of("no certificate"), None);
+        assert_eq!(authority(&serde_json::json!({})), None);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! A node that runs in QEMU.
 
-use crate::booting::Booting;
 use crate::console::Console;
 use crate::error::{BootError, ShutdownError};
 use crate::event::Event;
 use crate::options::Options;
 use crate::power;
+use crate::rising::{Access, Rising};
 use kube::Client;
-use qemu::Vm;
+use qemu::{Plug, Vm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,62 +16,60 @@ use tokio::task::{JoinSet, spawn_blocking};
 /// How long a guest gets to stop its pods and services and to unmount its disk.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(120);
 
-/// The node's name in the cluster.
-pub(crate) const NAME: &str = "granary";
-
 /// A node that runs. Dropping it is a power cut.
 pub struct Node {
+    name: String,
     vm: Arc<Vm>,
-    client: Client,
-    kubeconfig: PathBuf,
+    plug: Option<Plug>,
+    access: Access,
     console: PathBuf,
-    api: u16,
     /// One task that reads announcements until the guest's end.
     rest: JoinSet<Option<String>>,
 }
 
 impl Node {
-    /// Boots the node and returns when the cluster calls it ready: [`Booting`] without a way to end in between.
+    /// Boots one node without others and returns when the cluster calls it ready: [`Booting`](crate::Booting) without
+    /// a way to end in between.
     ///
     /// Cancel-safe: the guest ends when the future is dropped.
     ///
     /// # Errors
     /// [`BootError`]. No guest runs then, and nothing is left but the logs and a data file that was asked for.
     pub async fn boot(options: &Options, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
-        let mut booting = Booting::start(options, &mut on_event).await?;
-        let access = booting.until_ready(&mut on_event).await?;
-        Ok(booting.into_node(access))
+        let mut rising = Rising::alone(options, &mut on_event).await?;
+        let access = rising.until_ready(&mut on_event).await?;
+        Ok(rising.into_node(access))
     }
 
     pub(crate) fn new(
+        name: String,
         vm: Arc<Vm>,
-        client: Client,
-        kubeconfig: PathBuf,
+        plug: Option<Plug>,
+        access: Access,
         console: PathBuf,
-        api: u16,
         rest: JoinSet<Option<String>>,
     ) -> Self {
-        Self { vm, client, kubeconfig, console, api, rest }
+        Self { name, vm, plug, access, console, rest }
     }
 
     /// Its name in the cluster.
     pub fn name(&self) -> &str {
-        NAME
+        &self.name
     }
 
     /// A client with an administrator's rights.
     pub fn client(&self) -> Client {
-        self.client.clone()
+        self.access.client.clone()
     }
 
     /// The kubeconfig of [`Node::client`]. It is the caller's to remove.
     pub fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
+        &self.access.kubeconfig
     }
 
-    /// Port of 127.0.0.1 that leads to the API server.
+    /// Port of 127.0.0.1 that leads to the cluster's API server.
     pub fn api_port(&self) -> u16 {
-        self.api
+        self.access.api
     }
 
     /// The console's log.
@@ -105,6 +103,8 @@ impl Node {
     /// # Errors
     /// [`ShutdownError::Killed`]: the disk is as after a power cut.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
+        // It has its network until it is off.
+        let _plug = self.plug;
         power::off(self.vm, limit, &self.console).await
     }
 

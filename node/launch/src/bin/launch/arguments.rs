@@ -1,35 +1,45 @@
 //! The command line.
 
 use clap::Parser;
-use launch::{Boot, Data, Image, Options};
+use launch::{Boot, ClusterOptions, Data, Image, Nodes, Options};
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use units::Bytes;
 use volume::Overcommit;
 
-/// Boots a Granary node in QEMU, shows a claim in use, and keeps the node running until Ctrl-C.
+/// Boots Granary nodes in QEMU, shows claims in use, and keeps the nodes running until Ctrl-C.
+///
+/// With one node that is all there is. With more, the others join it as workers with tokens, every node has a claim of each
+/// mode, and their pods reach each other through the mesh.
 #[derive(Debug, Parser)]
 #[command(name = "launch")]
 pub(crate) struct Arguments {
-    /// The guest's memory.
+    /// How many nodes there are, from 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on).
+    #[arg(long, value_name = "COUNT", default_value_t = Nodes::ONE)]
+    nodes: Nodes,
+    /// Memory of the control plane.
     #[arg(long, value_name = "SIZE", default_value = "2G")]
     memory: Bytes,
-    /// The guest's CPUs.
+    /// Memory of each worker, 1 GiB if not given.
+    #[arg(long, value_name = "SIZE")]
+    worker_memory: Option<Bytes>,
+    /// CPUs of each node.
     #[arg(long, value_name = "COUNT", default_value = "2")]
     cpus: NonZeroU8,
     /// Port of 127.0.0.1 for the API server; a free one if not given.
     #[arg(long)]
     port: Option<NonZeroU16>,
-    /// Keeps the data disk in this file, made with 8 GiB (sparse) if it is missing.
+    /// Keeps the data disk in this file, made with 8 GiB (sparse) if it is missing. Those of workers are beside it:
+    /// FILE.1, FILE.2 and so on. A cluster is started again with as many nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How many times its data disk the node may promise to volumes, from 1.0.
+    /// How many times its data disk a node may promise to volumes, from 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
     /// Boots the disk image through UEFI firmware, instead of its kernel directly.
     #[arg(long)]
     firmware: bool,
-    /// Keeps the console's log in this directory.
+    /// Keeps the consoles' logs in this directory: console.log, and granary-1.console.log and so on of workers.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_logs: Option<PathBuf>,
     /// Ends after the demonstration, with status 0 if it showed what it should.
@@ -62,7 +72,7 @@ impl Arguments {
     }
 
     /// What to boot, with a temporary directory for what is not to be kept.
-    pub(crate) fn options(&self, temporary: &Path) -> Options {
+    pub(crate) fn options(&self, temporary: &Path) -> ClusterOptions {
         let image = Image {
             kernel: self.kernel.clone(),
             initramfs: self.initramfs.clone(),
@@ -83,7 +93,11 @@ impl Arguments {
         if let Some(directory) = &self.keep_logs {
             options.logs.clone_from(directory);
         }
-        options
+        let mut cluster = ClusterOptions::new(options, self.nodes);
+        if let Some(memory) = self.worker_memory {
+            cluster.worker_memory = memory;
+        }
+        cluster
     }
 }
 
@@ -97,10 +111,14 @@ mod tests {
         Arguments::try_parse_from(IMAGE.iter().chain(more))
     }
 
+    fn control_plane(more: &[&str]) -> Options {
+        parse(more).unwrap().options(Path::new("/")).control_plane
+    }
+
     #[test]
     fn only_what_a_person_wrote_is_relative_to_their_directory() {
         let arguments = parse(&["--data", "disk.img", "--keep-logs", "/logs"]).unwrap();
-        let options = arguments.relative_to(Path::new("/home/person")).options(Path::new("/temporary"));
+        let options = arguments.relative_to(Path::new("/home/person")).options(Path::new("/temporary")).control_plane;
         assert_eq!(options.data, Data::File("/home/person/disk.img".into()));
         assert_eq!(options.logs, Path::new("/logs"));
         assert_eq!(options.state, Path::new("/temporary"));
@@ -109,23 +127,36 @@ mod tests {
 
     #[test]
     fn the_disk_is_booted_if_firmware_is_asked_for() {
-        assert_eq!(parse(&[]).unwrap().options(Path::new("/")).boot, Boot::Kernel);
-        assert_eq!(parse(&["--firmware"]).unwrap().options(Path::new("/")).boot, Boot::Firmware("d".into()));
+        assert_eq!(control_plane(&[]).boot, Boot::Kernel);
+        assert_eq!(control_plane(&["--firmware"]).boot, Boot::Firmware("d".into()));
     }
 
     #[test]
     fn memory_has_a_unit() {
-        let options = parse(&["--memory", "1536M"]).unwrap().options(Path::new("/"));
-        assert_eq!(options.memory, Bytes::new(1536 << 20));
+        assert_eq!(control_plane(&["--memory", "1536M"]).memory, Bytes::new(1536 << 20));
+    }
+
+    #[test]
+    fn a_node_is_alone_unless_a_person_says_so() {
+        let options = |more: &[&str]| parse(more).unwrap().options(Path::new("/"));
+        assert_eq!(options(&[]).nodes, Nodes::ONE);
+        let three = options(&["--nodes=3", "--worker-memory=768M"]);
+        assert_eq!((three.nodes.get(), three.worker_memory), (3, Bytes::new(768 << 20)));
+        assert_eq!(three.control_plane.memory, Bytes::new(2 << 30));
+    }
+
+    #[test]
+    fn a_number_of_nodes_that_cannot_be_is_refused_with_those_that_can() {
+        for wrong in ["0", "9", "two"] {
+            let error = parse(&["--nodes", wrong]).unwrap_err().to_string();
+            assert!(error.contains("--nodes <COUNT>") && error.contains("choose one from 1 to 8"), "{error}");
+        }
     }
 
     #[test]
     fn nothing_is_promised_twice_unless_a_person_says_so() {
-        assert_eq!(parse(&[]).unwrap().options(Path::new("/")).overcommit, Overcommit::NONE);
-        assert_eq!(
-            parse(&["--overcommit", "2"]).unwrap().options(Path::new("/")).overcommit,
-            "2.0".parse::<Overcommit>().unwrap()
-        );
+        assert_eq!(control_plane(&[]).overcommit, Overcommit::NONE);
+        assert_eq!(control_plane(&["--overcommit", "2"]).overcommit, "2.0".parse::<Overcommit>().unwrap());
         assert!(parse(&["--overcommit", "0.9"]).is_err());
     }
 

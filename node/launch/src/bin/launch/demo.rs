@@ -1,12 +1,15 @@
-//! A claim of each mode, and pods that fill their volumes.
+//! A claim of each mode on every node, and pods that fill their volumes.
 
-use crate::objects::{self, MEMBERS, Member, Mode, NAMESPACE};
+use crate::mesh::{self, Reached};
+use crate::objects::{self, Member, Mode, NAMESPACE};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
+use std::net::IpAddr;
 use std::time::Duration;
 use tokio::time::timeout;
 use units::Bytes;
@@ -15,7 +18,15 @@ use workload::Finding;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
 const METADATA: u64 = 1 << 20;
 /// A pod takes seconds in emulation, minutes beside a build.
-const LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+/// What was shown.
+#[derive(Debug)]
+pub(crate) struct Demonstration {
+    pub(crate) claims: Vec<Shown>,
+    /// Nothing, if there is one node only.
+    pub(crate) mesh: Vec<Reached>,
+}
 
 /// What one claim showed.
 #[derive(Debug)]
@@ -34,13 +45,13 @@ pub(crate) enum DemoError {
     #[error("cannot {step} {object}")]
     Api {
         step: &'static str,
-        object: &'static str,
+        object: String,
         #[source]
         source: Box<kube::Error>,
     },
     #[error("cannot watch {object}")]
     Watch {
-        object: &'static str,
+        object: String,
         #[source]
         source: Box<kube::runtime::wait::Error>,
     },
@@ -49,33 +60,38 @@ pub(crate) enum DemoError {
     #[error("cannot make the objects of the demonstration")]
     Object(#[from] serde_json::Error),
     #[error("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}")]
-    Late { pod: &'static str, events: String },
+    Late { pod: String, events: String },
     #[error("pod {NAMESPACE}/{pod} failed: {message}")]
-    Failed { pod: &'static str, message: String },
+    Failed { pod: String, message: String },
     #[error("pod {NAMESPACE}/{pod} reported {message:?}")]
     Report {
-        pod: &'static str,
+        pod: String,
         message: String,
         #[source]
         source: serde_json::Error,
     },
     #[error("claim {NAMESPACE}/{claim} is not bound")]
-    Unbound { claim: &'static str },
+    Unbound { claim: String },
     #[error(
         "the limit of claim {NAMESPACE}/{claim} does not hold: {capacity} promised, {size} shown, {written} written, \
          then {errno}"
     )]
-    Limit { claim: &'static str, capacity: Bytes, size: Bytes, written: Bytes, errno: String },
+    Limit { claim: String, capacity: Bytes, size: Bytes, written: Bytes, errno: String },
+    #[error("no pod of node {from} reaches the pod with the address {address} of node {to}: {last}")]
+    Unreached { from: String, to: String, address: IpAddr, last: String },
 }
 
-/// Makes the claims, or takes those of an earlier run, and lets new pods fill them, side by side.
-pub(crate) async fn run(client: Client, on_step: impl Fn(&str)) -> Result<[Shown; 2], DemoError> {
+/// Makes the claims, or takes those of an earlier run, and lets new pods fill them, side by side. Then lets a pod of each
+/// node ask that of the next.
+pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<Demonstration, DemoError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     ensure(Api::all(client.clone()), &objects::namespace(), NAMESPACE).await?;
-    for member in &MEMBERS {
-        ensure(claims.clone(), &objects::claim(member)?, member.claim).await?;
+    let members = objects::members(nodes);
+    for member in &members {
+        ensure(claims.clone(), &objects::claim(member)?, &member.claim).await?;
     }
-    on_step("claims demo/notes and demo/disk made, or found");
+    let names: Vec<String> = members.iter().map(|member| format!("{NAMESPACE}/{}", member.claim)).collect();
+    on_step(&format!("claims {} made, or found", listed(&names)));
 
     // Pods are refused until the controller manager has made the namespace's account.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
@@ -84,21 +100,28 @@ pub(crate) async fn run(client: Client, on_step: impl Fn(&str)) -> Result<[Shown
         Err(_) => return Err(DemoError::NoAccount),
     };
     let text = format!("written at {:.0}", Timestamp::now());
-    let [first, second] = MEMBERS;
-    let (first, second) =
-        tokio::try_join!(show(client.clone(), first, &text, &on_step), show(client.clone(), second, &text, &on_step),)?;
-    Ok([first, second])
+    let claims = try_join_all(members.into_iter().map(|member| show(client.clone(), member, &text, &on_step))).await?;
+    let mesh = if nodes.len() > 1 { mesh::run(client, nodes, on_step).await? } else { Vec::new() };
+    Ok(Demonstration { claims, mesh })
+}
+
+fn listed(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        [others @ .., last] => format!("{} and {last}", others.join(", ")),
+    }
 }
 
 /// Lets a new pod fill the volume of one claim.
 async fn show(client: Client, member: Member, text: &str, on_step: impl Fn(&str)) -> Result<Shown, DemoError> {
-    let Member { claim, pod: name, .. } = member;
+    let (claim, name) = (member.claim.clone(), member.pod.clone());
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    remove(&pods, name).await?;
-    pods.create(&PostParams::default(), &objects::pod(&member, text)?).await.map_err(api("create", name))?;
-    let ended = await_condition(pods.clone(), name, |pod: Option<&Pod>| matches!(phase(pod), "Succeeded" | "Failed"));
+    remove(&pods, &name).await?;
+    pods.create(&PostParams::default(), &objects::pod(&member, text)?).await.map_err(api("create", &name))?;
+    let ended = await_condition(pods.clone(), &name, |pod: Option<&Pod>| matches!(phase(pod), "Succeeded" | "Failed"));
     let pod = match timeout(LIMIT, ended).await {
-        Ok(ended) => ended.map_err(watch(name))?,
+        Ok(ended) => ended.map_err(watch(&name))?,
         Err(_) => return Err(DemoError::Late { pod: name, events: events(client).await? }),
     };
     let message = message(pod.as_ref());
@@ -113,7 +136,7 @@ async fn show(client: Client, member: Member, text: &str, on_step: impl Fn(&str)
     };
     judge(&member, &finding)?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, NAMESPACE);
-    let bound = claims.get(claim).await.map_err(api("read", claim))?;
+    let bound = claims.get(&claim).await.map_err(api("read", &claim))?;
     let volume = bound.spec.and_then(|spec| spec.volume_name).ok_or(DemoError::Unbound { claim })?;
     Ok(Shown { member, volume, finding })
 }
@@ -129,7 +152,7 @@ fn judge(member: &Member, finding: &workload::Demo) -> Result<(), DemoError> {
         return Ok(());
     }
     Err(DemoError::Limit {
-        claim: member.claim,
+        claim: member.claim.clone(),
         capacity: member.capacity,
         size: Bytes::new(finding.size),
         written: Bytes::new(finding.written),
@@ -137,15 +160,15 @@ fn judge(member: &Member, finding: &workload::Demo) -> Result<(), DemoError> {
     })
 }
 
-fn api(step: &'static str, object: &'static str) -> impl FnOnce(kube::Error) -> DemoError {
-    move |error| DemoError::Api { step, object, source: Box::new(error) }
+pub(crate) fn api(step: &'static str, object: &str) -> impl FnOnce(kube::Error) -> DemoError {
+    move |error| DemoError::Api { step, object: object.to_owned(), source: Box::new(error) }
 }
 
-fn watch(object: &'static str) -> impl FnOnce(kube::runtime::wait::Error) -> DemoError {
-    move |error| DemoError::Watch { object, source: Box::new(error) }
+pub(crate) fn watch(object: &str) -> impl FnOnce(kube::runtime::wait::Error) -> DemoError {
+    move |error| DemoError::Watch { object: object.to_owned(), source: Box::new(error) }
 }
 
-async fn ensure<K>(objects: Api<K>, object: &K, name: &'static str) -> Result<(), DemoError>
+async fn ensure<K>(objects: Api<K>, object: &K, name: &str) -> Result<(), DemoError>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::Serialize + DeserializeOwned,
 {
@@ -157,24 +180,25 @@ where
 }
 
 /// Removes the pod of an earlier run, and waits until it is gone.
-async fn remove(pods: &Api<Pod>, name: &'static str) -> Result<(), DemoError> {
+pub(crate) async fn remove(pods: &Api<Pod>, name: &str) -> Result<(), DemoError> {
     let Some(pod) = pods.get_opt(name).await.map_err(api("look for", name))? else { return Ok(()) };
     pods.delete(name, &DeleteParams::default()).await.map_err(api("remove", name))?;
     let uid = pod.uid().unwrap_or_default();
     match timeout(LIMIT, await_condition(pods.clone(), name, conditions::is_deleted(&uid))).await {
         Ok(gone) => gone.map(drop).map_err(watch(name)),
-        Err(_) => {
-            Err(DemoError::Late { pod: name, events: "that of an earlier run is still being removed".to_owned() })
-        }
+        Err(_) => Err(DemoError::Late {
+            pod: name.to_owned(),
+            events: "that of an earlier run is still being removed".to_owned(),
+        }),
     }
 }
 
-fn phase(pod: Option<&Pod>) -> &str {
+pub(crate) fn phase(pod: Option<&Pod>) -> &str {
     pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
 /// What the container reported, or what the kubelet says about the pod.
-fn message(pod: Option<&Pod>) -> String {
+pub(crate) fn message(pod: Option<&Pod>) -> String {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return String::new() };
     let container = status.container_statuses.iter().flatten().next();
     let terminated = container.and_then(|container| container.state.as_ref()?.terminated.as_ref()?.message.clone());
@@ -182,7 +206,7 @@ fn message(pod: Option<&Pod>) -> String {
 }
 
 /// What the cluster says about the objects of the demonstration.
-async fn events(client: Client) -> Result<String, DemoError> {
+pub(crate) async fn events(client: Client) -> Result<String, DemoError> {
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
     let events = events.list(&ListParams::default()).await.map_err(api("read", "the events"))?;
     let lines = events.items.iter().map(|event| {
@@ -203,8 +227,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const NOTES: Member = MEMBERS[0];
-    const DISK: Member = MEMBERS[1];
+    fn notes() -> Member {
+        objects::members(&["granary".to_owned()]).swap_remove(0)
+    }
+
+    fn disk() -> Member {
+        objects::members(&["granary".to_owned()]).swap_remove(1)
+    }
 
     fn holds(member: Member, size: u64, written: u64, errno: &str) -> bool {
         let finding =
@@ -214,21 +243,21 @@ mod tests {
 
     #[test]
     fn a_directory_that_ends_at_its_limit_holds_it() {
-        let capacity = NOTES.capacity.get();
-        assert!(holds(NOTES, capacity, capacity - 4096, "ENOSPC"));
-        assert!(!holds(NOTES, capacity, capacity + 1, "ENOSPC"));
-        assert!(!holds(NOTES, capacity, capacity / 2, "ENOSPC"));
-        assert!(!holds(NOTES, 8 << 30, capacity, "ENOSPC"));
-        assert!(!holds(NOTES, capacity, capacity, "EIO"));
+        let capacity = notes().capacity.get();
+        assert!(holds(notes(), capacity, capacity - 4096, "ENOSPC"));
+        assert!(!holds(notes(), capacity, capacity + 1, "ENOSPC"));
+        assert!(!holds(notes(), capacity, capacity / 2, "ENOSPC"));
+        assert!(!holds(notes(), 8 << 30, capacity, "ENOSPC"));
+        assert!(!holds(notes(), capacity, capacity, "EIO"));
     }
 
     #[test]
     fn a_device_holds_its_limit_to_the_byte() {
-        let capacity = DISK.capacity.get();
-        assert!(holds(DISK, capacity, capacity, "ENOSPC"));
-        assert!(!holds(DISK, capacity, capacity - 4096, "ENOSPC"));
-        assert!(!holds(DISK, capacity + 4096, capacity + 4096, "ENOSPC"));
-        assert!(!holds(DISK, capacity, capacity, "EIO"));
+        let capacity = disk().capacity.get();
+        assert!(holds(disk(), capacity, capacity, "ENOSPC"));
+        assert!(!holds(disk(), capacity, capacity - 4096, "ENOSPC"));
+        assert!(!holds(disk(), capacity + 4096, capacity + 4096, "ENOSPC"));
+        assert!(!holds(disk(), capacity, capacity, "EIO"));
     }
 
     #[test]
@@ -242,9 +271,16 @@ mod tests {
             used: 0,
         };
         assert_eq!(
-            judge(&DISK, &finding).unwrap_err().to_string(),
+            judge(&disk(), &finding).unwrap_err().to_string(),
             "the limit of claim demo/disk does not hold: 32 MiB promised, 32 MiB shown, 48 MiB written, then EFBIG"
         );
+    }
+
+    #[test]
+    fn names_are_listed_as_a_person_does() {
+        let names = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!([listed(&names[..0]), listed(&names[..1]), listed(&names[..2])], ["", "a", "a and b"]);
+        assert_eq!(listed(&names), "a, b and c");
     }
 
     #[test]

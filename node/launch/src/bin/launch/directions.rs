@@ -1,18 +1,18 @@
 //! What a person can do with the node.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where the node's status pages are: `node_core`'s `status::PORT`.
 const STATUS_PORT: u16 = 7839;
 
-/// A node that runs, as a person reaches it.
+/// Nodes that run, as a person reaches them.
 #[derive(Debug)]
 pub(crate) struct Directions<'a> {
-    pub(crate) node: &'a str,
+    /// Their names, the control plane's first, each with its console's log.
+    pub(crate) nodes: &'a [(String, PathBuf)],
     pub(crate) kubeconfig: &'a Path,
     /// Port of 127.0.0.1 that leads to the API server.
     pub(crate) api: u16,
-    pub(crate) console: &'a Path,
     pub(crate) logs: Logs,
 }
 
@@ -25,24 +25,31 @@ pub(crate) enum Logs {
 
 impl Directions<'_> {
     pub(crate) fn text(&self) -> String {
-        let Self { node, kubeconfig, api, console, logs } = self;
+        let Self { nodes, kubeconfig, api, logs } = self;
         let kubectl = format!("./bazelw run //:kubectl -- --kubeconfig={}", kubeconfig.display());
-        let pages = format!("/api/v1/nodes/{node}:{STATUS_PORT}/proxy");
         let kept = match logs {
             Logs::Kept => "",
             Logs::Removed => " (gone afterwards; --keep-logs=DIR keeps it)",
         };
-        format!(
-            "kubeconfig  {}\n\
-             kubectl     {kubectl} get pods -A\n\
-             metrics     https://127.0.0.1:{api}{pages}/metrics\n\
-             \x20           {kubectl} get --raw {pages}/metrics\n\
-             status      {kubectl} get --raw '{pages}/statusz?format=json'\n\
-             logs        {}{kept}\n\n\
-             The node runs. Ctrl-C shuts it down.",
-            kubeconfig.display(),
-            console.display(),
-        )
+        let mut text = format!("kubeconfig  {}\nkubectl     {kubectl} get pods -A\n", kubeconfig.display());
+        for (node, console) in *nodes {
+            if nodes.len() > 1 {
+                text.push_str(&format!("\n{node}\n"));
+            }
+            let pages = format!("/api/v1/nodes/{node}:{STATUS_PORT}/proxy");
+            text.push_str(&format!(
+                "metrics     https://127.0.0.1:{api}{pages}/metrics\n\
+                 \x20           {kubectl} get --raw {pages}/metrics\n\
+                 status      {kubectl} get --raw '{pages}/statusz?format=json'\n\
+                 logs        {}{kept}\n",
+                console.display(),
+            ));
+        }
+        text.push_str(match nodes.len() {
+            1 => "\nThe node runs. Ctrl-C shuts it down.",
+            _ => "\nThe nodes run. Ctrl-C shuts them down.",
+        });
+        text
     }
 }
 
@@ -50,27 +57,36 @@ impl Directions<'_> {
 mod tests {
     use super::*;
 
+    fn text(nodes: &[&str], logs: Logs) -> String {
+        let console = |name: &&str| ((*name).to_owned(), format!("/tmp/granary-a/{name}.log").into());
+        let nodes: Vec<_> = nodes.iter().map(console).collect();
+        Directions { nodes: &nodes, kubeconfig: Path::new("/tmp/granary-a/kubeconfig"), api: 40123, logs }.text()
+    }
+
     #[test]
     fn the_directions_have_this_shape() {
-        let directions = Directions {
-            node: "granary",
-            kubeconfig: Path::new("/tmp/granary-a/kubeconfig"),
-            api: 40123,
-            console: Path::new("/tmp/granary-a/console.log"),
-            logs: Logs::Removed,
-        };
         assert_eq!(
-            directions.text(),
+            text(&["granary"], Logs::Removed),
             "\
 kubeconfig  /tmp/granary-a/kubeconfig
 kubectl     ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig get pods -A
 metrics     https://127.0.0.1:40123/api/v1/nodes/granary:7839/proxy/metrics
             ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig get --raw /api/v1/nodes/granary:7839/proxy/metrics
 status      ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig get --raw '/api/v1/nodes/granary:7839/proxy/statusz?format=json'
-logs        /tmp/granary-a/console.log (gone afterwards; --keep-logs=DIR keeps it)
+logs        /tmp/granary-a/granary.log (gone afterwards; --keep-logs=DIR keeps it)
 
 The node runs. Ctrl-C shuts it down."
         );
-        assert!(!Directions { logs: Logs::Kept, ..directions }.text().contains("gone afterwards"));
+        assert!(!text(&["granary"], Logs::Kept).contains("gone afterwards"));
+    }
+
+    #[test]
+    fn every_node_of_several_has_its_part() {
+        let text = text(&["granary", "granary-1"], Logs::Kept);
+        assert!(
+            text.contains("\n\ngranary-1\nmetrics     https://127.0.0.1:40123/api/v1/nodes/granary-1:7839/"),
+            "{text}"
+        );
+        assert!(text.contains("\nlogs        /tmp/granary-a/granary-1.log\n\nThe nodes run."), "{text}");
     }
 }

@@ -1,6 +1,6 @@
-//! `bazel run //:launch`: boots the node image in QEMU and shows that it works.
+//! `bazel run //:launch`: boots the node image in QEMU, once or several times, and shows that it works.
 //!
-//! Exit status 0: all was shown and the guest powered off in order. 1: it was not, or nobody reads it. 2: wrong usage.
+//! Exit status 0: all was shown and the guests powered off in order. 1: it was not, or nobody reads it. 2: wrong usage.
 //! 130: a person ended the boot or the demonstration, or cut the power with a second Ctrl-C.
 #![forbid(unsafe_code)]
 // They panic when nobody reads: `Output` is for that.
@@ -10,6 +10,7 @@ mod arguments;
 mod demo;
 mod directions;
 mod interrupts;
+mod mesh;
 mod objects;
 mod output;
 mod progress;
@@ -24,7 +25,9 @@ use crate::output::Output;
 use crate::progress::Progress;
 use crate::workspace::Workspace;
 use clap::Parser;
-use launch::{BootError, Booting, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
+use launch::{
+    Booting, Cluster, ClusterError, ClusterOptions, ClusterShutdownError, Ended, Event, Nodes, SHUTDOWN_LIMIT,
+};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -51,14 +54,14 @@ enum LaunchError {
     },
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
-    #[error("the node did not boot")]
-    Boot(#[source] Box<BootError>),
+    #[error(transparent)]
+    Boot(Box<ClusterError>),
     #[error("the demonstration failed")]
     Demo(#[source] Box<DemoError>),
-    #[error("the guest ended by itself: {0}")]
-    Ended(String),
-    #[error("the node did not shut down")]
-    ShutDown(#[source] Box<ShutdownError>),
+    #[error("{} ended by itself: {}", .0.what, .0.reason)]
+    Ended(Ended),
+    #[error(transparent)]
+    ShutDown(Box<ClusterShutdownError>),
     #[error("interrupted")]
     Interrupted,
     #[error("the output cannot be written: its reader is gone, or its disk is full")]
@@ -118,73 +121,113 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
 
 /// Boot, demonstration, and the wait for the end.
 async fn show(
-    options: &Options,
+    options: &ClusterOptions,
     arguments: &Arguments,
     interrupts: &mut Interrupts<'_>,
     output: &Output,
 ) -> Result<(), LaunchError> {
-    let progress = Progress::new(output, &options.logs.join("console.log"));
-    let mut node = boot(options, &progress, interrupts, output).await?;
-    progress.doing("demonstration");
-    let shown = tokio::select! {
-        shown = demo::run(node.client(), |step| progress.step(step)) => shown.map_err(|error| LaunchError::Demo(Box::new(error))),
-        reason = node.ended() => return Err(LaunchError::Ended(reason)),
-        end = interrupts.first() => Err(end.into()),
-        never = progress.follow() => match never {},
+    let progress = Progress::new(output, options.consoles());
+    let mut cluster = boot(options, &progress, interrupts, output).await?;
+    let shown = demonstrate(&mut cluster, progress, interrupts, output).await;
+    let result = match shown {
+        // A demonstration that failed is worth a look, too, where a person is there to take it.
+        Ok(()) | Err(LaunchError::Demo(_)) if !arguments.exit_after_demo => {
+            if let Err(error) = &shown {
+                output.tell(&format!("{}\n", causes::lines(error)));
+            }
+            output.say(&directions(&cluster, options, arguments));
+            stay(&mut cluster, interrupts).await.and(shown)
+        }
+        Ok(()) if output.is_lost() => Err(LaunchError::Unread),
+        shown => shown,
     };
-    drop(progress);
-    if let Ok(shown) = &shown {
-        output.say(&format!("\n{}", table::of(shown)));
+    if cluster.names().is_empty() {
+        return result;
     }
-    // A demonstration that failed is worth a look, too, where a person is there to take it.
-    let unwanted = matches!(shown, Err(LaunchError::Interrupted | LaunchError::Unread));
-    let mut unread = output.is_lost();
-    if !arguments.exit_after_demo && !unwanted {
-        if let Err(error) = &shown {
-            output.tell(&format!("{}\n", causes::lines(error)));
+    let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, output).await;
+    match (down, result) {
+        // The reason for the end is told last.
+        (Err(down), Err(LaunchError::Ended(ended))) => {
+            output.tell(&format!("{}\n", causes::lines(&down)));
+            Err(LaunchError::Ended(ended))
         }
-        output.say(&directions(&node, arguments));
-        tokio::select! {
-            reason = node.ended() => return Err(LaunchError::Ended(reason)),
-            // Ctrl-C may end the reader, too: what follows is of no importance.
-            end = interrupts.first() => unread = end == End::Unread,
-        }
+        (down, result) => down.and(result),
     }
-    shut_down(node.shut_down(SHUTDOWN_LIMIT), interrupts, output).await?;
-    shown?;
-    if unread { Err(LaunchError::Unread) } else { Ok(()) }
 }
 
 async fn boot(
-    options: &Options,
+    options: &ClusterOptions,
     progress: &Progress<'_>,
     interrupts: &mut Interrupts<'_>,
     output: &Output,
-) -> Result<Node, LaunchError> {
+) -> Result<Cluster, LaunchError> {
     let failed = |error| LaunchError::Boot(Box::new(error));
+    let tell = |node: &str, event: &Event| progress.event(node, event);
     progress.doing("checks, QEMU");
     let mut booting = tokio::select! {
-        booting = Booting::start(options, |event| progress.event(event)) => booting.map_err(failed)?,
+        booting = Booting::start(options, tell) => booting.map_err(failed)?,
         end = interrupts.first() => return Err(end.into()),
         never = progress.follow() => match never {},
     };
-    let end = tokio::select! {
-        access = booting.until_ready(|event| progress.event(event)) => return Ok(booting.into_node(access.map_err(failed)?)),
-        end = interrupts.first() => end,
+    let error = tokio::select! {
+        ready = booting.until_ready(tell) => match ready {
+            Ok(ready) => return Ok(booting.into_cluster(ready)),
+            // There is nobody else to be shut down.
+            Err(error) if options.nodes == Nodes::ONE => return Err(failed(error)),
+            Err(error) => failed(error),
+        },
+        end = interrupts.first() => end.into(),
         never = progress.follow() => match never {},
     };
     progress.doing("shutdown");
-    shut_down(booting.shut_down(SHUTDOWN_LIMIT), interrupts, output).await?;
-    Err(end.into())
+    shut_down(booting.shut_down(SHUTDOWN_LIMIT), options, interrupts, output).await?;
+    Err(error)
+}
+
+async fn demonstrate(
+    cluster: &mut Cluster,
+    progress: Progress<'_>,
+    interrupts: &mut Interrupts<'_>,
+    output: &Output,
+) -> Result<(), LaunchError> {
+    progress.doing("demonstration");
+    let (client, names) = (cluster.client(), cluster.names());
+    let shown = tokio::select! {
+        shown = demo::run(client, &names, |step| progress.step(step)) => shown.map_err(|error| LaunchError::Demo(Box::new(error))),
+        ended = cluster.ended() => Err(LaunchError::Ended(ended)),
+        end = interrupts.first() => Err(end.into()),
+        never = progress.follow() => match never {},
+    };
+    // Its living lines are gone before the table comes.
+    drop(progress);
+    output.say(&format!("\n{}", table::of(&shown?)));
+    Ok(())
+}
+
+/// Waits for an end. That somebody asks for it is no error.
+async fn stay(cluster: &mut Cluster, interrupts: &mut Interrupts<'_>) -> Result<(), LaunchError> {
+    tokio::select! {
+        ended = cluster.ended() => Err(LaunchError::Ended(ended)),
+        // Ctrl-C may end the reader, too: what follows is of no importance.
+        end = interrupts.first() => match end {
+            End::Interrupted => Ok(()),
+            End::Unread => Err(LaunchError::Unread),
+        },
+    }
 }
 
 /// In order, or at once if somebody cannot wait.
 async fn shut_down(
-    down: impl Future<Output = Result<(), ShutdownError>>,
+    down: impl Future<Output = Result<(), ClusterShutdownError>>,
+    options: &ClusterOptions,
     interrupts: &mut Interrupts<'_>,
     output: &Output,
 ) -> Result<(), LaunchError> {
-    output.say("Shutting the node down. Ctrl-C cuts its power.");
+    let alone = options.nodes == Nodes::ONE;
+    output.say(match alone {
+        true => "Shutting the node down. Ctrl-C cuts its power.",
+        false => "Shutting the nodes down, the workers first. Ctrl-C cuts their power.",
+    });
     tokio::select! {
         ended = down => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
         () = interrupts.second() => {
@@ -192,16 +235,16 @@ async fn shut_down(
             return Err(LaunchError::Interrupted);
         }
     }
-    output.say("The node is down.");
+    output.say(if alone { "The node is down." } else { "The nodes are down." });
     Ok(())
 }
 
-fn directions(node: &Node, arguments: &Arguments) -> String {
+fn directions(cluster: &Cluster, options: &ClusterOptions, arguments: &Arguments) -> String {
+    let node = cluster.control_plane();
     let directions = Directions {
-        node: node.name(),
+        nodes: &options.consoles(),
         kubeconfig: node.kubeconfig(),
         api: node.api_port(),
-        console: node.console(),
         logs: if arguments.keep_logs.is_some() { Logs::Kept } else { Logs::Removed },
     };
     directions.text()

@@ -2,15 +2,15 @@
 
 use crate::output::Output;
 use announce::StageState;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use launch::{Event, Unfinished};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::convert::Infallible;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often the last line of the log is looked at.
+/// How often the last line of each log is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 /// How often the elapsed time is drawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -18,57 +18,95 @@ const TICK: Duration = Duration::from_millis(100);
 /// A display of all that happens, with one clock.
 pub(crate) struct Progress<'a> {
     /// Absent where standard error is no terminal.
-    bar: Option<ProgressBar>,
+    display: Option<MultiProgress>,
     output: &'a Output,
     start: Instant,
+    lanes: Vec<Lane>,
+}
+
+/// What is shown of one node.
+struct Lane {
+    node: String,
+    /// Where the guest writes.
     log: PathBuf,
+    /// From its first event on; the first node has it from the beginning.
+    bar: OnceCell<ProgressBar>,
     unfinished: RefCell<Unfinished>,
 }
 
 impl<'a> Progress<'a> {
-    /// Begins; `log` is where the guest writes.
-    pub(crate) fn new(output: &'a Output, log: &Path) -> Self {
-        let bar = std::io::stderr().is_terminal().then(bar);
-        let unfinished = RefCell::default();
-        Self { bar, output, start: Instant::now(), log: log.to_path_buf(), unfinished }
+    /// Begins, with the nodes' names and logs.
+    pub(crate) fn new(output: &'a Output, nodes: Vec<(String, PathBuf)>) -> Self {
+        let display =
+            std::io::stderr().is_terminal().then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
+        let lane = |(node, log)| Lane { node, log, bar: OnceCell::new(), unfinished: RefCell::default() };
+        let lanes = nodes.into_iter().map(lane).collect();
+        Self { display, output, start: Instant::now(), lanes }
     }
 
-    /// A step of the boot. What begins is shown as long as it lasts.
-    pub(crate) fn event(&self, event: &Event) {
-        let mut unfinished = self.unfinished.borrow_mut();
+    /// A step of a node's boot. What begins is shown as long as it lasts.
+    pub(crate) fn event(&self, node: &str, event: &Event) {
+        let Some(lane) = self.lanes.iter().find(|lane| lane.node == node) else { return };
+        let mut unfinished = lane.unfinished.borrow_mut();
         unfinished.note(event);
-        self.doing(&unfinished.to_string());
+        self.draw(lane, &self.of_node(lane, &unfinished.to_string()));
         if !matches!(event, Event::Stage { state: StageState::Started, .. }) {
-            self.step(&event.to_string());
+            self.step(&self.of_node(lane, &event.to_string()));
         }
     }
 
-    /// What goes on now.
+    /// What goes on now, with all nodes.
     pub(crate) fn doing(&self, text: &str) {
-        if let Some(bar) = &self.bar {
-            bar.set_prefix(printable(text));
+        for (index, lane) in self.lanes.iter().enumerate() {
+            if index == 0 {
+                self.draw(lane, text);
+            } else if lane.bar.get().is_some() {
+                self.draw(lane, &lane.node);
+            }
         }
     }
 
     /// Something happened: it stays on the screen.
     pub(crate) fn step(&self, text: &str) {
         let line = format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text));
-        match &self.bar {
-            Some(bar) => bar.println(line),
+        match &self.display {
+            // A terminal that cannot be written to is noticed by the lines of the result.
+            Some(display) => _ = display.println(line),
             None => self.output.tell(&line),
         }
     }
 
-    /// Shows the last line of the log, and never ends.
+    /// Shows the last line of each log, and never ends.
     pub(crate) async fn follow(&self) -> Infallible {
         let mut looks = tokio::time::interval(LOOK);
         loop {
             looks.tick().await;
-            if let Some(bar) = &self.bar {
-                // The log is not there before QEMU is.
-                let last = qemu::console_tail(&self.log, 1).unwrap_or_default().pop();
-                bar.set_message(printable(&last.unwrap_or_default()));
+            for lane in &self.lanes {
+                if let Some(bar) = lane.bar.get() {
+                    // The log is not there before QEMU is.
+                    let last = qemu::console_tail(&lane.log, 1).unwrap_or_default().pop();
+                    bar.set_message(printable(&last.unwrap_or_default()));
+                }
             }
+        }
+    }
+
+    /// A text about one node. A node without others needs no name.
+    fn of_node(&self, lane: &Lane, text: &str) -> String {
+        match self.lanes.iter().map(|lane| lane.node.len()).max() {
+            Some(width) if self.lanes.len() > 1 => format!("{:width$}  {text}", lane.node),
+            _ => text.to_owned(),
+        }
+    }
+
+    fn draw(&self, lane: &Lane, text: &str) {
+        if let Some(display) = &self.display {
+            let bar = lane.bar.get_or_init(|| {
+                let bar = display.add(bar(self.start.elapsed()));
+                bar.enable_steady_tick(TICK);
+                bar
+            });
+            bar.set_prefix(printable(text));
         }
     }
 }
@@ -76,19 +114,18 @@ impl<'a> Progress<'a> {
 /// Takes the living lines away.
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
+        for bar in self.lanes.iter().filter_map(|lane| lane.bar.get()) {
             bar.finish_and_clear();
         }
     }
 }
 
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>6}  {prefix}\n          {wide_msg:.dim}") {
-        bar.set_style(style);
+fn bar(elapsed: Duration) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_elapsed(elapsed);
+    match ProgressStyle::with_template("{spinner} {elapsed:>6}  {prefix}\n          {wide_msg:.dim}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
-    bar.enable_steady_tick(TICK);
-    bar
 }
 
 /// The guest does not control the terminal.
@@ -100,6 +137,18 @@ fn printable(line: &str) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn lines_of(nodes: &[&str]) -> Vec<String> {
+        let output = Output::new();
+        let progress = Progress::new(&output, nodes.iter().map(|name| ((*name).to_owned(), PathBuf::new())).collect());
+        progress.lanes.iter().map(|lane| progress.of_node(lane, "etcd: ready")).collect()
+    }
+
+    #[test]
+    fn lines_name_their_node_where_there_are_several() {
+        assert_eq!(lines_of(&["granary"]), ["etcd: ready"]);
+        assert_eq!(lines_of(&["granary", "granary-1"]), ["granary    etcd: ready", "granary-1  etcd: ready"]);
+    }
 
     proptest! {
         #[test]
