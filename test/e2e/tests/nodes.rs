@@ -1,0 +1,299 @@
+//! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use ::eventually::chain;
+use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
+use e2e::{eventually, observer};
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolume, Pod as PodObject, Secret, Service};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use serde_json::json;
+use workload::{Check, serve, webhook};
+
+const MIB: u64 = 1 << 20;
+const NAMESPACE: &str = "nodes";
+const CONTROL_PLANE: &str = "granary";
+const WORKER: &str = "granary-1";
+/// Of a pod of [`Pod::server`].
+const PORT: u16 = 8080;
+/// See crate `clusternet`.
+const MESH_PORT: u16 = 7838;
+const KEY: &str = "node.granary.dev/wg-pubkey";
+const API_SERVER: u16 = 6443;
+const KUBELET: u16 = 10250;
+/// What a pod says to another one, as it would be on the wire.
+const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_are_one_cluster() {
+    let setting = Setting::from_target().expect("the test's files");
+    let mut options = ClusterOptions::new(setting.options(), "2".parse().expect("a number"));
+    options.capture = launch::Capture::On;
+    if let Err(failure) = live(&options).await {
+        for (node, console) in options.consoles() {
+            let lines = qemu::console_tail(&console, 200).unwrap_or_default();
+            println!("\nend of the console of {node}:\n{}", lines.join("\n"));
+        }
+        panic!("{}", chain(&failure));
+    }
+}
+
+async fn live(options: &ClusterOptions) -> Result<(), Failure> {
+    let mut cluster = Cluster::boot(options, print).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    observer::start(&cluster.client()).await?;
+    let case = Case::begin(cluster.client(), NAMESPACE.to_owned()).await?;
+
+    step("claims land where the scheduler wants the pod");
+    let [here, there] = claims_land_with_their_pods(&case).await?;
+    step("pods reach each other, and Services");
+    pods_reach_each_other(&case, &here, &there).await?;
+    step("the API server reaches a webhook on the other node");
+    a_webhook_is_asked(&case).await?;
+    step("what passes between the nodes is encrypted");
+    nothing_is_in_the_clear(&case, cluster.workers()[0].capture().expect("a capture")).await?;
+
+    step("a worker comes back with its key");
+    let before = key(&case).await?;
+    let worker = &mut cluster.workers_mut()[0];
+    worker.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let console = std::fs::read_to_string(worker.console()).expect("the console");
+    assert!(!console.contains("cannot unmount at the end"), "the worker's disk was not left in order");
+    worker.boot(|event| print(WORKER, event)).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert_eq!(key(&case).await?, before);
+    let there = case.find(there.name()).await?;
+    assert_eq!(there.read("/there/note").await?, SECRET, "the volume is what it was");
+    reaches(&case, &here, &there).await?;
+    reaches(&case, &there, &here).await?;
+
+    step("a node that was removed has no access");
+    a_removed_node_has_no_access(&case, &mut cluster, &here, &there).await?;
+    cluster.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    Ok(())
+}
+
+fn print(node: &str, event: &Event) {
+    println!("{node}: {event}");
+}
+
+fn step(what: &str) {
+    println!("--- {what}");
+}
+
+/// A pod for each node, and one for whichever. Returns those of the control plane and of the worker.
+async fn claims_land_with_their_pods(case: &Case) -> Result<[Server; 2], Failure> {
+    let mut servers = Vec::new();
+    for (name, device, node) in [("here", "here-device", CONTROL_PLANE), ("there", "there-device", WORKER)] {
+        case.claim(&Claim::new(name, 16 * MIB)).await?;
+        case.claim(&Claim::block(device, 16 * MIB)).await?;
+        let pod = Pod::server(name).with(Volume::claim(name)).with(Volume::device(device)).on(node).restarting();
+        let server = case.open(&pod).await?;
+        for claim in [name, device] {
+            assert_eq!(nodes_of(&case.volume_of(claim).await?), [node], "{claim}");
+        }
+        // A claim of one node is no claim of the other.
+        server.write(format!("/{name}/note"), SECRET).await?;
+        server.write(format!("/dev/{device}"), node).await?;
+        servers.push(server);
+    }
+    case.claim(&Claim::new("anywhere", 16 * MIB)).await?;
+    case.open(&Pod::server("anywhere").with(Volume::claim("anywhere"))).await?;
+    let pod = case.api::<PodObject>().get("anywhere").await.map_err(Failure::api("read a pod"))?;
+    let chosen = pod.spec.and_then(|spec| spec.node_name).expect("a node");
+    assert_eq!(nodes_of(&case.volume_of("anywhere").await?), [chosen]);
+    Ok(servers.try_into().expect("two pods"))
+}
+
+/// Where the volume can be used.
+fn nodes_of(volume: &PersistentVolume) -> Vec<String> {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
+    let terms = affinity.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
+    let only = terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
+    only.flat_map(|only| only.values.iter().flatten().cloned()).collect()
+}
+
+async fn pods_reach_each_other(case: &Case, here: &Server, there: &Server) -> Result<(), Failure> {
+    reaches(case, here, there).await?;
+    reaches(case, there, here).await?;
+    for (client, server) in [(here, there), (there, here)] {
+        let service: Service = case
+            .create(json!({
+                "metadata": {"name": server.name()},
+                "spec": {"selector": {"pod": server.name()}, "ports": [{"port": 80, "targetPort": PORT}]},
+            }))
+            .await?;
+        let address = address(service.spec.and_then(|spec| spec.cluster_ip));
+        let answer = answers(client, SocketAddr::new(address, 80), server).await?;
+        assert!(answer.contains(SECRET), "{answer}");
+    }
+    Ok(())
+}
+
+/// One pod gets from the other by its address what only that one has.
+async fn reaches(case: &Case, client: &Server, server: &Server) -> Result<(), Failure> {
+    let answer = answers(client, pod_address(case, server.name()).await?, server).await?;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(SECRET), "{answer}");
+    Ok(())
+}
+
+/// Waits until the pod answers at the address: peers, endpoints and rules come a moment later.
+async fn answers(client: &Server, address: SocketAddr, server: &Server) -> Result<String, Failure> {
+    let question = question(server);
+    eventually(PATIENCE, &format!("an answer at {address}"), async || {
+        Ok(match client.fetch(address, &question).await {
+            Ok(answer) => Seen::Done(answer),
+            Err(error) => Seen::NotYet(chain(&error)),
+        })
+    })
+    .await
+}
+
+fn question(server: &Server) -> String {
+    serve::target(&Check::Read { path: format!("/{}/note", server.name()).into() })
+}
+
+async fn pod_address(case: &Case, pod: &str) -> Result<SocketAddr, Failure> {
+    let pod = case.api::<PodObject>().get(pod).await.map_err(Failure::api("read a pod"))?;
+    Ok(SocketAddr::new(address(pod.status.and_then(|status| status.pod_ip)), PORT))
+}
+
+#[track_caller]
+fn address(text: Option<String>) -> IpAddr {
+    text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is no address"))
+}
+
+/// What the webhook says comes back to who makes an object: its pod is on the worker, the API server is not.
+async fn a_webhook_is_asked(case: &Case) -> Result<(), Failure> {
+    const NAME: &str = "webhook";
+    let host = format!("{NAME}.{NAMESPACE}.svc");
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed([host]).expect("a certificate");
+    let secret: Secret = case
+        .create(json!({
+            "metadata": {"name": NAME},
+            "type": "kubernetes.io/tls",
+            "stringData": {"tls.crt": cert.pem(), "tls.key": signing_key.serialize_pem()},
+        }))
+        .await?;
+    let authority = secret.data.and_then(|mut data| data.remove("tls.crt")).expect("what was stored");
+    let _: Service = case
+        .create(json!({
+            "metadata": {"name": NAME},
+            "spec": {"selector": {"pod": NAME}, "ports": [{"port": 443, "targetPort": WEBHOOK_PORT}]},
+        }))
+        .await?;
+    case.start(&Pod::webhook(NAME, NAME).on(WORKER)).await?;
+    let configuration: ValidatingWebhookConfiguration = serde_json::from_value(json!({
+        "metadata": {"name": "refuse.example.invalid"},
+        "webhooks": [{
+            "name": "refuse.example.invalid",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Fail",
+            "timeoutSeconds": 10,
+            "clientConfig": {"service": {"namespace": NAMESPACE, "name": NAME}, "caBundle": authority},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+        }],
+    }))?;
+    let configurations = case.cluster::<ValidatingWebhookConfiguration>();
+    let made = configurations.create(&PostParams::default(), &configuration).await;
+    made.map_err(Failure::api("configure the webhook"))?;
+    let maps = case.api::<ConfigMap>();
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "refused"}}))?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let refusal = webhook::refusal(NAME);
+    eventually(PATIENCE, "the refusal of the webhook", async || {
+        Ok(match maps.create(&dry, &map).await {
+            Err(kube::Error::Api(status)) if status.message.contains(&refusal) => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    let deleted = configurations.delete("refuse.example.invalid", &DeleteParams::default()).await;
+    deleted.map(drop).map_err(Failure::api("remove the webhook"))
+}
+
+/// All that the worker's network card has seen since its start.
+async fn nothing_is_in_the_clear(case: &Case, capture: &Path) -> Result<(), Failure> {
+    let capture = Capture::read(capture).unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let [here, there] = [internal(case, CONTROL_PLANE).await?, internal(case, WORKER).await?];
+    let of_the_cluster = |address: Ipv4Addr| matches!(address.octets(), [10, 244 | 96, ..]);
+    let mut encrypted = [0, 0];
+    for packet in &capture.packets {
+        let ends = [packet.source, packet.destination];
+        assert!(!ends.into_iter().any(of_the_cluster), "{packet:?} is outside of the mesh");
+        if !ends.contains(&here) || !ends.contains(&there) {
+            continue;
+        }
+        match packet.transport {
+            Transport::Udp(MESH_PORT, MESH_PORT) => encrypted[usize::from(packet.source == here)] += 1,
+            Transport::Tcp(one, other) if [one, other].iter().any(|port| [API_SERVER, KUBELET].contains(port)) => {}
+            Transport::Tcp(..) | Transport::Udp(..) | Transport::Other => panic!("{packet:?}"),
+        }
+    }
+    assert!(encrypted.iter().all(|packets| *packets > 10), "packets of the mesh: {encrypted:?}");
+    assert!(!capture.shows(SECRET), "what pods say to each other is on the wire as it is");
+    println!("{} packets, {encrypted:?} of the mesh", capture.packets.len());
+    Ok(())
+}
+
+async fn internal(case: &Case, node: &str) -> Result<Ipv4Addr, Failure> {
+    let node = case.cluster::<NodeObject>().get(node).await.map_err(Failure::api("read a node"))?;
+    let mut addresses = node.status.and_then(|status| status.addresses).into_iter().flatten();
+    let found = addresses.find(|address| address.type_ == "InternalIP").map(|address| address.address);
+    match address(found) {
+        IpAddr::V4(address) => Ok(address),
+        IpAddr::V6(address) => panic!("{address}"),
+    }
+}
+
+async fn key(case: &Case) -> Result<String, Failure> {
+    let node = case.cluster::<NodeObject>().get(WORKER).await.map_err(Failure::api("read a node"))?;
+    Ok(node.annotations().get(KEY).cloned().expect("the node has told its key"))
+}
+
+/// As the page on nodes says that one is removed.
+async fn a_removed_node_has_no_access(
+    case: &Case,
+    cluster: &mut Cluster,
+    here: &Server,
+    there: &Server,
+) -> Result<(), Failure> {
+    let address = pod_address(case, there.name()).await?;
+    let removed: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "granary-removed-nodes"}, "data": {WORKER: ""}}))?;
+    let maps: Api<ConfigMap> = case.api_of("kube-system");
+    maps.create(&PostParams::default(), &removed).await.map_err(Failure::api("refuse a node"))?;
+    let nodes = case.cluster::<NodeObject>();
+    nodes.delete(WORKER, &DeleteParams::default()).await.map_err(Failure::api("delete a node"))?;
+    let question = question(there);
+    eventually(PATIENCE, "the node to be out of the mesh", async || {
+        Ok(match here.fetch(address, &question).await {
+            Err(Failure::Pod { .. }) => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+
+    // At its next start kubelet would make the Node again.
+    let worker = &mut cluster.workers_mut()[0];
+    worker.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let console = worker.console();
+    let refused = eventually(PATIENCE, "the node to be told", async || {
+        let text = std::fs::read_to_string(&console).unwrap_or_default();
+        let told = text.lines().find(|line| line.contains("this node was removed from the cluster"));
+        Ok(told.map_or_else(|| Seen::NotYet(format!("{} bytes", text.len())), |line| Seen::Done(line.to_owned())))
+    });
+    tokio::select! {
+        booted = worker.boot(|event| print(WORKER, event)) => panic!("the node is in the cluster again: {booted:?}"),
+        told = refused => println!("{}", told?),
+    }
+    let left = nodes.list(&ListParams::default()).await.map_err(Failure::api("list nodes"))?;
+    let left: Vec<String> = left.items.iter().map(|node| node.name_any()).collect();
+    assert_eq!(left, [CONTROL_PLANE]);
+    Ok(())
+}
