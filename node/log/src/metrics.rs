@@ -22,6 +22,8 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
+    const ALL: [Self; 2] = [Self::Disk, Self::Kernel];
+
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Disk => "disk",
@@ -33,7 +35,7 @@ impl Reason {
 impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let counters = |name: &str, help: &str, label: &str| IntCounterVec::new(Opts::new(name, help), &[label]);
-        Ok(Self {
+        let metrics = Self {
             records: counters("granary_log_records_total", "Records of the node's log.", "level")?,
             dropped: counters(
                 "granary_log_dropped_records_total",
@@ -49,7 +51,12 @@ impl Metrics {
                 "granary_log_written_bytes_total",
                 "Bytes that the node's log wrote to the data disk.",
             )?,
-        })
+        };
+        // Series that exist from the start: an increase from nothing to the first loss is none to Prometheus.
+        for reason in Reason::ALL {
+            metrics.dropped.with_label_values(&[reason.as_str()]);
+        }
+        Ok(metrics)
     }
 
     /// Adds them to those of a registry.
@@ -78,8 +85,16 @@ mod tests {
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let metrics = Metrics::new().unwrap();
         metrics.records.with_label_values(&["info"]).inc();
-        metrics.dropped.with_label_values(&[Reason::Disk.as_str()]).inc();
         metrics.suppressed.with_label_values(&["kubelet"]).inc();
         metricsdocs::assert_described("Log", metrics.collectors());
+    }
+
+    #[test]
+    fn what_was_never_lost_is_counted_as_none() {
+        let metrics = Metrics::new().unwrap();
+        let families = metrics.dropped.collect();
+        let counts: Vec<_> = families.iter().flat_map(|family| family.get_metric()).collect();
+        assert_eq!(counts.len(), Reason::ALL.len());
+        assert!(counts.iter().all(|count| count.get_counter().get_value() == 0.0));
     }
 }
