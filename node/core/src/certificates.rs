@@ -28,7 +28,7 @@ pub enum KeepError {
 /// What the last look found.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
-    /// When each certificate ends.
+    /// When each certificate ends, by name: those that the node makes, and those that it asks for.
     pub expiries: Vec<Expiry>,
     /// How often the administrator's was made again: clients of it have to be made again, too.
     pub administrators: u32,
@@ -51,11 +51,13 @@ impl Certificates {
         self.kept.subscribe()
     }
 
-    /// The service: looks each hour, when one is due, and after the clock was set. Healthy after the first look.
+    /// The service: looks each hour, when one is due, when the node got one that it had asked for, and after the clock
+    /// was set. Healthy after the first look.
     ///
     /// # Errors
     /// [`KeepError`].
     pub async fn run(self: Arc<Self>, cx: Context, mut clock: watch::Receiver<clock::State>) -> Result<(), KeepError> {
+        let mut requested = self.credentials.requested();
         loop {
             let steps = clock.borrow_and_update().steps;
             let credentials = Arc::clone(&self.credentials);
@@ -64,8 +66,11 @@ impl Certificates {
             if !renewal.made.is_empty() {
                 info!(certificates = renewal.made.join(" "), "certificates renewed");
             }
+            let mut expiries = renewal.expiries;
+            expiries.extend_from_slice(&requested.borrow_and_update());
+            expiries.sort_unstable_by_key(|expiry| expiry.name);
             self.kept.send_modify(|kept| {
-                kept.expiries = renewal.expiries;
+                kept.expiries = expiries;
                 kept.administrators += u32::from(administrator);
             });
             cx.healthy();
@@ -78,6 +83,8 @@ impl Certificates {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 () = renewal.lasting.renewal() => {}
+                // The credentials are here, so that there always is somebody who may tell.
+                Ok(()) = requested.changed() => {}
                 // An authority near its end is told again, long before the next certificate is due.
                 () = sleep(LOOK) => {}
                 () = is_set => {}
@@ -91,7 +98,7 @@ mod tests {
     use std::fs;
     use std::net::Ipv4Addr;
 
-    use services::{Config, Disk, Durability, Mesh, Paths};
+    use services::{Config, Disk, Durability, Mesh, Paths, Requested};
     use supervisor::{Settings, Supervisor};
     use time::Duration as Span;
     use tokio::time::timeout;
@@ -157,6 +164,33 @@ mod tests {
         kept.wait_for(|kept| !kept.expiries.is_empty()).await.unwrap();
         fs::remove_file(pki.join("admin.crt")).unwrap();
         timeout(2 * LOOK, kept.wait_for(|kept| kept.administrators == 1)).await.unwrap().unwrap();
+        tree.stop(Duration::from_secs(5)).await.unwrap();
+    }
+
+    /// The metric did not know of the storage identity's certificate, whose end ends all work on volumes.
+    #[tokio::test]
+    async fn what_the_node_was_given_is_known_as_soon_as_it_is_there() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [control_plane, worker] = ["one", "two"].map(|name| config(scratch.path().join(name)));
+        Credentials::ensure(&control_plane, OffsetDateTime::now_utc()).unwrap();
+        let authority = fs::read_to_string(control_plane.paths.pki.join("ca.crt")).unwrap();
+        let credentials = Arc::new(Credentials::joining(&worker, "10.0.2.15:6443", &authority).unwrap());
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+        let mut kept = certificates.kept();
+        let clock = watch::Sender::new(clock::State::default()).subscribe();
+        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
+            Arc::clone(&certificates).run(cx, clock.clone())
+        });
+
+        let names = |kept: &Kept| kept.expiries.iter().map(|expiry| expiry.name).collect::<Vec<_>>();
+        let limit = Duration::from_secs(30);
+        timeout(limit, kept.wait_for(|kept| names(kept) == ["ca"])).await.unwrap().unwrap();
+        for extension in ["crt", "key"] {
+            let file = format!("kubelet-server.{extension}");
+            fs::copy(control_plane.paths.pki.join(&file), worker.paths.pki.join(&file)).unwrap();
+        }
+        Requested::kubelet_server(&worker, &credentials).ensure().await.unwrap();
+        timeout(limit, kept.wait_for(|kept| names(kept) == ["ca", "kubelet-server"])).await.unwrap().unwrap();
         tree.stop(Duration::from_secs(5)).await.unwrap();
     }
 }

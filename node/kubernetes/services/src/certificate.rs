@@ -253,6 +253,11 @@ fn subject_of(wanted: &Wanted) -> DistinguishedName {
     subject
 }
 
+/// From when to when a certificate, PEM, is valid. Says nothing of who signed it.
+pub(crate) fn validity(certificate: &str) -> Result<Validity, Stale> {
+    Ok(Validity::of(&pem_of(certificate)?.parse_x509().map_err(|_| Stale::Unreadable)?))
+}
+
 /// Whether the authority with this certificate signed `pair` for what is wanted. Says nothing of the time.
 pub(crate) fn verify(authority: &str, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
     let pem = pem_of(&pair.certificate)?;

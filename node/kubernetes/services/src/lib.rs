@@ -40,6 +40,7 @@ pub mod containerd;
 pub mod controller_manager;
 pub mod discovery;
 pub mod etcd;
+mod expiry;
 mod identity;
 mod klog;
 mod kubeconfig;
@@ -61,12 +62,13 @@ pub mod scheduler;
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
 pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
+pub use expiry::Expiry;
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials, PkiError};
 pub use program::{Program, ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
-pub use renewal::{Expiry, Renewal};
+pub use renewal::Renewal;
 pub use requested::{IdentityError, Lasting, Requested};
 
 /// How often each program was killed, since it was made, because it took more memory than it may.

@@ -20,14 +20,16 @@ use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use nix::sys::stat::Mode;
 use rcgen::KeyPair;
 use time::OffsetDateTime;
+use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::Config;
 use crate::bootstrap::Token;
-use crate::certificate::{Authority, Pair, Purpose, ServerName, Stale, Validity, Wanted};
+use crate::certificate::{self, Authority, Pair, Purpose, ServerName, Stale, Validity, Wanted};
+use crate::expiry::{Expiries, Expiry};
 use crate::identity::Identity;
 use crate::kubeconfig;
-use crate::renewal::{self, Expiry, Renewal};
+use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
 
 const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
@@ -36,12 +38,14 @@ const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 /// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {
     pki: PathBuf,
-    /// All that are made here, but the authority.
+    /// All that are made here, but the authority. None on a node that has joined.
     wanted: Vec<Wanted>,
     /// What an administrator calls the API server.
     server: String,
     /// An administrator's kubeconfig.
     admin: Mutex<String>,
+    /// When those end that the node has asked for.
+    requested: Expiries,
 }
 
 impl Credentials {
@@ -61,7 +65,7 @@ impl Credentials {
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
         let wanted = servers(config).into_iter().chain(clients.map(|identity| identity.wanted(&config.node))).collect();
         let server = format!("https://{}:6443", config.address);
-        let credentials = Self { pki, wanted, server, admin: Mutex::default() };
+        let credentials = Self { pki, wanted, server, admin: Mutex::default(), requested: Expiries::default() };
         credentials.renew(now)?;
         Ok(credentials)
     }
@@ -79,7 +83,7 @@ impl Credentials {
         store.write("ca.crt", authority, PUBLIC)?;
         let server = format!("https://{server}");
         store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
-        Ok(Self { pki, wanted: Vec::new(), server, admin: Mutex::default() })
+        Ok(Self { pki, wanted: Vec::new(), server, admin: Mutex::default(), requested: Expiries::default() })
     }
 
     /// The certificate of the authority of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
@@ -96,12 +100,19 @@ impl Credentials {
     }
 
     /// Makes those certificates again whose time has come `now`, under a node that runs. The authority's is left alone,
-    /// and an error in the log says when it is time to restart the node for it. Waits for the disk.
+    /// and an error in the log says when it is time to restart the node for it. A node that has joined makes none, and
+    /// only tells when its authority's ends. Waits for the disk.
     ///
     /// # Errors
     /// [`PkiError`]: the disk, a clock that is behind the authority's certificate, or an authority that is gone.
     pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
         let store = Store::open(&self.pki)?;
+        if self.wanted.is_empty() {
+            let authority = store.read("ca.crt")?.ok_or(Stale::Absent)?;
+            let at = certificate::validity(&authority)?.to();
+            let lasting = Lasting { renewal: at };
+            return Ok(Renewal { made: Vec::new(), expiries: vec![Expiry { name: "ca", at }], lasting });
+        }
         let (authority, validity) =
             store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair))?;
         match validity.check(now, validity.shortly_before_its_end()) {
@@ -136,6 +147,16 @@ impl Credentials {
         found.remove("ca");
         let renewal = renewal::plan(&found, now).next.unwrap_or(now);
         Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Lasting { renewal } })
+    }
+
+    /// When those certificates end that the node asks for ([`Requested`](crate::Requested)), by name: as far as they
+    /// were looked at, now and later.
+    pub fn requested(&self) -> watch::Receiver<Vec<Expiry>> {
+        self.requested.subscribe()
+    }
+
+    pub(crate) fn tell(&self, expiry: Expiry) {
+        self.requested.tell(expiry);
     }
 
     /// The file of a kubeconfig for this machine.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 
 use crate::certificate::{Stale, Validity};
+use crate::expiry::Expiry;
 use crate::requested::Lasting;
 
 /// What is to be done at some moment.
@@ -30,15 +31,6 @@ pub(crate) fn plan(found: &BTreeMap<&'static str, Result<Validity, Stale>>, now:
         }
     }
     plan
-}
-
-/// When a certificate ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expiry {
-    /// Its file, without extension.
-    pub name: &'static str,
-    /// From then on nobody accepts it.
-    pub at: OffsetDateTime,
 }
 
 /// The node's certificates after a look at them: none that is made here is due.

@@ -20,6 +20,7 @@ use tracing::info;
 use crate::Config;
 use crate::bootstrap::Token;
 use crate::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
+use crate::expiry::Expiry;
 use crate::identity::Identity;
 use crate::pki::{self, ClientError, Credentials, PkiError, Store};
 
@@ -201,7 +202,8 @@ impl Requested {
     }
 
     /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
-    /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes.
+    /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes. [`Credentials::requested`]
+    /// then tells when it ends.
     /// Cancel-safe: what was asked for is waited for the next time.
     ///
     /// # Errors
@@ -254,11 +256,16 @@ impl Requested {
         let look = move || {
             let store = Store::open(&pki)?;
             let found = store.read("ca.crt")?.zip(store.read_pair(wanted.name)?);
-            Ok::<_, PkiError>(found.ok_or(Stale::Absent).and_then(|(authority, pair)| {
-                lasting(certificate::verify(&authority, &wanted, &pair)?, OffsetDateTime::now_utc())
-            }))
+            let found = found.ok_or(Stale::Absent);
+            Ok::<_, PkiError>(found.and_then(|(authority, pair)| certificate::verify(&authority, &wanted, &pair)))
         };
-        Ok(spawn_blocking(look).await??)
+        let found = spawn_blocking(look).await??;
+        // Also of one that should have been renewed: somebody has to see that.
+        Ok(found.inspect(|&validity| self.tell(validity)).and_then(|found| lasting(found, OffsetDateTime::now_utc())))
+    }
+
+    fn tell(&self, validity: Validity) {
+        self.credentials.tell(Expiry { name: self.wanted.name, at: validity.to() });
     }
 
     async fn ask(&self, requests: &Api<CertificateSigningRequest>) -> Result<Asked, IdentityError> {
@@ -291,14 +298,17 @@ impl Requested {
             let store = Store::open(&pki)?;
             let authority = store.read("ca.crt")?.unwrap_or_default();
             let verified = certificate::verify(&authority, &wanted, &pair)
-                .and_then(|validity| lasting(validity, OffsetDateTime::now_utc()));
+                .and_then(|validity| Ok((validity, lasting(validity, OffsetDateTime::now_utc())?)));
             if verified.is_ok() {
                 store.write_pair(wanted.name, &pair)?;
             }
             Ok::<_, PkiError>(verified)
         };
         let kept = spawn_blocking(keep).await??;
-        kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })
+        let (validity, lasting) =
+            kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })?;
+        self.tell(validity);
+        Ok(lasting)
     }
 }
 
@@ -449,6 +459,25 @@ mod tests {
         let kept = node.identity.keep(node.issue(&wanted, 1), "csr-2").await.unwrap();
         assert_eq!(node.identity.on_disk().await.unwrap(), Ok(kept));
         node.identity.credentials.client(Identity::Storage).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn when_a_certificate_ends_is_told_at_the_start_and_with_each_renewal() {
+        let node = Node::new();
+        let mut told = node.identity.credentials.requested();
+        node.identity.on_disk().await.unwrap().unwrap_err();
+        assert_eq!(*told.borrow_and_update(), [], "there is none");
+        let days_left = |expiries: &[Expiry]| {
+            let days = |expiry: &Expiry| ((expiry.at - OffsetDateTime::now_utc()).as_seconds_f64() / 86400.0).round();
+            expiries.iter().map(|expiry| (expiry.name, days(expiry))).collect::<Vec<_>>()
+        };
+        let wanted = Identity::Storage.wanted("granary");
+        node.after_writing(&node.issue(&wanted, 250)).await.unwrap_err();
+        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 115.0)]);
+        node.identity.keep(node.issue(&wanted, 1), "csr-1").await.unwrap();
+        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 364.0)]);
+        node.identity.keep(node.issue(&Identity::Admin.wanted("granary"), 0), "csr-2").await.unwrap_err();
+        assert!(!told.has_changed().unwrap(), "what is not kept is not told");
     }
 
     #[tokio::test(start_paused = true)]
