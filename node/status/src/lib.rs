@@ -12,6 +12,8 @@
 //! [`serve`] answers requests from a [`Source`], which only the node's program can be. [`Recent`] keeps the last
 //! warnings of the log.
 //!
+//! The feature `sample` has pages of nodes that are made up.
+//!
 //! It only reads, and a node refuses to be asked by anybody who is not on it ([`Audience`]): a page names the claims of
 //! all tenants.
 #![forbid(unsafe_code)]
@@ -22,6 +24,8 @@ mod html;
 mod model;
 mod page;
 mod recent;
+#[cfg(any(test, feature = "sample"))]
+pub mod sample;
 mod server;
 
 pub use model::{

@@ -1,10 +1,11 @@
 //! What the node's status page is in a browser: a headless Chromium shows it, and tells what a person would see.
 //!
 //! ```no_run
-//! use browser::{Browser, FakeNode, Files, Screen, Served, Tab};
+//! use browser::{Browser, Files, Screen, Served, Tab};
+//! use status::sample;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let served = Served::start(FakeNode::example())?;
+//! let served = Served::start(sample::example())?;
 //! let mut browser = Browser::start(&Files::from_target()?)?;
 //! let mut tab = Tab::open(&mut browser)?;
 //! tab.be(Screen::DESK)?;
@@ -24,12 +25,11 @@ mod colour;
 mod connection;
 mod look;
 mod node;
-mod sample;
 mod tab;
 
 pub use browser::{Browser, Files};
 pub use colour::Colour;
 pub use connection::Error;
 pub use look::{Header, Look, Text};
-pub use node::{FakeNode, Served};
+pub use node::Served;
 pub use tab::{Landmark, Media, Scheme, Screen, Tab};

@@ -10,8 +10,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
 /// A node of which only the status can be seen.
-#[derive(Clone, Debug)]
-pub struct FakeNode(pub(crate) Page);
+struct FakeNode(Page);
 
 impl Source for FakeNode {
     fn services(&self) -> Vec<Service> {
@@ -38,12 +37,13 @@ impl Served {
     ///
     /// # Errors
     /// There is no thread or no port.
-    pub fn start(node: FakeNode) -> io::Result<Self> {
+    pub fn start(page: Page) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
-        runtime
-            .spawn(async move { status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(node)).await });
+        runtime.spawn(async move {
+            status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(FakeNode(page))).await
+        });
         Ok(Self { address, _runtime: runtime })
     }
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::{env, fs};
 
-use browser::{Browser, FakeNode, Files, Landmark, Look, Screen, Served, Tab};
+use browser::{Browser, Files, Landmark, Look, Screen, Served, Tab};
+use status::{Page, sample};
 
 const PAGE: &str = "/statusz";
 const SCREENS: [Screen; 4] = [Screen::DESK, Screen::DESK.dark(), Screen::HAND, Screen::HAND.dark()];
@@ -14,8 +15,8 @@ const LEAST_CONTRAST: f64 = 4.5;
 const SMALLEST: f64 = 12.0;
 
 /// What a test does with the page of a node in a new browser.
-fn with_page<T>(node: FakeNode, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &Served) -> T) -> T {
-    let served = Served::start(node).unwrap();
+fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &Served) -> T) -> T {
+    let served = Served::start(page).unwrap();
     let mut browser = Browser::start(&Files::from_target().unwrap()).unwrap();
     let mut tab = Tab::open(&mut browser).unwrap();
     tab.be(screen).unwrap();
@@ -38,8 +39,8 @@ fn is_readable(look: &Look, screen: Screen) {
 }
 
 /// Whatever the node has to tell, on everything that a page is read on.
-fn every_screen_shows(node: FakeNode) {
-    with_page(node, Screen::DESK, |tab, served| {
+fn every_screen_shows(page: Page) {
+    with_page(page, Screen::DESK, |tab, served| {
         for screen in SCREENS {
             tab.be(screen).unwrap();
             is_readable(&tab.look().unwrap(), screen);
@@ -65,7 +66,7 @@ const UNREADABLE: &str = "(() => {
 /// What the other tests rely on.
 #[test]
 fn what_nobody_can_read_is_noticed() {
-    with_page(FakeNode::new(), Screen::DESK, |tab, _| {
+    with_page(sample::fresh(), Screen::DESK, |tab, _| {
         tab.evaluate::<()>(UNREADABLE).unwrap();
         let look = tab.look().unwrap();
         assert_eq!(look.overflow.len(), 2, "{:?}", look.overflow);
@@ -77,7 +78,7 @@ fn what_nobody_can_read_is_noticed() {
 /// On a page that forbids nothing.
 #[test]
 fn the_browser_runs_no_script_of_a_page() {
-    with_page(FakeNode::new(), Screen::DESK, |tab, _| {
+    with_page(sample::fresh(), Screen::DESK, |tab, _| {
         tab.visit("data:text/html,<title>none</title><script>document.title='run'</script>").unwrap();
         assert_eq!(tab.look().unwrap().title, "none");
     });
@@ -85,27 +86,27 @@ fn the_browser_runs_no_script_of_a_page() {
 
 #[test]
 fn a_node_with_a_bit_of_everything_is_readable_everywhere() {
-    every_screen_shows(FakeNode::example());
+    every_screen_shows(sample::example());
 }
 
 #[test]
 fn a_new_node_is_readable_everywhere() {
-    every_screen_shows(FakeNode::new());
+    every_screen_shows(sample::fresh());
 }
 
 #[test]
 fn a_node_without_its_disk_is_readable_everywhere() {
-    every_screen_shows(FakeNode::without_disk());
+    every_screen_shows(sample::without_disk());
 }
 
 #[test]
 fn hundreds_of_volumes_and_names_without_end_are_readable_everywhere() {
-    every_screen_shows(FakeNode::full());
+    every_screen_shows(sample::full());
 }
 
 #[test]
 fn the_page_is_told_to_those_who_do_not_see_it() {
-    with_page(FakeNode::example(), Screen::DESK, |tab, _| {
+    with_page(sample::example(), Screen::DESK, |tab, _| {
         let look = tab.look().unwrap();
         assert_eq!((&*look.title, &*look.language, look.quirks), ("granary-1 · node status", "en", false));
         let landmarks = tab.landmarks().unwrap();
@@ -139,7 +140,7 @@ const FOCUS: &str = "(() => {
 
 #[test]
 fn the_page_is_used_with_the_keyboard_alone() {
-    with_page(FakeNode::full(), Screen::DESK, |tab, served| {
+    with_page(sample::full(), Screen::DESK, |tab, served| {
         let mut links = Vec::new();
         loop {
             tab.press("Tab").unwrap();
@@ -175,7 +176,7 @@ const AT_THE_TOP: &str = "(() => {
 
 #[test]
 fn the_heads_of_a_long_table_stay_in_sight() {
-    with_page(FakeNode::full(), Screen::DESK, |tab, _| {
+    with_page(sample::full(), Screen::DESK, |tab, _| {
         assert_eq!(tab.evaluate::<String>(AT_THE_TOP).unwrap(), "Claim");
     });
 }
@@ -183,7 +184,7 @@ fn the_heads_of_a_long_table_stay_in_sight() {
 /// The page of somebody who reads dark pages was printed with light letters on white.
 #[test]
 fn the_page_can_be_printed() {
-    with_page(FakeNode::full(), Screen::PAPER.dark(), |tab, _| {
+    with_page(sample::full(), Screen::PAPER.dark(), |tab, _| {
         let mut look = tab.look().unwrap();
         look.texts.retain(|text| text.size >= SMALLEST);
         is_readable(&look, Screen::PAPER.dark());
@@ -202,7 +203,7 @@ fn size(picture: &[u8]) -> [u32; 2] {
 #[test]
 fn the_picture_of_the_documentation_has_the_layout_of_the_page() {
     let kept = fs::read(env::var_os("PICTURE").expect("PICTURE")).unwrap();
-    with_page(FakeNode::example(), Screen::DESK, |tab, _| {
+    with_page(sample::example(), Screen::DESK, |tab, _| {
         let picture = tab.picture().unwrap();
         if let Some(outputs) = env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
             for screen in SCREENS {

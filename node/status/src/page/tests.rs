@@ -1,108 +1,12 @@
-//! A node with a bit of everything, and what the page and the JSON make of it.
+//! What the page and the JSON make of a node with a bit of everything.
 
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
 use crate::html::tests::{Element, hostile, shown};
-use crate::model::{Certificate, Closed, Inodes, Kernel, Life, Mode, Orphans, Versions};
-
-const NOW: u64 = 1_772_366_405;
-
-fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {
-    Service {
-        path: path.to_owned(),
-        name: path.rsplit('.').next().unwrap_or_default().to_owned(),
-        depth: path.matches('.').count(),
-        state,
-        since: Duration::from_secs(3723),
-        restarts,
-        last_failure: last_failure.map(str::to_owned),
-    }
-}
-
-fn volume(claim: &str, mode: Mode, life: Life, used: u64, limit: u64) -> Volume {
-    let (used, limit) = (Bytes::new(used << 20), Bytes::new(limit << 20));
-    let inodes = (mode == Mode::Filesystem).then_some(Inodes { limit: 1000, used: 3 });
-    Volume {
-        id: format!("pvc-{claim}"),
-        namespace: "shop".to_owned(),
-        claim: claim.to_owned(),
-        mode,
-        limit,
-        used,
-        inodes,
-        condition: Condition::of(life, mode, [used, limit], inodes),
-    }
-}
-
-fn example() -> Page {
-    let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
-    Page {
-        node: "granary-1".to_owned(),
-        now: Duration::from_secs(NOW),
-        uptime: Duration::from_secs(93_784),
-        versions: Versions {
-            granary: "0.1.0".to_owned(),
-            kernel: Kernel {
-                release: "6.12.95+deb12-cloud-amd64".to_owned(),
-                version: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.95-1~bpo12+1 (2026-02-01)".to_owned(),
-                age: Some(Duration::from_secs(28 * 86_400)),
-            },
-            kubernetes: Some("v1.36.3".to_owned()),
-            container_runtime: Some("containerd://2.2.1".to_owned()),
-        },
-        services: vec![
-            service("granary", State::Healthy, 0, None),
-            service("granary.status", State::Healthy, 0, None),
-            service("granary.etcd", State::Healthy, 1, Some(etcd)),
-            service("granary.kube-apiserver", State::Healthy, 0, None),
-            service("granary.images", State::Done, 0, None),
-            service("granary.kubelet", State::Healthy, 0, None),
-            service("granary.kube-proxy", State::Failed, 3, Some("kube-proxy is not ready; it said last: nothing")),
-            service("granary.provisioner", State::Healthy, 0, None),
-            service("granary.provisioner.volumes", State::Healthy, 0, None),
-        ],
-        storage: Some(Storage::new(
-            Disk {
-                size: Bytes::new(100 << 30),
-                reserve: Bytes::new(10 << 30),
-                promisable: Bytes::new(90 << 30),
-                promised: Bytes::new(30 << 30),
-                free: Bytes::new(60 << 30),
-            },
-            vec![
-                volume("carts", Mode::Filesystem, Life::Announced, 312, 1024),
-                volume("orders-0", Mode::Block, Life::Announced, 4096, 4096),
-                volume("sessions", Mode::Filesystem, Life::Announced, 245, 256),
-                volume("uploads", Mode::Filesystem, Life::Staged, 0, 20_480),
-            ],
-            vec![Closed { id: "pvc-broken".to_owned(), reason: "the record is no JSON".to_owned() }],
-            vec![Orphans { kind: "volume".to_owned(), found: 2 }],
-        )),
-        clock: Clock::Synchronized { server: "10.0.2.2".to_owned(), offset_us: -1730, ago: Duration::from_secs(65) },
-        certificates: vec![
-            Certificate { name: "apiserver".to_owned(), expires: 1_772_366_405 + 300 * 86_400 },
-            Certificate { name: "ca".to_owned(), expires: 1_772_366_405 - 5 },
-        ],
-        warnings: vec![
-            Warning {
-                severity: Severity::Error,
-                source: "provisioner::sweep".to_owned(),
-                text: "volume has data and no PV; it is kept volume=pvc-lost".to_owned(),
-                count: 1,
-                ago: Duration::from_secs(4),
-            },
-            Warning {
-                severity: Severity::Warning,
-                source: "kube-proxy".to_owned(),
-                text: "can't reach <the API server> & co".to_owned(),
-                count: 12,
-                ago: Duration::from_secs(42),
-            },
-        ],
-    }
-}
+use crate::model::{Closed, Inodes, Life, Mode};
+use crate::sample::{NOW, example, id, volume};
 
 /// The rows of a section's table, as the text of their cells.
 fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
@@ -117,31 +21,29 @@ fn every_fact_has_its_place() {
     let document = Element::read(&page);
     assert_eq!(document.named("h1")[0].text, "granary-1");
     let header = &document.named("header")[0].text;
-    assert!(header.contains("Not ready: granary.kube-proxy"), "{header}");
+    let waiting = "granary.kube-scheduler, granary.kubelet, granary.kube-proxy, granary.csi";
+    assert!(header.contains(&format!("Not ready: {waiting}")), "{header}");
     assert!(header.contains("2026-03-01 12:00:05 UTC · up 1 d 2 h"), "{header}");
 
     let services = rows(&document, "services");
-    assert_eq!(services.len(), 9);
-    assert_eq!(services[1], ["status", "healthy", "1 h 2 min", "0", ""]);
-    assert_eq!(
-        services[6],
-        ["kube-proxy", "failed", "1 h 2 min", "3", "kube-proxy is not ready; it said last: nothing"]
-    );
+    assert_eq!(services.len(), 13);
+    assert_eq!(services[1], ["status", "healthy", "1 d 2 h", "0", ""]);
+    assert_eq!(services[9], ["kube-proxy", "failed", "42 s", "3", "kube-proxy is not ready; it said last: nothing"]);
 
     let storage = &document.by_id("storage").text;
-    assert!(storage.contains("30 GiB of 90 GiB promised to volumes, 60 GiB free. The disk has 100 GiB"), "{storage}");
+    assert!(storage.contains("32 GiB of 100 GiB promised to volumes, 68 GiB free. The disk has 112 GiB"), "{storage}");
     assert!(storage.contains("Orphans of kind volume: 2."), "{storage}");
     let meter = document.by_id("storage").named("meter")[0];
-    assert_eq!(meter.attribute("value"), Some("33"));
+    assert_eq!(meter.attribute("value"), Some("32"));
 
     assert_eq!(rows(&document, "warnings").len(), 2);
     assert_eq!(
         rows(&document, "warnings")[1],
-        ["42 s", "12", "warning", "kube-proxy", "can't reach <the API server> & co"]
+        ["12 min 4 s", "12", "warning", "kube-proxy", "can't reach <the API server> & co"]
     );
     let certificates = rows(&document, "certificates");
     assert_eq!(certificates[0], ["apiserver", "2026-12-26 12:00:05 UTC", "300 d"]);
-    assert_eq!(certificates[1][2], "expired");
+    assert_eq!(certificates[2][2], "expired");
     let node = &document.by_id("node").text;
     for fact in
         ["1 ms ahead of 10.0.2.2, asked 1 min 5 s ago", "28 d 0 h old", "v1.36.3", "containerd://2.2.1", "0.1.0"]
@@ -153,40 +55,19 @@ fn every_fact_has_its_place() {
 #[test]
 fn the_volume_that_needs_somebody_comes_first() {
     let volumes = rows(&Element::read(&example().html()), "volumes");
+    let row = |claim: &str, mode: &str, sizes: [&str; 2], percent: u64, files: &str, condition: &str| {
+        let [used, limit] = sizes.map(str::to_owned);
+        let percent = format!("{percent} % of its limit used");
+        vec![format!("shop/{claim}"), id(claim), mode.into(), used, limit, percent, files.into(), condition.into()]
+    };
     assert_eq!(
         volumes,
         [
-            [
-                "shop/sessions",
-                "pvc-sessions",
-                "filesystem",
-                "245 MiB",
-                "256 MiB",
-                "95 % of its limit used",
-                "3 of 1000",
-                "almost full"
-            ],
-            [
-                "shop/uploads",
-                "pvc-uploads",
-                "filesystem",
-                "0 B",
-                "20 GiB",
-                "0 % of its limit used",
-                "3 of 1000",
-                "no PV yet"
-            ],
-            [
-                "shop/carts",
-                "pvc-carts",
-                "filesystem",
-                "312 MiB",
-                "1 GiB",
-                "30 % of its limit used",
-                "3 of 1000",
-                "fine"
-            ],
-            ["shop/orders-0", "pvc-orders-0", "block", "4 GiB", "4 GiB", "100 % of its limit used", "", "fine"],
+            row("sessions", "filesystem", ["245 MiB", "256 MiB"], 95, "3920 of 131072", "almost full"),
+            row("yesterday", "filesystem", ["1 GiB", "2 GiB"], 50, "16384 of 1048576", "being removed"),
+            row("uploads", "filesystem", ["0 B", "20 GiB"], 0, "0 of 10485760", "no PV yet"),
+            row("carts", "filesystem", ["312 MiB", "1 GiB"], 30, "4992 of 524288", "fine"),
+            row("orders-0", "block", ["4 GiB", "4 GiB"], 100, "", "fine"),
         ]
     );
 }
@@ -210,7 +91,8 @@ fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
 fn every_part_has_a_link_and_its_table_its_name() {
     let document = Element::read(&example().html());
     let links: Vec<&str> = document.named("nav")[0].named("a").iter().map(|link| &*link.text).collect();
-    let parts = ["Services (9)", "Storage", "Volumes (4)", "Recent warnings (2)", "Certificates", "Clock and versions"];
+    let parts =
+        ["Services (13)", "Storage", "Volumes (5)", "Recent warnings (2)", "Certificates", "Clock and versions"];
     assert_eq!(links, parts);
     for table in document.named("table") {
         let heading = document.by_id(table.attribute("aria-labelledby").expect("a name"));
@@ -229,7 +111,10 @@ fn the_bar_of_a_volume_has_another_colour_when_it_is_almost_full() {
     let body = document.by_id("volumes").named("tbody")[0];
     let found: Vec<_> = body.children.iter().map(high).collect();
     // The last is a block volume, which is as full as it will ever be.
-    assert_eq!(found, [Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), None]);
+    assert_eq!(
+        found,
+        [Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), None]
+    );
 }
 
 #[test]
@@ -246,7 +131,7 @@ fn a_disk_that_cannot_be_read_leaves_the_rest_of_the_page() {
     let document = Element::read(&Page { storage: None, ..example() }.html());
     assert!(document.by_id("storage").text.contains("The data disk could not be read"));
     assert!(!document.named("nav")[0].text.contains("Volumes"));
-    assert_eq!(rows(&document, "services").len(), 9);
+    assert_eq!(rows(&document, "services").len(), 13);
 }
 
 #[test]
@@ -263,26 +148,26 @@ fn the_json_has_the_facts_with_their_units() {
     let json: Value = serde_json::from_str(&example().json().unwrap()).unwrap();
     for (pointer, expected) in [
         ("/ready", Value::from(false)),
-        ("/not_ready/0", "granary.kube-proxy".into()),
+        ("/not_ready/2", "granary.kube-proxy".into()),
         ("/node", "granary-1".into()),
         ("/unix_seconds", NOW.into()),
         ("/uptime_seconds", 93_784.into()),
         ("/versions/kernel/age_seconds", (28 * 86_400).into()),
-        ("/services/6/state", "failed".into()),
-        ("/services/6/seconds", 3723.into()),
-        ("/services/6/restarts", 3.into()),
-        ("/storage/disk/promised", (30_u64 << 30).into()),
+        ("/services/9/state", "failed".into()),
+        ("/services/9/seconds", 42.into()),
+        ("/services/9/restarts", 3.into()),
+        ("/storage/disk/promised", (32_u64 << 30).into()),
         ("/storage/volumes/0/condition", "almost_full".into()),
         ("/storage/volumes/0/limit", (256 << 20).into()),
-        ("/storage/volumes/3/mode", "block".into()),
-        ("/storage/volumes/3/inodes", Value::Null),
-        ("/storage/closed/0/id", "pvc-broken".into()),
+        ("/storage/volumes/4/mode", "block".into()),
+        ("/storage/volumes/4/inodes", Value::Null),
+        ("/storage/closed/0/id", id("broken").into()),
         ("/storage/orphans/0/found", 2.into()),
         ("/clock/state", "synchronized".into()),
         ("/clock/offset_us", (-1730).into()),
         ("/certificates/0/expires_unix_seconds", (NOW + 300 * 86_400).into()),
         ("/warnings/1/count", 12.into()),
-        ("/warnings/1/seconds_ago", 42.into()),
+        ("/warnings/1/seconds_ago", 724.into()),
     ] {
         assert_eq!(json.pointer(pointer), Some(&expected), "{pointer}");
     }

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs};
 
-use browser::{Browser, FakeNode, Files, Screen, Served, Tab};
+use browser::{Browser, Files, Screen, Served, Tab};
+use status::sample;
 
 fn main() -> ExitCode {
     match run() {
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let workspace =
         env::var_os("BUILD_WORKSPACE_DIRECTORY").ok_or("run it with: bazel run //test/browser:screenshot")?;
-    let served = Served::start(FakeNode::example())?;
+    let served = Served::start(sample::example())?;
     let mut browser = Browser::start(&Files::from_target()?)?;
     let mut tab = Tab::open(&mut browser)?;
     tab.be(Screen::DESK)?;

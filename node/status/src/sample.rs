@@ -1,0 +1,165 @@
+//! Pages of nodes that are made up, for tests and for the documentation's picture.
+
+use std::time::Duration;
+
+use supervisor::State;
+use units::Bytes;
+
+use crate::{
+    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Severity, Storage,
+    Versions, Volume, Warning,
+};
+
+/// What the clock of all of them says.
+pub const NOW: u64 = 1_772_366_405;
+const DAY: i64 = 86_400;
+/// The longest name of a label of DNS; a namespace has one.
+const LABEL: usize = 63;
+/// The longest name of a claim.
+const SUBDOMAIN: usize = 253;
+
+/// A bit of everything: the one of the documentation's picture.
+pub fn example() -> Page {
+    let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
+    let services = vec![
+        service("granary", State::Healthy, 0, None),
+        service("granary.status", State::Healthy, 0, None),
+        service("granary.etcd", State::Healthy, 1, Some(etcd)),
+        service("granary.kube-apiserver", State::Healthy, 0, None),
+        service("granary.kube-controller-manager", State::Healthy, 0, None),
+        service("granary.kube-scheduler", State::Starting, 0, None),
+        service("granary.containerd", State::Healthy, 0, None),
+        service("granary.images", State::Done, 0, None),
+        service("granary.kubelet", State::Stopping, 0, None),
+        service("granary.kube-proxy", State::Failed, 3, Some("kube-proxy is not ready; it said last: nothing")),
+        service("granary.provisioner", State::Healthy, 0, None),
+        service("granary.provisioner.volumes", State::Healthy, 0, None),
+        service("granary.csi", State::Stopped, 0, None),
+    ];
+    let volumes = vec![
+        volume("carts", Mode::Filesystem, Life::Announced, 312 << 20, 1 << 30),
+        volume("orders-0", Mode::Block, Life::Announced, 4 << 30, 4 << 30),
+        volume("sessions", Mode::Filesystem, Life::Announced, 245 << 20, 256 << 20),
+        volume("uploads", Mode::Filesystem, Life::Staged, 0, 20 << 30),
+        volume("yesterday", Mode::Filesystem, Life::Retired, 1 << 30, 2 << 30),
+    ];
+    let closed = vec![Closed { id: id("broken"), reason: "the record is no JSON".to_owned() }];
+    let orphans = vec![Orphans { kind: "volume".to_owned(), found: 2 }];
+    Page {
+        node: "granary-1".to_owned(),
+        now: Duration::from_secs(NOW),
+        uptime: Duration::from_secs(93_784),
+        versions: Versions {
+            granary: "0.1.0".to_owned(),
+            kernel: Kernel {
+                release: "6.12.95+deb12-cloud-amd64".to_owned(),
+                version: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.95-1~bpo12+1 (2026-02-01)".to_owned(),
+                age: Some(Duration::from_secs(28 * 86_400)),
+            },
+            kubernetes: Some("v1.36.3".to_owned()),
+            container_runtime: Some("containerd://2.2.1".to_owned()),
+        },
+        services,
+        storage: Some(Storage::new(disk(32), volumes, closed, orphans)),
+        clock: Clock::Synchronized { server: "10.0.2.2".into(), offset_us: -1730, ago: Duration::from_secs(65) },
+        certificates: vec![certificate("apiserver", 300), certificate("etcd", 20), certificate("kubelet", -1)],
+        warnings: vec![
+            warning(Severity::Error, "provisioner::sweep", "volume has data and no PV; it is kept volume=pvc-lost", 1),
+            warning(Severity::Warning, "kube-proxy", "can't reach <the API server> & co", 12),
+        ],
+    }
+}
+
+/// Nothing is wrong, and nothing is on it.
+pub fn fresh() -> Page {
+    let mut page = example();
+    page.services.retain(Service::is_ready);
+    page.storage = Some(Storage::new(disk(0), Vec::new(), Vec::new(), Vec::new()));
+    page.clock = Clock::Alone;
+    page.versions.kubernetes = None;
+    page.certificates.clear();
+    page.warnings.clear();
+    page
+}
+
+/// The data disk cannot be read.
+pub fn without_disk() -> Page {
+    Page { storage: None, ..example() }
+}
+
+/// Five hundred volumes, a hundred warnings, and names as long as they can be.
+pub fn full() -> Page {
+    let mut page = example();
+    page.node = long("node", LABEL);
+    let name = long("service", LABEL);
+    let parent = format!("granary.provisioner.{name}");
+    page.services.push(service(&parent, State::Healthy, 0, None));
+    let failure = long("failure", 1000);
+    page.services.push(service(&format!("{parent}.inner"), State::Failed, 4_000_000, Some(&failure)));
+    let volumes = (0..500).map(|number| {
+        let mode = if number % 3 == 0 { Mode::Block } else { Mode::Filesystem };
+        let claim = if number % 5 == 0 { long("claim", SUBDOMAIN) } else { format!("data-database-{number}") };
+        let volume = volume(&claim, mode, Life::Announced, number << 24, 500 << 24);
+        if number % 7 == 0 { Volume { namespace: long("namespace", LABEL), ..volume } } else { volume }
+    });
+    let closed = vec![Closed { id: long("volume", 128), reason: long("reason", 200) }];
+    page.storage = Some(Storage::new(disk(96), volumes.collect(), closed, Vec::new()));
+    page.clock = Clock::Unsynchronized { server: long("server", SUBDOMAIN), reason: long("reason", 200) };
+    page.warnings =
+        (0..100).map(|number| warning(Severity::Warning, &long("source", LABEL), &long("text", 500), number)).collect();
+    page.certificates.push(certificate(&long("certificate", LABEL), 30));
+    page
+}
+
+/// A name of this length without a place to break it.
+fn long(name: &str, length: usize) -> String {
+    name.chars().cycle().take(length).collect()
+}
+
+/// As the provisioner makes them of a claim's UID.
+pub(crate) fn id(claim: &str) -> String {
+    let number = claim.bytes().fold(0x5bd1_e995_u32, |number, byte| number.rotate_left(5) ^ u32::from(byte));
+    format!("pvc-{number:08x}-3ec7-470e-9cf6-02a8{number:08x}")
+}
+
+fn disk(promised: u64) -> Disk {
+    let gib = |count: u64| Bytes::new(count << 30);
+    Disk { size: gib(112), reserve: gib(12), promisable: gib(100), promised: gib(promised), free: gib(100 - promised) }
+}
+
+fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {
+    Service {
+        path: path.to_owned(),
+        name: path.rsplit('.').next().unwrap_or_default().to_owned(),
+        depth: path.matches('.').count(),
+        state,
+        since: Duration::from_secs(if restarts > 0 { 42 } else { 93_723 }),
+        restarts,
+        last_failure: last_failure.map(str::to_owned),
+    }
+}
+
+pub(crate) fn volume(claim: &str, mode: Mode, life: Life, used: u64, limit: u64) -> Volume {
+    let (used, limit) = (Bytes::new(used), Bytes::new(limit));
+    let inodes = (mode == Mode::Filesystem).then_some(Inodes { limit: limit.get() / 2048, used: used.get() / 65_536 });
+    let condition = Condition::of(life, mode, [used, limit], inodes);
+    Volume {
+        id: id(claim),
+        namespace: "shop".to_owned(),
+        claim: claim.to_owned(),
+        mode,
+        limit,
+        used,
+        inodes,
+        condition,
+    }
+}
+
+fn certificate(name: &str, days: i64) -> Certificate {
+    Certificate { name: name.to_owned(), expires: i64::try_from(NOW).unwrap_or_default() + days * DAY }
+}
+
+fn warning(severity: Severity, source: &str, text: &str, count: u64) -> Warning {
+    let (source, text) = (source.to_owned(), text.to_owned());
+    Warning { severity, source, text, count, ago: Duration::from_secs(4 + count * 60) }
+}
