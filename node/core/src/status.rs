@@ -118,6 +118,7 @@ impl Source for Node {
             versions: versions(now, kubernetes.get()),
             services: self.services(),
             storage: storage.ok(),
+            mesh: None,
             clock: clock(keeper),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),

@@ -21,6 +21,7 @@
 
 mod format;
 mod html;
+mod mesh;
 mod model;
 mod page;
 mod recent;
@@ -28,6 +29,7 @@ mod recent;
 pub mod sample;
 mod server;
 
+pub use mesh::{Mesh, Peer};
 pub use model::{
     Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Storage, Versions,
     Volume, not_ready, services,

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use supervisor::State;
 use units::Bytes;
 
-use crate::Warning;
+use crate::{Mesh, Warning};
 
 /// Of a filesystem volume, in percent: with less left, writes will fail soon.
 pub(crate) const ALMOST_FULL: u64 = 90;
@@ -29,6 +29,8 @@ pub struct Page {
     pub services: Vec<Service>,
     /// The data disk; nothing if it could not be read, which is among the warnings.
     pub storage: Option<Storage>,
+    /// The other nodes; nothing on a node that has no mesh.
+    pub mesh: Option<Mesh>,
     /// How good the clock is.
     pub clock: Clock,
     /// Those of the node.
@@ -339,6 +341,6 @@ pub(crate) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S
     serializer.serialize_u64(time.as_secs())
 }
 
-fn maybe_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn maybe_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(|time| time.as_secs()).serialize(serializer)
 }

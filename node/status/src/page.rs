@@ -8,7 +8,7 @@ use units::Bytes;
 use crate::format::{duration, moment, size};
 use crate::html::Html;
 use crate::model::{ALMOST_FULL, Clock, Condition, Disk, Mode, Page, Service, Storage, Volume, not_ready};
-use crate::{Severity, Warning};
+use crate::{Mesh, Peer, Severity, Warning};
 
 /// Certificates with less left are pointed out: the node should have renewed them.
 const EXPIRES_SOON: i64 = 25 * 86_400;
@@ -31,6 +31,16 @@ const VOLUME: [Column; 8] = [
     ("Full", LEFT),
     ("Files", NUMBER),
     ("Condition", LEFT),
+];
+
+const PEER: [Column; 7] = [
+    ("Node", LEFT),
+    ("Endpoint", LEFT),
+    ("Pods", LEFT),
+    ("Key", LEFT),
+    ("Last handshake", LEFT),
+    ("Received", NUMBER),
+    ("Sent", NUMBER),
 ];
 
 const WARNING: [Column; 5] = [("Ago", LEFT), ("Times", NUMBER), ("Kind", LEFT), ("Who", LEFT), ("What", LEFT)];
@@ -60,6 +70,9 @@ impl Page {
                         None => section(html, Section::Storage, |html| {
                             html.line("p", &[("class", "bad")], "The data disk could not be read; see the warnings.");
                         }),
+                    }
+                    if let Some(mesh) = &self.mesh {
+                        section(html, Section::Mesh, |html| mesh.show(html));
                     }
                     section(html, Section::Warnings, |html| warnings(html, &self.warnings));
                     section(html, Section::Certificates, |html| self.certificates(html));
@@ -93,6 +106,10 @@ impl Page {
                     (Section::Services, _) => Some(self.services.len()),
                     (Section::Volumes, None) => continue,
                     (Section::Volumes, Some(storage)) => Some(storage.volumes.len().saturating_add(storage.more)),
+                    (Section::Mesh, _) => match &self.mesh {
+                        None => continue,
+                        Some(mesh) => mesh.peers.as_ref().map(|peers| peers.len().saturating_add(mesh.more)),
+                    },
                     (Section::Warnings, _) => Some(self.warnings.len()),
                     (Section::Storage | Section::Certificates | Section::Node, _) => None,
                 };
@@ -216,6 +233,41 @@ impl Volume {
     }
 }
 
+impl Mesh {
+    fn show(&self, html: &mut Html) {
+        match self.peers.as_deref() {
+            None => html.line("p", &[("class", "bad")], "The peers could not be read; see the warnings."),
+            Some([]) => html.line("p", &[("class", "soft")], "No other node yet."),
+            Some(peers) => table(html, Section::Mesh, &PEER, |html| {
+                for peer in peers {
+                    html.element("tr", &[], |html| peer.show(html));
+                }
+            }),
+        }
+        if self.more > 0 {
+            html.line("p", &[("class", "soft")], &format!("And {} more, which the metrics tell of.", self.more));
+        }
+    }
+}
+
+impl Peer {
+    fn show(&self, html: &mut Html) {
+        html.line("th", &[("scope", "row")], self.node.as_deref().unwrap_or("not known yet"));
+        html.line("td", &[("class", "name")], self.endpoint.as_deref().unwrap_or("none"));
+        html.line("td", &[("class", "name")], &self.pods.join(", "));
+        html.element("td", &[], |html| html.line("code", &[("title", &self.key)], &self.short_key()));
+        let (class, text) = match self.handshake.map(duration) {
+            None => ("text wait", "never: nothing was sent yet, or nothing came back".to_owned()),
+            Some(ago) if self.has_keys() => ("text", format!("{ago} ago")),
+            Some(ago) => ("text wait", format!("{ago} ago: nothing was sent since, or nothing came back")),
+        };
+        html.line("td", &[("class", class)], &text);
+        for bytes in [self.received, self.sent] {
+            html.line("td", &[("class", NUMBER), ("title", &bytes.to_string())], &size(bytes));
+        }
+    }
+}
+
 fn services(html: &mut Html, services: &[Service]) {
     table(html, Section::Services, &SERVICE, |html| {
         for service in services {
@@ -277,14 +329,15 @@ enum Section {
     Services,
     Storage,
     Volumes,
+    Mesh,
     Warnings,
     Certificates,
     Node,
 }
 
 impl Section {
-    const ALL: [Self; 6] =
-        [Self::Services, Self::Storage, Self::Volumes, Self::Warnings, Self::Certificates, Self::Node];
+    const ALL: [Self; 7] =
+        [Self::Services, Self::Storage, Self::Volumes, Self::Mesh, Self::Warnings, Self::Certificates, Self::Node];
 
     /// Of its element. Links of people's notes lead there.
     const fn id(self) -> &'static str {
@@ -292,6 +345,7 @@ impl Section {
             Self::Services => "services",
             Self::Storage => "storage",
             Self::Volumes => "volumes",
+            Self::Mesh => "mesh",
             Self::Warnings => "warnings",
             Self::Certificates => "certificates",
             Self::Node => "node",
@@ -303,6 +357,7 @@ impl Section {
             Self::Services => "Services",
             Self::Storage => "Storage",
             Self::Volumes => "Volumes",
+            Self::Mesh => "Mesh",
             Self::Warnings => "Recent warnings",
             Self::Certificates => "Certificates",
             Self::Node => "Clock and versions",

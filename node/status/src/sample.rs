@@ -6,8 +6,8 @@ use supervisor::State;
 use units::Bytes;
 
 use crate::{
-    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Severity, Storage,
-    Versions, Volume, Warning,
+    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mesh, Mode, Orphans, Page, Peer, Service,
+    Severity, Storage, Versions, Volume, Warning,
 };
 
 /// What the clock of all of them says.
@@ -61,6 +61,7 @@ pub fn example() -> Page {
         },
         services,
         storage: Some(Storage::new(disk(32), volumes, closed, orphans)),
+        mesh: Some(Mesh::new(vec![peer(2, Some(72)), peer(3, Some(4000)), peer(4, None)])),
         clock: Clock::Synchronized { server: "10.0.2.2".into(), offset_us: -1730, ago: Duration::from_secs(65) },
         certificates: vec![certificate("apiserver", 300), certificate("etcd", 20), certificate("kubelet", -1)],
         warnings: vec![
@@ -75,6 +76,7 @@ pub fn fresh() -> Page {
     let mut page = example();
     page.services.retain(Service::is_ready);
     page.storage = Some(Storage::new(disk(0), Vec::new(), Vec::new(), Vec::new()));
+    page.mesh = Some(Mesh::new(Vec::new()));
     page.clock = Clock::Alone;
     page.versions.kubernetes = None;
     page.certificates.clear();
@@ -82,12 +84,12 @@ pub fn fresh() -> Page {
     page
 }
 
-/// The data disk cannot be read.
-pub fn without_disk() -> Page {
-    Page { storage: None, ..example() }
+/// Neither the data disk nor the mesh can be read.
+pub fn blind() -> Page {
+    Page { storage: None, mesh: Some(Mesh::default()), ..example() }
 }
 
-/// Five hundred volumes, a hundred warnings, and names as long as they can be.
+/// Five hundred volumes, two hundred peers, a hundred warnings, and names as long as they can be.
 pub fn full() -> Page {
     let mut page = example();
     page.node = long("node", LABEL);
@@ -104,6 +106,17 @@ pub fn full() -> Page {
     });
     let closed = vec![Closed { id: long("volume", 128), reason: long("reason", 200) }];
     page.storage = Some(Storage::new(disk(96), volumes.collect(), closed, Vec::new()));
+    let peers = (2..202).map(|number| {
+        let peer = peer(number, Some(u64::from(number)));
+        if number % 9 != 0 {
+            return peer;
+        }
+        let (node, address) = (Some(long("node", SUBDOMAIN)), "2001:0db8:aaaa:bbbb:cccc:dddd:eeee:ffff");
+        let endpoint = Some(format!("[{address}]:7838"));
+        let pods = [&peer.pods[..], &[format!("{address}/128")]].concat();
+        Peer { node, endpoint, pods, handshake: None, received: Bytes::new(u64::MAX), ..peer }
+    });
+    page.mesh = Some(Mesh::new(peers.collect()));
     page.clock = Clock::Unsynchronized { server: long("server", SUBDOMAIN), reason: long("reason", 200) };
     page.warnings =
         (0..100).map(|number| warning(Severity::Warning, &long("source", LABEL), &long("text", 500), number)).collect();
@@ -152,6 +165,19 @@ pub(crate) fn volume(claim: &str, mode: Mode, life: Life, used: u64, limit: u64)
         used,
         inodes,
         condition,
+    }
+}
+
+pub(crate) fn peer(number: u8, seconds_ago: Option<u64>) -> Peer {
+    let traffic = Bytes::new((u64::from(number) * seconds_ago.unwrap_or_default()) << 20);
+    Peer {
+        node: Some(format!("granary-{number}")),
+        key: format!("{number:03}hi1TYfzLyvWW6G2Ow6Z4EVeXk3kYtP1Y5aeYpXk0="),
+        endpoint: Some(format!("192.0.2.{number}:7838")),
+        pods: vec![format!("10.244.{number}.0/24")],
+        handshake: seconds_ago.map(Duration::from_secs),
+        received: traffic,
+        sent: Bytes::new(traffic.get() / 3),
     }
 }
 

@@ -260,6 +260,7 @@ mod tests {
                 versions: Versions::default(),
                 services: self.services(),
                 storage: None,
+                mesh: None,
                 clock: Clock::Alone,
                 certificates: Vec::new(),
                 warnings: Vec::new(),

@@ -95,8 +95,8 @@ fn a_new_node_is_readable_everywhere() {
 }
 
 #[test]
-fn a_node_without_its_disk_is_readable_everywhere() {
-    every_screen_shows(sample::without_disk());
+fn a_node_that_cannot_read_its_disk_is_readable_everywhere() {
+    every_screen_shows(sample::blind());
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn the_page_is_told_to_those_who_do_not_see_it() {
             assert_eq!(named(role).len(), 1, "{role}: {landmarks:?}");
         }
         assert_eq!(named("navigation"), ["Sections"]);
-        let parts = ["Services", "Storage", "Volumes", "Recent warnings", "Certificates", "Clock and versions"];
+        let parts = ["Services", "Storage", "Volumes", "Mesh", "Recent warnings", "Certificates", "Clock and versions"];
         assert_eq!(named("region"), parts);
         assert_eq!(named("heading"), [&["granary-1"], &parts[..]].concat());
-        assert_eq!(named("table"), ["Services", "Volumes", "Recent warnings", "Certificates"]);
+        assert_eq!(named("table"), ["Services", "Volumes", "Mesh", "Recent warnings", "Certificates"]);
         let headers = named("columnheader");
         assert_eq!(headers.len(), look.headers.len());
         assert!(headers.iter().all(|name| !name.is_empty()), "{headers:?}");

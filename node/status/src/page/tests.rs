@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 use crate::html::tests::{Element, hostile, shown};
 use crate::model::{Closed, Inodes, Life, Mode};
-use crate::sample::{NOW, example, id, volume};
+use crate::sample::{self, NOW, example, id, peer, volume};
 
 /// The rows of a section's table, as the text of their cells.
 fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
@@ -91,8 +91,15 @@ fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
 fn every_part_has_a_link_and_its_table_its_name() {
     let document = Element::read(&example().html());
     let links: Vec<&str> = document.named("nav")[0].named("a").iter().map(|link| &*link.text).collect();
-    let parts =
-        ["Services (13)", "Storage", "Volumes (5)", "Recent warnings (2)", "Certificates", "Clock and versions"];
+    let parts = [
+        "Services (13)",
+        "Storage",
+        "Volumes (5)",
+        "Mesh (3)",
+        "Recent warnings (2)",
+        "Certificates",
+        "Clock and versions",
+    ];
     assert_eq!(links, parts);
     for table in document.named("table") {
         let heading = document.by_id(table.attribute("aria-labelledby").expect("a name"));
@@ -101,6 +108,45 @@ fn every_part_has_a_link_and_its_table_its_name() {
     for column in document.named("thead").iter().flat_map(|head| head.named("th")) {
         assert!(!column.text.trim().is_empty(), "{column:?}");
     }
+}
+
+#[test]
+fn peers_that_nothing_can_be_sent_to_come_first_and_say_why() {
+    let peers = rows(&Element::read(&example().html()), "mesh");
+    let row = |number: u8, handshake: &str, sizes: [&str; 2]| {
+        let (endpoint, pods) = (format!("192.0.2.{number}:7838"), format!("10.244.{number}.0/24"));
+        let [received, sent] = sizes.map(str::to_owned);
+        let key = format!("{number:03}hi1TY…");
+        vec![format!("granary-{number}"), endpoint, pods, key, handshake.to_owned(), received, sent]
+    };
+    let old = "1 h 6 min ago: nothing was sent since, or nothing came back";
+    assert_eq!(
+        peers,
+        [
+            row(3, old, ["11.7 GiB", "3.9 GiB"]),
+            row(4, "never: nothing was sent yet, or nothing came back", ["0 B", "0 B"]),
+            row(2, "1 min 12 s ago", ["144 MiB", "48 MiB"]),
+        ]
+    );
+    let classes = |seconds| {
+        let page = Page { mesh: Some(Mesh::new(vec![peer(2, seconds)])), ..example() };
+        let document = Element::read(&page.html());
+        let row = &document.by_id("mesh").named("tbody")[0].children[0];
+        row.children[4].attribute("class").map(str::to_owned)
+    };
+    assert_eq!(
+        [Some(180), Some(181), None].map(classes),
+        ["text", "text wait", "text wait"].map(|class| Some(class.into()))
+    );
+}
+
+#[test]
+fn only_a_node_in_a_mesh_has_the_part() {
+    let document = Element::read(&Page { mesh: None, ..example() }.html());
+    assert!(document.named("section").iter().all(|section| section.attribute("id") != Some("mesh")));
+    assert!(!document.named("nav")[0].text.contains("Mesh"));
+    let alone = Element::read(&sample::fresh().html());
+    assert_eq!(alone.by_id("mesh").named("p")[0].text, "No other node yet.");
 }
 
 /// A green bar beside the words "almost full" was on the first picture of the page.
@@ -127,8 +173,9 @@ fn a_node_that_is_ready_says_so() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_leaves_the_rest_of_the_page() {
-    let document = Element::read(&Page { storage: None, ..example() }.html());
+fn a_disk_and_a_mesh_that_cannot_be_read_leave_the_rest_of_the_page() {
+    let document = Element::read(&sample::blind().html());
+    assert!(document.by_id("mesh").text.contains("The peers could not be read"));
     assert!(document.by_id("storage").text.contains("The data disk could not be read"));
     assert!(!document.named("nav")[0].text.contains("Volumes"));
     assert_eq!(rows(&document, "services").len(), 13);
@@ -141,6 +188,13 @@ fn the_page_stays_small_whatever_is_on_the_disk() {
     assert_eq!((storage.volumes.len(), storage.more), (1000, 2000));
     let page = Page { storage: Some(storage), ..example() };
     assert!(Element::read(&page.html()).by_id("volumes").text.contains("And 2000 more"));
+
+    let mesh = Mesh::new((0..3000).map(|number| Peer { key: number.to_string(), ..peer(2, Some(1)) }).collect());
+    assert_eq!((mesh.peers.as_ref().map(Vec::len), mesh.more), (Some(1000), 2000));
+    let page = Page { mesh: Some(mesh), ..example() };
+    let document = Element::read(&page.html());
+    assert!(document.by_id("mesh").text.contains("And 2000 more"));
+    assert!(document.named("nav")[0].text.contains("Mesh (3000)"));
 }
 
 #[test]
@@ -163,6 +217,10 @@ fn the_json_has_the_facts_with_their_units() {
         ("/storage/volumes/4/inodes", Value::Null),
         ("/storage/closed/0/id", id("broken").into()),
         ("/storage/orphans/0/found", 2.into()),
+        ("/mesh/peers/0/node", "granary-3".into()),
+        ("/mesh/peers/0/handshake_seconds_ago", 4000.into()),
+        ("/mesh/peers/1/handshake_seconds_ago", Value::Null),
+        ("/mesh/peers/2/received", (144_u64 << 20).into()),
         ("/clock/state", "synchronized".into()),
         ("/clock/offset_us", (-1730).into()),
         ("/certificates/0/expires_unix_seconds", (NOW + 300 * 86_400).into()),
@@ -182,6 +240,7 @@ fn with(texts: &[String; 8]) -> Page {
     page.versions.kernel.release.clone_from(&text);
     page.versions.kubernetes = Some(id.clone());
     page.clock = Clock::Unsynchronized { server: source.clone(), reason: reason.clone() };
+    let name_of_peer = name.clone();
     page.services[6].path = name.clone();
     page.services[6].name = name;
     page.services[6].last_failure = Some(failure);
@@ -190,7 +249,10 @@ fn with(texts: &[String; 8]) -> Page {
     storage.volumes[0].claim = claim;
     storage.volumes[0].namespace = node;
     storage.closed[0] = Closed { id, reason: reason.clone() };
-    storage.orphans[0].kind = reason;
+    storage.orphans[0].kind.clone_from(&reason);
+    let peers = page.mesh.as_mut().and_then(|mesh| mesh.peers.as_mut()).expect("peers");
+    (peers[0].node, peers[0].endpoint) = (Some(name_of_peer), Some(source.clone()));
+    (peers[0].key, peers[0].pods) = (text.clone(), vec![reason.clone(); 2]);
     page.warnings[0].source.clone_from(&source);
     page.warnings[0].text = text;
     page.certificates[0].name = source;
