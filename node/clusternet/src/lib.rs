@@ -7,7 +7,7 @@
 //!
 //! The interface is adopted if an earlier run has left it, and never removed: packets go on while the program is
 //! replaced. A peer gets no address beyond the range that its Node was given: WireGuard drops what comes from others.
-//! Nothing here decides who may be a Node, or which range it has.
+//! Nothing here decides who may be a Node, or which range it has. [`Neighbours`] tells who the peers are.
 //!
 //! `WireGuard` is in Linux 5.6 and later (module `wireguard`, which has to be loaded).
 //!
@@ -39,6 +39,7 @@ mod key;
 mod member;
 mod message;
 mod metrics;
+mod neighbours;
 mod netlink;
 mod network;
 mod peers;
@@ -55,6 +56,7 @@ pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
 pub use member::Member;
 pub use message::{Cost, cost};
 pub use metrics::Metrics;
+pub use neighbours::{Neighbour, Neighbours};
 pub use netlink::RequestError;
 pub use network::{PodNetwork, PodNetworkError};
 pub use peers::{Mesh, Own, Wanted, wanted};

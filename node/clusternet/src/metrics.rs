@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
+use crate::neighbours::{Names, Neighbours};
 use crate::refusal::{Reason, Refusal};
-use crate::traffic::{Names, Scrape};
+use crate::traffic::Scrape;
 use crate::{Change, Device, PublicKey};
 
 /// The metrics of a node's mesh; all clones count together. They outlive a controller that is started again.
@@ -28,8 +29,8 @@ impl Metrics {
         for collector in metrics.collectors() {
             registry.register(collector)?;
         }
-        let names = Arc::clone(&metrics.names);
-        registry.register(Box::new(Scrape::new(names, move || device.look())?))?;
+        let neighbours = Neighbours::new(&metrics, device);
+        registry.register(Box::new(Scrape::new(move || neighbours.look())?))?;
         Ok(metrics)
     }
 
@@ -73,6 +74,10 @@ impl Metrics {
         }
     }
 
+    pub(crate) const fn names(&self) -> &Names {
+        &self.names
+    }
+
     /// The Nodes of the peers.
     pub(crate) fn named(&self, nodes: &BTreeMap<PublicKey, String>) {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone_from(nodes);
@@ -98,9 +103,7 @@ mod tests {
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let metrics = Metrics::default();
-        metrics.named(&[(key(1), "one".into())].into());
-        let names = Arc::clone(&metrics.names);
-        let scrape: Box<dyn Collector> = Box::new(Scrape::new(names, || Ok(example())).unwrap());
+        let scrape: Box<dyn Collector> = Box::new(Scrape::new(|| Ok(example())).unwrap());
         metricsdocs::assert_described("Mesh", metrics.collectors().into_iter().chain([scrape]));
     }
 

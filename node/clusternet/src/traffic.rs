@@ -1,7 +1,6 @@
 //! The peers as they are at the moment of a scrape.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use prometheus::core::{Collector, Desc};
@@ -9,15 +8,10 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 
-use crate::device::{LookError, Seen};
-use crate::{PublicKey, Traffic};
-
-/// The Nodes of the peers, as the last pass saw them.
-pub(crate) type Names = Arc<Mutex<BTreeMap<PublicKey, String>>>;
+use crate::{LookError, Neighbour, Traffic};
 
 /// The metrics of the kernel's peers, read at every scrape.
 pub(crate) struct Scrape<L> {
-    names: Names,
     look: L,
     /// One scrape at a time looks and sets them.
     gauges: Mutex<Gauges>,
@@ -32,16 +26,16 @@ struct Gauges {
     errors: IntCounter,
 }
 
-impl<L: Fn() -> Result<BTreeMap<PublicKey, Seen>, LookError> + Send + Sync> Scrape<L> {
+impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Scrape<L> {
     /// Looks with `look` whenever somebody asks.
-    pub(crate) fn new(names: Names, look: L) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(look: L) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
-        Ok(Self { names, look, gauges: Mutex::new(gauges), descs })
+        Ok(Self { look, gauges: Mutex::new(gauges), descs })
     }
 }
 
-impl<L: Fn() -> Result<BTreeMap<PublicKey, Seen>, LookError> + Send + Sync> Collector for Scrape<L> {
+impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Collector for Scrape<L> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
@@ -51,7 +45,7 @@ impl<L: Fn() -> Result<BTreeMap<PublicKey, Seen>, LookError> + Send + Sync> Coll
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.look)() {
             Ok(found) => {
-                gauges.set(&found, &self.names.lock().unwrap_or_else(PoisonError::into_inner));
+                gauges.set(&found);
                 gauges.all().into_iter().flat_map(Collector::collect).collect()
             }
             Err(error) => {
@@ -90,32 +84,34 @@ impl Gauges {
         [peers, handshake, received, sent, errors]
     }
 
-    fn set(&self, found: &BTreeMap<PublicKey, Seen>, names: &BTreeMap<PublicKey, String>) {
+    fn set(&self, found: &[Neighbour]) {
         self.peers.set(i64::try_from(found.len()).unwrap_or(i64::MAX));
         self.handshake.reset();
         self.received.reset();
         self.sent.reset();
-        for (key, Seen { traffic: Traffic { handshake, received, sent }, .. }) in found {
-            // A peer of an earlier run has no name until the Nodes were listed.
-            let node = names.get(key).cloned().unwrap_or_else(|| key.to_string());
+        for Neighbour { node, key, seen } in found {
+            let node = node.clone().unwrap_or_else(|| key.to_string());
+            let Traffic { handshake, received, sent } = seen.traffic;
             let since = handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
             let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
             self.handshake.with_label_values(&[&node]).set(seconds);
-            self.received.with_label_values(&[&node]).inc_by(*received);
-            self.sent.with_label_values(&[&node]).inc_by(*sent);
+            self.received.with_label_values(&[&node]).inc_by(received);
+            self.sent.with_label_values(&[&node]).inc_by(sent);
         }
     }
 }
 
 /// A peer that has spoken.
 #[cfg(test)]
-pub(crate) fn example() -> BTreeMap<PublicKey, Seen> {
+pub(crate) fn example() -> Vec<Neighbour> {
     use std::time::Duration;
 
+    use crate::Seen;
     use crate::diff::tests::{key, peer};
 
     let handshake = Some(UNIX_EPOCH + Duration::from_millis(1500));
-    [(key(1), Seen { peer: peer(1, [1]), traffic: Traffic { handshake, received: 3, sent: 4 } })].into()
+    let seen = Seen { peer: peer(1, [1]), traffic: Traffic { handshake, received: 3, sent: 4 } };
+    vec![Neighbour { node: Some("one".into()), key: key(1), seen }]
 }
 
 #[cfg(test)]
@@ -136,8 +132,7 @@ mod tests {
     #[test]
     fn the_text_tells_every_peer_by_its_nodes_name() {
         let registry = Registry::new();
-        let names: Names = Arc::new(Mutex::new([(key(1), "one".to_owned())].into()));
-        registry.register(Box::new(Scrape::new(names, || Ok(example())).unwrap())).unwrap();
+        registry.register(Box::new(Scrape::new(|| Ok(example())).unwrap())).unwrap();
         let expected = [
             r#"granary_mesh_handshake_timestamp_seconds{node="one"} 1"#,
             "granary_mesh_peers 1",
@@ -150,14 +145,23 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_whose_node_is_not_known_is_told_by_its_key() {
+        let registry = Registry::new();
+        let look = || Ok(example().into_iter().map(|peer| Neighbour { node: None, ..peer }).collect());
+        registry.register(Box::new(Scrape::new(look).unwrap())).unwrap();
+        let sent = format!(r#"granary_mesh_sent_bytes_total{{node="{}"}} 4"#, key(1));
+        assert!(values(&registry).contains(&sent));
+    }
+
+    #[test]
     fn a_peer_that_is_gone_has_no_series_and_an_error_leaves_all_out() {
         let registry = Registry::new();
         let turn = AtomicU32::new(0);
         let look = move || match turn.fetch_add(1, Ordering::Relaxed) {
-            0 => Ok(BTreeMap::new()),
+            0 => Ok(Vec::new()),
             _ => Err(LookError { interface: "clusternet".into(), source: RequestError::TooLong }),
         };
-        registry.register(Box::new(Scrape::new(Names::default(), look).unwrap())).unwrap();
+        registry.register(Box::new(Scrape::new(look).unwrap())).unwrap();
         assert_eq!(values(&registry), ["granary_mesh_peers 0", "granary_mesh_scrape_errors_total 0"]);
         assert_eq!(values(&registry), ["granary_mesh_scrape_errors_total 1"]);
     }

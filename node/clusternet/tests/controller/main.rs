@@ -17,6 +17,10 @@ use crate::mesh::{Mesh, OWN, create, key, node, own};
 fn main() -> ExitCode {
     Suite::new()
         .case("all_nodes_that_are_there_are_one_batch", all_nodes_that_are_there_are_one_batch)
+        .case(
+            "peers_have_the_names_of_their_nodes_once_those_are_listed",
+            peers_have_the_names_of_their_nodes_once_those_are_listed,
+        )
         .case("the_key_is_told_and_nothing_else_changes", the_key_is_told_and_nothing_else_changes)
         .case("a_key_that_somebody_overwrote_is_told_again", a_key_that_somebody_overwrote_is_told_again)
         .case("an_own_node_that_is_not_there_yet_is_waited_for", an_own_node_that_is_not_there_yet_is_waited_for)
@@ -55,6 +59,15 @@ async fn all_nodes_that_are_there_are_one_batch(cluster: Arc<Cluster>) -> Result
     assert_eq!(state.places.len(), 1);
     let place = state.places[0].first().expect("a place");
     assert_eq!((place.address.to_string(), place.network.to_string()), ("10.244.1.1".into(), "10.244.0.0/16".into()));
+    mesh.stop().await
+}
+
+async fn peers_have_the_names_of_their_nodes_once_those_are_listed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), peers([3])).await?;
+    mesh.healthy().await?;
+    let found = mesh.neighbours.look()?;
+    let found: Vec<_> = found.iter().map(|peer| (peer.node.as_deref(), peer.key, &peer.seen.peer)).collect();
+    assert_eq!(found, [(Some("two"), key(2), &peer(2)), (Some("three"), key(3), &peer(3))]);
     mesh.stop().await
 }
 

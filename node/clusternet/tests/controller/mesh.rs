@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use clusternet::{ANNOTATION, Metrics, Peer, Peers, PodNetwork, PublicKey, Settings};
+use clusternet::{ANNOTATION, Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
 use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
@@ -25,6 +25,7 @@ pub struct Mesh {
     pub admin: Api<Node>,
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
+    pub neighbours: Neighbours,
     controller: Supervisor,
 }
 
@@ -79,16 +80,18 @@ impl Mesh {
     pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
         let admin = cluster_of(cluster, nodes).await?;
         let (device, gate) = (Arc::new(FakeDevice::with(key(1), peers)), Gate::default());
+        let metrics = Metrics::default();
+        let neighbours = Neighbours::new(&metrics, Arc::<FakeDevice>::clone(&device));
         let settings = Settings {
             client: gate.client(cluster.storage_of(OWN).await?),
             node: OWN.to_owned(),
             networks: vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?],
             device: Arc::<FakeDevice>::clone(&device),
-            metrics: Metrics::default(),
+            metrics,
         };
         let controller =
             Supervisor::start("mesh", supervisor::Settings::default(), move |cx| clusternet::run(cx, settings.clone()));
-        Ok(Self { admin, device, gate, controller })
+        Ok(Self { admin, device, gate, neighbours, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {

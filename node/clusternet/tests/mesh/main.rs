@@ -9,8 +9,8 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use clusternet::{
-    Change, Device as _, INTERFACE, Link, Member, Mesh, Peer, Peers, PodNetwork, PrivateKey, PublicKey, Wireguard,
-    cost, diff, wanted,
+    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Neighbours, Peer, Peers, PodNetwork,
+    PrivateKey, PublicKey, Seen, Traffic, Wireguard, cost, diff, wanted,
 };
 use dir::Dir;
 use futures::TryStreamExt as _;
@@ -51,6 +51,23 @@ fn pods_of_two_nodes_reach_each_other() {
     let traffic = one.seen()[&two.key].traffic;
     assert!(traffic.handshake.is_some_and(|at| at > UNIX_EPOCH));
     assert!(traffic.received > 200_000 && traffic.sent > 200_000, "{traffic:?}");
+}
+
+#[test]
+fn a_neighbour_is_told_with_what_went_to_and_fro() {
+    let (one, two) = mesh();
+    let neighbours = || {
+        let device = std::sync::Arc::clone(&one.device);
+        one.host.run(move || Neighbours::new(&Metrics::default(), device).look().unwrap())
+    };
+    let (key, peer) = two.peer("192.0.2.");
+    let silent = Seen { peer, traffic: Traffic::default() };
+    assert_eq!(neighbours(), [Neighbour { node: None, key, seen: silent }], "the Nodes were not listed");
+    one.reaches(&two, "word");
+    let traffic = neighbours()[0].seen.traffic;
+    assert!(traffic.handshake.is_some_and(|at| at.elapsed().is_ok_and(|ago| ago < LIMIT)), "{traffic:?}");
+    // The two messages of a handshake, drivers/net/wireguard/messages.h.
+    assert!(traffic.sent >= 148 && traffic.received >= 92, "{traffic:?}");
 }
 
 #[test]
