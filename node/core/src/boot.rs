@@ -216,14 +216,15 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
     }
     let keeper = timekeeping::start(&time_servers).await;
-    let role = Prepared::of(&config.role, &services).await?;
+    let certificates = watch::Sender::default();
+    let role = Prepared::of(&config.role, &services, certificates.clone()).await?;
     let registry = Registry::new();
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
     let plugin =
         csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
             .map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
-    let mesh = Mesh::new(&services, &registry);
+    let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),
@@ -231,7 +232,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         recent: logs.recent,
         paths: services.paths.clone(),
         keeper: Arc::clone(&keeper),
-        certificates: role.certificates(),
+        certificates: certificates.subscribe(),
+        mesh: Arc::clone(&mesh),
         kubernetes: Arc::default(),
     };
     let member = Arc::new(Member {
@@ -240,7 +242,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         services,
         storage,
         plugin: Arc::new(plugin),
-        mesh: Arc::new(mesh),
+        mesh,
         uplink: Arc::clone(&uplink),
         facts,
         metrics,
@@ -271,32 +273,25 @@ type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Se
 /// What the node's role has found on its disk.
 enum Prepared {
     ControlPlane(Arc<Credentials>, Arc<Certificates>),
-    Worker(Box<config::Worker>),
+    Worker(Box<config::Worker>, watch::Sender<Kept>),
 }
 
 impl Prepared {
-    async fn of(role: &Role, services: &services::Config) -> Result<Self, BootError> {
+    async fn of(role: &Role, services: &services::Config, kept: watch::Sender<Kept>) -> Result<Self, BootError> {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {
                 services::networks::keep(&services)?;
                 let credentials = Arc::new(Credentials::ensure(&services, OffsetDateTime::now_utc())?);
-                let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+                let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept));
                 Ok(Self::ControlPlane(credentials, certificates))
             }
             Role::Worker(worker) => {
                 join::is_ours(&services, worker.authority)?;
-                Ok(Self::Worker(Box::new(worker)))
+                Ok(Self::Worker(Box::new(worker), kept))
             }
         };
         tokio::task::spawn_blocking(prepare).await?
-    }
-
-    fn certificates(&self) -> watch::Receiver<Kept> {
-        match self {
-            Self::ControlPlane(_, certificates) => certificates.kept(),
-            Self::Worker(_) => watch::Sender::default().subscribe(),
-        }
     }
 
     /// The root of the services.
@@ -306,8 +301,8 @@ impl Prepared {
                 let node = Arc::new(ControlPlane::new(member, credentials, certificates));
                 Box::new(move |cx| Arc::clone(&node).run(cx).boxed())
             }
-            Self::Worker(worker) => {
-                let node = Arc::new(Worker::new(member, *worker));
+            Self::Worker(worker, kept) => {
+                let node = Arc::new(Worker::new(member, *worker, kept));
                 Box::new(move |cx| Arc::clone(&node).run(cx).boxed())
             }
         }

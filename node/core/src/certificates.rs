@@ -41,9 +41,9 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Those that were made at the start.
-    pub fn new(credentials: Arc<Credentials>) -> Self {
-        Self { credentials, kept: watch::Sender::default() }
+    /// Those that there are at the start. Whoever subscribed to `kept` hears of them, now and later.
+    pub fn new(credentials: Arc<Credentials>, kept: watch::Sender<Kept>) -> Self {
+        Self { credentials, kept }
     }
 
     /// What is known of them, now and later.
@@ -127,7 +127,7 @@ mod tests {
         let made = OffsetDateTime::now_utc() - Span::days(340);
         let credentials = Arc::new(Credentials::ensure(&config(pki.clone()), made).unwrap());
         let old = credentials.admin_kubeconfig();
-        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
         let clock = watch::Sender::new(clock::State::default());
         let state = clock.subscribe();
@@ -154,7 +154,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config(pki.clone()), OffsetDateTime::now_utc()).unwrap();
-        let certificates = Arc::new(Certificates::new(Arc::new(credentials)));
+        let certificates = Arc::new(Certificates::new(Arc::new(credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
         let clock = watch::Sender::new(clock::State::default());
         let state = clock.subscribe();
@@ -175,7 +175,7 @@ mod tests {
         Credentials::ensure(&control_plane, OffsetDateTime::now_utc()).unwrap();
         let authority = fs::read_to_string(control_plane.paths.pki.join("ca.crt")).unwrap();
         let credentials = Arc::new(Credentials::joining(&worker, "10.0.2.15:6443", &authority).unwrap());
-        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials)));
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
         let clock = watch::Sender::new(clock::State::default()).subscribe();
         let tree = Supervisor::start("certificates", Settings::default(), move |cx| {

@@ -1,11 +1,13 @@
 //! The node's part of the mesh, see crate `clusternet`.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey, RunError, Settings,
-    Wireguard,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey,
+    RunError, Seen, Settings, Wireguard,
 };
 use config::NODE_PREFIX;
 use dir::Dir;
@@ -16,6 +18,8 @@ use services::Network;
 use supervisor::Context;
 use tokio::sync::OnceCell;
 use tokio::task::{JoinError, spawn_blocking};
+use tracing::warn;
+use units::Bytes;
 
 /// Why the mesh does not run. It is tried again after a while; pods on this node reach each other meanwhile.
 #[derive(Debug, thiserror::Error)]
@@ -84,11 +88,38 @@ impl Mesh {
         Ok(clusternet::run(cx, settings).await?)
     }
 
+    /// What the status page tells of it: the other nodes. Nothing before it ran.
+    pub fn told(&self) -> Option<status::Mesh> {
+        let (device, metrics) = self.made.get()?.clone();
+        Some(match Neighbours::new(&metrics, device).look() {
+            Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),
+            Err(error) => {
+                let error: &dyn Error = &error;
+                warn!(error, "the mesh cannot be looked at, the status page is without it");
+                status::Mesh::default()
+            }
+        })
+    }
+
     async fn make(&self) -> Result<(Arc<Wireguard>, Metrics), MeshError> {
         let pki = self.pki.clone();
         let key = spawn_blocking(move || Ok::<_, MeshError>(PrivateKey::ensure(&Dir::open(&pki)?)?)).await??;
         let device = Arc::new(Wireguard::new(key.into_inner(), self.link.clone()));
         let metrics = Metrics::register(&self.registry, device.clone())?;
         Ok((device, metrics))
+    }
+}
+
+fn peer(neighbour: Neighbour) -> status::Peer {
+    let Neighbour { node, key, seen: Seen { peer, traffic } } = neighbour;
+    let ago = |at| SystemTime::now().duration_since(at).unwrap_or_default();
+    status::Peer {
+        node,
+        key: key.to_string(),
+        endpoint: peer.endpoint.map(|endpoint| endpoint.to_string()),
+        pods: peer.allowed.iter().map(ToString::to_string).collect(),
+        handshake: traffic.handshake.map(ago),
+        received: Bytes::new(traffic.received),
+        sent: Bytes::new(traffic.sent),
     }
 }

@@ -21,6 +21,7 @@ use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, Volu
 use crate::certificates::Kept;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
+use crate::mesh::Mesh;
 use crate::metrics::Metrics;
 
 /// Where it listens, on the node's address.
@@ -54,6 +55,8 @@ pub struct Facts {
     pub keeper: Arc<clock::Keeper>,
     /// Its certificates.
     pub certificates: watch::Receiver<Kept>,
+    /// The other nodes.
+    pub mesh: Arc<Mesh>,
     /// What its kubelet has told, once it has.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
 }
@@ -104,7 +107,7 @@ impl Source for Node {
     }
 
     fn page(&self) -> Option<Page> {
-        let Facts { node, volumes, recent, keeper, certificates, kubernetes, .. } = &self.facts;
+        let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, .. } = &self.facts;
         let storage = Found::look(&**volumes).map(|found| found.told(orphans(&self.gather())));
         let storage = storage.inspect_err(|error| {
             let error: &dyn Error = error;
@@ -118,7 +121,7 @@ impl Source for Node {
             versions: versions(now, kubernetes.get()),
             services: self.services(),
             storage: storage.ok(),
-            mesh: None,
+            mesh: mesh.told(),
             clock: clock(keeper),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),
@@ -289,6 +292,16 @@ mod tests {
 
     /// What the page of a node with these volumes tells.
     async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
+        let services = services::Config {
+            node: "granary".to_owned(),
+            address: Ipv4Addr::new(10, 0, 2, 15),
+            services: "10.96.0.0/16".parse().unwrap(),
+            cluster_pods: "10.244.0.0/16".parse().unwrap(),
+            mesh: crate::mesh::of_uplink(1500),
+            durability: services::Durability::Durable,
+            disk: services::Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+            paths: services::Paths::default(),
+        };
         let facts = Facts {
             node: "granary".to_owned(),
             volumes: Arc::new(volumes),
@@ -297,6 +310,7 @@ mod tests {
             paths: services::Paths::default(),
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
             certificates: watch::Sender::default().subscribe(),
+            mesh: Arc::new(Mesh::new(&services, &Registry::new())),
             kubernetes: Arc::default(),
         };
         let (give, tree) = tokio::sync::oneshot::channel();

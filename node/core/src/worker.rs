@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use services::Identity;
 use supervisor::{BoxError, Context};
+use tokio::sync::watch;
 
+use crate::certificates::{Certificates, Kept};
 use crate::join::Join;
 use crate::member::{Ground, Member, Own};
 
@@ -12,17 +14,18 @@ use crate::member::{Ground, Member, Own};
 pub(crate) struct Worker {
     member: Arc<Member>,
     join: Arc<Join>,
+    kept: watch::Sender<Kept>,
 }
 
 impl Worker {
-    pub(crate) fn new(member: Arc<Member>, worker: config::Worker) -> Self {
+    pub(crate) fn new(member: Arc<Member>, worker: config::Worker, kept: watch::Sender<Kept>) -> Self {
         let join = Arc::new(Join::new(member.services.clone(), worker));
-        Self { member, join }
+        Self { member, join, kept }
     }
 
     /// The root of the services, in boot order.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
-        let Self { member, join } = &*self;
+        let Self { member, join, kept } = &*self;
         let Ground { modules, containerd } = member.begin(&cx);
         let its = Arc::clone(join);
         cx.start("join", move |cx| Arc::clone(&its).run(cx));
@@ -33,6 +36,9 @@ impl Worker {
             () = cx.cancelled() => return Ok(()),
             credentials = join.credentials() => credentials,
         };
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept.clone()));
+        let clock = member.keeper.state();
+        cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
         let own = Own::new(&member.services, &credentials);
         let its = own.clone();
         let identity = cx.start("storage-identity", move |cx| its.clone().identify(cx));
