@@ -4,19 +4,17 @@
 //! configuration: kubelet says `NetworkPluginNotReady`, and no pod is started but those in the host's network.
 
 use std::error::Error;
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::pin::pin;
 
-use dir::{Dir, Name};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
-use nix::sys::stat::Mode;
 use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{debug, info, warn};
@@ -41,23 +39,14 @@ pub enum PodsError {
     /// The kernel's rules for packets.
     #[error("cannot load the rules for packets of pods")]
     Rules(#[source] ProgramError),
-    /// The directory of the network configuration.
-    #[error("cannot make {}", .path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
+    /// The network configuration.
+    #[error("cannot write the network configuration of pods into {}", .directory.display())]
+    Write {
+        /// Where containerd looks for it.
+        directory: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
-    },
-    /// The network configuration.
-    #[error("cannot write the network configuration of pods to {}", .path.display())]
-    Write {
-        /// Its directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: dir::Error,
     },
     /// A task panicked.
     #[error("writing the network configuration of pods panicked")]
@@ -101,7 +90,8 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
             return Ok(());
         }
         let (paths, text) = (config.paths.clone(), cni::conflist(&config, pods));
-        spawn_blocking(move || write(&paths, &text)).await??;
+        let written = spawn_blocking(move || write(&paths, &text)).await?;
+        written.map_err(|source| PodsError::Write { directory: cni::directory(&config.paths), source })?;
         match now.replace(pods) {
             None => info!(%pods, "pods have their network"),
             Some(before) => {
@@ -134,23 +124,61 @@ fn load(config: &Config, pods: Network) -> Program {
     }
 }
 
-/// As a whole: containerd reads a file as soon as it is there. One that is right is not touched.
-fn write(paths: &Paths, text: &str) -> Result<(), PodsError> {
-    let path = cni::directory(paths);
-    let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
-    made.map_err(|source| PodsError::Directory { path: path.clone(), source })?;
-    let write = || {
-        let (directory, name) = (Dir::open(&path)?, name());
-        if directory.read(&name)?.as_deref() == Some(text.as_bytes()) {
-            return Ok(());
-        }
-        let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
-        directory.write(&name, text.as_bytes(), mode)
-    };
-    write().map_err(|source| PodsError::Write { path: path.clone(), source })
+/// containerd reads its directory again when a file there is written or renamed, not when one comes (2.3,
+/// `cni_conf_syncer.go`): so this one is complete when it comes, and is renamed there. One that is right is not touched.
+fn write(paths: &Paths, text: &str) -> io::Result<()> {
+    let directory = cni::directory(paths);
+    DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
+    let path = directory.join(cni::CONFLIST);
+    if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+        return Ok(());
+    }
+    let (apart, beside) = (paths.generated(cni::CONFLIST), path.with_extension("new"));
+    fs::write(&apart, text)?;
+    fs::rename(&apart, &beside)?;
+    fs::rename(&beside, &path)
 }
 
-#[expect(clippy::expect_used, reason = "the name is a literal")]
-fn name() -> Name {
-    Name::try_from(cni::CONFLIST).expect("a file name without a slash")
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::example;
+
+    fn given(range: &str) -> Result<Option<String>, String> {
+        let node = serde_json::from_value(json!({"spec": {"podCIDR": range}})).unwrap();
+        let found = super::range(&node, "10.244.0.0/16".parse().unwrap());
+        found.map(|found| found.map(|found| found.to_string())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_range_is_a_part_of_the_pod_network() {
+        assert_eq!(given(""), Ok(None));
+        assert_eq!(given("10.244.3.0/24"), Ok(Some("10.244.3.0/24".to_owned())));
+        for other in ["10.245.3.0/24", "10.244.0.0/16", "10.244.3.1/24", "fd00::/64", "rubbish"] {
+            let error = given(other).unwrap_err();
+            assert!(error.contains(other) && error.contains("worker.podNetwork"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_is_right_is_not_touched() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = example();
+        config.paths.ephemeral = scratch.path().to_owned();
+        fs::create_dir(scratch.path().join("config")).unwrap();
+        let path = scratch.path().join("cni/net.d/10-pods.conflist");
+        let write = |text| {
+            write(&config.paths, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            fs::metadata(&path).unwrap().ino()
+        };
+        let first = write("first");
+        assert_eq!(write("first"), first);
+        assert_ne!(write("second"), first);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
 }

@@ -81,6 +81,24 @@ fn without_the_mesh_nothing_for_pods_goes_out_in_the_clear() {
     assert_eq!(sent.unwrap_err().raw_os_error(), Some(nix::libc::EPERM));
 }
 
+/// As packets of a connection that nobody knows: no address in them is translated.
+const UNTRACKED: &str = "
+table ip untracked {
+    chain from {
+        type filter hook prerouting priority raw;
+        ip saddr 10.244.1.5 notrack
+    }
+}
+";
+
+#[test]
+fn no_pods_address_goes_out() {
+    let node = Node::new();
+    node.load(UNTRACKED);
+    node.loses("past the mesh", (&node.pods[0], PODS[0]), (&node.outside, OUTSIDE));
+    assert_eq!(reaches((&node.pods[1], PODS[1]), (&node.outside, OUTSIDE)), NODE);
+}
+
 #[test]
 fn another_node_cannot_use_this_one_as_its_router() {
     let node = Node::new();

@@ -1,15 +1,15 @@
 //! A node with two pods, a network outside, and another node behind the mesh's interface, which is a cable here:
 //!
 //! ```text
-//!  pod 10.244.1.5 ──┐                      ┌── eth0 192.0.2.1 ──── 192.0.2.9 outside
-//!                   ├ cni0 10.244.1.1  node ┤
-//!  pod 10.244.1.6 ──┘                      └── clusternet 10.244.1.1 ──── 10.244.2.5 other
+//! pod 10.244.1.5 ──┐                        ┌── eth0 192.0.2.1 ────────── 192.0.2.9 outside
+//!                  ├── cni0 10.244.1.1 node ┤
+//! pod 10.244.1.6 ──┘                        └── clusternet 10.244.1.1 ─── 10.244.2.5 other
 //! ```
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -152,23 +152,22 @@ impl Node {
 
     /// Rules beside ours, as kube-proxy and the plugins have them.
     pub fn load(&self, rules: &'static str) {
-        let mut nft =
-            self.host.run(|| Command::new("/usr/bin/nft").args(["--file", "-"]).stdin(Stdio::piped()).spawn().unwrap());
-        std::io::Write::write_all(&mut nft.stdin.take().unwrap(), rules.as_bytes()).unwrap();
-        assert!(nft.wait().unwrap().success());
+        let file = self.scratch.path().join("more.nft");
+        fs::write(&file, rules).unwrap();
+        let status = self.host.run(move || Command::new("/usr/bin/nft").arg("--file").arg(file).status());
+        assert!(status.unwrap().success());
     }
 
     /// How many packets the rules with this comment have dropped.
     pub fn dropped(&self, comment: &str) -> u64 {
-        let count = |line: &String| {
-            let (_, rest) = line.split_once("counter packets ")?;
-            rest.split(' ')
-                .next()?
-                .parse::<u64>()
-                .ok()
-                .filter(|_| line.contains(&format!("drop comment \"{comment}\"")))
+        let mut rules = self.rules();
+        rules.retain(|rule| rule.ends_with(&format!("drop comment \"{comment}\"")));
+        assert!(!rules.is_empty(), "no rule has the comment {comment:?}");
+        let count = |rule: &String| {
+            let (_, counted) = rule.split_once("counter packets ").unwrap();
+            counted.split(' ').next().unwrap().parse::<u64>().unwrap()
         };
-        self.rules().iter().filter_map(count).sum()
+        rules.iter().map(count).sum()
     }
 
     /// A packet is lost by the rules with this comment, and does not reach its destination.
