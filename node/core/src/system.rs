@@ -98,7 +98,8 @@ const SYSCTLS: [(&str, &str); 9] = [
 ];
 
 /// `net.bridge.*` is there once its module is.
-const BRIDGE_SYSCTLS: [(&str, &str); 1] = [("net.bridge.bridge-nf-call-iptables", "1")];
+const BRIDGE_SYSCTLS: [(&str, &str); 2] =
+    [("net.bridge.bridge-nf-call-iptables", "1"), ("net.bridge.bridge-nf-call-ip6tables", "1")];
 
 /// Open files of one process; containers get it too.
 const OPEN_FILES: u64 = 1 << 20;
