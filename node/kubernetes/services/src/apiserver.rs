@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, ready};
+use crate::{Config, Credentials, etcd, ready};
 
 /// Healthy when `/readyz` is `ok`.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
@@ -18,7 +18,10 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
     let certificate = |name| credentials.certificate(name).display().to_string();
     let key = |name| credentials.key(name).display().to_string();
     let arguments = [
-        ("etcd-servers", "http://127.0.0.1:2379".to_owned()),
+        ("etcd-servers", etcd::CLIENTS.to_owned()),
+        ("etcd-cafile", certificate("ca")),
+        ("etcd-certfile", certificate("apietcd")),
+        ("etcd-keyfile", key("apietcd")),
         ("bind-address", "0.0.0.0".to_owned()),
         ("advertise-address", config.address.to_string()),
         ("secure-port", "6443".to_owned()),
@@ -85,7 +88,7 @@ mod tests {
             .filter_map(|flag| flag.split_once('=').map(|(_, value)| value.to_owned()))
             .filter(|value| value.starts_with(&pki))
             .collect();
-        assert_eq!(files.len(), 8);
+        assert_eq!(files.len(), 11);
         for file in files {
             assert!(std::path::Path::new(&file).exists(), "{file}");
         }

@@ -20,6 +20,9 @@ const RENEWAL: Duration = Duration::days(30);
 /// Clocks of machines that start for the first time differ.
 const SKEW: Duration = Duration::days(1);
 
+/// The name that etcd asks of its clients' certificates: not everybody to whom the authority gave one may see all objects.
+pub(crate) const ETCD_CLIENT: &str = "etcd-client.granary.invalid";
+
 /// A certificate that the node needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
@@ -35,6 +38,8 @@ pub(crate) struct Wanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Client,
+    /// A client that etcd lets in, too.
+    EtcdClient,
     Server(BTreeSet<ServerName>),
 }
 
@@ -197,7 +202,9 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.subject_alt_names = names_of(wanted)?;
         match &wanted.purpose {
-            Purpose::Client => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Purpose::Client | Purpose::EtcdClient => {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]
+            }
             Purpose::Server(_) => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
         }
         let mut certificate = params.signed_by(&key, &self.issuer)?.pem();
@@ -236,12 +243,16 @@ pub(crate) fn request(wanted: &Wanted) -> Result<(String, KeyPair), rcgen::Error
 }
 
 fn names_of(wanted: &Wanted) -> Result<Vec<SanType>, rcgen::Error> {
-    let Purpose::Server(names) = &wanted.purpose else { return Ok(Vec::new()) };
+    let dns = |name: &str| Ok(SanType::DnsName(name.try_into()?));
     let name = |name: &ServerName| match name {
-        ServerName::Dns(name) => Ok(SanType::DnsName(name.as_str().try_into()?)),
+        ServerName::Dns(name) => dns(name),
         ServerName::Ip(address) => Ok(SanType::IpAddress(*address)),
     };
-    names.iter().map(name).collect()
+    match &wanted.purpose {
+        Purpose::Client => Ok(Vec::new()),
+        Purpose::EtcdClient => Ok(vec![dns(ETCD_CLIENT)?]),
+        Purpose::Server(names) => names.iter().map(name).collect(),
+    }
 }
 
 fn subject_of(wanted: &Wanted) -> DistinguishedName {
@@ -301,6 +312,7 @@ fn purpose_of(certificate: &X509Certificate<'_>) -> Result<Purpose, Stale> {
     }
     match (usage.value.client_auth, usage.value.server_auth) {
         (true, false) if names.is_empty() => Ok(Purpose::Client),
+        (true, false) if names == [ServerName::Dns(ETCD_CLIENT.to_owned())].into() => Ok(Purpose::EtcdClient),
         (false, true) => Ok(Purpose::Server(names)),
         _ => Err(Stale::OtherSubject),
     }
@@ -334,6 +346,10 @@ mod tests {
         }
     }
 
+    fn etcd_client() -> Wanted {
+        Wanted { purpose: Purpose::EtcdClient, ..client() }
+    }
+
     fn server(address: [u8; 4]) -> Wanted {
         let names = [ServerName::Dns("kubernetes.default.svc".into()), ServerName::Ip(Ipv4Addr::from(address).into())];
         Wanted {
@@ -347,7 +363,7 @@ mod tests {
     #[test]
     fn what_is_issued_is_what_was_wanted() {
         let (authority, _) = Authority::make(NOW).unwrap();
-        for wanted in [client(), server([10, 0, 2, 15])] {
+        for wanted in [client(), etcd_client(), server([10, 0, 2, 15])] {
             let pair = authority.issue(&wanted, NOW).unwrap();
             assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()));
         }
@@ -363,6 +379,9 @@ mod tests {
         assert_eq!(authority.check(&admin, &pair, NOW), Err(Stale::OtherSubject));
         let nobody = Wanted { organization: None, ..client() };
         assert_eq!(authority.check(&nobody, &pair, NOW), Err(Stale::OtherSubject));
+        assert_eq!(authority.check(&etcd_client(), &pair, NOW), Err(Stale::OtherSubject));
+        let pair = authority.issue(&etcd_client(), NOW).unwrap();
+        assert_eq!(authority.check(&client(), &pair, NOW), Err(Stale::OtherSubject));
     }
 
     #[test]

@@ -1,12 +1,22 @@
-//! etcd: one member, on loopback.
+//! etcd: one member, on loopback, for clients with a certificate that says so.
+//!
+//! Loopback alone keeps nobody out: a pod in the host's network has it, too.
 
 use units::Bytes;
 
+use crate::certificate::ETCD_CLIENT;
 use crate::config::Durability;
 use crate::program::{Program, Service};
-use crate::{Config, ready};
+use crate::{Config, pki, ready};
 
-const CLIENTS: &str = "http://127.0.0.1:2379";
+/// Where clients find it.
+pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
+
+/// Where other members would; there are none.
+const PEERS: &str = "https://127.0.0.1:2380";
+
+/// Where its health, version and metrics are, for everybody on loopback.
+const HEALTH: u16 = 2381;
 
 /// What the log takes: segments of 64 MB, each allocated before it is used. Two that are kept, the one
 /// that is written, the next.
@@ -20,15 +30,34 @@ fn database(directory: Bytes) -> Bytes {
 
 /// Healthy when it takes requests.
 pub fn service(config: &Config) -> Service {
-    program(config).service(&config.paths, || ready::http(2379, "/health"))
+    program(config).service(&config.paths, || ready::http(HEALTH, "/health"))
 }
 
 fn program(config: &Config) -> Program {
+    let file = |name, extension| pki::file(&config.paths.pki, name, extension).display().to_string();
+    let (authority, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
     let mut arguments = vec![
         format!("--data-dir={}", config.paths.etcd.display()),
         format!("--listen-client-urls={CLIENTS}"),
         format!("--advertise-client-urls={CLIENTS}"),
-        "--listen-peer-urls=http://127.0.0.1:2380".into(),
+        "--client-cert-auth=true".into(),
+        format!("--client-cert-allowed-hostname={ETCD_CLIENT}"),
+        format!("--trusted-ca-file={authority}"),
+        format!("--cert-file={certificate}"),
+        format!("--key-file={key}"),
+        // On a port of its own: gRPC behind Go's HTTP server is slow, and with TLS starves watches.
+        format!("--listen-client-http-urls=http://127.0.0.1:{HEALTH}"),
+        // It would serve objects there.
+        "--enable-grpc-gateway=false".into(),
+        format!("--listen-peer-urls={PEERS}"),
+        format!("--initial-advertise-peer-urls={PEERS}"),
+        format!("--initial-cluster=default={PEERS}"),
+        // Nobody has a certificate of a member.
+        "--peer-client-cert-auth=true".into(),
+        "--peer-cert-allowed-cn=etcd".into(),
+        format!("--peer-trusted-ca-file={authority}"),
+        format!("--peer-cert-file={certificate}"),
+        format!("--peer-key-file={key}"),
         "--log-level=warn".into(),
         format!("--quota-backend-bytes={}", database(config.disk.etcd).get()),
         // No other member waits for what is older. A segment goes when a snapshot stands for it.
@@ -68,10 +97,21 @@ mod tests {
         assert!(program(&example()).arguments.contains(&expected));
     }
 
+    /// Everybody in the host's network could read and write every object.
     #[test]
-    fn it_listens_on_loopback_only() {
-        for flag in program(&example()).arguments.iter().filter(|flag| flag.contains("http")) {
-            assert!(flag.contains("http://127.0.0.1:"), "{flag}");
+    fn it_listens_on_loopback_only_and_without_a_certificate_to_its_health_alone() {
+        let arguments = program(&example()).arguments;
+        let listens: Vec<&str> = arguments
+            .iter()
+            .filter_map(|flag| flag.strip_prefix("--listen-")?.split_once('='))
+            .map(|flag| flag.1)
+            .collect();
+        assert_eq!(listens, [CLIENTS, "http://127.0.0.1:2381", PEERS]);
+        for wanted in ["--client-cert-auth=true", "--peer-client-cert-auth=true"] {
+            assert!(arguments.iter().any(|flag| flag == wanted), "{wanted}");
+        }
+        for flag in ["--trusted-ca-file=", "--peer-trusted-ca-file="] {
+            assert!(arguments.contains(&format!("{flag}/data/pki/ca.crt")), "{flag}: {arguments:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ pub const STORAGE_GROUP: &str = "granary:nodes";
 /// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
-    /// An administrator: group `system:masters`.
+    /// An administrator: group `system:masters`. etcd lets it in, too.
     Admin,
     /// `system:kube-controller-manager`.
     ControllerManager,
@@ -51,7 +51,11 @@ impl Identity {
             Self::Proxy => ("system:kube-proxy".to_owned(), None),
             Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
         };
-        Wanted { name: self.name(), common_name, organization, purpose: Purpose::Client }
+        let purpose = match self {
+            Self::Admin => Purpose::EtcdClient,
+            Self::ControllerManager | Self::Scheduler | Self::Kubelet | Self::Proxy | Self::Storage => Purpose::Client,
+        };
+        Wanted { name: self.name(), common_name, organization, purpose }
     }
 }
 

@@ -58,6 +58,7 @@ mod ready;
 mod renewal;
 mod requested;
 pub mod scheduler;
+mod wanted;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;

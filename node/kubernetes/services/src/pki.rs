@@ -8,7 +8,7 @@
 //! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
 //! [`Credentials::client`] makes do not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -25,12 +25,12 @@ use tracing::{error, info, warn};
 
 use crate::Config;
 use crate::bootstrap::Token;
-use crate::certificate::{self, Authority, Pair, Purpose, ServerName, Stale, Validity, Wanted};
+use crate::certificate::{self, Authority, Pair, Stale, Validity, Wanted};
 use crate::expiry::{Expiries, Expiry};
 use crate::identity::Identity;
-use crate::kubeconfig;
 use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
+use crate::{kubeconfig, wanted};
 
 const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
@@ -63,7 +63,10 @@ impl Credentials {
         store.service_accounts()?;
         store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
-        let wanted = servers(config).into_iter().chain(clients.map(|identity| identity.wanted(&config.node))).collect();
+        let wanted = wanted::of_programs(config)
+            .into_iter()
+            .chain(clients.map(|identity| identity.wanted(&config.node)))
+            .collect();
         let server = format!("https://{}:6443", config.address);
         let credentials = Self { pki, wanted, server, admin: Mutex::default(), requested: Expiries::default() };
         credentials.renew(now)?;
@@ -294,7 +297,7 @@ pub enum ClientError {
     },
 }
 
-fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
+pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
     pki.join(format!("{name}.{extension}"))
 }
 
@@ -305,41 +308,6 @@ fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PkiError::Remove { path, source }),
         _ => Ok(()),
-    }
-}
-
-/// Certificates that belong to servers, and the API server's own as kubelet's client.
-fn servers(config: &Config) -> [Wanted; 3] {
-    let dns = |name: &str| ServerName::Dns(name.to_owned());
-    let mut api: BTreeSet<_> =
-        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"].map(dns).into();
-    api.extend([[127, 0, 0, 1].into(), config.address].map(|address| ServerName::Ip(address.into())));
-    api.extend(config.api_service().map(|address| ServerName::Ip(address.into())));
-    [
-        Wanted {
-            name: "apiserver",
-            common_name: "kube-apiserver".into(),
-            organization: None,
-            purpose: Purpose::Server(api),
-        },
-        Wanted {
-            name: "apikubelet",
-            common_name: "granary:apiserver".into(),
-            organization: Some("system:masters"),
-            purpose: Purpose::Client,
-        },
-        kubelet_server(config),
-    ]
-}
-
-/// What kubelet serves with.
-pub(crate) fn kubelet_server(config: &Config) -> Wanted {
-    let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
-    Wanted {
-        name: "kubelet-server",
-        common_name: format!("system:node:{}", config.node),
-        organization: Some("system:nodes"),
-        purpose: Purpose::Server(names.into()),
     }
 }
 
@@ -541,36 +509,11 @@ mod tests {
         let store = Store::open(&disk.config.paths.pki).unwrap();
         let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), NOW).unwrap();
         let clients = MADE.map(|identity| identity.wanted("granary"));
-        let pairs = clients.into_iter().chain(servers(&disk.config));
+        let pairs = clients.into_iter().chain(wanted::of_programs(&disk.config));
         for wanted in pairs {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
             assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()), "{}", wanted.name);
         }
-    }
-
-    #[test]
-    fn the_api_server_is_known_by_all_its_names() {
-        let [api, ..] = servers(&example());
-        let Purpose::Server(names) = api.purpose else { panic!("a server") };
-        let shown: Vec<String> = names
-            .iter()
-            .map(|name| match name {
-                ServerName::Dns(name) => name.clone(),
-                ServerName::Ip(address) => address.to_string(),
-            })
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                "kubernetes",
-                "kubernetes.default",
-                "kubernetes.default.svc",
-                "localhost",
-                "10.0.2.15",
-                "10.96.0.1",
-                "127.0.0.1"
-            ]
-        );
     }
 
     #[test]
@@ -601,7 +544,7 @@ mod tests {
         let before = disk.files();
         disk.ensure(NOW + Duration::days(340)).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (MADE.len() + 3), "{changed:?}");
+        assert_eq!(changed.len(), 2 * (MADE.len() + 5), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")));
     }
 
@@ -611,14 +554,14 @@ mod tests {
         let credentials = disk.ensure(NOW).unwrap();
         let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
         let early = credentials.renew(NOW + Duration::days(300)).unwrap();
-        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 4));
+        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 6));
         assert_eq!(early.lasting.renewal, NOW + Duration::days(335));
         assert_eq!(disk.changed(&before), Vec::<String>::new());
         assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
 
         let later = NOW + Duration::days(340);
         let renewed = credentials.renew(later).unwrap();
-        assert_eq!(renewed.made.len(), MADE.len() + 3, "{renewed:?}");
+        assert_eq!(renewed.made.len(), MADE.len() + 5, "{renewed:?}");
         assert_eq!(renewed.lasting.renewal, later + Duration::days(335));
         assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
         assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
@@ -678,7 +621,7 @@ mod tests {
         let before = disk.files();
         disk.ensure(NOW + Duration::days(3640)).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (MADE.len() + 4), "{changed:?}");
+        assert_eq!(changed.len(), 2 * (MADE.len() + 6), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("sa.")));
     }
 

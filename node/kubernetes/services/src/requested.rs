@@ -22,7 +22,8 @@ use crate::bootstrap::Token;
 use crate::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
 use crate::expiry::Expiry;
 use crate::identity::Identity;
-use crate::pki::{self, ClientError, Credentials, PkiError, Store};
+use crate::pki::{ClientError, Credentials, PkiError, Store};
+use crate::wanted;
 
 /// How long the cluster may take for an answer: at a first boot its controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -186,7 +187,7 @@ impl Requested {
 
     /// Of the kubelet of a node that has joined, to serve with.
     pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        let wanted = pki::kubelet_server(config);
+        let wanted = wanted::kubelet_server(config);
         Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Asker::Kubelet)
     }
 
@@ -314,7 +315,7 @@ impl Requested {
 
 const fn usages(purpose: &Purpose) -> [&'static str; 2] {
     match purpose {
-        Purpose::Client => ["client auth", "digital signature"],
+        Purpose::Client | Purpose::EtcdClient => ["client auth", "digital signature"],
         Purpose::Server(_) => ["digital signature", "server auth"],
     }
 }

@@ -1,0 +1,96 @@
+//! The certificates of the control plane's programs, but those of identities: of servers, and of the API server as a client.
+
+use std::collections::BTreeSet;
+
+use crate::Config;
+use crate::certificate::{Purpose, ServerName, Wanted};
+
+/// All of them.
+pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
+    [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config)]
+}
+
+fn dns(name: &str) -> ServerName {
+    ServerName::Dns(name.to_owned())
+}
+
+fn api_server(config: &Config) -> Wanted {
+    let mut names: BTreeSet<_> =
+        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"].map(dns).into();
+    names.extend([[127, 0, 0, 1].into(), config.address].map(|address| ServerName::Ip(address.into())));
+    names.extend(config.api_service().map(|address| ServerName::Ip(address.into())));
+    Wanted {
+        name: "apiserver",
+        common_name: "kube-apiserver".into(),
+        organization: None,
+        purpose: Purpose::Server(names),
+    }
+}
+
+/// The API server's own as kubelet's client.
+fn kubelets_client() -> Wanted {
+    Wanted {
+        name: "apikubelet",
+        common_name: "granary:apiserver".into(),
+        organization: Some("system:masters"),
+        purpose: Purpose::Client,
+    }
+}
+
+/// For both of its ports, which are on loopback.
+fn etcd() -> Wanted {
+    let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
+    Wanted { name: "etcd", common_name: "etcd".into(), organization: None, purpose: Purpose::Server(names.into()) }
+}
+
+/// The API server's own as etcd's client.
+fn etcds_client() -> Wanted {
+    Wanted {
+        name: "apietcd",
+        common_name: "granary:apiserver".into(),
+        organization: None,
+        purpose: Purpose::EtcdClient,
+    }
+}
+
+/// What kubelet serves with.
+pub(crate) fn kubelet_server(config: &Config) -> Wanted {
+    let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
+    Wanted {
+        name: "kubelet-server",
+        common_name: format!("system:node:{}", config.node),
+        organization: Some("system:nodes"),
+        purpose: Purpose::Server(names.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+
+    #[test]
+    fn the_api_server_is_known_by_all_its_names() {
+        let [api, ..] = of_programs(&example());
+        let Purpose::Server(names) = api.purpose else { panic!("a server") };
+        let shown: Vec<String> = names
+            .iter()
+            .map(|name| match name {
+                ServerName::Dns(name) => name.clone(),
+                ServerName::Ip(address) => address.to_string(),
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "kubernetes",
+                "kubernetes.default",
+                "kubernetes.default.svc",
+                "localhost",
+                "10.0.2.15",
+                "10.96.0.1",
+                "127.0.0.1"
+            ]
+        );
+    }
+}
