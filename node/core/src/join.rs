@@ -130,3 +130,55 @@ impl Join {
         Ok(spawn_blocking(move || Credentials::joining(&services, &server, &authority)).await??)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::Ipv4Addr;
+    use std::path::Path;
+
+    use services::{Disk, Durability, Paths};
+    use time::OffsetDateTime;
+    use units::Bytes;
+
+    use super::*;
+
+    fn config(pki: &Path) -> Config {
+        Config {
+            node: "granary-1".to_owned(),
+            address: Ipv4Addr::new(10, 0, 2, 16),
+            services: "10.96.0.0/16".parse().unwrap(),
+            cluster_pods: "10.244.0.0/16".parse().unwrap(),
+            mesh: crate::mesh::of_uplink(1500),
+            durability: Durability::Durable,
+            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+            paths: Paths { pki: pki.to_owned(), ..Paths::default() },
+        }
+    }
+
+    #[test]
+    fn the_disk_of_another_cluster_is_refused_with_the_remedy() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [control_plane, worker] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
+        Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
+        let authority = fs::read_to_string(control_plane.join("ca.crt")).unwrap();
+        let (joined, asked) = (AuthorityDigest::of_pem(&authority).unwrap(), format!("sha256:{:064}", 0));
+        let (worker, asked) = (config(&worker), asked.parse().unwrap());
+
+        assert!(is_ours(&worker, asked).is_ok(), "an empty disk");
+        Credentials::joining(&worker, "192.0.2.1:6443", &authority).unwrap();
+        assert!(is_ours(&worker, asked).is_ok(), "it has no certificate yet");
+        for file in ["kubelet.crt", "kubelet.key"] {
+            fs::write(worker.paths.pki.join(file), "what it was given").unwrap();
+        }
+        assert!(is_ours(&worker, joined).is_ok());
+        let refusal = is_ours(&worker, asked).unwrap_err().to_string();
+        assert!(
+            refusal.contains(&format!("write {joined} into worker.authority, or use an empty data disk")),
+            "{refusal}"
+        );
+
+        let refusal = is_ours(&config(&control_plane), joined).unwrap_err().to_string();
+        assert!(refusal.contains("the data disk is that of a control plane"), "{refusal}");
+    }
+}
