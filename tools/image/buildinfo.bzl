@@ -1,5 +1,7 @@
 """The rule that tells what an image was built with."""
 
+load(":programs.bzl", "PROGRAMS", "programs_of")
+
 # Programs of the build's root, which moves: no file of the image tells their versions.
 _TOOLS = [
     "gcc",
@@ -19,12 +21,7 @@ def _build_info_impl(ctx):
             use_default_shell_env = True,
         )
         versions[tool] = version
-    programs = {}
-    for path, target in ctx.attr.programs.items():
-        files = target[DefaultInfo].files.to_list()
-        if len(files) != 1:
-            fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
-        programs[path] = files[0]
+    programs = programs_of(ctx)
     description = ctx.actions.declare_file(ctx.label.name + ".description.json")
     ctx.actions.write(description, json.encode(struct(
         libraries = ctx.file._libraries.path,
@@ -44,24 +41,11 @@ def _build_info_impl(ctx):
 
 build_info = rule(
     implementation = _build_info_impl,
-    attrs = {
-        "programs": attr.string_keyed_label_dict(
-            doc = "Path in the image -> program.",
-            allow_files = True,
-            mandatory = True,
-        ),
+    attrs = PROGRAMS | {
         "_buildinfo": attr.label(
             cfg = "exec",
             default = "//tools/buildinfo:program",
             executable = True,
-        ),
-        "_libraries": attr.label(
-            allow_single_file = True,
-            default = "@sysroot//:libraries.txt",
-        ),
-        "_lock": attr.label(
-            allow_single_file = True,
-            default = "//third_party/debian:sysroot.lock",
         ),
     },
     doc = "A rule: a JSON file with the compilers of the programs, the pinned packages that were linked into them, and the versions of the tools of the build. A library that is not pinned fails it.",

@@ -1,6 +1,7 @@
 """The rule that tells what is in an image, and under which terms."""
 
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
+load(":programs.bzl", "PROGRAMS", "programs_of")
 
 # Beginnings of file names that promise terms, in capitals.
 _TEXTS = [
@@ -37,12 +38,10 @@ def _sbom_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
     programs = {}
     crates = {}
-    inputs = []
-    for path, target in ctx.attr.programs.items():
-        files = target[DefaultInfo].files.to_list()
-        if len(files) != 1:
-            fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
-        inputs.append(files[0])
+    files = programs_of(ctx)
+    inputs = files.values()
+    for path, file in files.items():
+        target = ctx.attr.programs[path]
         linked = []
         if DepInfo in target:
             # Macros run in the compiler. Crates of the workspace are the image's own.
@@ -51,14 +50,14 @@ def _sbom_impl(ctx):
                     continue
                 linked.append(crate.owner.workspace_root)
                 crates[crate.owner.workspace_root] = crate
-        programs[path] = struct(crates = linked, file = files[0].path)
+        programs[path] = struct(crates = linked, file = file.path)
     described = {}
     for directory, crate in crates.items():
-        files = _files_of(crate)
-        inputs += [files.manifest] + files.texts
+        found = _files_of(crate)
+        inputs += [found.manifest] + found.texts
         described[directory] = struct(
-            manifest = files.manifest.path,
-            texts = [file.path for file in files.texts],
+            manifest = found.manifest.path,
+            texts = [text.path for text in found.texts],
         )
     description = ctx.actions.declare_file(ctx.label.name + ".description.json")
     ctx.actions.write(description, json.encode(struct(
@@ -98,7 +97,7 @@ def _sbom_impl(ctx):
 
 sbom = rule(
     implementation = _sbom_impl,
-    attrs = {
+    attrs = PROGRAMS | {
         "go_vendor": attr.label(
             doc = "Archive of the Go programs' sources.",
             allow_single_file = [".tar"],
@@ -111,11 +110,6 @@ sbom = rule(
         "locks": attr.label_list(
             doc = "Locks of the packages of Debian whose files are in the image.",
             allow_files = [".lock"],
-        ),
-        "programs": attr.string_keyed_label_dict(
-            doc = "Path in the image -> program.",
-            allow_files = True,
-            mandatory = True,
         ),
         "version": attr.string(
             doc = "The image's version.",
@@ -132,14 +126,6 @@ sbom = rule(
         "_go_sdk": attr.label(
             allow_single_file = True,
             default = "@go_sdk//:sdk.tar",
-        ),
-        "_libraries": attr.label(
-            allow_single_file = True,
-            default = "@sysroot//:libraries.txt",
-        ),
-        "_lock": attr.label(
-            allow_single_file = True,
-            default = "//third_party/debian:sysroot.lock",
         ),
         # For the target, as it is optimized then, like the builder of disks: it hashes all programs.
         "_sbom": attr.label(

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod files;
 pub mod go;
 pub mod lock;
 pub mod program;

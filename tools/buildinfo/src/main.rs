@@ -7,13 +7,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-use buildinfo::lock::{self, Package, ParseLockError};
-use buildinfo::program::{Program, ReadProgramError, UnpinnedError};
-use buildinfo::sysroot::{ParseSysrootError, Sysroot};
+use buildinfo::files::{self, Examined, FileError};
+use buildinfo::lock::Package;
 use serde::{Deserialize, Serialize};
 
 /// What to look at.
@@ -48,20 +47,10 @@ struct Built {
 enum MainError {
     #[error("usage: buildinfo DESCRIPTION OUT")]
     Usage,
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot understand {}", path.display())]
-    Description { path: PathBuf, source: serde_json::Error },
-    #[error("cannot tell what {program} was built with")]
-    Program { program: String, source: ReadProgramError },
-    #[error("{program} has a library in it that is not pinned")]
-    Unpinned { program: String, source: UnpinnedError },
-    #[error("cannot understand the lock {}", path.display())]
-    Lock { path: PathBuf, source: ParseLockError },
-    #[error("cannot understand the list of libraries {}", path.display())]
-    Libraries { path: PathBuf, source: ParseSysrootError },
     #[error("cannot make JSON")]
     Json(#[from] serde_json::Error),
 }
@@ -79,40 +68,25 @@ fn main() -> ExitCode {
 fn run() -> Result<(), MainError> {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
     let [description, out] = &*arguments else { return Err(MainError::Usage) };
-    let text = read(description)?;
-    let described =
-        serde_json::from_slice(&text).map_err(|source| MainError::Description { path: description.clone(), source })?;
-    let mut report = serde_json::to_string_pretty(&report(described)?)?;
+    let mut report = serde_json::to_string_pretty(&report(files::description(description)?)?)?;
     report.push('\n');
     fs::write(out, report).map_err(|source| MainError::Write { path: out.clone(), source })
 }
 
-fn report(described: Description) -> Result<Report, MainError> {
+fn report(described: Description) -> Result<Report, FileError> {
     let mut report = Report { tools: BTreeMap::new(), programs: BTreeMap::new(), libraries: BTreeSet::new() };
     for (name, path) in described.tools {
-        let text = String::from_utf8_lossy(&read(&path)?).lines().next().unwrap_or_default().trim().to_owned();
+        let text = files::text(&path)?.lines().next().unwrap_or_default().trim().to_owned();
         report.tools.insert(name, text);
     }
-    let text = read(&described.libraries)?;
-    let sysroot = Sysroot::parse(&String::from_utf8_lossy(&text))
-        .map_err(|source| MainError::Libraries { path: described.libraries, source })?;
+    let sysroot = files::sysroot(&described.libraries)?;
     let mut linked = BTreeSet::new();
-    for (program, path) in described.programs {
-        let found =
-            Program::read(&read(&path)?).map_err(|source| MainError::Program { program: program.clone(), source })?;
-        let packages =
-            found.packages(&sysroot).map_err(|source| MainError::Unpinned { program: program.clone(), source })?;
-        linked.extend(packages.iter().copied());
-        let libraries = packages.into_iter().map(str::to_owned).collect();
-        report.programs.insert(program, Built { with: found.with, libraries });
+    for (name, path) in described.programs {
+        let Examined { program, libraries, .. } = files::program(&name, &path, &sysroot)?;
+        linked.extend(libraries.iter().cloned());
+        report.programs.insert(name, Built { with: program.with, libraries });
     }
-    let text = read(&described.lock)?;
-    let packages = lock::parse(&String::from_utf8_lossy(&text))
-        .map_err(|source| MainError::Lock { path: described.lock, source })?;
-    report.libraries.extend(packages.into_iter().filter(|package| linked.contains(&*package.package)));
+    let packages = files::lock(&described.lock)?;
+    report.libraries.extend(packages.into_iter().filter(|package| linked.contains(&package.package)));
     Ok(report)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, MainError> {
-    fs::read(path).map_err(|source| MainError::Read { path: path.to_owned(), source })
 }

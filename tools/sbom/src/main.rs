@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
 
+use buildinfo::files::{self, FileError};
 use serde::Serialize;
 
 use crate::description::Description;
@@ -35,12 +36,10 @@ use crate::materials::{Materials, MaterialsError};
 enum MainError {
     #[error("usage: sbom DESCRIPTION OUT")]
     Usage,
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot understand {}", path.display())]
-    Description { path: PathBuf, source: serde_json::Error },
     #[error(transparent)]
     Materials(#[from] MaterialsError),
     #[error("cannot make JSON")]
@@ -60,9 +59,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), MainError> {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
     let [description, out] = &*arguments else { return Err(MainError::Usage) };
-    let text = fs::read(description).map_err(|source| MainError::Read { path: description.clone(), source })?;
-    let described: Description =
-        serde_json::from_slice(&text).map_err(|source| MainError::Description { path: description.clone(), source })?;
+    let described: Description = files::description(description)?;
     let mut materials = Materials::read(&described)?;
     let bill = materials.bill(&described)?;
 

@@ -1,14 +1,15 @@
 //! From files to packages.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use buildinfo::files::{self, Examined, FileError};
 use buildinfo::go::Info;
-use buildinfo::lock::{self, ParseLockError};
-use buildinfo::program::{Program, ReadProgramError, UnpinnedError};
-use buildinfo::sysroot::{ParseSysrootError, Sysroot};
+use buildinfo::lock;
+use buildinfo::program::Program;
+use buildinfo::sysroot::Sysroot;
 
 use crate::bill::{AmbiguousError, Bill};
 use crate::debian::Documents;
@@ -40,18 +41,10 @@ pub(crate) struct Materials {
 /// Something is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MaterialsError {
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot tell what crate {} is", path.display())]
     Manifest { path: PathBuf, source: ParseManifestError },
-    #[error("cannot tell what is in {program}")]
-    Program { program: String, source: ReadProgramError },
-    #[error("{program} has a library in it that is not pinned")]
-    Unpinned { program: String, source: UnpinnedError },
-    #[error("cannot understand the lock {}", path.display())]
-    Lock { path: PathBuf, source: ParseLockError },
-    #[error("cannot understand the list of libraries {}", path.display())]
-    Libraries { path: PathBuf, source: ParseSysrootError },
     #[error("Go's module {module} has no text that is a known licence: see PHRASES in tools/sbom/src/licence.rs")]
     Module { module: String },
     #[error("Debian's package {package} has no copyright file: add the package that its link points to")]
@@ -68,26 +61,24 @@ impl Materials {
     /// Reads all but programs.
     pub(crate) fn read(described: &Description) -> Result<Self, MaterialsError> {
         let mut texts = Texts::default();
-        let apache = texts.add(read(&described.apache)?);
+        let apache = texts.add(files::bytes(&described.apache)?);
         let mut crates = BTreeMap::new();
         for (directory, files) in &described.crates {
             crates.insert(directory.clone(), of_crate(&mut texts, &apache, files)?);
         }
         let archive = |path: &Path, root| {
             let vendor = File::open(path).and_then(|file| Vendor::read(file, root));
-            vendor.map_err(|source| MaterialsError::Read { path: path.to_owned(), source })
+            vendor.map_err(|source| FileError::Read { path: path.to_owned(), source })
         };
         let debian = &described.debian;
-        let sysroot = Sysroot::parse(&text(&debian.libraries)?)
-            .map_err(|source| MaterialsError::Libraries { path: debian.libraries.clone(), source })?;
-        let libraries = packages(&debian.lock)?.into_iter().map(|package| (package.package.clone(), package));
+        let libraries = files::lock(&debian.lock)?.into_iter().map(|package| (package.package.clone(), package));
         Ok(Self {
             apache,
             crates,
             vendor: archive(&described.go.vendor, "vendor/")?,
             toolchain: archive(&described.go.toolchain, "")?,
             documents: Documents(debian.documents.clone()),
-            sysroot,
+            sysroot: files::sysroot(&debian.libraries)?,
             libraries: libraries.collect(),
             texts,
         })
@@ -102,14 +93,12 @@ impl Materials {
         let mut bill =
             Bill::new(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts });
         for path in &described.debian.installed {
-            for package in packages(path)? {
+            for package in files::lock(path)? {
                 bill.install(self.of_debian(package)?)?;
             }
         }
         for (path, program) in &described.programs {
-            let bytes = read(&program.file)?;
-            let found =
-                Program::read(&bytes).map_err(|source| MaterialsError::Program { program: path.clone(), source })?;
+            let Examined { bytes, program: found, libraries } = files::program(path, &program.file, &self.sysroot)?;
             let mut linked = Vec::new();
             for directory in &program.crates {
                 linked.extend(self.crates.get(directory).cloned());
@@ -118,10 +107,6 @@ impl Materials {
             if let Some(info) = &found.go {
                 linked.extend(self.of_go(info)?);
             }
-            let libraries = found
-                .packages(&self.sysroot)
-                .map_err(|source| MaterialsError::Unpinned { program: path.clone(), source })?;
-            let libraries: Vec<_> = libraries.into_iter().map(str::to_owned).collect();
             for name in libraries {
                 let package = self.libraries.get(&name).cloned().ok_or(MaterialsError::Unlocked(name))?;
                 linked.push(self.of_debian(package)?);
@@ -169,16 +154,16 @@ impl Materials {
     }
 }
 
-fn of_crate(texts: &mut Texts, apache: &str, files: &Crate) -> Result<Package, MaterialsError> {
-    let found = manifest::parse(&text(&files.manifest)?)
-        .map_err(|source| MaterialsError::Manifest { path: files.manifest.clone(), source })?;
+fn of_crate(texts: &mut Texts, apache: &str, found: &Crate) -> Result<Package, MaterialsError> {
+    let manifest = manifest::parse(&files::text(&found.manifest)?)
+        .map_err(|source| MaterialsError::Manifest { path: found.manifest.clone(), source })?;
     let mut own = package::Texts::default();
-    for path in &files.texts {
+    for path in &found.texts {
         if path.file_name().is_some_and(|name| is_text(&name.to_string_lossy())) {
-            own.texts.insert(texts.add(read(path)?));
+            own.texts.insert(texts.add(files::bytes(path)?));
         }
     }
-    if own.texts.is_empty() && found.licence.allows_apache() {
+    if own.texts.is_empty() && manifest.licence.allows_apache() {
         own.texts.insert(apache.to_owned());
         own.remark = Some("it comes without a text: this one is the licence's");
     } else if own.texts.is_empty() {
@@ -186,9 +171,9 @@ fn of_crate(texts: &mut Texts, apache: &str, files: &Crate) -> Result<Package, M
     }
     Ok(Package {
         ecosystem: Ecosystem::Cargo,
-        name: found.name,
-        version: found.version,
-        licence: found.licence,
+        name: manifest.name,
+        version: manifest.version,
+        licence: manifest.licence,
         sha256: None,
         texts: own,
     })
@@ -210,16 +195,4 @@ fn of_module<'a>(
     }
     let licence = Expression::all(licences).ok_or_else(|| MaterialsError::Module { module: name.to_owned() })?;
     Ok(Package { ecosystem: Ecosystem::Go, name: name.to_owned(), version, licence, sha256: None, texts: own })
-}
-
-fn packages(path: &Path) -> Result<Vec<lock::Package>, MaterialsError> {
-    lock::parse(&text(path)?).map_err(|source| MaterialsError::Lock { path: path.to_owned(), source })
-}
-
-fn text(path: &Path) -> Result<String, MaterialsError> {
-    read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, MaterialsError> {
-    fs::read(path).map_err(|source| MaterialsError::Read { path: path.to_owned(), source })
 }

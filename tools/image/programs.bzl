@@ -1,0 +1,36 @@
+"""What the rules share that look into an image's programs."""
+
+PROGRAMS = {
+    "programs": attr.string_keyed_label_dict(
+        doc = "Path in the image -> program.",
+        allow_files = True,
+        mandatory = True,
+    ),
+    "_libraries": attr.label(
+        doc = "The sysroot's list of its libraries.",
+        allow_single_file = True,
+        default = "@sysroot//:libraries.txt",
+    ),
+    "_lock": attr.label(
+        doc = "The lock of the packages that they are of.",
+        allow_single_file = True,
+        default = "//third_party/debian:sysroot.lock",
+    ),
+}
+
+def programs_of(ctx):
+    """The file of each program, by its path in the image.
+
+    Args:
+        ctx: of a rule with the attributes `PROGRAMS`.
+
+    Returns:
+        path -> File.
+    """
+    programs = {}
+    for path, target in ctx.attr.programs.items():
+        files = target[DefaultInfo].files.to_list()
+        if len(files) != 1:
+            fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
+        programs[path] = files[0]
+    return programs
