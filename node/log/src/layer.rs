@@ -124,30 +124,19 @@ impl Visit for Said {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-
     use tracing::{Level, error, info, info_span, warn};
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+    use crate::kept::Kept;
     use crate::rate::Rate;
-    use crate::stream::Sink;
-
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<Record>>>);
-
-    impl Sink for Kept {
-        fn take(&self, record: &Record) {
-            self.0.lock().unwrap().push(record.clone());
-        }
-    }
 
     fn said(speak: impl FnOnce()) -> Vec<Record> {
         let kept = Kept::default();
         let stream = Stream::start(vec![Box::new(kept.clone())], Rate::default()).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(stream.layer()), speak);
         stream.close(std::time::Duration::ZERO);
-        kept.0.lock().unwrap().clone()
+        kept.records()
     }
 
     fn fields(record: &Record) -> Vec<(&str, &str)> {

@@ -24,6 +24,8 @@
 mod clip;
 mod console;
 mod files;
+#[cfg(test)]
+mod kept;
 mod kernel;
 mod kmsg;
 mod layer;

@@ -173,23 +173,12 @@ mod tests {
     use units::Bytes;
 
     use super::*;
+    use crate::kept::Kept;
     use crate::record::Field;
     use crate::redact::REDACTED;
 
-    /// Keeps what it gets.
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<Record>>>);
-
-    impl Sink for Kept {
-        fn take(&self, record: &Record) {
-            self.0.lock().unwrap().push(record.clone());
-        }
-    }
-
-    impl Kept {
-        fn messages(&self) -> Vec<String> {
-            self.0.lock().unwrap().iter().map(|record| record.message.clone()).collect()
-        }
+    fn messages(kept: &Kept) -> Vec<String> {
+        kept.records().into_iter().map(|record| record.message).collect()
     }
 
     fn stream(rate: Rate) -> (Stream, Kept) {
@@ -228,7 +217,7 @@ mod tests {
         let (stream, kept) = stream(Rate::default());
         stream.log(said("x"));
         assert!(stream.close(LIMIT));
-        assert_eq!(kept.messages(), ["x"]);
+        assert_eq!(messages(&kept), ["x"]);
     }
 
     #[test]
@@ -239,7 +228,7 @@ mod tests {
         }
         // The thread looks once more before it ends, if it has not told yet.
         assert!(stream.close(LIMIT));
-        let messages = kept.messages();
+        let messages = messages(&kept);
         assert_eq!(messages[..6], ["0", "1", "2", "3", "4", "5"]);
         let told: u64 = messages[6..]
             .iter()
@@ -263,7 +252,7 @@ mod tests {
             prop_assert!(stream.close(LIMIT));
             let written = fs::read_to_string(scratch.path().join("00000000.jsonl")).unwrap();
             prop_assert!(!written.contains(&secret) && written.contains(REDACTED));
-            let shown = kept.0.lock().unwrap()[0].display();
+            let shown = kept.records()[0].display();
             prop_assert!(!shown.contains(&secret), "{}", shown);
         }
     }
