@@ -1,15 +1,16 @@
 //! How a worker gets into its cluster, and keeps the certificates with which it is in it.
 
+use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use config::Worker;
 use services::discovery::{self, AuthorityDigest, DiscoveryError};
-use services::{Config, Credentials, IdentityError, Lasting, PkiError, Requested};
+use services::{Config, Credentials, IdentityError, Lasting, PkiError, Requested, Stale};
 use supervisor::Context;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::{JoinError as TaskError, spawn_blocking};
-use tracing::info;
+use tracing::{info, warn};
 
 /// The data disk belongs to a node that cannot be this one.
 #[derive(Debug, thiserror::Error)]
@@ -63,23 +64,34 @@ pub fn is_ours(services: &Config, asked: AuthorityDigest) -> Result<(), OtherClu
 pub(crate) struct Join {
     services: Config,
     worker: Worker,
-    credentials: watch::Sender<Option<Arc<Credentials>>>,
+    /// Kept over failures: others work with these credentials, and what was asked for is waited for again.
+    known: OnceCell<Known>,
+    joined: watch::Sender<bool>,
+}
+
+/// What there is as soon as the authority is known.
+struct Known {
+    credentials: Arc<Credentials>,
+    kubelet: Requested,
+    server: Requested,
 }
 
 impl Join {
     pub(crate) fn new(services: Config, worker: Worker) -> Self {
-        Self { services, worker, credentials: watch::Sender::default() }
+        Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default() }
     }
 
     /// Those of a node that has joined; waited for until then.
     pub(crate) async fn credentials(&self) -> Arc<Credentials> {
-        let mut all = self.credentials.subscribe();
+        let mut joined = self.joined.subscribe();
         loop {
-            if let Some(credentials) = &*all.borrow_and_update() {
-                return Arc::clone(credentials);
+            if *joined.borrow_and_update()
+                && let Some(known) = self.known.get()
+            {
+                return Arc::clone(&known.credentials);
             }
             // The sender lives as long as `self`.
-            let _ = all.changed().await;
+            let _ = joined.changed().await;
         }
     }
 
@@ -88,46 +100,67 @@ impl Join {
     /// # Errors
     /// [`JoinError`].
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
-        let joined = async {
-            let credentials = Arc::new(self.trust().await?);
-            let token = self.worker.token.clone();
-            let kubelet = Requested::kubelet(&self.services, &credentials, token);
-            let server = Requested::kubelet_server(&self.services, &credentials);
-            let lasting = Lasting::first(kubelet.ensure().await?, server.ensure().await?);
-            Ok::<_, JoinError>((credentials, kubelet, server, lasting))
-        };
-        let (credentials, kubelet, server, mut lasting) = tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            joined = joined => joined?,
-        };
-        info!(server = %self.worker.server, "the node is in the cluster");
-        self.credentials.send_replace(Some(credentials));
-        cx.healthy();
-        loop {
-            tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                () = lasting.renewal() => {}
-            }
-            lasting = tokio::select! {
-                () = cx.cancelled() => return Ok(()),
-                renewed = async { Ok::<_, IdentityError>(Lasting::first(kubelet.ensure().await?, server.ensure().await?)) } => renewed?,
-            };
+        tokio::select! {
+            () = cx.cancelled() => Ok(()),
+            ended = self.stay(&cx) => ended,
         }
     }
 
-    /// Asks the control plane for its authority's certificate; once the node has joined, the disk knows it.
+    async fn stay(&self, cx: &Context) -> Result<(), JoinError> {
+        let known = self.known.get_or_try_init(|| self.know()).await?;
+        // The control plane may be away, or know the node's address as another node's, which only kubelet can mend.
+        if known.is_usable().await? {
+            self.is_in(cx);
+        }
+        loop {
+            let lasting = Lasting::first(known.kubelet.ensure().await?, known.server.ensure().await?);
+            self.is_in(cx);
+            lasting.renewal().await;
+        }
+    }
+
+    fn is_in(&self, cx: &Context) {
+        if !self.joined.send_replace(true) {
+            info!(server = %self.worker.server, "the node is in the cluster");
+        }
+        cx.healthy();
+    }
+
+    async fn know(&self) -> Result<Known, JoinError> {
+        let credentials = Arc::new(self.trust().await?);
+        let kubelet = Requested::kubelet(&self.services, &credentials, self.worker.token.clone());
+        let server = Requested::kubelet_server(&self.services, &credentials);
+        Ok(Known { credentials, kubelet, server })
+    }
+
+    /// Asks the control plane for its authority's certificate. Once the node has joined the disk knows it, too: that one
+    /// is taken while the control plane is away.
     async fn trust(&self) -> Result<Credentials, JoinError> {
         let Self { services, worker, .. } = self;
         let wanted = services.clone();
-        let authority = match spawn_blocking(move || Credentials::joined(&wanted)).await?? {
-            Some(authority) => authority,
-            None => {
-                let config::Server { address, port } = worker.server;
-                discovery::authority(IpAddr::V4(address), port, worker.authority).await?
+        let known = spawn_blocking(move || Credentials::joined(&wanted)).await??;
+        let config::Server { address, port } = worker.server;
+        let authority = match (discovery::authority(IpAddr::V4(address), port, worker.authority).await, known) {
+            (Ok(shown), _) => shown,
+            (Err(error), Some(known)) => {
+                let error: &dyn Error = &error;
+                warn!(error, "the control plane does not answer; the node starts with what it knows");
+                known
             }
+            (Err(error), None) => return Err(error.into()),
         };
         let (services, server) = (services.clone(), worker.server.to_string());
         Ok(spawn_blocking(move || Credentials::joining(&services, &server, &authority)).await??)
+    }
+}
+
+impl Known {
+    /// Whether kubelet can be started with what is on the disk, though it may be time for other certificates: one that it
+    /// serves with under an earlier address is better than none.
+    async fn is_usable(&self) -> Result<bool, IdentityError> {
+        let client = matches!(self.kubelet.on_disk().await?, Ok(_) | Err(Stale::Expiring));
+        let server = matches!(self.server.on_disk().await?, Ok(_) | Err(Stale::Expiring | Stale::OtherSubject));
+        Ok(client && server)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What every node of a cluster runs, whatever else it is to the cluster.
 
+use std::future::pending;
 use std::sync::Arc;
 
 use ::clock::Keeper;
@@ -9,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use provisioner::csinode;
-use services::{Credentials, Identity, Requested, containerd, kubelet, pods, proxy};
+use services::{Credentials, Identity, Requested, Stale, containerd, kubelet, pods, proxy};
 use supervisor::{BoxError, Context, Handle};
 use tracing::info;
 
@@ -165,11 +166,13 @@ impl Own {
         Self { credentials: Arc::clone(credentials), certificate }
     }
 
-    /// Done when there is a certificate.
+    /// Done when there is a certificate, though it may be time for another one.
     pub(crate) async fn identify(self, cx: Context) -> Result<(), BoxError> {
-        tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            lasting = self.certificate.ensure() => { lasting?; }
+        if !matches!(self.certificate.on_disk().await?, Ok(_) | Err(Stale::Expiring)) {
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                lasting = self.certificate.ensure() => { lasting?; }
+            }
         }
         cx.done();
         Ok(())
@@ -183,11 +186,20 @@ impl Own {
                 lasting = self.certificate.ensure() => lasting?,
             };
             let [first, second] = start(self.credentials.client(Identity::Storage).await?);
-            first.healthy().await?;
-            cx.healthy();
+            let ready = async {
+                let ready = first.healthy().await;
+                if ready.is_ok() {
+                    cx.healthy();
+                    // Then until it is time for another certificate.
+                    return pending().await;
+                }
+                ready
+            };
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
+                // Also of one that is refused because the clock was wrong when it was looked at.
                 () = lasting.renewal() => info!("the certificate of the node's storage is renewed"),
+                failed = ready => failed?,
             }
             second.stop().await;
             first.stop().await;

@@ -270,14 +270,24 @@ async fn a_removed_node_has_no_access(
     maps.create(&PostParams::default(), &removed).await.map_err(Failure::api("refuse a node"))?;
     let nodes = case.cluster::<NodeObject>();
     nodes.delete(WORKER, &DeleteParams::default()).await.map_err(Failure::api("delete a node"))?;
-    let question = question(there);
     eventually(PATIENCE, "the node to be out of the mesh", async || {
-        Ok(match here.fetch(address, &question).await {
-            Err(Failure::Pod { .. }) => Seen::Done(()),
-            other => Seen::NotYet(format!("{other:?}")),
-        })
+        let metrics = case.get("/api/v1/nodes/granary:7839/proxy/metrics").await?;
+        let peers = metrics.lines().find(|line| line.starts_with("granary_mesh_peers ")).unwrap_or_default();
+        Ok(if peers.ends_with(" 0") { Seen::Done(()) } else { Seen::NotYet(peers.to_owned()) })
     })
     .await?;
+    // Nobody answers, and not because the pod is gone: nothing is sent to the node any more.
+    let own = internal(case, CONTROL_PLANE).await?;
+    let capture = cluster.workers()[0].capture().expect("a capture").to_owned();
+    let sent = || {
+        let capture = Capture::read(&capture).unwrap_or_else(|error| panic!("{}", chain(&error)));
+        let of_the_mesh = |transport| matches!(transport, Transport::Udp(MESH_PORT, _) | Transport::Udp(_, MESH_PORT));
+        capture.packets.iter().filter(|packet| packet.source == own && of_the_mesh(packet.transport)).count()
+    };
+    let before = sent();
+    let asked = here.fetch(address, &question(there)).await;
+    assert!(matches!(asked, Err(Failure::Pod { .. })), "{asked:?}");
+    assert_eq!(sent(), before);
 
     // At its next start kubelet would make the Node again.
     let worker = &mut cluster.workers_mut()[0];

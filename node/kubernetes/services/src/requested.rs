@@ -252,7 +252,11 @@ impl Requested {
         })
     }
 
-    async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
+    /// What is on the disk, and what is wrong with it. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`IdentityError::Disk`], [`IdentityError::Panicked`].
+    pub async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let look = move || {
             let store = Store::open(&pki)?;
