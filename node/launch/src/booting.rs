@@ -69,16 +69,24 @@ impl Booting {
 
     /// Waits until the cluster calls all nodes ready.
     ///
-    /// Cancel-safe: the guests go on when the future is dropped.
+    /// Cancel-safe: the guests go on when the future is dropped, but for one that is just being started.
     ///
     /// # Errors
     /// [`ClusterError`]: one does not become ready.
     pub async fn until_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
+        let segment = self.segment.clone();
+        tokio::select! {
+            ready = self.raise_all(&on_event) => ready,
+            exit = cluster::lost(segment.as_deref()) => Err(ClusterError::SegmentEnded(exit)),
+        }
+    }
+
+    async fn raise_all(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
         let name = self.control_plane.name().to_owned();
         let tell = |event: &Event| on_event(&name, event);
         let access = self.control_plane.until_ready(tell).await.map_err(ClusterError::of(&name))?;
-        self.start_workers(&access, &on_event).await?;
-        let mut rising: FuturesUnordered<_> = self.workers.iter_mut().map(|(_, it)| raise(it, &on_event)).collect();
+        self.start_workers(&access, on_event).await?;
+        let mut rising: FuturesUnordered<_> = self.workers.iter_mut().map(|(_, it)| raise(it, on_event)).collect();
         loop {
             tokio::select! {
                 ended = self.control_plane.stay(tell) => match ended.map_err(ClusterError::of(&name))? {},

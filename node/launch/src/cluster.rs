@@ -140,7 +140,7 @@ where
 }
 
 /// Returns when there is no network any more; never, if the only node has its own.
-async fn lost(segment: Option<&Segment>) -> Exit {
+pub(crate) async fn lost(segment: Option<&Segment>) -> Exit {
     let Some(segment) = segment else { return std::future::pending().await };
     let mut looks = interval(LOOK);
     loop {
@@ -148,5 +148,34 @@ async fn lost(segment: Option<&Segment>) -> Exit {
         if let Some(exit) = segment.exit() {
             return exit;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::console::Console;
+    use std::cell::RefCell;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::path::Path;
+    use std::process::ExitStatus;
+
+    #[tokio::test]
+    async fn the_control_plane_ends_last_and_whoever_was_killed_is_named() {
+        let ended = RefCell::new(Vec::new());
+        let down = |name: &'static str, signal: i32| {
+            let ended = &ended;
+            async move {
+                tokio::task::yield_now().await;
+                ended.borrow_mut().push(name);
+                let exit = Exit { status: ExitStatus::from_raw(signal), stderr: String::new() };
+                let killed = ShutdownError::Killed { exit, console: Console::read(Path::new("/nowhere")) };
+                (name.to_owned(), if signal == 0 { Ok(()) } else { Err(killed) })
+            }
+        };
+        let result = off([down("first", 0), down("second", 9)].into_iter(), down("control plane", 0)).await;
+        assert_eq!(result.unwrap_err().node, "second");
+        assert_eq!(ended.borrow().len(), 3);
+        assert_eq!(ended.borrow().last(), Some(&"control plane"));
     }
 }

@@ -65,7 +65,7 @@ fn common(name: &str, overcommit: Overcommit) -> Value {
 mod tests {
     use std::fs;
 
-    use config::{Addresses, Config};
+    use config::{Addresses, Config, Role};
 
     use super::*;
     use crate::options::{ClusterOptions, Image, Options};
@@ -99,18 +99,15 @@ mod tests {
 
     #[test]
     fn a_worker_is_told_whom_to_trust_and_who_it_is() {
-        let digest = format!("sha256:{}", "0a".repeat(32));
-        let token = "abcdef.0123456789abcdef";
-        let text = of_worker(&sites(Path::new("/tmp"))[1], digest.parse().unwrap(), &token.parse().unwrap());
-        assert_eq!(
-            serde_json::from_str::<Value>(&text).unwrap(),
-            json!({
-                "nodeName": "granary-1",
-                "network": {"dhcp": {}},
-                "storage": {"overcommit": "1.5"},
-                "worker": {"server": "10.0.2.15:6443", "authority": digest, "token": token},
-            })
-        );
+        let authority: AuthorityDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+        let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
+        let config = Config::parse(&of_worker(&sites(Path::new("/tmp"))[1], authority, &token)).unwrap();
+        assert_eq!(config.node.as_str(), "granary-1");
+        assert_eq!(config.network.addresses, Addresses::Dhcp);
+        assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
+        let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
+        assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
+        assert_eq!((worker.authority, worker.token), (authority, Some(token)));
     }
 
     #[test]

@@ -127,6 +127,9 @@ pub enum ClusterError {
     /// The nodes could not reach each other.
     #[error("the network between the nodes cannot be started")]
     Segment(#[source] qemu::StartError),
+    /// They cannot any more.
+    #[error("the network between the nodes is gone, QEMU ended with {0}")]
+    SegmentEnded(Exit),
     /// A worker is not let in.
     #[error("node {node} cannot be let into the cluster")]
     Join {

@@ -8,7 +8,7 @@ use crate::rising::{Access, Rising, Role, Started};
 use crate::site::Site;
 use k8s_openapi::jiff::Timestamp;
 use qemu::Segment;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// The console's log, of its last boot.
-    pub fn console(&self) -> std::path::PathBuf {
+    pub fn console(&self) -> PathBuf {
         self.seat.site.console()
     }
 
@@ -81,14 +81,15 @@ impl Worker {
     }
 
     /// Boots it again on its disk, with the configuration of its first boot, and returns when the cluster calls it
-    /// ready. Nothing, if it is not off.
+    /// ready. Nothing, if it runs.
     ///
     /// # Errors
     /// [`ClusterError::Boot`]: it is off.
     pub async fn boot(&mut self, mut on_event: impl FnMut(&Event)) -> Result<(), ClusterError> {
-        if self.node.is_some() {
+        if self.node.as_ref().is_some_and(|node| !node.has_ended()) {
             return Ok(());
         }
+        self.node = None;
         let failed = || ClusterError::of(self.name());
         let start = Arc::clone(&self.seat).start(self.access.clone(), &mut on_event);
         let mut rising = start.await.map_err(failed())?;

@@ -93,13 +93,26 @@ impl Launched {
         }
     }
 
-    /// The process that runs the guest.
+    /// The process that runs the first guest.
     ///
     /// # Panics
     /// There is none.
     pub fn qemu(&self) -> &Process {
-        let is_qemu = |process: &&Process| process.words.iter().any(|word| word == "-machine");
-        self.started.iter().find(is_qemu).expect("QEMU was started")
+        self.machine(|kind| kind != "none")
+    }
+
+    /// The process that is the network between several guests.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn network(&self) -> &Process {
+        self.machine(|kind| kind == "none")
+    }
+
+    fn machine(&self, is_it: impl Fn(&str) -> bool) -> &Process {
+        let kind = |process: &Process| process.words.iter().skip_while(|word| *word != "-machine").nth(1).cloned();
+        let found = self.started.iter().find(|process| kind(process).is_some_and(|kind| is_it(&kind)));
+        found.expect("QEMU was started")
     }
 
     /// Sends a signal to the launcher alone.
@@ -118,12 +131,12 @@ impl Launched {
         self.screen.as_mut().expect("the screen is open").type_ctrl_c();
     }
 
-    /// Kills QEMU.
+    /// Kills one of the processes that it has started.
     ///
     /// # Panics
     /// It has ended.
-    pub fn kill_qemu(&self) {
-        send(self.qemu().id, Signal::SIGKILL);
+    pub fn kill(&self, process: &Process) {
+        send(process.id, Signal::SIGKILL);
     }
 
     /// Nobody reads any more: the pipe or the terminal is closed.

@@ -55,19 +55,19 @@ fn sigterm_before_anything_is_in_use_ends_at_once() {
 fn a_qemu_that_dies_is_told_with_the_last_lines_of_the_console() {
     let mut launched = Launched::start(Kind::Pipe, &[]);
     launched.wait_for("kernel: ready");
-    launched.kill_qemu();
+    launched.kill(launched.qemu());
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for told in ["error: the node did not boot", "signal: 9 (SIGKILL)", "console.log:", "  initramfs: started"] {
+    for told in ["error: node granary did not boot", "signal: 9 (SIGKILL)", "console.log:", "  initramfs: started"] {
         assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
     }
 }
 
 #[test]
 fn a_launcher_that_is_killed_takes_qemu_and_its_directory_along() {
-    let mut launched = Launched::start(Kind::Pipe, &[]);
+    let mut launched = Launched::start(Kind::Pipe, &["--nodes=2"]);
     launched.wait_for(STARTED);
-    assert!(launched.qemu().runs());
+    assert!(launched.qemu().runs() && launched.network().runs());
     launched.signal(Signal::SIGKILL);
     assert_eq!(launched.end().status.signal(), Some(9));
 }
@@ -98,7 +98,7 @@ fn a_port_that_is_taken_is_refused_with_the_remedy() {
     let port = format!("--port={}", taken.local_addr().unwrap().port());
     let ended = Launched::start(Kind::Pipe, &[&port]).end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    assert!(ended.text.contains("error: the node did not boot\n"), "{}", ended.text);
+    assert!(ended.text.contains("error: node granary did not boot\n"), "{}", ended.text);
     assert!(ended.text.contains("choose another with --port"), "{}", ended.text);
 }
 
@@ -107,4 +107,45 @@ fn a_data_file_that_cannot_be_made_is_refused_with_the_remedy() {
     let ended = Launched::start(Kind::Pipe, &["--data=/nowhere/data.img"]).end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
     assert!(ended.text.contains("name a file in an existing directory"), "{}", ended.text);
+}
+
+#[test]
+fn a_number_of_nodes_that_cannot_be_is_refused_with_those_that_can() {
+    let ended = Launched::start(Kind::Pipe, &["--nodes=9"]).end();
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.text);
+    assert!(ended.text.contains("\"9\" is no number of nodes; choose one from 1 to 8"), "{}", ended.text);
+}
+
+#[test]
+fn workers_that_do_not_fit_in_memory_are_refused_before_anything_starts() {
+    let ended = Launched::start(Kind::Pipe, &["--nodes=3", "--worker-memory=1024T"]).end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    for told in ["of 3 guests", "choose fewer --nodes"] {
+        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    }
+    assert!(!ended.text.contains(STARTED), "{}", ended.text);
+}
+
+/// The control plane has its network through a segment from the beginning; workers come when it is ready.
+#[test]
+fn the_first_of_several_nodes_is_shut_down_in_order() {
+    let mut launched = Launched::start(Kind::Pipe, &["--nodes=2"]);
+    launched.wait_for("granary    data-disk: ready");
+    launched.signal(Signal::SIGINT);
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.text);
+    assert!(ended.text.ends_with("Ctrl-C cuts their power.\nThe nodes are down.\n"), "{}", ended.text);
+    assert!(ended.console.contains(OFF), "{}", ended.console);
+}
+
+#[test]
+fn a_network_between_nodes_that_dies_is_told_and_the_nodes_are_shut_down() {
+    let mut launched = Launched::start(Kind::Pipe, &["--nodes=2"]);
+    launched.wait_for(STARTED);
+    launched.kill(launched.network());
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    for told in ["error: the network between the nodes is gone", "signal: 9 (SIGKILL)", "The nodes are down.\n"] {
+        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    }
 }
