@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use services::Token;
 use services::discovery::AuthorityDigest;
 use std::io::{self, Write as _};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use tempfile::NamedTempFile;
 use volume::Overcommit;
@@ -15,7 +16,10 @@ use crate::site::{NAME, Site};
 /// Where the node looks for it.
 const FW_CFG: &str = "opt/dev.granary/config";
 /// The control plane's address: it is the first that asks user networking for one.
-const CONTROL_PLANE: &str = "10.0.2.15";
+const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+/// Of user networking.
+const GATEWAY: &str = "10.0.2.2";
+const NAME_SERVER: &str = "10.0.2.3";
 
 /// The file that QEMU reads it from when it starts; removed on drop, readable by its owner only.
 pub(crate) struct Configuration(NamedTempFile);
@@ -41,9 +45,15 @@ pub(crate) fn of_control_plane(site: &Site) -> String {
     }
 }
 
-/// For a worker. Its token is needed until it has joined.
+/// For a worker. Its token is needed until it has joined. DHCP would give addresses in the order in which workers ask: it
+/// has one of its own, also in the next run with its disk.
 pub(crate) fn of_worker(site: &Site, authority: AuthorityDigest, token: &Token) -> String {
     let mut told = common(&site.name, site.options.overcommit);
+    let address = Ipv4Addr::from_bits(CONTROL_PLANE.to_bits() + u32::from(site.index));
+    told["network"] = json!({
+        "static": {"address": format!("{address}/24"), "gateway": GATEWAY},
+        "nameServers": [NAME_SERVER],
+    });
     told["worker"] = json!({
         "server": format!("{CONTROL_PLANE}:{API_PORT}"),
         "authority": authority.to_string(),
@@ -103,7 +113,10 @@ mod tests {
         let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
         let config = Config::parse(&of_worker(&sites(Path::new("/tmp"))[1], authority, &token)).unwrap();
         assert_eq!(config.node.as_str(), "granary-1");
-        assert_eq!(config.network.addresses, Addresses::Dhcp);
+        let Addresses::Static(config::Static { interface, gateway }) = config.network.addresses else {
+            panic!("{config:?}")
+        };
+        assert_eq!((interface, gateway), ("10.0.2.16/24".parse().unwrap(), Some(Ipv4Addr::new(10, 0, 2, 2))));
         assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
         assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
