@@ -70,7 +70,8 @@ pub(crate) enum Denial {
     #[error("the bootstrap token {id} is for the node {bound}, not for {asked}; make one for {asked}")]
     OtherName { id: String, bound: String, asked: String },
     #[error(
-        "there is a Node {node} already: choose another name, or, if that machine is gone for good, delete the Node first"
+        "there is a Node {node} already: choose another name, or, if that machine is gone for good or its certificate has \
+         expired, delete the Node first"
     )]
     Taken { node: String },
     #[error("{asker} asks for {asked}: a kubelet gets its own certificates only")]

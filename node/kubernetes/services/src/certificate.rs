@@ -77,6 +77,9 @@ pub enum Stale {
     /// It is time for a new one.
     #[error("it was about to expire")]
     Expiring,
+    /// Its time is over: nobody accepts it.
+    #[error("it had expired")]
+    Expired,
     /// The authority's certificate does not stand behind a server's.
     #[error("the authority's certificate was not shown with it")]
     Alone,
@@ -132,6 +135,8 @@ impl Validity {
     pub(crate) fn check(self, now: OffsetDateTime, renewal: OffsetDateTime) -> Result<(), Stale> {
         if now < self.from {
             Err(Stale::NotYet)
+        } else if now > self.to {
+            Err(Stale::Expired)
         } else if now > renewal {
             Err(Stale::Expiring)
         } else {
@@ -400,7 +405,9 @@ mod tests {
         let at = |days| authority.check(&client(), &pair, NOW + Duration::days(days));
         assert_eq!(at(334), Ok(()));
         assert_eq!(at(336), Err(Stale::Expiring));
-        assert_eq!(at(5000), Err(Stale::Expiring));
+        assert_eq!(at(364), Err(Stale::Expiring));
+        assert_eq!(at(366), Err(Stale::Expired));
+        assert_eq!(at(5000), Err(Stale::Expired));
         assert_eq!(at(0), Ok(()));
         assert_eq!(at(-2), Err(Stale::NotYet));
     }

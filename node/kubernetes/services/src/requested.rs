@@ -76,6 +76,17 @@ pub enum IdentityError {
          for this node, and write it into worker.token"
     )]
     NoToken,
+    /// What it asks with is over, and the API server would say no more than 401.
+    #[error(
+        "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one with a \
+         new token in worker.token"
+    )]
+    KubeletExpired {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Since when kubelet's is of no use.
+        at: OffsetDateTime,
+    },
     /// The watch of the request.
     #[error("cannot wait for the answer to the certificate signing request {request}")]
     Wait {
@@ -142,6 +153,14 @@ enum Asker {
     Kubelet,
     /// With a token while there is none of kubelet's own that counts.
     Token(Option<Token>),
+}
+
+/// By what the API server knows who asks.
+#[derive(Debug)]
+enum Shown<'a> {
+    Token(&'a Token),
+    /// That of the node's kubelet.
+    Certificate,
 }
 
 /// A request, and the key that it is for: on the disk only together with its certificate.
@@ -215,11 +234,12 @@ impl Requested {
             Ok(lasting) => return Ok(lasting),
             Err(stale) => stale,
         };
-        let requests = Api::all(self.asker(stale).await?);
+        let shown = self.shown(stale)?;
+        let requests = Api::all(self.client(&shown).await?);
         let (request, key) = match &*asked {
             Some(Asked { request, key }) => (request, key),
             None => {
-                let new = self.ask(&requests).await?;
+                let new = self.ask(&requests, &shown).await?;
                 info!(name = self.wanted.name, request = new.request, reason = %stale, "certificate asked for");
                 let Asked { request, key } = asked.insert(new);
                 (&*request, &*key)
@@ -243,13 +263,36 @@ impl Requested {
         Ok(lasting)
     }
 
-    /// Who asks. A kubelet whose certificate still counts renews it itself.
-    async fn asker(&self, stale: Stale) -> Result<kube::Client, IdentityError> {
-        Ok(match &self.asker {
-            Asker::Token(Some(token)) if stale != Stale::Expiring => self.credentials.client_with(token).await?,
-            Asker::Token(None) if stale != Stale::Expiring => return Err(IdentityError::NoToken),
-            Asker::Token(_) | Asker::Kubelet => self.credentials.client(Identity::Kubelet).await?,
+    /// A kubelet whose certificate still counts renews it itself. One that has expired is of no more use than none.
+    fn shown(&self, stale: Stale) -> Result<Shown<'_>, IdentityError> {
+        match (&self.asker, stale) {
+            (Asker::Kubelet, _) | (Asker::Token(_), Stale::Expiring) => Ok(Shown::Certificate),
+            (Asker::Token(Some(token)), _) => Ok(Shown::Token(token)),
+            (Asker::Token(None), _) => Err(IdentityError::NoToken),
+        }
+    }
+
+    async fn client(&self, shown: &Shown<'_>) -> Result<kube::Client, IdentityError> {
+        Ok(match shown {
+            Shown::Token(token) => self.credentials.client_with(token).await?,
+            Shown::Certificate => {
+                self.kubelets_counts().await?;
+                self.credentials.client(Identity::Kubelet).await?
+            }
         })
+    }
+
+    async fn kubelets_counts(&self) -> Result<(), IdentityError> {
+        let pki = self.pki.clone();
+        let pair = spawn_blocking(move || Store::open(&pki)?.read_pair(Identity::Kubelet.name())).await??;
+        let validity = pair.and_then(|pair| certificate::validity(&pair.certificate).ok());
+        match validity.map(Validity::to) {
+            Some(at) if at < OffsetDateTime::now_utc() => {
+                Err(IdentityError::KubeletExpired { name: self.wanted.name, at })
+            }
+            // What is wrong otherwise, the client finds out.
+            _ => Ok(()),
+        }
     }
 
     /// What is on the disk, and what is wrong with it. Cancel-safe.
@@ -273,7 +316,7 @@ impl Requested {
         self.credentials.tell(Expiry { name: self.wanted.name, at: validity.to() });
     }
 
-    async fn ask(&self, requests: &Api<CertificateSigningRequest>) -> Result<Asked, IdentityError> {
+    async fn ask(&self, requests: &Api<CertificateSigningRequest>, shown: &Shown<'_>) -> Result<Asked, IdentityError> {
         let name = self.wanted.name;
         let (text, key) = certificate::request(&self.wanted).map_err(|source| IdentityError::Key { name, source })?;
         let request = CertificateSigningRequest {
@@ -287,8 +330,8 @@ impl Requested {
             status: None,
         };
         let made = requests.create(&PostParams::default(), &request).await;
-        let made = made.map_err(|error| match (error, &self.asker) {
-            (kube::Error::Api(status), Asker::Token(Some(token))) if status.code == 401 => {
+        let made = made.map_err(|error| match (error, shown) {
+            (kube::Error::Api(status), Shown::Token(token)) if status.code == 401 => {
                 IdentityError::Token { id: token.id().to_owned() }
             }
             (error, _) => IdentityError::Ask { name, source: Box::new(error) },
@@ -439,6 +482,32 @@ mod tests {
         assert!(kept.renewal > OffsetDateTime::now_utc());
         assert_eq!(node.identity.ensure().await.unwrap(), kept, "nobody is asked");
         assert_eq!(node.after_writing(&node.issue(&wanted, 250)).await, Err(Stale::Expiring));
+        assert_eq!(node.after_writing(&node.issue(&wanted, 400)).await, Err(Stale::Expired));
+    }
+
+    /// A worker that was off for a year asked with the certificate that nobody accepted any more, whatever token it got.
+    #[test]
+    fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
+        let node = Node::new();
+        let kubelet = |token| Requested::kubelet(&example(), &node.identity.credentials, token);
+        let with = kubelet(Some(Token::generate().unwrap()));
+        for stale in [Stale::Absent, Stale::Expired, Stale::OtherAuthority, Stale::NotYet] {
+            assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");
+            assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
+        }
+        for token in [None, Some(Token::generate().unwrap())] {
+            assert!(matches!(kubelet(token).shown(Stale::Expiring), Ok(Shown::Certificate)));
+        }
+        assert!(matches!(node.identity.shown(Stale::Expired), Ok(Shown::Certificate)), "storage has no token");
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_kubelets_certificate_has_expired_is_told_so() {
+        let node = Node::new();
+        let expired = node.issue(&Identity::Kubelet.wanted("granary"), 400);
+        node.store.write_pair("kubelet", &expired).unwrap();
+        let error = node.identity.ensure().await.unwrap_err();
+        assert!(matches!(error, IdentityError::KubeletExpired { name: "storage", .. }), "{error}");
     }
 
     #[tokio::test]
