@@ -110,8 +110,12 @@ impl Approver {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         let (own, others): (Vec<_>, Vec<_>) =
             nodes.iter().partition(|node| node.metadata.name.as_deref() == question.node());
-        let addresses = others.iter().filter_map(|node| node.status.as_ref()?.addresses.as_ref()).flatten();
-        let of_others = addresses.filter_map(|address| address.address.parse().ok()).collect();
+        let addresses = |node: &Node| node.status.as_ref()?.addresses.clone();
+        let of_others = others
+            .into_iter()
+            .flat_map(|node| addresses(node).into_iter().flatten().map(|address| (address.address, node.name_any())))
+            .filter_map(|(address, owner)| Some((address.parse().ok()?, owner)))
+            .collect();
         Ok(Facts { token_is_for, registered: !own.is_empty(), of_others })
     }
 }

@@ -4,7 +4,7 @@
 //! of that name and no other, as long as no Node has the name. Afterwards a kubelet renews its own, and asks for one to
 //! serve with. kube-controller-manager's approval, which is off, would take any name from any token.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -51,8 +51,8 @@ pub(crate) struct Facts {
     pub(crate) token_is_for: Option<String>,
     /// Whether there is a Node of the name that is asked for.
     pub(crate) registered: bool,
-    /// Addresses of all other Nodes.
-    pub(crate) of_others: BTreeSet<IpAddr>,
+    /// Addresses of all other Nodes, and whose each is.
+    pub(crate) of_others: BTreeMap<IpAddr, String>,
 }
 
 /// Why a request is denied.
@@ -80,6 +80,8 @@ pub(crate) enum Denial {
     NotJoined,
     #[error("a kubelet may serve under its node's name {node} and the node's addresses, not as {name}")]
     ServerName { node: String, name: String },
+    #[error("{address} is the address of the Node {owner}; if that node is gone, delete it")]
+    AddressTaken { address: IpAddr, owner: String },
     #[error("the request has attributes beside names; none are granted")]
     Attributes,
     #[error("the usages have to be {} and {}", .0[0], .0[1])]
@@ -102,6 +104,7 @@ impl Denial {
             Self::OtherNode { .. } => "OtherNode",
             Self::NotJoined => "NotJoined",
             Self::ServerName { .. } => "OtherServerName",
+            Self::AddressTaken { .. } => "AddressTaken",
             Self::Attributes => "AttributesNotAllowed",
             Self::Usages(_) => "OtherUsages",
             Self::Key => "OtherKeyType",
@@ -158,12 +161,8 @@ impl<'a> Question<'a> {
         } else {
             (Vec::new(), CLIENT_USAGES)
         };
-        if let Some(name) = names.iter().find(|name| !is_of(name, node, facts, reserved)) {
-            let name = match name {
-                ServerName::Dns(name) => name.clone(),
-                ServerName::Ip(address) => address.to_string(),
-            };
-            return Err(Denial::ServerName { node: node.to_owned(), name });
+        for name in &names {
+            may_serve_as(name, node, facts, reserved)?;
         }
         if !self.asked.has_attributes(&names) {
             return Err(Denial::Attributes);
@@ -193,13 +192,21 @@ fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
 
 /// Whether a server of that node may be called so. A node tells its addresses itself: all that can be said is that
 /// none is another node's, one of the cluster's own networks, or one that means another machine to everybody.
-fn is_of(name: &ServerName, node: &str, facts: &Facts, reserved: &[Network]) -> bool {
+fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Network]) -> Result<(), Denial> {
+    let denial = |name: &dyn ToString| Denial::ServerName { node: node.to_owned(), name: name.to_string() };
     match name {
-        ServerName::Dns(name) => name == node,
+        ServerName::Dns(name) if name == node => Ok(()),
+        ServerName::Dns(name) => Err(denial(name)),
         ServerName::Ip(address) => {
             let ordinary = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
             let inside = |network: &Network| matches!(address, IpAddr::V4(address) if network.contains(*address));
-            ordinary && !facts.of_others.contains(address) && !reserved.iter().any(inside)
+            if !ordinary || reserved.iter().any(inside) {
+                return Err(denial(address));
+            }
+            facts
+                .of_others
+                .get(address)
+                .map_or(Ok(()), |owner| Err(Denial::AddressTaken { address: *address, owner: owner.clone() }))
         }
     }
 }
@@ -276,7 +283,7 @@ mod tests {
     }
 
     fn facts() -> Facts {
-        let of_others = BTreeSet::from([[10, 0, 2, 15].into()]);
+        let of_others = BTreeMap::from([([10, 0, 2, 15].into(), "one".to_owned())]);
         Facts { token_is_for: Some("two".to_owned()), registered: false, of_others }
     }
 
@@ -319,10 +326,15 @@ mod tests {
     #[test]
     fn a_kubelet_serves_under_its_own_name_and_addresses() {
         assert_eq!(judged(&serving(), &facts()), Ok("two".to_owned()));
-        for address in [[10, 0, 2, 15], [10, 96, 0, 1], [10, 244, 1, 1], [127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1]] {
+        for address in [[10, 96, 0, 1], [10, 244, 1, 1], [127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1]] {
             let asked = Asked { addresses: vec![address.into()], ..serving() };
             assert!(matches!(judged(&asked, &facts()), Err(Denial::ServerName { .. })), "{address:?}");
         }
+        let taken = Asked { addresses: vec![[10, 0, 2, 15].into()], ..serving() };
+        assert_eq!(
+            judged(&taken, &facts()).unwrap_err().to_string(),
+            "10.0.2.15 is the address of the Node one; if that node is gone, delete it"
+        );
         let named = Asked { names: vec!["kubernetes.default.svc"], ..serving() };
         assert!(matches!(judged(&named, &facts()), Err(Denial::ServerName { .. })));
         let nameless = Asked { names: vec![], addresses: vec![], ..serving() };
