@@ -45,12 +45,7 @@ pub(crate) struct Writers {
 impl Writers {
     /// The storage identities of nodes.
     fn identities() -> Self {
-        // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
-        let first = Validation {
-            expression: "variables.node != ''".to_owned(),
-            message: format!("users in {STORAGE_GROUP} are named {STORAGE_USER_PREFIX}NAME"),
-        };
-        Self { first: Some(first), ..Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP) }
+        Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP)
     }
 
     /// The kubelets.
@@ -61,13 +56,18 @@ impl Writers {
     /// Users of a group, who have the node's name behind a prefix in their own.
     fn named(prefix: &str, group: &str) -> Self {
         let length = prefix.len();
+        // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
+        let first = Validation {
+            expression: "variables.node != ''".to_owned(),
+            message: format!("users in {group} are named {prefix}NAME"),
+        };
         Self {
             condition: format!("'{group}' in request.userInfo.groups"),
             // Of another user in the group: no node's name.
             node: format!(
                 "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({length}) : ''"
             ),
-            first: None,
+            first: Some(first),
         }
     }
 }
@@ -97,7 +97,8 @@ pub(crate) fn release_guard() -> Guard {
     Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
 }
 
-/// What a kubelet may not write although NodeRestriction lets it. Annotations can be written with the status as well.
+/// What a kubelet may not write although NodeRestriction lets it. Annotations and labels can be written with the status
+/// as well.
 fn kubelet_guard() -> Guard {
     let rule = rule("", &["nodes", "nodes/status"], &["CREATE", "UPDATE"]);
     Guard { name: KUBELETS, rule, validations: kubelets() }
@@ -276,7 +277,12 @@ fn kubelets() -> Vec<Validation> {
             ),
         ],
     );
-    [addresses, annotations].into_iter().flatten().collect()
+    // NodeRestriction lets a kubelet choose this label, by which the scheduler finds the node that has a volume.
+    let name = explained(
+        &format!("a kubelet labels its Node as {TOPOLOGY_KEY} with its own name"),
+        [format!("object.metadata.?labels[?'{TOPOLOGY_KEY}'].orValue(variables.node) == variables.node")],
+    );
+    [addresses, annotations, name].into_iter().flatten().collect()
 }
 
 /// The node speaks in its own name.

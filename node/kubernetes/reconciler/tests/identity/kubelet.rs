@@ -14,6 +14,8 @@ const KEY: &str = "node.granary.dev/wg-pubkey";
 const ADDRESSES: &str = "a kubelet does not choose the addresses of its pods";
 const ANNOTATIONS: &str = "a kubelet does not write annotations node.granary.dev/*";
 
+const NAME: &str = "a kubelet labels its Node as kubernetes.io/hostname with its own name";
+
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case(
@@ -21,6 +23,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
             a_kubelet_does_not_choose_the_addresses_of_its_pods,
         )
         .case("a_kubelet_does_not_tell_a_key", a_kubelet_does_not_tell_a_key)
+        .case("a_kubelet_does_not_take_another_nodes_name", a_kubelet_does_not_take_another_nodes_name)
 }
 
 async fn kubelet(cluster: &Cluster) -> Result<Api<Node>, Failure> {
@@ -80,5 +83,24 @@ async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Fail
     for name in ["one", "two"] {
         admin.delete(name, &DeleteParams::default()).await?;
     }
+    Ok(())
+}
+
+/// The scheduler sent it the pods with the volumes of the node whose name it took.
+async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
+    let own = kubelet(&cluster).await?;
+    let (post, params) = (PostParams::default(), PatchParams::default());
+    let named = |name: &str| json!({"metadata": {"labels": {"kubernetes.io/hostname": name}}});
+    let taken = node(json!({"metadata": {"name": "one", "labels": {"kubernetes.io/hostname": "two"}}}))?;
+    denied(own.create(&post, &taken).await, NAME);
+    own.create(&post, &node(json!({}))?).await?;
+    denied(own.patch("one", &params, &Patch::Merge(named("two"))).await, NAME);
+    denied(own.patch_status("one", &params, &Patch::Merge(named("two"))).await, NAME);
+    own.patch("one", &params, &Patch::Merge(named("one"))).await?;
+    denied(own.patch("one", &params, &Patch::Merge(named(""))).await, NAME);
+    admin.delete("one", &DeleteParams::default()).await?;
+    let nobody = cluster.impersonate("nobody", &["system:nodes", "system:masters", "system:authenticated"]).await?;
+    denied(Api::all(nobody).create(&post, &node(json!({}))?).await, "users in system:nodes are named system:node:NAME");
     Ok(())
 }
