@@ -131,8 +131,10 @@ async fn a_name_that_is_taken_is_not_given_again(cluster: Arc<Cluster>) -> Resul
 
 async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
-    let expired = token(&cluster, "two", OffsetDateTime::now_utc() - Duration::SECOND).await?;
-    refused(&cluster, &expired).await?;
+    // Long enough for the API server to learn of it.
+    let expires = token(&cluster, "two", OffsetDateTime::now_utc() + Duration::seconds(10)).await?;
+    ask_eventually(&cluster, &expires, "two").await?;
+    refused(&cluster, &expires).await?;
     refused(&cluster, &Token::generate()?).await?;
     let revoked = token(&cluster, "two", in_an_hour()).await?;
     ask_eventually(&cluster, &revoked, "two").await?;
