@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt as _};
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::json;
 use services::discovery::{self, AuthorityDigest};
 use services::{
@@ -29,7 +29,9 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("a_name_that_is_taken_is_not_given_again", a_name_that_is_taken_is_not_given_again)
         .case("a_token_ends_when_it_expires_or_is_deleted", a_token_ends_when_it_expires_or_is_deleted)
         .case("a_token_gives_no_other_rights", a_token_gives_no_other_rights)
-        .case("a_machine_becomes_a_node_and_renews_itself", a_machine_becomes_a_node_and_renews_itself)
+        .case("a_machine_becomes_a_node", a_machine_becomes_a_node)
+        .case("a_node_renews_itself_without_a_token", a_node_renews_itself_without_a_token)
+        .case("a_node_that_was_off_for_a_year_needs_a_token", a_node_that_was_off_for_a_year_needs_a_token)
         .case("a_machine_that_cannot_join_is_told_why", a_machine_that_cannot_join_is_told_why)
 }
 
@@ -174,8 +176,35 @@ impl Machine {
         Ok(Self { config, credentials, _disk: disk })
     }
 
-    fn kubelet(&self, token: Token) -> Requested {
-        Requested::kubelet(&self.config, &self.credentials, Some(token))
+    fn kubelet(&self, token: impl Into<Option<Token>>) -> Requested {
+        Requested::kubelet(&self.config, &self.credentials, token.into())
+    }
+
+    /// Gives kubelet a certificate for a year that the cluster's authority signed so many days ago.
+    fn age(&self, cluster: &Cluster, days: i64) -> Result<(), Failure> {
+        let read = |name| std::fs::read_to_string(cluster.config().paths.pki.join(name));
+        let authority = Issuer::from_ca_cert_pem(&read("ca.crt")?, KeyPair::from_pem(&read("ca.key")?)?)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.config.node));
+        params.not_before = OffsetDateTime::now_utc() - Duration::days(days);
+        params.not_after = params.not_before + Duration::days(365);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &authority)?.pem();
+        std::fs::write(self.config.paths.pki.join("kubelet.crt"), certificate)?;
+        Ok(std::fs::write(self.config.paths.pki.join("kubelet.key"), key.serialize_pem())?)
+    }
+
+    /// Who asked last for the certificate of this machine's kubelet.
+    async fn asked_by(&self, cluster: &Cluster) -> Result<Option<String>, Failure> {
+        let requests = Api::<CertificateSigningRequest>::all(cluster.admin()).list(&ListParams::default()).await?;
+        let kubelets = requests.items.into_iter().filter(|request| request.name_any().starts_with("granary-kubelet-"));
+        let of_signer = kubelets.filter(|request| request.spec.signer_name.ends_with("client-kubelet"));
+        let version = |request: &CertificateSigningRequest| request.resource_version()?.parse::<u64>().ok();
+        let last = of_signer.max_by_key(version);
+        Ok(last.and_then(|request| request.spec.username))
     }
 
     /// Whom the API server takes kubelet for.
@@ -186,7 +215,7 @@ impl Machine {
     }
 }
 
-async fn a_machine_becomes_a_node_and_renews_itself(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_machine_becomes_a_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "joined").await?;
@@ -201,6 +230,52 @@ async fn a_machine_becomes_a_node_and_renews_itself(cluster: Arc<Cluster>) -> Re
     for name in ["kubelet", "kubelet-server", "storage"] {
         assert!(machine.config.paths.pki.join(name).with_extension("key").exists(), "{name}");
     }
+    approver.stop().await
+}
+
+async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let machine = Machine::of(&cluster, "renewed").await?;
+    let token = token(&cluster, "renewed", in_an_hour()).await?;
+    ask_eventually(&cluster, &token, "elsewhere").await?;
+    machine.kubelet(token.clone()).ensure().await?;
+    assert_eq!(machine.asked_by(&cluster).await?, Some(format!("system:bootstrap:{}", token.id())));
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "renewed"}}))?;
+    let nodes = Api::<Node>::all(cluster.admin());
+    nodes.create(&PostParams::default(), &node).await?;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    secrets.delete(&bootstrap_secret_name(token.id()), &DeleteParams::default()).await?;
+    refused(&cluster, &token).await?;
+
+    machine.age(&cluster, 250)?;
+    let certificate = machine.config.paths.pki.join("kubelet.crt");
+    let old = std::fs::read_to_string(&certificate)?;
+    let kubelet = machine.kubelet(token);
+    let lasting = kubelet.ensure().await?;
+    assert_eq!(machine.asked_by(&cluster).await?.as_deref(), Some("system:node:renewed"));
+    assert_ne!(std::fs::read_to_string(&certificate)?, old);
+    assert_eq!(machine.user().await?.as_deref(), Some("system:node:renewed"));
+    assert_eq!(kubelet.ensure().await?, lasting, "it is kept");
+    nodes.delete("renewed", &DeleteParams::default()).await?;
+    approver.stop().await
+}
+
+/// It asked with the certificate that nobody accepted any more, whatever token it was given.
+async fn a_node_that_was_off_for_a_year_needs_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let approver = Approver::start(&cluster).await?;
+    let machine = Machine::of(&cluster, "late").await?;
+    machine.age(&cluster, 400)?;
+    let without = machine.kubelet(None).ensure().await;
+    assert!(matches!(without, Err(IdentityError::NoToken)), "{without:?}");
+    let storage = Requested::storage(&machine.config, &machine.credentials).ensure().await;
+    assert!(matches!(storage, Err(IdentityError::KubeletExpired { name: "storage", .. })), "{storage:?}");
+    let token = token(&cluster, "late", in_an_hour()).await?;
+    ask_eventually(&cluster, &token, "elsewhere").await?;
+    machine.kubelet(token.clone()).ensure().await?;
+    assert_eq!(machine.asked_by(&cluster).await?, Some(format!("system:bootstrap:{}", token.id())));
+    assert_eq!(machine.user().await?.as_deref(), Some("system:node:late"));
     approver.stop().await
 }
 
