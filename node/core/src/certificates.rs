@@ -80,9 +80,15 @@ impl Certificates {
                     std::future::pending::<()>().await;
                 }
             };
+            let is_due = async {
+                match renewal.lasting {
+                    Some(lasting) => lasting.renewal().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                () = renewal.lasting.renewal() => {}
+                () = is_due => {}
                 // The credentials are here, so that there always is somebody who may tell.
                 Ok(()) = requested.changed() => {}
                 // An authority near its end is told again, long before the next certificate is due.

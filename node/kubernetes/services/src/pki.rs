@@ -112,19 +112,16 @@ impl Credentials {
         let store = Store::open(&self.pki)?;
         if self.wanted.is_empty() {
             let authority = store.read("ca.crt")?.ok_or(Stale::Absent)?;
-            let at = certificate::validity(&authority)?.to();
-            let lasting = Lasting { renewal: at };
-            return Ok(Renewal { made: Vec::new(), expiries: vec![Expiry { name: "ca", at }], lasting });
+            let validity = certificate::validity(&authority)?;
+            // A clock that is behind is noticed where certificates are made.
+            let _ = tell_of_authoritys_end(validity, now);
+            let expiries = vec![Expiry { name: "ca", at: validity.to() }];
+            return Ok(Renewal { made: Vec::new(), expiries, lasting: None });
         }
         let (authority, validity) =
             store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair))?;
-        match validity.check(now, validity.shortly_before_its_end()) {
-            Ok(()) => {}
-            Err(Stale::NotYet) => return Err(PkiError::Clock { now }),
-            Err(_) => error!(
-                expires = %validity.to(),
-                "the cluster's certificate authority expires soon; restart the node, which replaces it at its start"
-            ),
+        if tell_of_authoritys_end(validity, now) == Err(Stale::NotYet) {
+            return Err(PkiError::Clock { now });
         }
 
         let mut found = BTreeMap::new();
@@ -149,7 +146,7 @@ impl Credentials {
             found.iter().filter_map(|(name, found)| Some((name, found.as_ref().ok()?))).map(expiry).collect();
         found.remove("ca");
         let renewal = renewal::plan(&found, now).next.unwrap_or(now);
-        Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Lasting { renewal } })
+        Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Some(Lasting { renewal }) })
     }
 
     /// When those certificates end that the node asks for ([`Requested`](crate::Requested)), by name: as far as they
@@ -295,6 +292,19 @@ pub enum ClientError {
         #[source]
         source: Box<kube::Error>,
     },
+}
+
+/// Only a start of the control plane makes a new certificate for the authority.
+fn tell_of_authoritys_end(authority: Validity, now: OffsetDateTime) -> Result<(), Stale> {
+    let lasts = authority.check(now, authority.shortly_before_its_end());
+    if let Err(reason @ (Stale::Expiring | Stale::Expired)) = lasts {
+        error!(
+            expires = %authority.to(),
+            %reason,
+            "the cluster's certificate authority is at its end; restart the control plane's node, which renews it"
+        );
+    }
+    lasts
 }
 
 pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
@@ -502,6 +512,20 @@ mod tests {
         assert_eq!(disk.files(), before);
     }
 
+    /// After the authority's end its next look was always due, and it looked without a pause.
+    #[test]
+    fn a_node_that_has_joined_only_tells_when_its_authority_ends() {
+        let disk = Disk::new();
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        let credentials = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        let at = NOW + Duration::days(3650);
+        for days in [0, 3640, 3660] {
+            let renewal = credentials.renew(NOW + Duration::days(days)).unwrap();
+            let expiries = vec![Expiry { name: "ca", at }];
+            assert_eq!(renewal, Renewal { made: Vec::new(), expiries, lasting: None }, "{days}");
+        }
+    }
+
     #[test]
     fn every_certificate_is_signed_by_the_authority_for_its_name_and_group() {
         let disk = Disk::new();
@@ -555,14 +579,14 @@ mod tests {
         let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
         let early = credentials.renew(NOW + Duration::days(300)).unwrap();
         assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 6));
-        assert_eq!(early.lasting.renewal, NOW + Duration::days(335));
+        assert_eq!(early.lasting, Some(Lasting { renewal: NOW + Duration::days(335) }));
         assert_eq!(disk.changed(&before), Vec::<String>::new());
         assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
 
         let later = NOW + Duration::days(340);
         let renewed = credentials.renew(later).unwrap();
         assert_eq!(renewed.made.len(), MADE.len() + 5, "{renewed:?}");
-        assert_eq!(renewed.lasting.renewal, later + Duration::days(335));
+        assert_eq!(renewed.lasting, Some(Lasting { renewal: later + Duration::days(335) }));
         assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
         assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
         assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());

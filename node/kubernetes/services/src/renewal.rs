@@ -40,8 +40,8 @@ pub struct Renewal {
     pub made: Vec<&'static str>,
     /// When each ends, by name, with that of the authority.
     pub expiries: Vec<Expiry>,
-    /// Until when this holds.
-    pub lasting: Lasting,
+    /// Until when this holds. `None` on a node that makes none.
+    pub lasting: Option<Lasting>,
 }
 
 #[cfg(test)]
