@@ -154,7 +154,8 @@ fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// The volume is of our driver, and nowhere but on the node, before and after.
+/// The volume is of our driver, and nowhere but on the node, before and after. That the claim it names was placed on the
+/// node cannot be asked for: an expression sees the written object only.
 fn volumes() -> Vec<Validation> {
     let own = |pv: &str| {
         format!(
