@@ -155,20 +155,23 @@ impl Authority {
     /// A new one.
     pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
         let key = KeyPair::generate()?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
-        params.not_before = now - SKEW;
-        params.not_after = now + AUTHORITY_LIFE;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages =
-            vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = params_of_authority(Validity { from: now - SKEW, to: now + AUTHORITY_LIFE });
         let certificate = params.self_signed(&key)?.pem();
         let pair = Pair { certificate: certificate.clone(), key: key.serialize_pem() };
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
     }
 
+    /// Another certificate for the same key, PEM. It begins when the one before did: a clock that was ahead for a while
+    /// does no harm.
+    pub(crate) fn renew(&self, before: Validity, now: OffsetDateTime) -> Result<String, rcgen::Error> {
+        let mut params = params_of_authority(Validity { from: before.from, to: now + AUTHORITY_LIFE });
+        // By itself it would be made of the key, and two certificates of one authority have two numbers: RFC 5280, 4.1.2.2.
+        params.serial_number = Some(now.unix_timestamp().unsigned_abs().into());
+        Ok(params.self_signed(self.issuer.key())?.pem())
+    }
+
     /// The one that `pair` holds, if it lasts.
+    #[cfg(test)]
     pub(crate) fn load(pair: &Pair, now: OffsetDateTime) -> Result<Self, Stale> {
         let (authority, validity) = Self::open(pair)?;
         validity.check(now, validity.shortly_before_its_end())?;
@@ -235,6 +238,17 @@ impl Authority {
         let validity = self.verify(wanted, pair)?;
         validity.check(now, validity.shortly_before_its_end())
     }
+}
+
+fn params_of_authority(validity: Validity) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
+    params.not_before = validity.from;
+    params.not_after = validity.to;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
 }
 
 /// A request for a certificate, PEM, and the new key that it is for.
@@ -339,6 +353,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::discovery::AuthorityDigest;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
 
@@ -446,6 +461,30 @@ mod tests {
         let leaf = loaded.issue(&client(), NOW).unwrap();
         assert_eq!(made.check(&client(), &leaf, NOW), Ok(()));
         assert_eq!(loaded.certificate(), made.certificate());
+    }
+
+    #[test]
+    fn a_renewed_authority_is_the_same_for_all_who_know_it() {
+        let (authority, pair) = Authority::make(NOW).unwrap();
+        let late = NOW + Duration::days(3640);
+        let [leaf, shown] = [client(), server([10, 0, 2, 15])].map(|wanted| authority.issue(&wanted, late).unwrap());
+        let (_, before) = Authority::open(&pair).unwrap();
+        let renewed = Pair { certificate: authority.renew(before, late).unwrap(), ..pair };
+        let (renewed, validity) = Authority::open(&renewed).unwrap();
+        assert_eq!(validity, Validity::new(before.from(), late + AUTHORITY_LIFE));
+        assert_eq!(renewed.check(&client(), &leaf, late), Ok(()));
+        assert_eq!(renewed.check(&server([10, 0, 2, 15]), &shown, late), Err(Stale::Alone), "it shows the old one");
+        let leaf = renewed.issue(&client(), late).unwrap();
+        assert_eq!(
+            authority.check(&client(), &leaf, late),
+            Ok(()),
+            "who has the old one accepts what the new one signs"
+        );
+        let [old, new] = [&authority, &renewed].map(|authority| AuthorityDigest::of_pem(authority.certificate()));
+        assert!(old.is_some() && old == new);
+        let serial =
+            |authority: &Authority| pem_of(authority.certificate()).unwrap().parse_x509().unwrap().serial.clone();
+        assert_ne!(serial(&authority), serial(&renewed));
     }
 
     #[test]

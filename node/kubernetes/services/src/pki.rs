@@ -2,7 +2,8 @@
 //!
 //! Made once and kept. At each start, and again while the node runs, what expires within 30 days or does not fit the
 //! configuration any more is made again; a power cut between two files leaves something that is found out and made
-//! again. The authority is replaced at a start only: nothing that was signed before is accepted then.
+//! again. The authority gets a new certificate at a start only, for the same key: what it signed stays good. One that
+//! cannot be read is replaced, and nothing that was signed before is accepted then.
 //!
 //! Kubernetes' programs read their files again by themselves, within five minutes (client-go's `transport`, the API
 //! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
@@ -15,7 +16,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use dir::{Dir, Ensured, Name};
+use dir::{Dir, Name};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use nix::sys::stat::Mode;
 use rcgen::KeyPair;
@@ -175,13 +176,7 @@ impl Credentials {
     /// # Errors
     /// [`ClientError`]: the kubeconfig cannot be read or used.
     pub async fn client(&self, identity: Identity) -> Result<kube::Client, ClientError> {
-        let path = self.kubeconfig(identity);
-        let read = || async {
-            let kubeconfig = Kubeconfig::read_from(&path)?;
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
-        };
-        let config = read().await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
-        kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
+        self.client_as(identity, None).await
     }
 
     /// A client that shows the bootstrap token, and no certificate.
@@ -189,16 +184,23 @@ impl Credentials {
     /// # Errors
     /// [`ClientError`]: the kubeconfig cannot be read or used.
     pub(crate) async fn client_with(&self, token: &Token) -> Result<kube::Client, ClientError> {
-        let path = self.kubeconfig(Identity::Kubelet);
-        let read = || async {
+        let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
+        self.client_as(Identity::Kubelet, Some(user)).await
+    }
+
+    /// A client by the kubeconfig of an identity, with another user if there is one.
+    async fn client_as(&self, identity: Identity, user: Option<AuthInfo>) -> Result<kube::Client, ClientError> {
+        let path = self.kubeconfig(identity);
+        let read = async {
             let mut kubeconfig = Kubeconfig::read_from(&path)?;
-            let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
-            for named in &mut kubeconfig.auth_infos {
-                named.auth_info = Some(user.clone());
+            if let Some(user) = user {
+                for named in &mut kubeconfig.auth_infos {
+                    named.auth_info = Some(user.clone());
+                }
             }
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
         };
-        let config = read().await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
+        let config = read.await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
         kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
     }
 
@@ -362,22 +364,34 @@ impl Store {
         if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
     }
 
-    fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<Ensured<()>, PkiError> {
-        let stale = match self.read_pair("ca")?.map(|pair| Authority::load(&pair, now)) {
-            Some(Ok(_)) => return Ok(Ensured::Unchanged(())),
-            Some(Err(Stale::NotYet)) => return Err(PkiError::Clock { now }),
-            Some(Err(stale)) => {
-                warn!(reason = %stale, "certificate authority replaced, with every certificate");
-                stale
+    /// Makes the authority if there is none that can be used. One that is at its end keeps its key, by whose digest
+    /// workers know it, and gets a new certificate.
+    fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
+        let unmade = |source| PkiError::Certificate { name: "ca", source };
+        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let lost = match found {
+            Ok((authority, validity)) => {
+                return match validity.check(now, validity.shortly_before_its_end()) {
+                    Ok(()) => Ok(()),
+                    Err(Stale::NotYet) => Err(PkiError::Clock { now }),
+                    Err(stale) => {
+                        self.write("ca.crt", &authority.renew(validity, now).map_err(unmade)?, PUBLIC)?;
+                        info!(reason = %stale, "certificate authority renewed, with its key");
+                        Ok(())
+                    }
+                };
             }
-            None => Stale::Absent,
+            Err(stale) => stale,
         };
-        let (_, pair) = Authority::make(now).map_err(|source| PkiError::Certificate { name: "ca", source })?;
+        if lost != Stale::Absent {
+            warn!(reason = %lost, "certificate authority replaced, with every certificate");
+        }
+        let (_, pair) = Authority::make(now).map_err(unmade)?;
         // First: once the new authority is on the disk, the next boot finds nothing to do.
         forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
-        info!(name = "ca", reason = %stale, "certificate made");
-        Ok(Ensured::Created(()))
+        info!(name = "ca", reason = %lost, "certificate made");
+        Ok(())
     }
 
     fn issue(
@@ -603,17 +617,25 @@ mod tests {
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
     }
 
+    /// kubelet's, which it asked for itself.
+    fn kubelets_own(disk: &mut Disk) -> PathBuf {
+        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
+        disk.config.paths.kubelet_pki.join("kubelet-client-current.pem")
+    }
+
     #[test]
     fn a_new_authority_ends_the_certificates_that_kubelet_asked_for() {
         let mut disk = Disk::new();
-        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
-        let current = disk.config.paths.kubelet_pki.join("kubelet-client-current.pem");
+        let current = kubelets_own(&mut disk);
         disk.ensure(NOW).unwrap();
         fs::create_dir(&disk.config.paths.kubelet_pki).unwrap();
         fs::write(&current, "signed by the first").unwrap();
-        disk.ensure(NOW + Duration::days(340)).unwrap();
-        assert!(current.exists());
-        disk.ensure(NOW + Duration::days(3640)).unwrap();
+        for days in [340, 3640] {
+            disk.ensure(NOW + Duration::days(days)).unwrap();
+            assert!(current.exists(), "{days}");
+        }
+        fs::remove_file(disk.config.paths.pki.join("ca.key")).unwrap();
+        disk.ensure(NOW).unwrap();
         assert!(!current.exists());
     }
 
@@ -621,32 +643,60 @@ mod tests {
     #[test]
     fn the_authority_stays_until_kubelets_own_certificate_is_gone() {
         let mut disk = Disk::new();
-        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
+        let current = kubelets_own(&mut disk);
         disk.ensure(NOW).unwrap();
+        fs::remove_file(disk.config.paths.pki.join("ca.key")).unwrap();
         let before = disk.files();
-        let current = disk.config.paths.kubelet_pki.join("kubelet-client-current.pem");
         // No file: it cannot be removed, and what comes after that is cut off.
         fs::create_dir_all(&current).unwrap();
-        let late = NOW + Duration::days(3640);
-        let error = disk.ensure(late).err().unwrap();
+        let error = disk.ensure(NOW).err().unwrap();
         assert!(matches!(error, PkiError::Remove { .. }), "{error}");
         assert_eq!(disk.changed(&before), Vec::<String>::new());
 
         fs::remove_dir(&current).unwrap();
         fs::write(&current, "signed by the first").unwrap();
-        disk.ensure(late).unwrap();
+        disk.ensure(NOW).unwrap();
         assert!(!current.exists() && disk.changed(&before).contains(&"ca.crt".to_owned()));
     }
 
     #[test]
-    fn an_authority_near_its_end_is_replaced_with_all_it_signed_but_not_the_token_key() {
+    fn an_authority_that_cannot_be_read_is_replaced_with_all_it_signed_but_not_the_token_key() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
         let before = disk.files();
-        disk.ensure(NOW + Duration::days(3640)).unwrap();
+        fs::write(disk.config.paths.pki.join("ca.crt"), "rubbish").unwrap();
+        disk.ensure(NOW).unwrap();
         let changed = disk.changed(&before);
         assert_eq!(changed.len(), 2 * (MADE.len() + 6), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("sa.")));
+    }
+
+    /// All workers know the authority by the digest of its key: with another one they were lost.
+    #[test]
+    fn an_authority_at_its_end_gets_a_new_certificate_for_its_key() {
+        let servers = ["apiserver", "etcd", "kubelet-server"];
+        let of_servers = servers.iter().flat_map(|name| [format!("{name}.crt"), format!("{name}.key")]);
+        let mut wanted: Vec<String> = of_servers.chain(["ca.crt".to_owned()]).collect();
+        wanted.sort_unstable();
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        disk.ensure(NOW + Duration::days(3600)).unwrap();
+        let before = disk.files();
+        disk.ensure(NOW + Duration::days(3640)).unwrap();
+        assert_eq!(disk.changed(&before), wanted, "servers show the new one, the rest stays");
+
+        // A clock that is years ahead, and is put right.
+        disk.ensure(NOW + Duration::days(9000)).unwrap();
+        let authority = disk.files()["ca.crt"].clone();
+        disk.ensure(NOW).unwrap();
+        let store = Store::open(&disk.config.paths.pki).unwrap();
+        let (loaded, _) = Authority::open(&store.read_pair("ca").unwrap().unwrap()).unwrap();
+        let kubelets = store.read_pair("kubelet").unwrap().unwrap();
+        assert_eq!(loaded.check(&Identity::Kubelet.wanted("granary"), &kubelets, NOW), Ok(()));
+        assert_eq!(
+            (disk.files()["ca.crt"].clone(), disk.files()["ca.key"].clone()),
+            (authority, before["ca.key"].clone())
+        );
     }
 
     #[test]
