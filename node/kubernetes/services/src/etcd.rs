@@ -7,7 +7,7 @@ use units::Bytes;
 use crate::certificate::ETCD_CLIENT;
 use crate::config::Durability;
 use crate::program::{Program, Service};
-use crate::{Config, pki, ready};
+use crate::{Config, ready, store};
 
 /// Where clients find it.
 pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
@@ -34,7 +34,7 @@ pub fn service(config: &Config) -> Service {
 }
 
 fn program(config: &Config) -> Program {
-    let file = |name, extension| pki::file(&config.paths.pki, name, extension).display().to_string();
+    let file = |name, extension| store::file(&config.paths.pki, name, extension).display().to_string();
     let (authority, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
     let mut arguments = vec![
         format!("--data-dir={}", config.paths.etcd.display()),

@@ -58,6 +58,7 @@ mod ready;
 mod renewal;
 mod requested;
 pub mod scheduler;
+mod store;
 mod wanted;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
@@ -66,11 +67,12 @@ pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
 pub use expiry::Expiry;
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
-pub use pki::{ClientError, Credentials, PkiError};
+pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
 pub use renewal::Renewal;
 pub use requested::{IdentityError, Lasting, Requested};
+pub use store::PkiError;
 
 /// How often each program was killed, since it was made, because it took more memory than it may.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-use crate::pki::{PkiError, Store};
+use crate::store::{PkiError, Store};
 use crate::{Config, Network};
 
 /// Beside the keys of the cluster.

@@ -10,31 +10,23 @@
 //! [`Credentials::client`] makes do not.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use dir::{Dir, Name};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use nix::sys::stat::Mode;
-use rcgen::KeyPair;
 use time::OffsetDateTime;
 use tokio::sync::watch;
-use tracing::{error, info, warn};
+use tracing::error;
 
 use crate::Config;
 use crate::bootstrap::Token;
-use crate::certificate::{self, Authority, Pair, Stale, Validity, Wanted};
+use crate::certificate::{self, Authority, Stale, Validity, Wanted};
 use crate::expiry::{Expiries, Expiry};
 use crate::identity::Identity;
 use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
+use crate::store::{PUBLIC, PkiError, Store, file};
 use crate::{kubeconfig, wanted};
-
-const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
-const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
 /// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {
@@ -217,62 +209,6 @@ impl Credentials {
     }
 }
 
-/// Why the credentials could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum PkiError {
-    /// The directory.
-    #[error("cannot make {path}")]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A file in it.
-    #[error("cannot keep certificates")]
-    Disk(#[from] dir::Error),
-    /// The configuration says control plane, the disk does not.
-    #[error(
-        "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
-         configuration, or use an empty data disk for a new cluster"
-    )]
-    Worker,
-    /// The configuration says worker, the disk does not.
-    #[error(
-        "the data disk is that of a control plane, with its cluster: write controlPlane into the configuration, or use an \
-         empty data disk for a worker"
-    )]
-    ControlPlane,
-    /// The clock is wrong, most likely: nothing is replaced because of that.
-    #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
-    Clock {
-        /// What the clock says.
-        now: OffsetDateTime,
-    },
-    /// Something happened to the authority while the node runs.
-    #[error("cannot use the cluster's certificate authority; restart the node, which makes a new one")]
-    Authority(#[from] Stale),
-    /// What was signed by an authority that is no more.
-    #[error("cannot remove {path}, which the old certificate authority signed")]
-    Remove {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A certificate could not be made.
-    #[error("cannot make the certificate {name}")]
-    Certificate {
-        /// Its file, without extension.
-        name: &'static str,
-        /// Why.
-        #[source]
-        source: rcgen::Error,
-    },
-}
-
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -309,157 +245,16 @@ fn tell_of_authoritys_end(authority: Validity, now: OffsetDateTime) -> Result<()
     lasts
 }
 
-pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
-    pki.join(format!("{name}.{extension}"))
-}
-
-/// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
-/// by another authority, and it would not notice. Durable when this returns.
-fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
-    let path = kubelet_pki.join("kubelet-client-current.pem");
-    match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PkiError::Remove { path, source }),
-        _ => Ok(()),
-    }
-}
-
-/// The directory of the files.
-pub(crate) struct Store {
-    dir: Dir,
-}
-
-impl Store {
-    /// Opens the directory, and makes it before if it is not there.
-    pub(crate) fn create(pki: &Path) -> Result<Self, PkiError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
-        made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;
-        Self::open(pki)
-    }
-
-    /// Kubeconfigs that name the files.
-    fn kubeconfigs(&self, pki: &Path, server: &str, identities: &[Identity]) -> Result<(), PkiError> {
-        for identity in identities {
-            let path = |extension| file(pki, identity.name(), extension);
-            let local = kubeconfig::with_files(server, &file(pki, "ca", "crt"), &path("crt"), &path("key"));
-            self.write(&format!("{}.kubeconfig", identity.name()), &local, SECRET)?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn open(pki: &Path) -> Result<Self, PkiError> {
-        Ok(Self { dir: Dir::open(pki)? })
-    }
-
-    /// Only a control plane signs: one of these keys is there even if the other was lost.
-    fn is_a_control_planes(&self) -> Result<bool, PkiError> {
-        Ok(self.read("ca.key")?.is_some() || self.read("sa.key")?.is_some())
-    }
-
-    fn is_not_a_workers(&self) -> Result<(), PkiError> {
-        let is = !self.is_a_control_planes()? && self.read_pair(Identity::Kubelet.name())?.is_some();
-        if is { Err(PkiError::Worker) } else { Ok(()) }
-    }
-
-    fn is_not_a_control_planes(&self) -> Result<(), PkiError> {
-        if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
-    }
-
-    /// Makes the authority if there is none that can be used. One that is at its end keeps its key, by whose digest
-    /// workers know it, and gets a new certificate.
-    fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
-        let unmade = |source| PkiError::Certificate { name: "ca", source };
-        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
-        let lost = match found {
-            Ok((authority, validity)) => {
-                return match validity.check(now, validity.shortly_before_its_end()) {
-                    Ok(()) => Ok(()),
-                    Err(Stale::NotYet) => Err(PkiError::Clock { now }),
-                    Err(stale) => {
-                        self.write("ca.crt", &authority.renew(validity, now).map_err(unmade)?, PUBLIC)?;
-                        info!(reason = %stale, "certificate authority renewed, with its key");
-                        Ok(())
-                    }
-                };
-            }
-            Err(stale) => stale,
-        };
-        if lost != Stale::Absent {
-            warn!(reason = %lost, "certificate authority replaced, with every certificate");
-        }
-        let (_, pair) = Authority::make(now).map_err(unmade)?;
-        // First: once the new authority is on the disk, the next boot finds nothing to do.
-        forget_kubelets_own(kubelet_pki)?;
-        self.write_pair("ca", &pair)?;
-        info!(name = "ca", reason = %lost, "certificate made");
-        Ok(())
-    }
-
-    fn issue(
-        &self,
-        authority: &Authority,
-        wanted: &Wanted,
-        stale: Stale,
-        now: OffsetDateTime,
-    ) -> Result<Validity, PkiError> {
-        let name = wanted.name;
-        let pair = authority.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
-        self.write_pair(name, &pair)?;
-        info!(name, reason = %stale, "certificate made");
-        Ok(Validity::of_new_leaf(now))
-    }
-
-    /// The keys that sign tokens of service accounts. Replaced only when unreadable: that ends every token.
-    fn service_accounts(&self) -> Result<(), PkiError> {
-        let found = self.read("sa.key")?.and_then(|pem| KeyPair::from_pem(&pem).ok());
-        let key = match found {
-            Some(key) => key,
-            None => {
-                let key = KeyPair::generate().map_err(|source| PkiError::Certificate { name: "sa", source })?;
-                self.write("sa.key", &key.serialize_pem(), SECRET)?;
-                info!(name = "sa", "signing key made");
-                key
-            }
-        };
-        self.write("sa.pub", &key.public_key_pem(), PUBLIC)
-    }
-
-    pub(crate) fn read_pair(&self, name: &str) -> Result<Option<Pair>, PkiError> {
-        let certificate = self.read(&format!("{name}.crt"))?;
-        let key = self.read(&format!("{name}.key"))?;
-        Ok(certificate.zip(key).map(|(certificate, key)| Pair { certificate, key }))
-    }
-
-    pub(crate) fn write_pair(&self, name: &str, pair: &Pair) -> Result<(), PkiError> {
-        self.write(&format!("{name}.key"), &pair.key, SECRET)?;
-        self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
-    }
-
-    /// What is no text counts as absent: it is of no use.
-    pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
-        Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
-    }
-
-    pub(crate) fn write(&self, name: &str, content: &str, mode: Mode) -> Result<(), PkiError> {
-        if self.read(name)?.as_deref() == Some(content) {
-            return Ok(());
-        }
-        Ok(self.dir.write(&name_of(name), content.as_bytes(), mode)?)
-    }
-}
-
-#[expect(clippy::expect_used, reason = "names are made of literals of this file")]
-fn name_of(name: &str) -> Name {
-    Name::try_from(name).expect("a file name without a slash")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use time::Duration;
 
     use super::*;
+    use crate::certificate::Pair;
     use crate::config::example;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
@@ -486,10 +281,10 @@ mod tests {
         }
 
         fn files(&self) -> BTreeMap<String, String> {
-            std::fs::read_dir(self.scratch.path().join("pki"))
+            fs::read_dir(self.scratch.path().join("pki"))
                 .unwrap()
                 .map(|entry| entry.unwrap())
-                .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read_to_string(entry.path()).unwrap()))
+                .map(|entry| (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap()))
                 .collect()
         }
 
@@ -558,9 +353,9 @@ mod tests {
     fn only_certificates_and_the_public_key_can_be_read_by_others() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
-        assert_eq!(std::fs::metadata(&disk.config.paths.pki).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&disk.config.paths.pki).unwrap().permissions().mode() & 0o777, 0o700);
         for name in disk.files().keys() {
-            let mode = std::fs::metadata(disk.config.paths.pki.join(name)).unwrap().permissions().mode() & 0o777;
+            let mode = fs::metadata(disk.config.paths.pki.join(name)).unwrap().permissions().mode() & 0o777;
             let public = Path::new(name).extension().is_some_and(|extension| extension == "crt" || extension == "pub");
             assert_eq!(mode, if public { 0o644 } else { 0o600 }, "{name}");
         }
@@ -728,7 +523,7 @@ mod tests {
         disk.ensure(NOW).unwrap();
         let whole = disk.files();
         for lost in whole.keys() {
-            std::fs::remove_file(disk.config.paths.pki.join(lost)).unwrap();
+            fs::remove_file(disk.config.paths.pki.join(lost)).unwrap();
             disk.ensure(NOW).unwrap();
             let names: Vec<String> = disk.files().into_keys().collect();
             assert_eq!(names, whole.keys().cloned().collect::<Vec<_>>(), "without {lost}");

@@ -22,7 +22,8 @@ use crate::bootstrap::Token;
 use crate::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
 use crate::expiry::Expiry;
 use crate::identity::Identity;
-use crate::pki::{ClientError, Credentials, PkiError, Store};
+use crate::pki::{ClientError, Credentials};
+use crate::store::{PkiError, Store};
 use crate::wanted;
 
 /// How long the cluster may take for an answer: at a first boot its controllers have just been started.
