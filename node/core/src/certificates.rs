@@ -102,28 +102,14 @@ impl Certificates {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::net::Ipv4Addr;
 
-    use services::{Config, Disk, Durability, Mesh, Paths, Requested};
+    use services::Requested;
     use supervisor::{Settings, Supervisor};
     use time::Duration as Span;
     use tokio::time::timeout;
-    use units::Bytes;
 
     use super::*;
-
-    fn config(pki: std::path::PathBuf) -> Config {
-        Config {
-            node: "granary".to_owned(),
-            address: Ipv4Addr::new(10, 0, 2, 15),
-            services: "10.96.0.0/16".parse().unwrap(),
-            cluster_pods: "10.244.0.0/16".parse().unwrap(),
-            mesh: Mesh { interface: "clusternet", mtu: 1420 },
-            durability: Durability::Durable,
-            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
-            paths: Paths { pki, ..Paths::default() },
-        }
-    }
+    use crate::example::services as config;
 
     #[tokio::test]
     async fn a_running_node_renews_what_expires_and_looks_again_when_the_clock_is_set() {
@@ -131,7 +117,7 @@ mod tests {
         let pki = scratch.path().join("pki");
         // With 25 days left.
         let made = OffsetDateTime::now_utc() - Span::days(340);
-        let credentials = Arc::new(Credentials::ensure(&config(pki.clone()), made).unwrap());
+        let credentials = Arc::new(Credentials::ensure(&config(&pki), made).unwrap());
         let old = credentials.admin_kubeconfig();
         let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
@@ -159,7 +145,7 @@ mod tests {
     async fn a_running_node_looks_each_hour() {
         let scratch = tempfile::tempdir().unwrap();
         let pki = scratch.path().join("pki");
-        let credentials = Credentials::ensure(&config(pki.clone()), OffsetDateTime::now_utc()).unwrap();
+        let credentials = Credentials::ensure(&config(&pki), OffsetDateTime::now_utc()).unwrap();
         let certificates = Arc::new(Certificates::new(Arc::new(credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
         let clock = watch::Sender::new(clock::State::default());
@@ -177,7 +163,7 @@ mod tests {
     #[tokio::test]
     async fn what_the_node_was_given_is_known_as_soon_as_it_is_there() {
         let scratch = tempfile::tempdir().unwrap();
-        let [control_plane, worker] = ["one", "two"].map(|name| config(scratch.path().join(name)));
+        let [control_plane, worker] = ["one", "two"].map(|name| config(&scratch.path().join(name)));
         Credentials::ensure(&control_plane, OffsetDateTime::now_utc()).unwrap();
         let authority = fs::read_to_string(control_plane.paths.pki.join("ca.crt")).unwrap();
         let credentials = Arc::new(Credentials::joining(&worker, "10.0.2.15:6443", &authority).unwrap());

@@ -167,27 +167,10 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::net::Ipv4Addr;
-    use std::path::Path;
-
-    use services::{Disk, Durability, Paths};
     use time::OffsetDateTime;
-    use units::Bytes;
 
     use super::*;
-
-    fn config(pki: &Path) -> Config {
-        Config {
-            node: "granary-1".to_owned(),
-            address: Ipv4Addr::new(10, 0, 2, 16),
-            services: "10.96.0.0/16".parse().unwrap(),
-            cluster_pods: "10.244.0.0/16".parse().unwrap(),
-            mesh: crate::mesh::of_uplink(1500),
-            durability: Durability::Durable,
-            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
-            paths: Paths { pki: pki.to_owned(), ..Paths::default() },
-        }
-    }
+    use crate::example::services as config;
 
     #[test]
     fn the_disk_of_another_cluster_is_refused_with_the_remedy() {

@@ -13,6 +13,8 @@ pub mod certificates;
 pub mod command_line;
 mod control_plane;
 pub mod disk;
+#[cfg(test)]
+mod example;
 pub mod host;
 pub mod join;
 pub mod kernel;

@@ -292,16 +292,7 @@ mod tests {
 
     /// What the page of a node with these volumes tells.
     async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
-        let services = services::Config {
-            node: "granary".to_owned(),
-            address: Ipv4Addr::new(10, 0, 2, 15),
-            services: "10.96.0.0/16".parse().unwrap(),
-            cluster_pods: "10.244.0.0/16".parse().unwrap(),
-            mesh: crate::mesh::of_uplink(1500),
-            durability: services::Durability::Durable,
-            disk: services::Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
-            paths: services::Paths::default(),
-        };
+        let services = crate::example::services("/nowhere".as_ref());
         let facts = Facts {
             node: "granary".to_owned(),
             volumes: Arc::new(volumes),

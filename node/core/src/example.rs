@@ -1,0 +1,23 @@
+//! What the tests of this crate tell the services.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use services::{Config, Disk, Durability, Paths};
+use units::Bytes;
+
+use crate::mesh;
+
+/// A node with its keys in this directory.
+pub(crate) fn services(pki: &Path) -> Config {
+    Config {
+        node: "granary".to_owned(),
+        address: Ipv4Addr::new(10, 0, 2, 15),
+        services: "10.96.0.0/16".parse().unwrap(),
+        cluster_pods: "10.244.0.0/16".parse().unwrap(),
+        mesh: mesh::of_uplink(1500),
+        durability: Durability::Durable,
+        disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+        paths: Paths { pki: pki.to_owned(), ..Paths::default() },
+    }
+}
