@@ -5,22 +5,37 @@ use std::net::Ipv4Addr;
 use crate::cni::BRIDGE;
 use crate::{Config, Network};
 
-/// Our own table: kube-proxy and the CNI plugins have theirs.
+/// The name of our own tables: kube-proxy and the CNI plugins have theirs.
 const TABLE: &str = "granary";
 
 /// The rules of a node whose pods have addresses of `pods`, as one transaction, however often it is loaded.
 ///
-/// A pod's address passes the pods' bridge, the mesh and loopback, and no other interface. Pods have IPv4 alone: what they
-/// say in IPv6, by addresses that their interfaces give themselves, nobody hears.
+/// A pod's address passes the pods' bridge, the mesh and loopback, and no other interface. Nor does a Service's pass any other
+/// into the node: kube-proxy forwards what anybody sends there. Pods have IPv4 alone: what they say in IPv6, by addresses that
+/// their interfaces give themselves, nobody hears.
 ///
-/// Frames from pod to pod pass these hooks too (`net.bridge.bridge-nf-call-iptables`), with the bridge as their interface.
+/// From another interface than `lo` the kernel takes nothing for a loopback address, until portmap has set the bridge's
+/// `route_localnet` for a host port. It never takes that back.
+///
+/// Frames from pod to pod pass these hooks too (`net.bridge.bridge-nf-call-iptables`), with the bridge as their interface. Not
+/// those with a tag of VLAN 0, which their receiver takes off like an envelope: `net.bridge.bridge-nf-filter-vlan-tagged` would
+/// open one, and they may have two. So the bridge, which has a table of its own, passes only what needs no opening.
+///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
 /// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
 pub(crate) fn rules(config: &Config, pods: Network) -> String {
-    let (cluster, mesh) = (config.cluster_pods, config.mesh.interface);
+    let (cluster, services, mesh) = (config.cluster_pods, config.services, config.mesh.interface);
     let (first, last) = addresses(pods);
     format!(
         r#"# Declared first, so that there is one to delete.
+table bridge {TABLE}
+delete table bridge {TABLE}
+table bridge {TABLE} {{
+    chain arriving {{
+        type filter hook prerouting priority filter; policy accept;
+        ether type != {{ arp, ip, ip6 }} counter drop comment "neither IP nor ARP"
+    }}
+}}
 table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{
@@ -29,8 +44,10 @@ table inet {TABLE} {{
         iifname "{BRIDGE}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
         iifname "{BRIDGE}" ip saddr != {first}-{last} counter drop comment "no pod's address"
         iifname "{mesh}" ip daddr != {pods} counter drop comment "the node is nobody's router"
+        iifname != "lo" ip daddr 127.0.0.0/8 counter drop comment "loopback"
         iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
         iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {services} counter drop comment "past the mesh"
     }}
     chain masquerading {{
         type nat hook postrouting priority srcnat; policy accept;
@@ -64,8 +81,18 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_replaced_in_one_transaction() {
-        assert_eq!(about("table inet"), ["table inet granary", "delete table inet granary", "table inet granary {"]);
+    fn the_tables_are_replaced_in_one_transaction() {
+        for family in ["bridge", "inet"] {
+            let table = format!("table {family} granary");
+            assert_eq!(about(&table), [&*table, &*format!("delete {table}"), &*format!("{table} {{")]);
+        }
+    }
+
+    #[test]
+    fn a_services_address_comes_from_the_cluster() {
+        let found = about("10.96.0.0/16");
+        let past = r#"iifname != { "cni0", "clusternet", "lo" } ip daddr 10.96.0.0/16 counter drop"#;
+        assert!(found.len() == 1 && found[0].starts_with(past), "{found:?}");
     }
 
     #[test]

@@ -1,15 +1,19 @@
 //! The rules for packets of pods, by packets. Senders and receivers are hosts of their own in one kernel.
 
 mod api;
+mod frame;
 mod node;
 
-use std::net::{Ipv4Addr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::path::PathBuf;
 
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 
-use crate::node::{BRIDGE, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, reaches, reaches_by, remove};
+use crate::frame::{Frame, PROVIDERS_TAG, TAG};
+use crate::node::{
+    BRIDGE, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, hears, reaches, reaches_by, remove,
+};
 
 #[test]
 fn what_leaves_the_cluster_has_the_nodes_address() {
@@ -81,6 +85,36 @@ fn without_the_mesh_nothing_for_pods_goes_out_in_the_clear() {
     assert_eq!(sent.unwrap_err().raw_os_error(), Some(nix::libc::EPERM));
 }
 
+#[test]
+fn a_pod_does_not_reach_the_loopback_addresses_of_its_node() {
+    let node = Node::bare();
+    node.route_loopback();
+    let host = (&node.host, Ipv4Addr::LOCALHOST);
+    let destination = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT);
+    let frame = Frame { tags: &[], source: PODS[0], destination };
+    let send = || frame.send((&node.pods[0], "end"), (&node.host, "cni0"));
+    assert_eq!(hears(host, send), PODS[0]);
+    node.network(RANGE).unwrap();
+    node.loses_what("loopback", host, send);
+}
+
+#[test]
+fn no_packet_passes_the_rules_behind_tags() {
+    let node = Node::bare();
+    let to = (&node.pods[1], PODS[1]);
+    let destination = SocketAddrV4::new(PODS[1], PORT);
+    let send = |tags: &[_]| Frame { tags, source: OUTSIDE, destination }.send((&node.pods[0], "end"), (to.0, "end"));
+    let all: [&[_]; 3] = [&[TAG], &[PROVIDERS_TAG], &[TAG, TAG]];
+    for tags in all {
+        assert_eq!(hears(to, || send(tags)), OUTSIDE);
+    }
+    node.network(RANGE).unwrap();
+    node.loses_what("no pod's address", to, || send(&[]));
+    for tags in all {
+        node.loses_what("neither IP nor ARP", to, || send(tags));
+    }
+}
+
 /// As packets of a connection that nobody knows: no address in them is translated.
 const UNTRACKED: &str = "
 table ip untracked {
@@ -129,15 +163,23 @@ fn pods_have_no_ipv6() {
 /// kube-proxy's and the portmap plugin's rules, as far as packets see them.
 const TRANSLATION: &str = "
 table ip services {
-    chain to {
-        type nat hook prerouting priority dstnat;
+    chain translate {
         ip daddr 10.96.0.1 dnat to 10.244.1.6
         ip daddr 10.96.0.2 dnat to 10.244.2.5
-        ip daddr 192.0.2.1 udp dport 8080 dnat to 10.244.1.5:7000
+        ip daddr { 127.0.0.1, 192.0.2.1 } udp dport 8080 dnat to 10.244.1.5:7000
     }
-    chain hairpin {
+    chain to {
+        type nat hook prerouting priority dstnat;
+        jump translate
+    }
+    chain from_host {
+        type nat hook output priority -100;
+        jump translate
+    }
+    chain hide {
         type nat hook postrouting priority srcnat;
         ip saddr 10.244.1.6 ip daddr 10.244.1.6 masquerade
+        ip saddr { 127.0.0.1, 192.0.2.1 } oifname { cni0, clusternet } masquerade
     }
 }
 ";
@@ -152,6 +194,29 @@ fn services_and_host_ports_work_beside_these_rules() {
     assert_eq!(reaches_by(one, there, (&node.other, OTHER)), PODS[0]);
     assert_eq!(reaches_by(two, here, two), BRIDGE, "a pod that reaches itself by a Service sees another's address");
     assert_eq!(reaches_by((&node.outside, OUTSIDE), (NODE, 8080).into(), one), OUTSIDE);
+    node.route_loopback();
+    let host = (&node.host, Ipv4Addr::UNSPECIFIED);
+    assert_eq!(reaches_by(host, here, two), BRIDGE);
+    assert_eq!(reaches_by(host, there, (&node.other, OTHER)), BRIDGE);
+    for address in [Ipv4Addr::LOCALHOST, NODE] {
+        assert_eq!(reaches_by(host, (address, 8080).into(), one), BRIDGE, "a host port of {address}");
+    }
+}
+
+#[test]
+fn nobody_outside_reaches_services() {
+    let node = Node::bare();
+    node.load(TRANSLATION);
+    let outside = (&node.outside, OUTSIDE);
+    let services = [(1, (&node.pods[1], PODS[1])), (2, (&node.other, OTHER))]
+        .map(|(service, to)| ((Ipv4Addr::new(10, 96, 0, service), PORT).into(), to));
+    for (service, to) in services {
+        assert_eq!(reaches_by(outside, service, to), OUTSIDE);
+    }
+    node.network(RANGE).unwrap();
+    for (service, to) in services {
+        node.loses_by("past the mesh", outside, service, to);
+    }
 }
 
 #[test]

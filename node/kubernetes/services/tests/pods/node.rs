@@ -7,6 +7,7 @@
 //! ```
 
 use std::fs;
+use std::io::ErrorKind::AddrInUse;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::Command;
@@ -83,9 +84,11 @@ impl Node {
             addresses(pod, "end", &[(address, 24)]);
             route(pod, any, "end", Some(BRIDGE), None);
         }
-        // It has found out by whom it could reach pods.
+        // It has found out by whom it could reach pods and Services.
         addresses(&node.outside, "end", &[(OUTSIDE, 24)]);
-        route(&node.outside, cluster, "end", Some(NODE), None);
+        for network in [cluster, ([10, 96, 0, 0].into(), 16)] {
+            route(&node.outside, network, "end", Some(NODE), None);
+        }
         addresses(&node.other, "end", &[(OTHER, 32)]);
         route(&node.other, (BRIDGE, 32), "end", None, None);
         route(&node.other, any, "end", Some(BRIDGE), None);
@@ -142,12 +145,9 @@ impl Node {
         fs::read_to_string(self.scratch.path().join("cni/net.d/10-pods.conflist")).ok()
     }
 
-    /// The lines of our table.
+    /// The lines of our tables.
     pub fn rules(&self) -> Vec<String> {
-        let output = self.host.run(|| Command::new("/usr/bin/nft").args(["list", "table", "inet", "granary"]).output());
-        let output = output.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()).collect()
+        self.host.run(rules).unwrap()
     }
 
     /// Rules beside ours, as kube-proxy and the plugins have them.
@@ -156,6 +156,13 @@ impl Node {
         fs::write(&file, rules).unwrap();
         let status = self.host.run(move || Command::new("/usr/bin/nft").arg("--file").arg(file).status());
         assert!(status.unwrap().success());
+    }
+
+    /// As portmap does as soon as a pod has a host port: packets from the bridge may be for loopback addresses.
+    pub fn route_loopback(&self) {
+        self.host
+            .netlink(async |netlink| netlink.link().set(LinkUnspec::new_with_name("lo").up().build()).execute().await);
+        self.host.run(|| fs::write("/proc/sys/net/ipv4/conf/cni0/route_localnet", "1").unwrap());
     }
 
     /// How many packets the rules with this comment have dropped.
@@ -172,15 +179,46 @@ impl Node {
 
     /// A packet is lost by the rules with this comment, and does not reach its destination.
     #[track_caller]
-    pub fn loses(&self, comment: &str, (from, source): (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) {
+    pub fn loses(&self, comment: &str, from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) {
+        self.loses_by(comment, from, (to.1, PORT).into(), to);
+    }
+
+    /// The same of one that is sent to `by`.
+    #[track_caller]
+    pub fn loses_by(
+        &self,
+        comment: &str,
+        (from, source): (&Namespace, Ipv4Addr),
+        by: SocketAddr,
+        to: (&Namespace, Ipv4Addr),
+    ) {
+        self.loses_what(comment, to, || assert_eq!(socket(from, source, 0).send_to(b"?", by).unwrap(), 1));
+    }
+
+    /// The same of one that `send` sends.
+    #[track_caller]
+    pub fn loses_what(&self, comment: &str, to: (&Namespace, Ipv4Addr), send: impl FnOnce()) {
         let there = socket(to.0, to.1, PORT);
         there.set_nonblocking(true).unwrap();
         let before = self.dropped(comment);
-        socket(from, source, 0).send_to(b"?", (to.1, PORT)).unwrap();
+        send();
         eventually("a packet to be dropped", || self.dropped(comment) > before);
         let found = there.recv_from(&mut [0; 8]).map(|(_, from)| from);
         assert!(found.is_err(), "a packet came from {found:?}");
     }
+}
+
+/// The lines of our tables on this thread's host, if they are there.
+pub fn rules() -> Result<Vec<String>, String> {
+    let mut lines = Vec::new();
+    for family in ["bridge", "inet"] {
+        let output = Command::new("/usr/bin/nft").args(["list", "table", family, "granary"]).output().unwrap();
+        if !output.status.success() {
+            return Err(String::from_utf8(output.stderr).unwrap());
+        }
+        lines.extend(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()));
+    }
+    Ok(lines)
 }
 
 /// Looks until it is so.
@@ -213,8 +251,23 @@ pub fn reaches(from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) -> IpAd
     reaches_by(from, (to.1, PORT).into(), to)
 }
 
+/// What `send` sends arrives. From where it seems to come.
+#[track_caller]
+pub fn hears(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
+    let there = socket(to.0, to.1, PORT);
+    send();
+    there.recv_from(&mut [0; 8]).unwrap().1.ip()
+}
+
 pub fn socket(host: &Namespace, address: Ipv4Addr, port: u16) -> UdpSocket {
-    let socket = host.run(move || UdpSocket::bind((address, port))).unwrap();
+    let end = Instant::now() + LIMIT;
+    let socket = loop {
+        match host.run(move || UdpSocket::bind((address, port))) {
+            // A program that another test has just started has the last test's until its exec(2).
+            Err(error) if error.kind() == AddrInUse && Instant::now() < end => sleep(Duration::from_millis(1)),
+            bound => break bound.unwrap(),
+        }
+    };
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket
 }

@@ -1,0 +1,65 @@
+//! Frames as no socket of a network protocol sends them: a pod may open raw sockets (`NET_RAW`).
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::AsRawFd as _;
+
+use ktest_support::Namespace;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, sendto, socket};
+
+/// IEEE 802.1Q's tag, and that of providers. With zeros after it, it names no VLAN: who receives it takes it off and goes on.
+pub const TAG: [u8; 4] = [0x81, 0x00, 0, 0];
+pub const PROVIDERS_TAG: [u8; 4] = [0x88, 0xa8, 0, 0];
+
+const IPV4: [u8; 2] = [0x08, 0x00];
+const UDP: u8 = 17;
+
+/// A datagram over Ethernet.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    /// Before the packet, outermost first.
+    pub tags: &'a [[u8; 4]],
+    pub source: Ipv4Addr,
+    pub destination: SocketAddrV4,
+}
+
+impl Frame<'_> {
+    /// Sends it from one interface to another.
+    pub fn send(self, (from, interface): (&Namespace, &'static str), to: (&Namespace, &'static str)) {
+        let (receiver, sender) = (link(to.0, to.1), link(from, interface));
+        let mut bytes = Vec::new();
+        for end in [receiver, sender] {
+            bytes.extend(end.addr().unwrap());
+        }
+        bytes.extend(self.tags.concat());
+        bytes.extend(IPV4);
+        bytes.extend(self.packet());
+        from.run(move || {
+            let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
+            assert_eq!(sendto(socket.as_raw_fd(), &bytes, &sender, MsgFlags::empty()), Ok(bytes.len()));
+        });
+    }
+
+    /// RFC 791 and RFC 768; no checksum of the datagram.
+    fn packet(self) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 29, 0, 0, 0, 0, 64, UDP, 0, 0];
+        packet.extend(self.source.octets());
+        packet.extend(self.destination.ip().octets());
+        let sum: u32 = packet.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+        let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
+        for field in [9, self.destination.port(), 9, 0] {
+            packet.extend(field.to_be_bytes());
+        }
+        packet.push(b'?');
+        packet
+    }
+}
+
+/// An interface with its address, as packet(7) has it.
+fn link(host: &Namespace, interface: &'static str) -> LinkAddr {
+    host.run(move || {
+        let mut all = getifaddrs().unwrap().filter(|found| found.interface_name == interface);
+        all.find_map(|found| found.address?.as_link_addr().copied()).unwrap()
+    })
+}
