@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
@@ -17,10 +18,14 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
 use crate::program::{Program, ProgramError};
 use crate::{Config, NODE_PREFIX, Network, Paths, cni, nftables};
+
+/// Somebody in the host's network may have changed the rules: they are loaded again after this, and count from zero.
+const INTERVAL: Duration = Duration::from_mins(5);
 
 /// Why pods have no network, or go on with the one that they have.
 #[derive(Debug, thiserror::Error)]
@@ -57,19 +62,23 @@ pub enum PodsError {
 }
 
 /// Waits for the own Node's range, and gives pods their network. Healthy when they have it; then follows the range until
-/// it is cancelled. Stopped or started again, it leaves what is there. `client` may watch the own Node.
+/// it is cancelled, and puts in order every five minutes what somebody has changed. Stopped or started again, it leaves what
+/// is there. `client` may watch the own Node.
 ///
 /// # Errors
 /// [`PodsError`]; an API server that is away, or a Node that is not there, is waited for and is none.
 pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), PodsError> {
     let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
     let mut nodes = pin!(watcher(Api::<Node>::all(client), own).default_backoff().applied_objects());
+    let mut again = interval_at(Instant::now() + INTERVAL, INTERVAL);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut now = None;
     loop {
-        let node = tokio::select! {
+        let found = tokio::select! {
             () = cx.cancelled() => return Ok(()),
+            _ = again.tick() => now,
             node = nodes.next() => match node.ok_or(PodsError::WatchEnded)? {
-                Ok(node) => node,
+                Ok(node) => range(&node, config.cluster_pods)?.filter(|pods| now != Some(*pods)),
                 Err(error) => {
                     let error: &dyn Error = &error;
                     warn!(error, "watch of the own Node failed, it goes on");
@@ -77,13 +86,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
                 }
             },
         };
-        let Some(pods) = range(&node, config.cluster_pods)? else {
-            debug!("the own Node has no range of pod addresses yet");
-            continue;
-        };
-        if now == Some(pods) {
-            continue;
-        }
+        let Some(pods) = found else { continue };
         // Before the first pod: no packet of one shall ever pass without them.
         load(&config, pods).complete(&config.paths, &cx).await.map_err(PodsError::Rules)?;
         if cx.is_cancelled() {
@@ -94,6 +97,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
         written.map_err(|source| PodsError::Write { directory: cni::directory(&config.paths), source })?;
         match now.replace(pods) {
             None => info!(%pods, "pods have their network"),
+            Some(before) if before == pods => debug!(%pods, "pods were given their network again"),
             Some(before) => {
                 warn!(%pods, %before, "the node has other pod addresses: pods with the old ones reach nobody")
             }
@@ -106,6 +110,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
 fn range(node: &Node, network: Network) -> Result<Option<Network>, PodsError> {
     let Some(range) = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).filter(|range| !range.is_empty())
     else {
+        debug!("the own Node has no range of pod addresses yet");
         return Ok(None);
     };
     match range.parse() {

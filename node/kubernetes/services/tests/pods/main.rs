@@ -6,9 +6,12 @@ mod node;
 
 use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
+use tokio::time;
 
 use crate::frame::{Frame, PROVIDERS_TAG, TAG};
 use crate::node::{
@@ -233,6 +236,27 @@ fn rules_are_there_once_however_often_they_are_loaded() {
     assert!(text.contains("10.244.9.0/24") && !text.contains("10.244.1."), "{text}");
     let conflist: Value = serde_json::from_str(&node.conflist().unwrap()).unwrap();
     assert_eq!(conflist["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.244.9.0/24");
+}
+
+#[test]
+fn rules_that_somebody_has_deleted_are_there_again() {
+    let node = Node::bare();
+    let meanwhile = async || {
+        let count = || node::rules().map(|rules| rules.len());
+        let before = count();
+        let status = Command::new("/usr/bin/nft").args(["flush", "ruleset"]).status();
+        assert!(status.unwrap().success() && before.is_ok() && count().is_err());
+        time::pause();
+        time::advance(Duration::from_mins(5)).await;
+        time::resume();
+        let restored = async {
+            while count() != before {
+                time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        time::timeout(node::LIMIT, restored).await.unwrap();
+    };
+    node.network_while(RANGE, "/usr/bin".into(), meanwhile).unwrap();
 }
 
 #[test]

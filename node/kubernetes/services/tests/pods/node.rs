@@ -109,6 +109,16 @@ impl Node {
 
     /// The same with the programs of another directory.
     pub fn network_with(&self, range: &'static str, programs: PathBuf) -> Result<(), String> {
+        self.network_while(range, programs, async || ())
+    }
+
+    /// The same, and something else on this host before the service ends.
+    pub fn network_while(
+        &self,
+        range: &'static str,
+        programs: PathBuf,
+        meanwhile: impl AsyncFnOnce() + Send + 'static,
+    ) -> Result<(), String> {
         let paths = Paths { programs, cgroups: None, ephemeral: self.scratch.path().to_owned(), ..Paths::default() };
         let config = Config {
             node: "one".to_owned(),
@@ -135,6 +145,9 @@ impl Node {
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             };
+            if result.is_ok() {
+                meanwhile().await;
+            }
             tree.stop(LIMIT).await.unwrap();
             result
         })
