@@ -7,6 +7,7 @@
 
 mod burst;
 mod image;
+mod mesh;
 mod operation;
 mod report;
 mod sample;
@@ -15,6 +16,7 @@ mod table;
 
 pub use burst::{Burst, BurstFigure, BurstSample, Way};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, StageFigure};
+pub use mesh::{MeshFigure, MeshReport};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use report::{Count, Figure, Missing, Ratio, Report, Violation};
 pub use sample::{Sample, Word, is_housekeeping};

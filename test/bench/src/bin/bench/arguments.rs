@@ -79,6 +79,12 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
+    Mesh {
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
     /// Size of the image by part, stages of its boot, and memory of the node's program.
     Image {
         /// How often the image is booted.

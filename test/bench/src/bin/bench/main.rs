@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all is as promised. 1: it is not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::{Burst, ImageReport, Missing, Report};
+use bench::{Burst, ImageReport, MeshReport, Missing, Report};
 use clap::Parser;
 use serde::Serialize;
 
@@ -72,6 +72,14 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             samples.extend(guest::bursts(&arguments.storage_guest, &of_the_disk)?);
             print(&Burst::new(&samples), &json)?;
             Ok(true)
+        }
+        Command::Mesh { json } => {
+            let report = MeshReport::new();
+            print(&report, &json)?;
+            for violation in &report.violations {
+                eprintln!("error: {violation}");
+            }
+            Ok(report.violations.is_empty())
         }
         Command::Image { boots, volumes, json } => {
             let parts = image::weigh(&arguments.image.part)?;
