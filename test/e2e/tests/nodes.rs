@@ -52,6 +52,13 @@ async fn live(options: &ClusterOptions) -> Result<(), Failure> {
     let [here, there] = claims_land_with_their_pods(&case).await?;
     step("pods reach each other, and Services");
     pods_reach_each_other(&case, &here, &there).await?;
+    step("the status page of each tells of the other");
+    for (node, other) in [(CONTROL_PLANE, WORKER), (WORKER, CONTROL_PLANE)] {
+        let page = case.get(&format!("/api/v1/nodes/{node}:7839/proxy/statusz")).await?;
+        let mesh = page.split_once("id=\"mesh\"").and_then(|(_, rest)| rest.split_once("</section>"));
+        let (mesh, _) = mesh.unwrap_or_else(|| panic!("{node} has no mesh: {page}"));
+        assert!(mesh.contains(&format!(">{other}<")), "{node}: {mesh}");
+    }
     step("the API server reaches a webhook on the other node");
     a_webhook_is_asked(&case).await?;
     step("what passes between the nodes is encrypted");
