@@ -208,6 +208,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         services: cluster.services,
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),
+        private_port: crate::status::PORT,
         durability: services::Durability::Durable,
         disk: storage.disk(),
         paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },

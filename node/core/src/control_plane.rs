@@ -31,7 +31,7 @@ impl ControlPlane {
         let Self { member, credentials, .. } = &*self;
         let (certificates, clock) = (Arc::clone(&self.certificates), member.keeper.state());
         cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let Ground { modules, containerd } = member.begin(&cx);
+        let Ground { modules, containerd } = member.begin(&cx, None);
         let etcd = cx.start("etcd", etcd::service(&member.services));
         etcd.healthy().await?;
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));

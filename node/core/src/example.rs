@@ -16,6 +16,7 @@ pub(crate) fn services(pki: &Path) -> Config {
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         mesh: mesh::of_uplink(1500),
+        private_port: 7839,
         durability: Durability::Durable,
         disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
         paths: Paths { pki: pki.to_owned(), ..Paths::default() },

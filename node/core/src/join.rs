@@ -1,7 +1,7 @@
 //! How a worker gets into its cluster, and keeps the certificates with which it is in it.
 
 use std::error::Error;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use config::Worker;
@@ -79,6 +79,11 @@ struct Known {
 impl Join {
     pub(crate) fn new(services: Config, worker: Worker) -> Self {
         Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default() }
+    }
+
+    /// Where the API server is.
+    pub(crate) fn server(&self) -> Ipv4Addr {
+        self.worker.server.address
     }
 
     /// Those of a node that has joined; waited for until then.

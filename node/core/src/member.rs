@@ -1,6 +1,7 @@
 //! What every node of a cluster runs, whatever else it is to the cluster.
 
 use std::future::pending;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ::clock::Keeper;
@@ -48,8 +49,8 @@ pub(crate) struct Ground {
 }
 
 impl Member {
-    /// Starts what needs no cluster.
-    pub(crate) fn begin(&self, cx: &Context) -> Ground {
+    /// Starts what needs no cluster. `server` is where the API server is, if that is another node.
+    pub(crate) fn begin(&self, cx: &Context, server: Option<Ipv4Addr>) -> Ground {
         cx.start("orphans", orphans::run);
         let uplink = Arc::clone(&self.uplink);
         cx.start("uplink", move |cx| {
@@ -59,7 +60,7 @@ impl Member {
         let keeper = Arc::clone(&self.keeper);
         cx.start("clock", move |cx| Arc::clone(&keeper).run(cx));
         let (address, facts) = (self.services.address, self.facts.clone());
-        cx.start("status", move |cx| status::run(cx, address, facts.clone()));
+        cx.start("status", move |cx| status::run(cx, address, server, facts.clone()));
         let modules = cx.start("network-modules", network_modules);
         let containerd = cx.start("containerd", containerd::service(&self.services));
         Ground { modules, containerd }

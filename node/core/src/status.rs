@@ -76,18 +76,19 @@ impl From<NodeSystemInfo> for Kubernetes {
     }
 }
 
-/// Serves the status until it is cancelled. Healthy when it listens.
+/// Serves the status on the node's `own` address, also to the API server if that is elsewhere, until it is cancelled. Healthy
+/// when it listens.
 ///
 /// # Errors
 /// [`ListenError`].
-pub async fn run(cx: Context, own: Ipv4Addr, facts: Facts) -> Result<(), ListenError> {
+pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
     let address = SocketAddr::from((own, PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
     cx.healthy();
     let node = Arc::new(Node { tree: cx.clone(), facts });
     tokio::select! {
         () = cx.cancelled() => {}
-        () = status::serve(&listener, status::Audience::Node(own), node) => {}
+        () = status::serve(&listener, status::Audience::Node { own, server }, node) => {}
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ impl Worker {
     /// The root of the services, in boot order.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let Self { member, join, kept } = &*self;
-        let Ground { modules, containerd } = member.begin(&cx);
+        let Ground { modules, containerd } = member.begin(&cx, Some(join.server()));
         let its = Arc::clone(join);
         cx.start("join", move |cx| Arc::clone(&its).run(cx));
         containerd.healthy().await?;

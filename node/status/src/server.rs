@@ -67,8 +67,14 @@ pub trait Source: Send + Sync + 'static {
 /// Who is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Those who are on the node: from loopback or from this address, the node's own.
-    Node(Ipv4Addr),
+    /// Those who are on the node: from loopback or from its own address; and on a worker the API server.
+    Node {
+        /// The node's address.
+        own: Ipv4Addr,
+        /// Where the API server is, if that is not this node. What is in front of the node has to see that nobody else
+        /// sends from there.
+        server: Option<Ipv4Addr>,
+    },
     /// Whoever reaches the port: it is a pod's, and the cluster's network says who does.
     Everybody,
 }
@@ -97,7 +103,9 @@ pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn S
 impl Audience {
     fn has(self, peer: IpAddr) -> bool {
         match self {
-            Self::Node(own) => peer.is_loopback() || peer == IpAddr::V4(own),
+            Self::Node { own, server } => {
+                peer.is_loopback() || [Some(own), server].into_iter().flatten().any(|one| peer == IpAddr::V4(one))
+            }
             Self::Everybody => true,
         }
     }
@@ -293,7 +301,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::select! {
-            () = serve(&listener, Audience::Node(Ipv4Addr::new(192, 0, 2, 1)), Arc::new(node)) => unreachable!("it never returns"),
+            () = serve(&listener, Audience::Node { own: Ipv4Addr::new(192, 0, 2, 1), server: None }, Arc::new(node)) => unreachable!("it never returns"),
             found = client(address) => found,
         }
     }
@@ -391,13 +399,16 @@ mod tests {
     #[test]
     fn pods_and_other_machines_are_not_answered() {
         let own = Ipv4Addr::new(10, 0, 2, 15);
-        let node = Audience::Node(own);
+        let node = Audience::Node { own, server: None };
         assert!(node.has(IpAddr::V4(own)));
         assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
         for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
             assert!(!node.has(IpAddr::from(other)), "{other:?}");
             assert!(Audience::Everybody.has(IpAddr::from(other)), "{other:?}");
         }
+        let worker = Audience::Node { own: Ipv4Addr::new(10, 0, 2, 16), server: Some(own) };
+        assert!(worker.has(IpAddr::V4(own)));
+        assert!(!worker.has(IpAddr::from([10, 0, 2, 17])));
     }
 
     #[tokio::test]

@@ -242,6 +242,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         services: "10.96.0.0/16".parse()?,
         cluster_pods: "10.244.0.0/16".parse()?,
         mesh: Mesh { interface: "clusternet", mtu: 1420 },
+        private_port: 7839,
         durability: Durability::UnsafeNoFsync,
         disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), pods: Bytes::new(4 << 30) },
         paths,

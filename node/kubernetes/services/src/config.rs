@@ -23,6 +23,8 @@ pub struct Config {
     pub cluster_pods: Network,
     /// The way to pods of other nodes.
     pub mesh: Mesh,
+    /// A port at which nodes trust each other's addresses: no pod reaches it with that of its node.
+    pub private_port: u16,
     /// Whether etcd waits for the disk.
     pub durability: Durability,
     /// What programs may take of the data disk.
@@ -168,6 +170,7 @@ pub(crate) fn example() -> Config {
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         mesh: Mesh { interface: "clusternet", mtu: 1420 },
+        private_port: 7839,
         durability: Durability::Durable,
         disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), pods: Bytes::new(320 << 20) },
         paths: Paths::default(),

@@ -21,11 +21,15 @@ const TABLE: &str = "granary";
 /// those with a tag of VLAN 0, which their receiver takes off like an envelope: `net.bridge.bridge-nf-filter-vlan-tagged` would
 /// open one, and they may have two. So the bridge, which has a table of its own, passes only what needs no opening.
 ///
+/// What a pod sends out of the cluster has its node's address, which other nodes trust at one port. That is looked at
+/// when a Service's address has become another one, whoever made the Service.
+///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
 /// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
 pub(crate) fn rules(config: &Config, pods: Network) -> String {
     let (cluster, services, mesh) = (config.cluster_pods, config.services, config.mesh.interface);
     let (first, last) = addresses(pods);
+    let private = config.private_port;
     format!(
         r#"# Declared first, so that there is one to delete.
 table bridge {TABLE}
@@ -48,6 +52,10 @@ table inet {TABLE} {{
         iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
         iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
         iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {services} counter drop comment "past the mesh"
+    }}
+    chain passing {{
+        type filter hook forward priority filter; policy accept;
+        iifname "{BRIDGE}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {private} counter drop comment "for nodes"
     }}
     chain masquerading {{
         type nat hook postrouting priority srcnat; policy accept;
@@ -100,6 +108,13 @@ mod tests {
         let masquerade = "ip saddr 10.244.3.0/24 ip daddr != 10.244.0.0/16 oifname != \"cni0\" counter masquerade";
         let found = about("masquerade comment");
         assert!(found.len() == 1 && found[0].starts_with(masquerade), "{found:?}");
+    }
+
+    #[test]
+    fn the_port_at_which_nodes_trust_each_other_is_not_for_pods() {
+        let found = about("for nodes");
+        let rule = r#"iifname "cni0" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
+        assert!(found.len() == 1 && found[0].starts_with(rule), "{found:?}");
     }
 
     #[test]

@@ -42,6 +42,7 @@ fn config(directory: &Path) -> Config {
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         mesh: Mesh { interface: "clusternet", mtu: 1420 },
+        private_port: 7839,
         durability: Durability::UnsafeNoFsync,
         disk: Disk { size: Bytes::GIB, etcd: Bytes::GIB, pods: Bytes::GIB },
         paths,

@@ -206,6 +206,27 @@ fn services_and_host_ports_work_beside_these_rules() {
     }
 }
 
+/// A tenant may lead a Service wherever it likes.
+const A_TENANTS_SERVICE: &str = "
+table ip tenant {
+    chain to {
+        type nat hook prerouting priority dstnat;
+        ip protocol udp ip daddr 10.96.0.9 dnat to 192.0.2.9:7839
+    }
+}
+";
+
+#[test]
+fn a_pod_does_not_reach_what_trusts_its_nodes_address() {
+    let node = Node::new();
+    node.load(A_TENANTS_SERVICE);
+    let (pod, outside) = ((&node.pods[0], PODS[0]), (&node.outside, OUTSIDE));
+    for by in [(OUTSIDE, 7839), (Ipv4Addr::new(10, 96, 0, 9), PORT)] {
+        node.loses_by("for nodes", pod, by.into(), outside);
+    }
+    assert_eq!(reaches(pod, outside), NODE);
+}
+
 #[test]
 fn nobody_outside_reaches_services() {
     let node = Node::bare();

@@ -126,6 +126,7 @@ impl Node {
             services: "10.96.0.0/16".parse().unwrap(),
             cluster_pods: "10.244.0.0/16".parse().unwrap(),
             mesh: Mesh { interface: "clusternet", mtu: 1420 },
+            private_port: 7839,
             durability: Durability::Durable,
             disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
             paths,
