@@ -42,7 +42,8 @@ impl Served {
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         runtime.spawn(async move {
-            status::serve(&listener, Audience::Node(Ipv4Addr::LOCALHOST), Arc::new(FakeNode(page))).await
+            let audience = Audience::Node { own: Ipv4Addr::LOCALHOST, server: None };
+            status::serve(&listener, audience, Arc::new(FakeNode(page))).await
         });
         Ok(Self { address, _runtime: runtime })
     }
