@@ -1,7 +1,8 @@
 //! A cgroup for each program: what its memory is, how much it may take, and an end for all its children.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use tracing::warn;
@@ -57,7 +58,16 @@ impl Cgroup {
         }
     }
 
-    /// Moves a process here. Its later children start here too.
+    /// The list of its processes, to write to.
+    pub(crate) fn processes(&self) -> Option<OwnedFd> {
+        let path = self.0.join("cgroup.procs");
+        let opened = File::options().write(true).open(&path).map(OwnedFd::from);
+        opened
+            .map_err(|error| warn!(cgroup = %self.0.display(), %error, "processes cannot be put into the cgroup"))
+            .ok()
+    }
+
+    /// Moves a process here, if it is not here yet. Its later children start here too.
     pub(crate) fn add(&self, process: u32) {
         if let Err(error) = fs::write(self.0.join("cgroup.procs"), process.to_string()) {
             warn!(cgroup = %self.0.display(), %error, "process stays in its parent's cgroup");

@@ -26,7 +26,7 @@ use crate::cgroup::Cgroup;
 use crate::klog::{Level, Line};
 use crate::lines::{LONGEST, Lines};
 use crate::ready::NotReady;
-use crate::{Paths, memory};
+use crate::{Paths, memory, sys};
 
 /// Lines of output that an error shows.
 const TAIL: usize = 12;
@@ -224,8 +224,11 @@ impl Program {
 
         let path = paths.programs.join(self.name);
         let kills = cgroup.as_ref().map_or(0, Cgroup::kills);
-        let mut child =
-            self.command(&path, paths).spawn().map_err(|source| ProgramError::Start { path: path.clone(), source })?;
+        let mut command = self.command(&path, paths);
+        if let Some(processes) = cgroup.as_ref().and_then(Cgroup::processes) {
+            sys::begin_in(&mut command, processes);
+        }
+        let mut child = command.spawn().map_err(|source| ProgramError::Start { path: path.clone(), source })?;
         debug!(service = self.name, process = child.id(), "program started");
         if let (Some(cgroup), Some(process)) = (&cgroup, child.id()) {
             cgroup.add(process);

@@ -26,6 +26,8 @@ const EATER: &str = "takes-mib-";
 /// In the program: takes the memory that it was told to, and waits until it is stopped.
 fn eat_if_told() {
     let Some(mib) = env::args().find_map(|word| word.strip_prefix(EATER)?.parse::<usize>().ok()) else { return };
+    // Before it takes anything: what counts elsewhere has no limit.
+    fs::copy("/proc/self/cgroup", format!("/tmp/began-{mib}")).unwrap();
     println!("taking {mib} MiB");
     let mut taken = Vec::new();
     for _ in 0..mib {
@@ -118,6 +120,7 @@ async fn a_program_that_takes_less_than_its_limit_is_left_alone() {
     let node = Node::with("modest");
     let tree = node.start("a_program_that_takes_less_than_its_limit_is_left_alone", 16, Bytes::new(128 << 20));
     wait(&tree, "its memory", || Path::new("/tmp/eaten").exists());
+    assert_eq!(fs::read_to_string("/tmp/began-16").unwrap(), "0::/modest\n");
     let read = |file: &str| fs::read_to_string(cgroups().join("modest").join(file)).unwrap();
     assert_eq!(read("memory.max"), "134217728\n");
     assert_eq!(read("memory.oom.group"), "1\n");
