@@ -112,7 +112,7 @@ impl Storage {
 fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
     let parts: [Dir; Part::ALL.len()] = [
         data.open(|data| &data.etcd)?,
-        data.open(|data| &data.kubelet)?,
+        data.open(|data| &data.kubelet.pods)?,
         data.open(|data| &data.containerd)?,
         data.open(|data| &data.log.pods)?,
         data.open(|data| &data.log.node)?,

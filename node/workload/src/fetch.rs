@@ -20,7 +20,9 @@ fn ask(address: SocketAddr, target: &str) -> io::Result<Text> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    // As a whole: who answers its first letters and closes the connection would have the rest refused.
+    let question = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(question.as_bytes())?;
     let mut answer = Vec::new();
     match stream.take(Check::READ_LIMIT).read_to_end(&mut answer) {
         // Who answers without having read the whole question resets the connection afterwards.
@@ -54,6 +56,23 @@ mod tests {
         });
         assert_eq!(get(address, "/a?b").unwrap().text, "HTTP/1.1 200 OK\r\n\r\nhello");
         assert_eq!(server.join().unwrap()[0], "GET /a?b HTTP/1.1");
+    }
+
+    /// As a server of TLS does, which wants no HTTP.
+    #[test]
+    fn an_answer_to_the_first_letters_is_heard() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut letters = [0; 256];
+            let read = stream.read(&mut letters).unwrap();
+            stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
+            String::from_utf8_lossy(&letters[..read]).into_owned()
+        });
+        assert!(get(address, "/").unwrap().text.starts_with("HTTP/1.0 400"));
+        let heard = server.join().unwrap();
+        assert!(heard.ends_with("\r\n\r\n"), "the question came in pieces: {heard:?}");
     }
 
     #[test]

@@ -60,6 +60,10 @@ async fn live(options: &ClusterOptions) -> Result<(), Failure> {
         let mesh = page.split_once("id=\"mesh\"").and_then(|(_, rest)| rest.split_once("</section>"));
         let (mesh, _) = mesh.unwrap_or_else(|| panic!("{node} has no mesh: {page}"));
         assert!(mesh.contains(&format!(">{other}<")), "{node}: {mesh}");
+        // What the node limits itself is no orphan.
+        let metrics = case.get(&format!("/api/v1/nodes/{node}:7839/proxy/metrics")).await?;
+        let orphans: Vec<&str> = metrics.lines().filter(|line| line.starts_with("granary_orphans{")).collect();
+        assert!(!orphans.is_empty() && orphans.iter().all(|line| line.ends_with(" 0")), "{node}: {orphans:?}");
     }
     step("the API server reaches a webhook on the other node");
     a_webhook_is_asked(&case).await?;
