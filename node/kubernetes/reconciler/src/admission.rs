@@ -55,7 +55,6 @@ impl Writers {
 
     /// Users of a group, who have the node's name behind a prefix in their own.
     fn named(prefix: &str, group: &str) -> Self {
-        let length = prefix.len();
         // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
         let first = Validation {
             expression: "variables.node != ''".to_owned(),
@@ -64,12 +63,18 @@ impl Writers {
         Self {
             condition: format!("'{group}' in request.userInfo.groups"),
             // Of another user in the group: no node's name.
-            node: format!(
-                "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({length}) : ''"
-            ),
+            node: node_behind(prefix, "''"),
             first: Some(first),
         }
     }
+}
+
+/// What stands behind the prefix in the user's name; another expression for users whose names begin otherwise.
+pub(crate) fn node_behind(prefix: &str, otherwise: &str) -> String {
+    let length = prefix.len();
+    format!(
+        "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({length}) : {otherwise}"
+    )
 }
 
 /// What one policy is about.

@@ -8,6 +8,7 @@ use kube::api::ApiResource;
 use serde_json::json;
 use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 
+use crate::admission::node_behind;
 use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::objects::{Object, metadata};
 
@@ -23,13 +24,7 @@ const POLICY: &str = "removed-nodes.local.granary.dev";
 /// The policy, and what puts it in force.
 pub(crate) fn objects() -> [Object; 2] {
     let object = |resource, want| Object { resource, name: POLICY, want, immutable: &[] };
-    let name_behind = |prefix: &str| {
-        format!(
-            "request.userInfo.username.startsWith('{prefix}') ? request.userInfo.username.substring({})",
-            prefix.len()
-        )
-    };
-    let node = format!("{} : {} : ''", name_behind(KUBELET_PREFIX), name_behind(STORAGE_USER_PREFIX));
+    let node = node_behind(KUBELET_PREFIX, &node_behind(STORAGE_USER_PREFIX, "''"));
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
