@@ -7,7 +7,7 @@ use crate::data::DataError;
 use crate::event::Unfinished;
 use crate::join::JoinError;
 use crate::kubeconfig::KubeconfigError;
-use kube::runtime::wait;
+use kube::runtime::watcher;
 use qemu::Exit;
 use std::io;
 use std::path::PathBuf;
@@ -97,19 +97,13 @@ pub enum BootError {
         unfinished: Unfinished,
         /// The guest's last words.
         console: Console,
+        /// Why the API server did not tell about the node, when it was asked last.
+        #[source]
+        source: Option<Box<watcher::Error>>,
     },
     /// The announced credentials cannot be used.
     #[error("there is no access to the cluster")]
     Kubeconfig(#[from] KubeconfigError),
-    /// The API server does not tell about the node.
-    #[error("cannot watch node {node}")]
-    Watch {
-        /// The node.
-        node: String,
-        /// What went wrong.
-        #[source]
-        source: Box<wait::Error>,
-    },
 }
 
 /// Why there is no cluster, or not all of it.

@@ -45,6 +45,7 @@ mod rising;
 mod site;
 mod worker;
 
+pub use announce::StageState;
 pub use boot_disk::CopyError;
 pub use booting::{Booting, Ready};
 pub use check::{DataRefusal, Refusal};

@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::power;
 use crate::rising::{Access, Rising};
 use kube::Client;
-use qemu::{Plug, Vm};
+use qemu::{Cable, Plug, Vm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +75,11 @@ impl Node {
     /// The console's log.
     pub fn console(&self) -> &Path {
         &self.console
+    }
+
+    /// What connects it to the other nodes, if the cluster was started with several.
+    pub fn cable(&self) -> Option<Cable> {
+        self.plug.as_ref().map(Plug::cable)
     }
 
     /// Returns when the guest ended by itself, with the reason. Cancel-safe.

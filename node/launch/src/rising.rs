@@ -10,9 +10,11 @@ use crate::power;
 use crate::site::Site;
 use crate::{announcements, configuration, kubeconfig};
 use announce::Announcement;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::wait::await_condition;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watch_object};
 use kube::{Api, Client};
 use qemu::{Plug, Vm};
 use services::discovery::AuthorityDigest;
@@ -138,12 +140,15 @@ impl Rising {
     /// Cancel-safe: the guest goes on when the future is dropped.
     pub(crate) async fn until_ready(&mut self, on_event: impl FnMut(&Event)) -> Result<Access, BootError> {
         let limit = self.limit;
-        match timeout(limit, self.follow(on_event)).await {
+        let mut lost = None;
+        match timeout(limit, self.follow(on_event, &mut lost)).await {
             Ok(result) => result,
-            Err(_) => {
-                let console = Console::read(&self.console);
-                Err(BootError::Late { limit, unfinished: self.unfinished.clone(), console })
-            }
+            Err(_) => Err(BootError::Late {
+                limit,
+                unfinished: self.unfinished.clone(),
+                console: Console::read(&self.console),
+                source: lost.map(Box::new),
+            }),
         }
     }
 
@@ -154,7 +159,11 @@ impl Rising {
         }
     }
 
-    async fn follow(&mut self, mut on_event: impl FnMut(&Event)) -> Result<Access, BootError> {
+    async fn follow(
+        &mut self,
+        mut on_event: impl FnMut(&Event),
+        lost: &mut Option<watcher::Error>,
+    ) -> Result<Access, BootError> {
         let access = match &self.role {
             Role::Worker(access) => access.clone(),
             Role::ControlPlane { api, kubeconfig } => {
@@ -163,14 +172,11 @@ impl Rising {
             }
         };
         let nodes: Api<core::Node> = Api::all(access.client.clone());
-        let (name, begun) = (self.name.clone(), self.begun);
-        let ready =
-            await_condition(nodes, &name, move |node: Option<&core::Node>| node.is_some_and(|it| is_ready(it, begun)));
-        let mut ready = std::pin::pin!(ready);
+        let name = self.name.clone();
+        let mut ready = std::pin::pin!(seen_ready(nodes, &name, self.begun, lost));
         loop {
             tokio::select! {
-                result = &mut ready => {
-                    result.map_err(|error| BootError::Watch { node: name.clone(), source: Box::new(error) })?;
+                () = &mut ready => {
                     self.tell(vec![Event::NodeReady], &mut on_event);
                     return Ok(access);
                 }
@@ -260,6 +266,21 @@ impl Role {
     pub(crate) fn of_control_plane(site: &Site, api: u16) -> Self {
         Self::ControlPlane { api, kubeconfig: site.file(&site.options.state, "kubeconfig") }
     }
+}
+
+/// Waits for the node. The control plane of a worker may be away for a while: a watch that is lost is opened again, and
+/// why it was lost is left behind until then.
+async fn seen_ready(nodes: Api<core::Node>, name: &str, since: Timestamp, lost: &mut Option<watcher::Error>) {
+    let mut seen = std::pin::pin!(watch_object(nodes, name).default_backoff());
+    while let Some(node) = seen.next().await {
+        match node {
+            Ok(Some(node)) if is_ready(&node, since) => return,
+            Ok(_) => *lost = None,
+            Err(error) => *lost = Some(error),
+        }
+    }
+    // The watch never ends by itself.
+    std::future::pending().await
 }
 
 /// A disk that was kept has the node's state of its last boot: only what kubelet said `since` counts. The

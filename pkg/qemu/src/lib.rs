@@ -56,5 +56,5 @@ pub use probe::KvmError;
 pub use process::Exit;
 pub use program::{FindError, Program, Version, VersionError};
 pub use qmp::QmpError;
-pub use segment::{Plug, Segment};
+pub use segment::{Cable, Plug, Segment};
 pub use vm::{BlockStats, StartError, Vm};

@@ -42,10 +42,17 @@ pub struct Segment {
 /// A VM's connection to a [`Segment`], which ends with it.
 #[derive(Debug)]
 pub struct Plug {
+    cable: Cable,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What can be pulled out of a [`Segment`] and put in again, as beyond a switch: the machine's link stays up, but what it
+/// sends is lost, and so is what is for it.
+#[derive(Clone, Debug)]
+pub struct Cable {
     switch: Arc<Switch>,
     end: End,
     wire: Arc<UnixDatagram>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// An end of a wire.
@@ -57,7 +64,13 @@ enum End {
 
 #[derive(Debug, Default)]
 struct Switch {
-    wires: RwLock<BTreeMap<End, Arc<UnixDatagram>>>,
+    wires: RwLock<BTreeMap<End, Wire>>,
+}
+
+#[derive(Debug)]
+struct Wire {
+    socket: Arc<UnixDatagram>,
+    connected: bool,
 }
 
 impl Segment {
@@ -97,16 +110,33 @@ impl Plug {
         let wire = Arc::new(wire);
         let (passing, from) = (Arc::clone(switch), Arc::clone(&wire));
         let thread = thread::Builder::new().name("wire".into()).spawn(move || passing.pass_all(end, &from))?;
-        switch.wires.write().unwrap_or_else(PoisonError::into_inner).insert(end, Arc::clone(&wire));
-        Ok(Self { switch: Arc::clone(switch), end, wire, thread: Some(thread) })
+        switch.put(end, Wire { socket: Arc::clone(&wire), connected: true });
+        Ok(Self { cable: Cable { switch: Arc::clone(switch), end, wire }, thread: Some(thread) })
+    }
+
+    /// The machine's cable.
+    pub fn cable(&self) -> Cable {
+        self.cable.clone()
+    }
+}
+
+impl Cable {
+    /// Connects the machine again. Nothing, if its [`Plug`] is gone.
+    pub fn put_in(&self) {
+        self.switch.connect(self.end, &self.wire, true);
+    }
+
+    /// Cuts the machine off. Nothing, if its [`Plug`] is gone.
+    pub fn pull(&self) {
+        self.switch.connect(self.end, &self.wire, false);
     }
 }
 
 impl Drop for Plug {
     fn drop(&mut self) {
-        self.switch.remove(self.end, &self.wire);
+        self.cable.switch.remove(self.cable.end, &self.cable.wire);
         // Ends the thread. Fails only if the socket is shut down already.
-        _ = self.wire.shutdown(std::net::Shutdown::Both);
+        _ = self.cable.wire.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed by it.
             _ = thread.join();
@@ -142,16 +172,32 @@ impl Switch {
         let Some(address) = frame.first_chunk::<6>() else { return Vec::new() };
         let for_many = address[0] & 1 == 1;
         let wires = self.wires.read().unwrap_or_else(PoisonError::into_inner);
+        if !wires.get(&from).is_some_and(|wire| wire.connected) {
+            return Vec::new();
+        }
         let one = wires.keys().copied().find(|end| matches!(end, End::Vm(mac) if mac.octets() == *address));
         let one = one.unwrap_or(End::Gateway);
         let takes = |end: End| end != from && (for_many || end == one);
-        wires.iter().filter(|(end, _)| takes(**end)).map(|(_, wire)| Arc::clone(wire)).collect()
+        let takers = wires.iter().filter(|(end, wire)| wire.connected && takes(**end));
+        takers.map(|(_, wire)| Arc::clone(&wire.socket)).collect()
+    }
+
+    fn put(&self, end: End, wire: Wire) {
+        self.wires.write().unwrap_or_else(PoisonError::into_inner).insert(end, wire);
+    }
+
+    /// Unless another wire has come in its place.
+    fn connect(&self, end: End, wire: &Arc<UnixDatagram>, connected: bool) {
+        let mut wires = self.wires.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = wires.get_mut(&end).filter(|found| Arc::ptr_eq(&found.socket, wire)) {
+            found.connected = connected;
+        }
     }
 
     /// Unless another wire has come in its place.
     fn remove(&self, end: End, wire: &Arc<UnixDatagram>) {
         let mut wires = self.wires.write().unwrap_or_else(PoisonError::into_inner);
-        if wires.get(&end).is_some_and(|found| Arc::ptr_eq(found, wire)) {
+        if wires.get(&end).is_some_and(|found| Arc::ptr_eq(&found.socket, wire)) {
             wires.remove(&end);
         }
     }
@@ -169,14 +215,14 @@ mod tests {
     /// A machine, played by a test.
     struct Machine {
         wire: UnixDatagram,
-        _plug: Plug,
+        plug: Plug,
     }
 
     impl Machine {
         fn new(switch: &Arc<Switch>, end: End) -> Self {
             let (wire, theirs) = UnixDatagram::pair().unwrap();
             wire.set_read_timeout(Some(LONG)).unwrap();
-            Self { wire, _plug: Plug::new(switch, end, theirs).unwrap() }
+            Self { wire, plug: Plug::new(switch, end, theirs).unwrap() }
         }
 
         fn send(&self, to: [u8; 6], text: &str) {
@@ -228,6 +274,25 @@ mod tests {
     }
 
     #[test]
+    fn without_its_cable_a_machine_neither_hears_nor_is_heard() {
+        let (switch, [gateway, first, second]) = three();
+        let cable = first.plug.cable();
+        cable.pull();
+        second.send(Mac::of(0).octets(), "lost");
+        second.send(GATEWAY, "not for the first");
+        assert_eq!(gateway.hears(), "not for the first");
+        assert!(switch.takers(End::Vm(Mac::of(0)), &GATEWAY).is_empty());
+        cable.put_in();
+        second.send(Mac::of(0).octets(), "welcome back");
+        assert_eq!(first.hears(), "welcome back");
+        drop(first);
+        cable.put_in();
+        second.send([0xff; 6], "who is there?");
+        assert_eq!(gateway.hears(), "who is there?");
+        assert_eq!(switch.wires.read().unwrap().len(), 2);
+    }
+
+    #[test]
     fn a_machine_that_hangs_or_is_gone_does_not_stop_the_others() {
         let (switch, [gateway, _hangs, second]) = three();
         let gone = Machine::new(&switch, End::Vm(Mac::of(2)));
@@ -245,7 +310,7 @@ mod tests {
         fn nobody_hears_itself_and_any_frame_is_taken(frame in prop::collection::vec(any::<u8>(), 0..40)) {
             let (switch, _machines) = three();
             for end in [End::Gateway, End::Vm(Mac::of(0))] {
-                let own = Arc::clone(&switch.wires.read().unwrap()[&end]);
+                let own = Arc::clone(&switch.wires.read().unwrap()[&end].socket);
                 prop_assert!(switch.takers(end, &frame).iter().all(|wire| !Arc::ptr_eq(wire, &own)));
             }
         }

@@ -10,7 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolume, Pod as PodObject, Secret, Service};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
-use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT};
+use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT, StageState};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
 use workload::{Check, serve, webhook};
@@ -70,13 +70,9 @@ async fn live(options: &ClusterOptions) -> Result<(), Failure> {
     step("what passes between the nodes is encrypted");
     nothing_is_in_the_clear(&case, cluster.workers()[0].capture().expect("a capture")).await?;
 
-    step("a worker comes back with its key");
+    step("a worker comes back with its key, sooner than its control plane");
     let before = key(&case).await?;
-    let worker = &mut cluster.workers_mut()[0];
-    worker.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
-    let console = std::fs::read_to_string(worker.console()).expect("the console");
-    assert!(!console.contains("cannot unmount at the end"), "the worker's disk was not left in order");
-    worker.boot(|event| print(WORKER, event)).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    comes_back(&mut cluster).await;
     assert_eq!(key(&case).await?, before);
     let there = case.find(there.name()).await?;
     assert_eq!(there.read("/there/note").await?, SECRET, "the volume is what it was");
@@ -263,6 +259,26 @@ async fn internal(case: &Case, node: &str) -> Result<Ipv4Addr, Failure> {
         IpAddr::V4(address) => Ok(address),
         IpAddr::V6(address) => panic!("{address}"),
     }
+}
+
+/// As after a blackout: the worker starts all that it has with nobody to ask, and the cluster has it again when the
+/// control plane is back.
+async fn comes_back(cluster: &mut Cluster) {
+    let cable = cluster.control_plane().cable().expect("one node of two");
+    let worker = &mut cluster.workers_mut()[0];
+    worker.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let read = |path: &Path| std::fs::read_to_string(path).expect("the console");
+    let console = worker.console();
+    assert!(!read(&console).contains("cannot unmount at the end"), "the worker's disk was not left in order");
+    cable.pull();
+    let booted = worker.boot(|event| {
+        print(WORKER, event);
+        if matches!(event, Event::Stage { name, state: StageState::Ready } if name == "kubelet") {
+            cable.put_in();
+        }
+    });
+    booted.await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert!(read(&console).contains("the node starts with what it knows"), "the control plane was not away");
 }
 
 async fn key(case: &Case) -> Result<String, Failure> {
