@@ -288,7 +288,7 @@ impl Prepared {
                 Ok(Self::ControlPlane(credentials, certificates))
             }
             Role::Worker(worker) => {
-                join::is_ours(&services, worker.authority)?;
+                join::check_disk(&services, worker.authority)?;
                 Ok(Self::Worker(Box::new(worker), kept))
             }
         };

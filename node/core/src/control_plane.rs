@@ -60,7 +60,7 @@ impl ControlPlane {
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, admin.clone()));
 
         identity.healthy().await?;
-        member.work(&cx, &self.own);
+        member.network_and_storage(&cx, &self.own);
         cx.healthy();
         self.administer(&cx, renewals, seen, [approver, reconciler, release]).await
     }

@@ -52,7 +52,7 @@ pub enum JoinError {
 ///
 /// # Errors
 /// [`OtherCluster`]. Nothing was changed.
-pub fn is_ours(services: &Config, asked: AuthorityDigest) -> Result<(), OtherCluster> {
+pub fn check_disk(services: &Config, asked: AuthorityDigest) -> Result<(), OtherCluster> {
     let joined = Credentials::joined(services)?.and_then(|pem| AuthorityDigest::of_pem(&pem));
     match joined {
         Some(joined) if joined != asked => Err(OtherCluster::Joined { joined, asked }),
@@ -186,20 +186,20 @@ mod tests {
         let (joined, asked) = (AuthorityDigest::of_pem(&authority).unwrap(), format!("sha256:{:064}", 0));
         let (worker, asked) = (config(&worker), asked.parse().unwrap());
 
-        assert!(is_ours(&worker, asked).is_ok(), "an empty disk");
+        assert!(check_disk(&worker, asked).is_ok(), "an empty disk");
         Credentials::joining(&worker, "192.0.2.1:6443", &authority).unwrap();
-        assert!(is_ours(&worker, asked).is_ok(), "it has no certificate yet");
+        assert!(check_disk(&worker, asked).is_ok(), "it has no certificate yet");
         for file in ["kubelet.crt", "kubelet.key"] {
             fs::write(worker.paths.pki.join(file), "what it was given").unwrap();
         }
-        assert!(is_ours(&worker, joined).is_ok());
-        let refusal = is_ours(&worker, asked).unwrap_err().to_string();
+        assert!(check_disk(&worker, joined).is_ok());
+        let refusal = check_disk(&worker, asked).unwrap_err().to_string();
         assert!(
             refusal.contains(&format!("write {joined} into worker.authority, or use an empty data disk")),
             "{refusal}"
         );
 
-        let refusal = is_ours(&config(&control_plane), joined).unwrap_err().to_string();
+        let refusal = check_disk(&config(&control_plane), joined).unwrap_err().to_string();
         assert!(refusal.contains("the data disk is that of a control plane"), "{refusal}");
     }
 }

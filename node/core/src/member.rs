@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ::clock::Keeper;
 use config::NodeName;
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
@@ -94,7 +94,7 @@ impl Member {
 
     /// The provisioner, and what tells the CSI plugin that its entry was lost. Healthy when the provisioner is.
     pub(crate) async fn provision(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
-        own.work(&cx, |client| {
+        own.with_client(&cx, |client| {
             let settings = provisioner::Settings {
                 client: client.clone(),
                 node: self.node.to_string(),
@@ -111,7 +111,7 @@ impl Member {
 
     /// The pods' network, and the mesh. Healthy when pods have addresses.
     pub(crate) async fn connect(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
-        own.work(&cx, |client| {
+        own.with_client(&cx, |client| {
             let (its, config) = (client.clone(), self.services.clone());
             let pods = cx.start("pods", move |cx| pods::run(cx, its.clone(), config.clone()));
             let mesh = Arc::clone(&self.mesh);
@@ -120,8 +120,8 @@ impl Member {
         .await
     }
 
-    /// Starts the two of them.
-    pub(crate) fn work(self: &Arc<Self>, cx: &Context, own: &Own) {
+    /// Starts the services that need the storage identity: [`connect`](Self::connect) and [`provision`](Self::provision).
+    pub(crate) fn network_and_storage(self: &Arc<Self>, cx: &Context, own: &Own) {
         let (this, its) = (Arc::clone(self), own.clone());
         cx.start("pod-network", move |cx| Arc::clone(&this).connect(cx, its.clone()));
         let (this, its) = (Arc::clone(self), own.clone());
@@ -136,7 +136,7 @@ impl Member {
     pub(crate) async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let nodes: Api<Node> = Api::all(client);
         let ready = await_condition(nodes, self.node.as_str(), |node: Option<&Node>| {
-            node.is_some_and(|node| is_ready(node, self.since))
+            node.is_some_and(|node| kubelet::is_ready(node, self.since))
         });
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
@@ -180,7 +180,7 @@ impl Own {
     }
 
     /// Has services work with this identity, started anew with each of its certificates. Healthy when the first of them is.
-    async fn work(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
+    async fn with_client(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
         loop {
             let lasting = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
@@ -206,13 +206,6 @@ impl Own {
             first.stop().await;
         }
     }
-}
-
-/// Ready, by a kubelet that ran after `since`: the object of the last boot says so too.
-fn is_ready(node: &Node, since: Timestamp) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let heartbeat = |condition: &NodeCondition| condition.last_heartbeat_time.as_ref().is_some_and(|at| at.0 >= since);
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True" && heartbeat(condition))
 }
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {

@@ -48,7 +48,7 @@ impl Worker {
         let client = credentials.client(Identity::Storage).await?;
         let its = Arc::clone(member);
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, client.clone()));
-        member.work(&cx, &own);
+        member.network_and_storage(&cx, &own);
         cx.healthy();
         cx.cancelled().await;
         Ok(())

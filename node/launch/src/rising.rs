@@ -18,6 +18,7 @@ use kube::runtime::watcher::{self, watch_object};
 use kube::{Api, Client};
 use qemu::{Plug, Vm};
 use services::discovery::AuthorityDigest;
+use services::kubelet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -268,57 +269,17 @@ impl Role {
     }
 }
 
-/// Waits for the node. The control plane of a worker may be away for a while: a watch that is lost is opened again, and
+/// Waits for the node; its clock is this machine's. The control plane of a worker may be away for a while: a watch that is lost is opened again, and
 /// why it was lost is left behind until then.
 async fn seen_ready(nodes: Api<core::Node>, name: &str, since: Timestamp, lost: &mut Option<watcher::Error>) {
     let mut seen = std::pin::pin!(watch_object(nodes, name).default_backoff());
     while let Some(node) = seen.next().await {
         match node {
-            Ok(Some(node)) if is_ready(&node, since) => return,
+            Ok(Some(node)) if kubelet::is_ready(&node, since) => return,
             Ok(_) => *lost = None,
             Err(error) => *lost = Some(error),
         }
     }
     // The watch never ends by itself.
     std::future::pending().await
-}
-
-/// A disk that was kept has the node's state of its last boot: only what kubelet said `since` counts. The
-/// guest's clock is this machine's.
-fn is_ready(node: &core::Node, since: Timestamp) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
-    ready.any(|condition| condition.last_heartbeat_time.as_ref().is_some_and(|heartbeat| heartbeat.0 >= since))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn node(status: &str, heartbeat: &str) -> core::Node {
-        serde_json::from_value(json!({
-            "metadata": {"name": "granary"},
-            "status": {"conditions": [
-                {"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": heartbeat},
-                {"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat},
-            ]},
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn only_the_condition_ready_makes_a_node_ready() {
-        let start = "2026-11-21T21:00:00Z";
-        let since: Timestamp = start.parse().unwrap();
-        assert!(is_ready(&node("True", start), since));
-        assert!(!is_ready(&node("Unknown", start), since));
-        assert!(!is_ready(&core::Node::default(), since));
-    }
-
-    #[test]
-    fn a_node_that_was_ready_before_this_boot_is_not_ready() {
-        let since: Timestamp = "2026-11-21T21:00:00Z".parse().unwrap();
-        assert!(!is_ready(&node("True", "2026-11-21T20:59:59Z"), since));
-    }
 }

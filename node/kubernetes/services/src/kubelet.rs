@@ -1,7 +1,8 @@
 //! kubelet. The CSI plugin's sockets have to be there before it starts.
 
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-
 use units::Bytes;
 
 use crate::config::Disk;
@@ -17,6 +18,14 @@ const PRESSURE_PERCENT: u64 = 1;
 /// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
+}
+
+/// Whether kubelet has called its node ready at `since` or later, of which it tells to the second: the object on a disk
+/// that was kept has the state of the last boot.
+pub fn is_ready(node: &Node, since: Timestamp) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
+    ready.any(|condition| condition.last_heartbeat_time.as_ref().is_some_and(|heartbeat| heartbeat.0 >= since))
 }
 
 fn program(config: &Config, credentials: &Credentials) -> Program {
@@ -168,5 +177,31 @@ mod tests {
         for path in ["/data/kubelet/plugins", "/data/kubelet/plugins_registry"] {
             assert!(directories.contains(&(path.into(), 0o700)), "{path}");
         }
+    }
+
+    fn node(status: &str, heartbeat: &str) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "granary"},
+            "status": {"conditions": [
+                {"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": heartbeat},
+                {"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat},
+            ]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_condition_ready_makes_a_node_ready() {
+        let start = "2026-11-21T21:00:00Z";
+        let since: Timestamp = start.parse().unwrap();
+        assert!(is_ready(&node("True", start), since));
+        assert!(!is_ready(&node("Unknown", start), since));
+        assert!(!is_ready(&Node::default(), since));
+    }
+
+    #[test]
+    fn a_node_that_was_ready_before_is_not_ready() {
+        let since: Timestamp = "2026-11-21T21:00:00Z".parse().unwrap();
+        assert!(!is_ready(&node("True", "2026-11-21T20:59:59Z"), since));
     }
 }
