@@ -1,9 +1,10 @@
 //! Decides on the certificates that machines and nodes ask for.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -18,6 +19,7 @@ use tracing::info;
 use crate::approval::{self, Verdict};
 use crate::control::{WatchEnded, control};
 use crate::kubelet::{Asker, Facts, Question};
+use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 
 /// A decision could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -114,9 +116,12 @@ impl Approver {
         let of_others = others
             .into_iter()
             .flat_map(|node| addresses(node).into_iter().flatten().map(|address| (address.address, node.name_any())))
-            .filter_map(|(address, owner)| Some((address.parse().ok()?, owner)))
+            .filter_map(|(address, owner)| Some((address.parse::<IpAddr>().ok()?.to_canonical(), owner)))
             .collect();
-        Ok(Facts { token_is_for, registered: !own.is_empty(), of_others })
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), REMOVED_NODES_NAMESPACE);
+        let named = maps.get_opt(REMOVED_NODES).await?.and_then(|map| map.data).unwrap_or_default();
+        let removed = question.node().is_some_and(|node| named.contains_key(node));
+        Ok(Facts { token_is_for, registered: !own.is_empty(), removed, of_others })
     }
 }
 

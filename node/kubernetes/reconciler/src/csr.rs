@@ -127,7 +127,8 @@ impl ServerName {
             GeneralName::DNSName(name) => Some(Self::Dns((*name).to_owned())),
             GeneralName::IPAddress(bytes) => match <[u8; 4]>::try_from(*bytes) {
                 Ok(bytes) => Some(Self::Ip(bytes.into())),
-                Err(_) => Some(Self::Ip(<[u8; 16]>::try_from(*bytes).ok()?.into())),
+                // The signer writes an address of IPv4 that is mapped into IPv6 as the one of IPv4 that it is.
+                Err(_) => Some(Self::Ip(IpAddr::from(<[u8; 16]>::try_from(*bytes).ok()?).to_canonical())),
             },
             _ => None,
         }

@@ -11,6 +11,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use services::{BOOTSTRAP_NODE_ANNOTATION, Network};
 
 use crate::csr::{self, Csr, KUBELET_PREFIX, KUBELETS_GROUP, ServerName};
+use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 
 /// The signer of certificates by which the API server knows kubelets.
 pub(crate) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -51,6 +52,8 @@ pub(crate) struct Facts {
     pub(crate) token_is_for: Option<String>,
     /// Whether there is a Node of the name that is asked for.
     pub(crate) registered: bool,
+    /// Whether that node was removed for good.
+    pub(crate) removed: bool,
     /// Addresses of all other Nodes, and whose each is.
     pub(crate) of_others: BTreeMap<IpAddr, String>,
 }
@@ -74,6 +77,11 @@ pub(crate) enum Denial {
          expired, delete the Node first"
     )]
     Taken { node: String },
+    #[error(
+        "the node {node} was removed from the cluster: its name is in the ConfigMap \
+         {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
+    )]
+    Removed { node: String },
     #[error("{asker} asks for {asked}: a kubelet gets its own certificates only")]
     OtherNode { asker: String, asked: String },
     #[error("only a kubelet that has joined gets a certificate to serve with")]
@@ -101,6 +109,7 @@ impl Denial {
             Self::FreeToken { .. } => "TokenWithoutNode",
             Self::OtherName { .. } => "TokenOfOtherNode",
             Self::Taken { .. } => "NameTaken",
+            Self::Removed { .. } => "NodeRemoved",
             Self::OtherNode { .. } => "OtherNode",
             Self::NotJoined => "NotJoined",
             Self::ServerName { .. } => "OtherServerName",
@@ -155,6 +164,9 @@ impl<'a> Question<'a> {
                 return Err(Denial::OtherNode { asker: asker.clone(), asked: node.to_owned() });
             }
             Asker::Other(user) => return Err(Denial::Asker { user: user.clone() }),
+        }
+        if facts.removed {
+            return Err(Denial::Removed { node: node.to_owned() });
         }
         let (names, usages) = if serving {
             (self.asked.names().ok_or(Denial::Attributes)?, SERVING_USAGES)
@@ -213,6 +225,8 @@ fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Networ
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use k8s_openapi::ByteString;
     use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
     use proptest::prelude::*;
@@ -284,7 +298,7 @@ mod tests {
 
     fn facts() -> Facts {
         let of_others = BTreeMap::from([([10, 0, 2, 15].into(), "one".to_owned())]);
-        Facts { token_is_for: Some("two".to_owned()), registered: false, of_others }
+        Facts { token_is_for: Some("two".to_owned()), of_others, ..Facts::default() }
     }
 
     fn judged(asked: &Asked, facts: &Facts) -> Result<String, Denial> {
@@ -314,6 +328,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_was_removed_gets_nothing() {
+        let removed = Facts { removed: true, ..facts() };
+        for asked in [joining(), serving()] {
+            let denial = judged(&asked, &removed).unwrap_err();
+            assert_eq!(
+                denial.to_string(),
+                "the node two was removed from the cluster: its name is in the ConfigMap kube-system/granary-removed-nodes"
+            );
+        }
+    }
+
+    #[test]
     fn a_kubelet_gets_its_own_certificates_only() {
         let other = Asked { user: "system:node:one", group: KUBELETS_GROUP, ..joining() };
         assert!(matches!(judged(&other, &facts()), Err(Denial::OtherNode { .. })));
@@ -326,15 +352,23 @@ mod tests {
     #[test]
     fn a_kubelet_serves_under_its_own_name_and_addresses() {
         assert_eq!(judged(&serving(), &facts()), Ok("two".to_owned()));
+        // To the signer, an address of IPv4 that is mapped into IPv6 is that address.
+        let both =
+            |address: [u8; 4]| [IpAddr::V4(address.into()), IpAddr::V6(Ipv4Addr::from(address).to_ipv6_mapped())];
+        let asking = |address| judged(&Asked { addresses: vec![address], ..serving() }, &facts());
         for address in [[10, 96, 0, 1], [10, 244, 1, 1], [127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1]] {
-            let asked = Asked { addresses: vec![address.into()], ..serving() };
-            assert!(matches!(judged(&asked, &facts()), Err(Denial::ServerName { .. })), "{address:?}");
+            for address in both(address) {
+                assert!(matches!(asking(address), Err(Denial::ServerName { .. })), "{address}");
+            }
         }
-        let taken = Asked { addresses: vec![[10, 0, 2, 15].into()], ..serving() };
-        assert_eq!(
-            judged(&taken, &facts()).unwrap_err().to_string(),
-            "10.0.2.15 is the address of the Node one; if that node is gone, delete it"
-        );
+        for address in both([10, 0, 2, 15]) {
+            assert_eq!(
+                asking(address).unwrap_err().to_string(),
+                "10.0.2.15 is the address of the Node one; if that node is gone, delete it"
+            );
+        }
+        let [_, mapped] = both([10, 0, 2, 16]);
+        assert_eq!(asking(mapped), Err(Denial::Attributes));
         let named = Asked { names: vec!["kubernetes.default.svc"], ..serving() };
         assert!(matches!(judged(&named, &facts()), Err(Denial::ServerName { .. })));
         let nameless = Asked { names: vec![], addresses: vec![], ..serving() };

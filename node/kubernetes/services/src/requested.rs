@@ -9,6 +9,7 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::runtime::wait::{self, await_condition};
+use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
 use rcgen::KeyPair;
 use time::OffsetDateTime;
@@ -164,6 +165,18 @@ enum Shown<'a> {
     Certificate,
 }
 
+impl Shown<'_> {
+    /// What is wrong with it, if the API server does not know anybody by it.
+    fn refused(&self, error: &kube::Error) -> Option<IdentityError> {
+        match (self, error) {
+            (Self::Token(token), kube::Error::Api(status)) if status.code == 401 => {
+                Some(IdentityError::Token { id: token.id().to_owned() })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A request, and the key that it is for: on the disk only together with its certificate.
 struct Asked {
     request: String,
@@ -247,7 +260,7 @@ impl Requested {
             }
         };
         let request = request.clone();
-        let answer = match timeout(LIMIT, answer(&requests, &request)).await {
+        let answer = match timeout(LIMIT, answer(&requests, &request, &shown)).await {
             Ok(answer) => answer?,
             Err(_) => return Err(IdentityError::Silence { request }),
         };
@@ -331,13 +344,10 @@ impl Requested {
             status: None,
         };
         let made = requests.create(&PostParams::default(), &request).await;
-        let made = made.map_err(|error| match (error, shown) {
-            (kube::Error::Api(status), Shown::Token(token)) if status.code == 401 => {
-                IdentityError::Token { id: token.id().to_owned() }
-            }
-            (error, _) => IdentityError::Ask { name, source: Box::new(error) },
-        })?;
-        Ok(Asked { request: made.name_any(), key })
+        match made {
+            Ok(made) => Ok(Asked { request: made.name_any(), key }),
+            Err(error) => Err(shown.refused(&error).unwrap_or(IdentityError::Ask { name, source: Box::new(error) })),
+        }
     }
 
     /// Nothing is written that could not be used.
@@ -401,12 +411,30 @@ impl Answer {
     }
 }
 
-async fn answer(requests: &Api<CertificateSigningRequest>, request: &str) -> Result<Answer, IdentityError> {
+async fn answer(
+    requests: &Api<CertificateSigningRequest>,
+    request: &str,
+    shown: &Shown<'_>,
+) -> Result<Answer, IdentityError> {
     let answered = |found: Option<&CertificateSigningRequest>| Answer::of(found).is_some();
-    let found = await_condition(requests.clone(), request, answered).await;
-    let found =
-        found.map_err(|source| IdentityError::Wait { request: request.to_owned(), source: Box::new(source) })?;
-    Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone))
+    match await_condition(requests.clone(), request, answered).await {
+        Ok(found) => Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone)),
+        // A token may end while its request waits.
+        Err(source) => Err(cause(&source)
+            .and_then(|error| shown.refused(error))
+            .unwrap_or_else(|| IdentityError::Wait { request: request.to_owned(), source: Box::new(source) })),
+    }
+}
+
+/// What the API server said to who wanted to wait.
+const fn cause(error: &wait::Error) -> Option<&kube::Error> {
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    match error {
+        wait::Error::ProbeFailed(InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)) => {
+            Some(error)
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

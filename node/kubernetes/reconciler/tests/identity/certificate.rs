@@ -9,12 +9,14 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::json;
 use services::{Config, IdentityError, Requested};
 use supervisor::{Settings, Supervisor};
+use x509_parser::extensions::GeneralName;
+use x509_parser::pem::parse_x509_pem;
 
 use crate::storage::{FOREIGN_VOLUME, on, volume};
 use crate::{Nodes, denied};
@@ -25,6 +27,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("nobody_gets_a_certificate_for_another_node", nobody_gets_a_certificate_for_another_node)
         .case("a_node_that_asks_for_another_name_is_told_why", a_node_that_asks_for_another_name_is_told_why)
         .case("requests_of_others_are_left_alone", requests_of_others_are_left_alone)
+        .case("a_kubelet_serves_under_no_address_of_others", a_kubelet_serves_under_no_address_of_others)
 }
 
 /// An approver that has seen the requests that were there.
@@ -51,14 +54,18 @@ struct Asked<'a> {
     common_name: &'a str,
     organization: &'a str,
     names: &'a [&'a str],
+    addresses: &'a [&'a str],
     usages: &'a [&'a str],
+    signer: &'a str,
 }
 
 const GOOD: Asked<'_> = Asked {
     common_name: "granary:node:one",
     organization: "granary:nodes",
     names: &[],
+    addresses: &[],
     usages: &["client auth", "digital signature"],
+    signer: "kubernetes.io/kube-apiserver-client",
 };
 
 impl Asked<'_> {
@@ -71,12 +78,15 @@ impl Asked<'_> {
         for name in self.names {
             params.subject_alt_names.push(SanType::DnsName((*name).try_into()?));
         }
+        for address in self.addresses {
+            params.subject_alt_names.push(SanType::IpAddress(address.parse()?));
+        }
         let text = params.serialize_request(&KeyPair::generate()?)?.pem()?;
         let request: CertificateSigningRequest = serde_json::from_value(json!({
             "metadata": {"generateName": "test-"},
             "spec": {
                 "request": ByteString(text.into_bytes()), "usages": self.usages,
-                "signerName": "kubernetes.io/kube-apiserver-client",
+                "signerName": self.signer,
             },
         }))?;
         Ok(Api::all(client).create(&PostParams::default(), &request).await?.name_any())
@@ -173,5 +183,42 @@ async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), 
     let left = requests.get(&person).await?.status.unwrap_or_default();
     assert_eq!(left.conditions.unwrap_or_default().len(), 0);
     requests.delete(&person, &DeleteParams::default()).await?;
+    approver.stop().await
+}
+
+/// With such a certificate a node that was taken over is the API server, or another node, to everybody.
+async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let ask = async |address| {
+        let asked = Asked {
+            common_name: "system:node:two",
+            organization: "system:nodes",
+            addresses: &[address],
+            usages: &["digital signature", "server auth"],
+            signer: "kubernetes.io/kubelet-serving",
+            ..GOOD
+        };
+        asked.by(kubelet(&cluster, "two").await?).await
+    };
+    // Why it matters how an address is written: the signer takes both for one. Nobody else approves anything here.
+    let mapped = ask("::ffff:10.96.0.1").await?;
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]}});
+    requests.patch_approval(&mapped, &PatchParams::default(), &Patch::Merge(approved)).await?;
+    let signed = eventually(PATIENCE, "the certificate", async || {
+        let signed = requests.get(&mapped).await?.status.and_then(|status| status.certificate);
+        Ok::<_, kube::Error>(signed.map_or(Seen::NotYet("none".into()), |signed| Seen::Done(signed.0)))
+    });
+    let (_, pem) = parse_x509_pem(&signed.await?)?;
+    let certificate = pem.parse_x509()?;
+    let names = certificate.subject_alternative_name()?.ok_or("no names")?.value.general_names.clone();
+    assert_eq!(names, [GeneralName::IPAddress(&[10, 96, 0, 1])]);
+
+    let approver = Approver::start(&cluster).await?;
+    for address in ["10.96.0.1", "::ffff:10.96.0.1", "::ffff:10.244.0.7", "::ffff:127.0.0.1"] {
+        let decision = decision(&cluster, &ask(address).await?).await?;
+        assert!(decision.starts_with("Denied OtherServerName"), "{address}: {decision}");
+    }
+    let decision = decision(&cluster, &ask("192.0.2.2").await?).await?;
+    assert!(decision.starts_with("Approved"), "{decision}");
     approver.stop().await
 }

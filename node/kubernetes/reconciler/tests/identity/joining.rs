@@ -28,6 +28,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("a_token_admits_one_node_and_no_other", a_token_admits_one_node_and_no_other)
         .case("a_name_that_is_taken_is_not_given_again", a_name_that_is_taken_is_not_given_again)
         .case("a_token_ends_when_it_expires_or_is_deleted", a_token_ends_when_it_expires_or_is_deleted)
+        .case("a_token_that_ends_while_its_request_waits_is_named", a_token_that_ends_while_its_request_waits_is_named)
         .case("a_token_gives_no_other_rights", a_token_gives_no_other_rights)
         .case("a_machine_becomes_a_node", a_machine_becomes_a_node)
         .case("a_node_renews_itself_without_a_token", a_node_renews_itself_without_a_token)
@@ -36,14 +37,14 @@ pub(crate) fn cases(suite: Suite) -> Suite {
 }
 
 /// A token for a node, which the API server accepts until then.
-async fn token(cluster: &Cluster, node: &str, expires: OffsetDateTime) -> Result<Token, Failure> {
+pub(crate) async fn token(cluster: &Cluster, node: &str, expires: OffsetDateTime) -> Result<Token, Failure> {
     let token = Token::generate()?;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
     secrets.create(&PostParams::default(), &token.secret(node, expires)?).await?;
     Ok(token)
 }
 
-fn in_an_hour() -> OffsetDateTime {
+pub(crate) fn in_an_hour() -> OffsetDateTime {
     OffsetDateTime::now_utc() + Duration::HOUR
 }
 
@@ -77,7 +78,7 @@ async fn ask(client: Client, node: &str) -> Result<String, kube::Error> {
 }
 
 /// The API server learns of a new Secret by a watch.
-async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str) -> Result<String, Failure> {
+pub(crate) async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str) -> Result<String, Failure> {
     let client = client(cluster, token).await?;
     Ok(eventually(PATIENCE, "the token is known", async || ask(client.clone(), node).await.map(Seen::Done)).await?)
 }
@@ -124,6 +125,10 @@ async fn a_name_that_is_taken_is_not_given_again(cluster: Arc<Cluster>) -> Resul
     let denied = ask_eventually(&cluster, &token, "taken").await?;
     let why = decision(&cluster, &denied).await?;
     assert!(why.starts_with("Denied NameTaken: there is a Node taken already"), "{why}");
+    match Machine::of(&cluster, "taken").await?.kubelet(token.clone()).ensure().await {
+        Err(IdentityError::Denied { why, .. }) => assert!(why.contains("there is a Node taken already"), "{why}"),
+        other => panic!("{other:?}"),
+    }
     nodes.delete("taken", &DeleteParams::default()).await?;
     let admitted = ask_eventually(&cluster, &token, "taken").await?;
     let why = decision(&cluster, &admitted).await?;
@@ -137,12 +142,52 @@ async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Re
     let expires = token(&cluster, "two", OffsetDateTime::now_utc() + Duration::seconds(10)).await?;
     ask_eventually(&cluster, &expires, "two").await?;
     refused(&cluster, &expires).await?;
+    let machine = Machine::of(&cluster, "two").await?;
+    machine.is_refused(&expires).await;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    eventually(PATIENCE, "the Secret of a token that has expired to be deleted", async || {
+        let left = secrets.get_opt(&bootstrap_secret_name(expires.id())).await?;
+        Ok::<_, kube::Error>(left.map_or(Seen::Done(()), |secret| Seen::NotYet(format!("{:?}", secret.metadata))))
+    })
+    .await?;
     refused(&cluster, &Token::generate()?).await?;
     let revoked = token(&cluster, "two", in_an_hour()).await?;
     ask_eventually(&cluster, &revoked, "two").await?;
-    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
     secrets.delete(&bootstrap_secret_name(revoked.id()), &DeleteParams::default()).await?;
     refused(&cluster, &revoked).await
+}
+
+/// Nobody decides here.
+async fn a_token_that_ends_while_its_request_waits_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let machine = Machine::of(&cluster, "waiting").await?;
+    let token = token(&cluster, "waiting", in_an_hour()).await?;
+    ask_eventually(&cluster, &token, "elsewhere").await?;
+    let kubelet = machine.kubelet(token.clone());
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let user = format!("system:bootstrap:{}", token.id());
+    let asked = async || {
+        let all = requests.list(&ListParams::default()).await?.items;
+        let machines = all.iter().filter(|request| request.name_any().starts_with("granary-kubelet-"));
+        Ok::<_, kube::Error>(machines.filter(|request| request.spec.username.as_ref() == Some(&user)).count())
+    };
+    let waits = eventually(PATIENCE, "the request", async || {
+        let count = asked().await?;
+        Ok::<_, kube::Error>(if count == 1 { Seen::Done(()) } else { Seen::NotYet(format!("{count} requests")) })
+    });
+    tokio::select! {
+        early = kubelet.ensure() => panic!("{early:?}"),
+        waits = waits => waits?,
+    }
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    secrets.delete(&bootstrap_secret_name(token.id()), &DeleteParams::default()).await?;
+    refused(&cluster, &token).await?;
+    match kubelet.ensure().await {
+        Err(IdentityError::Token { id }) => assert_eq!(id, token.id()),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(asked().await?, 1, "it does not ask again and again");
+    Ok(())
 }
 
 async fn a_token_gives_no_other_rights(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -195,6 +240,14 @@ impl Machine {
         let certificate = params.signed_by(&key, &authority)?.pem();
         std::fs::write(self.config.paths.pki.join("kubelet.crt"), certificate)?;
         Ok(std::fs::write(self.config.paths.pki.join("kubelet.key"), key.serialize_pem())?)
+    }
+
+    /// It is told that its token is not accepted.
+    async fn is_refused(&self, token: &Token) {
+        match self.kubelet(token.clone()).ensure().await {
+            Err(IdentityError::Token { id }) => assert_eq!(id, token.id()),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Who asked last for the certificate of this machine's kubelet.
@@ -283,12 +336,7 @@ async fn a_machine_that_cannot_join_is_told_why(cluster: Arc<Cluster>) -> Result
     Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "stranger").await?;
-    let unknown = Token::generate()?;
-    let id = unknown.id().to_owned();
-    match machine.kubelet(unknown).ensure().await {
-        Err(IdentityError::Token { id: named }) => assert_eq!(named, id),
-        other => panic!("{other:?}"),
-    }
+    machine.is_refused(&Token::generate()?).await;
     let of_another = token(&cluster, "another", in_an_hour()).await?;
     ask_eventually(&cluster, &of_another, "another").await?;
     match machine.kubelet(of_another).ensure().await {

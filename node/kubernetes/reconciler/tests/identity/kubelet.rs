@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, Suite};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -66,6 +66,8 @@ async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Fail
     let told = node(json!({"metadata": {"name": "one", "annotations": {KEY: "a key"}}}))?;
     denied(own.create(&post, &told).await, ANNOTATIONS);
     own.create(&post, &node(json!({}))?).await?;
+    // Why the mesh has the storage's identity.
+    forbidden(own.list(&ListParams::default()).await);
     denied(own.patch("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
     denied(own.patch_status("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
     storage.patch("one", &params, &Patch::Merge(key(json!("a key")))).await?;

@@ -10,7 +10,8 @@ use kube::{Api, Error};
 use reconciler::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 use serde_json::json;
 
-use crate::{Nodes, denied, storage};
+use crate::certificate::{Approver, decision};
+use crate::{Nodes, denied, joining, storage};
 
 const REFUSAL: &str = "this node was removed from the cluster";
 
@@ -46,6 +47,13 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     denied(one.create(&post, &again).await, REFUSAL);
     let events = Api::default_namespaced(nodes.own.clone());
     denied(events.create(&dry, &storage::event("local.granary.dev", "one")).await, REFUSAL);
+    // The token with which it joined may still be good, and is in its configuration.
+    let approver = Approver::start(&cluster).await?;
+    let token = joining::token(&cluster, "one", joining::in_an_hour()).await?;
+    let asked = joining::ask_eventually(&cluster, &token, "one").await?;
+    let why = decision(&cluster, &asked).await?;
+    assert!(why.starts_with("Denied NodeRemoved: the node one was removed from the cluster"), "{why}");
+    approver.stop().await?;
     two.create(&post, &node("two")?).await?;
     Api::default_namespaced(nodes.other.clone()).create(&dry, &storage::event("local.granary.dev", "two")).await?;
 
