@@ -29,9 +29,6 @@ use crate::{Member, Peers, PodNetwork, PublicKey, annotation, diff};
 /// The owner of our field in the API.
 const FIELD_MANAGER: &str = "granary-mesh";
 
-/// Somebody may have changed the kernel's peers: they are looked at again after this.
-const INTERVAL: Duration = Duration::from_mins(5);
-
 /// Changes that are there at once are one pass.
 const AT_ONCE: usize = 1024;
 
@@ -48,6 +45,13 @@ pub struct Settings {
     pub device: Arc<dyn Device>,
     /// What is counted.
     pub metrics: Metrics,
+    /// Somebody may have changed what the kernel has: after this it is looked at again.
+    pub interval: Duration,
+}
+
+impl Settings {
+    /// A usual [`interval`](Settings::interval).
+    pub const INTERVAL: Duration = Duration::from_mins(5);
 }
 
 impl fmt::Debug for Settings {
@@ -93,14 +97,14 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     info!(key = %key, "mesh interface ready");
     let (nodes, changes) = watch(settings.client.clone());
     let mut changes = pin!(changes.ready_chunks(AT_ONCE));
-    let mut controller = Controller::new(settings, key);
-    let mut again = interval_at(Instant::now() + INTERVAL, INTERVAL);
+    let mut again = interval_at(Instant::now() + settings.interval, settings.interval);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut controller = Controller::new(settings, key);
     loop {
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             changed = changes.next() => drop(changed.ok_or(RunError::WatchEnded)?),
-            _ = again.tick() => controller.is_sure = false,
+            _ = again.tick() => controller.doubt(),
         }
         // Before everything was listed, everybody who is not would lose their place.
         if nodes.wait_until_ready().now_or_never().is_none() {
@@ -171,6 +175,12 @@ impl Controller {
             refused: BTreeSet::new(),
             several: BTreeSet::new(),
         }
+    }
+
+    /// Peers, addresses and routes may be others by now.
+    fn doubt(&mut self) {
+        self.is_sure = false;
+        self.places = None;
     }
 
     /// Makes the mesh what the Nodes say. Whether the own node has its place in it.

@@ -84,7 +84,8 @@ impl Mesh {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let pods = IpNet::new(self.pods.address().into(), self.pods.prefix())?;
         let networks = vec![PodNetwork::new(pods, NODE_PREFIX)?];
-        let settings = Settings { client, node: self.node.clone(), networks, device, metrics };
+        let interval = Settings::INTERVAL;
+        let settings = Settings { client, node: self.node.clone(), networks, device, metrics, interval };
         Ok(clusternet::run(cx, settings).await?)
     }
 

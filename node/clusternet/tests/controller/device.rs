@@ -33,6 +33,13 @@ impl FakeDevice {
         self.lock().clone()
     }
 
+    /// Somebody else has taken everything from the interface.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        state.peers.clear();
+        state.places.clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,9 +6,11 @@ mod mesh;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clusternet::{ANNOTATION, Change, Peer, Peers};
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         .case("an_own_node_that_is_not_there_yet_is_waited_for", an_own_node_that_is_not_there_yet_is_waited_for)
         .case("what_an_earlier_run_left_is_kept_or_removed", what_an_earlier_run_left_is_kept_or_removed)
         .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
+        .case("what_the_kernel_has_is_looked_at_again", what_the_kernel_has_is_looked_at_again)
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
         .case("what_a_lost_watch_has_missed_is_made_up_for", what_a_lost_watch_has_missed_is_made_up_for)
         .case("of_two_nodes_with_one_key_the_older_is_a_peer", of_two_nodes_with_one_key_the_older_is_a_peer)
@@ -144,6 +147,22 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
     mesh.stop().await
 }
 
+/// A pod that is root in the host's network can delete the route, or a peer.
+async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let every = Duration::from_millis(100);
+    let mesh = Mesh::looking_every(every, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
+    mesh.healthy().await?;
+    mesh.device.forget();
+    let state = mesh.peers(peers([2])).await?;
+    assert!(state.looks > 1);
+    eventually(PATIENCE, "the places", async || {
+        let places = mesh.device.state().places;
+        Ok::<_, kube::Error>(if places.is_empty() { Seen::NotYet("none".into()) } else { Seen::Done(()) })
+    })
+    .await?;
+    mesh.stop().await
+}
+
 async fn a_deleted_node_loses_its_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
     mesh.healthy().await?;
@@ -175,9 +194,17 @@ async fn of_two_nodes_with_one_key_the_older_is_a_peer(cluster: Arc<Cluster>) ->
     let mesh = Mesh::start(&cluster, with_own([node("older", 2), twin]), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([2]));
+    mesh.counts([r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     mesh.delete("older").await?;
     // By the same key, another node.
     mesh.peers([(key(2), peer(3))]).await?;
+    mesh.counts([
+        r#"granary_mesh_refused{reason="key_taken"} 0"#,
+        r#"granary_mesh_changes_total{change="added"} 1"#,
+        r#"granary_mesh_changes_total{change="updated"} 1"#,
+        r#"granary_mesh_changes_total{change="removed"} 0"#,
+    ])
+    .await?;
     mesh.stop().await
 }
 
@@ -191,6 +218,7 @@ async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Fa
     let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([4]));
+    mesh.counts([r#"granary_mesh_refused{reason="key"} 1"#, r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     // It gets in when it says something better.
     mesh.patch("bad", json!({"metadata": {"annotations": {ANNOTATION: key(2).to_string()}}})).await?;
     mesh.peers(peers([2, 4])).await?;

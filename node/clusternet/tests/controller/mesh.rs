@@ -9,6 +9,7 @@ use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
+use prometheus::{Registry, TextEncoder};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
 
@@ -26,6 +27,7 @@ pub struct Mesh {
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
     pub neighbours: Neighbours,
+    registry: Registry,
     controller: Supervisor,
 }
 
@@ -78,9 +80,19 @@ pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node
 impl Mesh {
     /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run. Its key is number 1.
     pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
+        Self::looking_every(Settings::INTERVAL, cluster, nodes, peers).await
+    }
+
+    pub async fn looking_every(
+        interval: Duration,
+        cluster: &Cluster,
+        nodes: Vec<Value>,
+        peers: Peers,
+    ) -> Result<Self, Failure> {
         let admin = cluster_of(cluster, nodes).await?;
         let (device, gate) = (Arc::new(FakeDevice::with(key(1), peers)), Gate::default());
-        let metrics = Metrics::default();
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry, Arc::<FakeDevice>::clone(&device))?;
         let neighbours = Neighbours::new(&metrics, Arc::<FakeDevice>::clone(&device));
         let settings = Settings {
             client: gate.client(cluster.storage_of(OWN).await?),
@@ -88,10 +100,11 @@ impl Mesh {
             networks: vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?],
             device: Arc::<FakeDevice>::clone(&device),
             metrics,
+            interval,
         };
         let controller =
             Supervisor::start("mesh", supervisor::Settings::default(), move |cx| clusternet::run(cx, settings.clone()));
-        Ok(Self { admin, device, gate, neighbours, controller })
+        Ok(Self { admin, device, gate, neighbours, registry, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {
@@ -112,6 +125,20 @@ impl Mesh {
             Ok::<_, kube::Error>(seen)
         });
         Ok(state.await?)
+    }
+
+    /// Waits until the metrics say so.
+    pub async fn counts<const N: usize>(&self, wanted: [&str; N]) -> Result<(), Failure> {
+        eventually(PATIENCE, "the metrics", async || {
+            let text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
+            let missing = wanted.iter().find(|wanted| !text.lines().any(|line| line == **wanted));
+            Ok::<_, prometheus::Error>(match missing {
+                Some(missing) => Seen::NotYet(format!("no {missing:?} in {text}")),
+                None => Seen::Done(()),
+            })
+        })
+        .await?;
+        Ok(())
     }
 
     /// Waits until the own Node tells the key.

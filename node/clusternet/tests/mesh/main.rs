@@ -68,6 +68,13 @@ fn a_neighbour_is_told_with_what_went_to_and_fro() {
     assert!(traffic.handshake.is_some_and(|at| at.elapsed().is_ok_and(|ago| ago < LIMIT)), "{traffic:?}");
     // The two messages of a handshake, drivers/net/wireguard/messages.h.
     assert!(traffic.sent >= 148 && traffic.received >= 92, "{traffic:?}");
+
+    // Nobody speaks any more, but for the kernel.
+    node::eventually("wg to show the same", || {
+        let told = one.seen()[&two.key].traffic;
+        let seconds = told.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
+        raw::traffic(&one.host, INTERFACE) == [(two.key.to_string(), [seconds, told.received, told.sent])]
+    });
 }
 
 #[test]
@@ -157,6 +164,21 @@ fn a_node_that_was_removed_while_nobody_looked_loses_its_access() {
     assert_eq!(one.peers(Peers::new()), [Change::Remove(two.key)]);
     assert_eq!(raw::peers(&one.host, INTERFACE), [""; 0]);
     assert!(one.is_cut_off_from(&two));
+
+    // And the other way, by the session that the other still has.
+    let (here, there) = (two.socket(two.address()), one.socket(one.address()));
+    let to = there.local_addr().unwrap();
+    let sent = || two.seen()[&one.key].traffic.sent;
+    let before = sent();
+    here.send_to(b"removed", to).unwrap();
+    node::eventually("it to be sent", || sent() > before);
+    // What it sends when it is a member again is the first that is heard of it.
+    one.peers(Peers::from([two.peer("192.0.2.")]));
+    one.reaches(&two, "by another session");
+    here.send_to(b"a member again", to).unwrap();
+    let mut bytes = [0; 64];
+    let (length, _) = there.recv_from(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"a member again");
 }
 
 #[test]
@@ -288,7 +310,6 @@ fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
     let sent = sends(&one, &diff(&Peers::new(), &all));
     let expected = cost(&diff(&Peers::new(), &all));
     println!("1000 nodes: {expected:?}");
-    // And one that asks for the number of the family: the copy of the process does not know it yet.
     assert_eq!(sent, expected.messages);
     assert!((2..10).contains(&sent), "{expected:?}");
     // Less than half of what a socket takes at once.

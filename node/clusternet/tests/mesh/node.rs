@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clusternet::{
     Change, Device as _, INTERFACE, Link, Peer, Peers, Place, PrivateKey, PublicKey, Seen, Wireguard, diff,
@@ -109,6 +110,16 @@ impl Node {
         // ENOKEY, wg_xmit in drivers/net/wireguard/device.c.
         let sent = socket.send_to(b"?", (other.address(), 9));
         matches!(sent, Err(error) if error.raw_os_error() == Some(nix::libc::ENOKEY) || error.kind() == io::ErrorKind::HostUnreachable)
+    }
+}
+
+/// Waits for something that the kernel does by itself.
+#[track_caller]
+pub fn eventually(what: &str, seen: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !seen() {
+        assert!(start.elapsed() < LIMIT, "waited for {what}");
+        thread::yield_now();
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::path::Path;
 use std::process::Command;
 
 use base64::Engine as _;
@@ -17,29 +16,35 @@ const WG: &str = "/usr/bin/wg";
 /// The peers, sorted: key, endpoint, ranges.
 pub fn peers(host: &Namespace, interface: &'static str) -> Vec<String> {
     let peers = host.run(move || read(interface));
-    if Path::new(WG).exists() {
-        assert_eq!(peers, host.run(move || by_tool(interface)), "wg show agrees");
-    }
+    assert_eq!(peers, host.run(move || by_tool(interface)), "wg show agrees");
     peers
 }
 
+/// What `wg` shows of each peer: the time of the last handshake in seconds, the bytes received, the bytes sent.
+pub fn traffic(host: &Namespace, interface: &'static str) -> Vec<(String, [u64; 3])> {
+    let lines = host.run(move || shown(interface));
+    let number = |text: &String| text.parse().expect("a number");
+    lines.iter().map(|peer| (peer[0].clone(), [4, 5, 6].map(|field| number(&peer[field])))).collect()
+}
+
 fn by_tool(interface: &str) -> Vec<String> {
+    let line = |fields: Vec<String>| {
+        let mut ranges: Vec<&str> = fields[3].split(',').collect();
+        ranges.sort_unstable();
+        format!("{} {} {}", fields[0], fields[2], ranges.join(","))
+    };
+    let mut peers: Vec<String> = shown(interface).into_iter().map(line).collect();
+    peers.sort();
+    peers
+}
+
+/// The fields of each peer.
+fn shown(interface: &str) -> Vec<Vec<String>> {
     let output = Command::new(WG).args(["show", interface, "dump"]).output().expect("wg runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
-    let mut peers: Vec<String> = text
-        .lines()
-        // The interface's own.
-        .skip(1)
-        .map(|line| {
-            let fields: Vec<&str> = line.split('\t').collect();
-            let mut ranges: Vec<&str> = fields[3].split(',').collect();
-            ranges.sort_unstable();
-            format!("{} {} {}", fields[0], fields[2], ranges.join(","))
-        })
-        .collect();
-    peers.sort();
-    peers
+    // The first line is the interface's own.
+    text.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
 fn read(interface: &str) -> Vec<String> {
