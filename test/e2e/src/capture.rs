@@ -4,7 +4,7 @@ use etherparse::err::packet::SliceError;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// The file is no capture.
@@ -49,19 +49,19 @@ const LENGTH: usize = 8;
 /// The frames of a capture.
 #[derive(Debug, Default)]
 pub struct Capture {
-    /// The IPv4 packets.
+    /// The packets of IPv4 and IPv6.
     pub packets: Vec<Packet>,
     /// The frames, as they were.
     frames: Vec<Vec<u8>>,
 }
 
-/// An IPv4 packet.
+/// A packet of IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Who sent it.
-    pub source: Ipv4Addr,
+    pub source: IpAddr,
     /// For whom it is.
-    pub destination: Ipv4Addr,
+    pub destination: IpAddr,
     /// What it carries.
     pub transport: Transport,
 }
@@ -73,6 +73,8 @@ pub enum Transport {
     Tcp(u16, u16),
     /// UDP, likewise.
     Udp(u16, u16),
+    /// Among others, how machines find each other by IPv6 (RFC 4861).
+    Icmpv6,
     /// Anything else, and what is no packet's beginning.
     Other,
 }
@@ -114,12 +116,16 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 
 fn packet(frame: &[u8]) -> Result<Option<Packet>, SliceError> {
     let sliced = SlicedPacket::from_ethernet(frame)?;
-    let Some(NetSlice::Ipv4(ip)) = &sliced.net else { return Ok(None) };
-    let (source, destination) = (ip.header().source_addr(), ip.header().destination_addr());
+    let (source, destination) = match &sliced.net {
+        Some(NetSlice::Ipv4(ip)) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+        Some(NetSlice::Ipv6(ip)) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+        Some(NetSlice::Arp(_)) | None => return Ok(None),
+    };
     let transport = match &sliced.transport {
         Some(TransportSlice::Tcp(tcp)) => Transport::Tcp(tcp.source_port(), tcp.destination_port()),
         Some(TransportSlice::Udp(udp)) => Transport::Udp(udp.source_port(), udp.destination_port()),
-        _ => Transport::Other,
+        Some(TransportSlice::Icmpv6(_)) => Transport::Icmpv6,
+        Some(TransportSlice::Icmpv4(_) | TransportSlice::Igmp(_)) | None => Transport::Other,
     };
     Ok(Some(Packet { source, destination, transport }))
 }
@@ -158,6 +164,19 @@ mod tests {
 
         fs::write(&path, &written[..written.len() - 1]).unwrap();
         assert_eq!(Capture::read(&path).unwrap().packets, [wanted]);
+    }
+
+    #[test]
+    fn packets_of_ipv6_are_seen_too() {
+        let [one, two] = [1, 2].map(|last| [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+        let from = || PacketBuilder::ethernet2([2; 6], [4; 6]).ipv6(one, two, 255);
+        let transport = |frame: &[u8]| packet(frame).unwrap().map(|packet| (packet.source, packet.transport));
+        let mut frame = Vec::new();
+        from().tcp(1, 2, 3, 4).write(&mut frame, b"hello").unwrap();
+        assert_eq!(transport(&frame), Some((one.into(), Transport::Tcp(1, 2))));
+        frame.clear();
+        from().icmpv6_echo_request(1, 2).write(&mut frame, &[]).unwrap();
+        assert_eq!(transport(&frame), Some((one.into(), Transport::Icmpv6)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use ::eventually::chain;
@@ -60,10 +60,21 @@ async fn live(options: &ClusterOptions) -> Result<(), Failure> {
         let mesh = page.split_once("id=\"mesh\"").and_then(|(_, rest)| rest.split_once("</section>"));
         let (mesh, _) = mesh.unwrap_or_else(|| panic!("{node} has no mesh: {page}"));
         assert!(mesh.contains(&format!(">{other}<")), "{node}: {mesh}");
-        // What the node limits itself is no orphan.
         let metrics = case.get(&format!("/api/v1/nodes/{node}:7839/proxy/metrics")).await?;
-        let orphans: Vec<&str> = metrics.lines().filter(|line| line.starts_with("granary_orphans{")).collect();
-        assert!(!orphans.is_empty() && orphans.iter().all(|line| line.ends_with(" 0")), "{node}: {orphans:?}");
+        let values = |start: &str| -> Vec<f64> {
+            let lines = metrics.lines().filter(|line| line.starts_with(start));
+            lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
+        };
+        // What the node limits itself is no orphan.
+        for none in ["granary_orphans{", "granary_mesh_refused{"] {
+            let values = values(none);
+            assert!(!values.is_empty() && values.iter().all(|value| *value == 0.0), "{node}: {none} {values:?}");
+        }
+        assert_eq!(values("granary_mesh_peers "), [1.0], "{node}");
+        for some in ["handshake_timestamp_seconds", "received_bytes_total", "sent_bytes_total"] {
+            let values = values(&format!("granary_mesh_{some}{{node=\"{other}\"}}"));
+            assert!(matches!(values[..], [value] if value > 0.0), "{node}: {some} {values:?}");
+        }
     }
     step("the API server reaches a webhook on the other node");
     a_webhook_is_asked(&case).await?;
@@ -230,11 +241,13 @@ async fn a_webhook_is_asked(case: &Case) -> Result<(), Failure> {
 async fn nothing_is_in_the_clear(case: &Case, capture: &Path) -> Result<(), Failure> {
     let capture = Capture::read(capture).unwrap_or_else(|error| panic!("{}", chain(&error)));
     let [here, there] = [internal(case, CONTROL_PLANE).await?, internal(case, WORKER).await?];
-    let of_the_cluster = |address: Ipv4Addr| matches!(address.octets(), [10, 244 | 96, ..]);
+    let of_the_cluster = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if matches!(ip.octets(), [10, 244 | 96, ..]));
     let mut encrypted = [0, 0];
     for packet in &capture.packets {
         let ends = [packet.source, packet.destination];
         assert!(!ends.into_iter().any(of_the_cluster), "{packet:?} is outside of the mesh");
+        // The uplink has IPv6, by which the kernels find each other. Nobody says anything by it.
+        assert!(packet.source.is_ipv4() || packet.transport == Transport::Icmpv6, "{packet:?}");
         if !ends.contains(&here) || !ends.contains(&there) {
             continue;
         }
@@ -242,7 +255,7 @@ async fn nothing_is_in_the_clear(case: &Case, capture: &Path) -> Result<(), Fail
             Transport::Udp(MESH_PORT, MESH_PORT) => encrypted[usize::from(packet.source == here)] += 1,
             Transport::Tcp(one, other)
                 if [one, other].iter().any(|port| [API_SERVER, KUBELET, STATUS].contains(port)) => {}
-            Transport::Tcp(..) | Transport::Udp(..) | Transport::Other => panic!("{packet:?}"),
+            Transport::Tcp(..) | Transport::Udp(..) | Transport::Icmpv6 | Transport::Other => panic!("{packet:?}"),
         }
     }
     assert!(encrypted.iter().all(|packets| *packets > 10), "packets of the mesh: {encrypted:?}");
@@ -251,14 +264,11 @@ async fn nothing_is_in_the_clear(case: &Case, capture: &Path) -> Result<(), Fail
     Ok(())
 }
 
-async fn internal(case: &Case, node: &str) -> Result<Ipv4Addr, Failure> {
+async fn internal(case: &Case, node: &str) -> Result<IpAddr, Failure> {
     let node = case.cluster::<NodeObject>().get(node).await.map_err(Failure::api("read a node"))?;
     let mut addresses = node.status.and_then(|status| status.addresses).into_iter().flatten();
     let found = addresses.find(|address| address.type_ == "InternalIP").map(|address| address.address);
-    match address(found) {
-        IpAddr::V4(address) => Ok(address),
-        IpAddr::V6(address) => panic!("{address}"),
-    }
+    Ok(address(found))
 }
 
 /// As after a blackout: the worker starts all that it has with nobody to ask, and the cluster has it again when the
