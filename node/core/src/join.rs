@@ -172,10 +172,75 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use ::config::{Networks, Server};
+    use ::eventually::{Seen, eventually};
+    use futures::FutureExt as _;
+    use rustls::ServerConfig;
+    use rustls::crypto::ring;
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use services::Token;
+    use supervisor::{Settings, Supervisor};
     use time::OffsetDateTime;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
 
     use super::*;
     use crate::example::services as config;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The API server of the control plane with these keys, as far as a machine that does not trust it sees it.
+    async fn serve(pki: &Path) -> Server {
+        let chain = CertificateDer::pem_file_iter(pki.join("apiserver.crt")).unwrap().collect::<Result<_, _>>();
+        let key = PrivateKeyDer::from_pem_file(pki.join("apiserver.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain.unwrap(), key)
+            .unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                assert!(acceptor.accept(stream).await.is_err(), "it sends something to whom it does not trust");
+            }
+        });
+        Server { address: Ipv4Addr::LOCALHOST, port }
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_finds_another_cluster_says_so_and_is_not_half_joined() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [control_plane, pki] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
+        Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
+        let worker = Worker {
+            server: serve(&control_plane).await,
+            authority: format!("sha256:{:064}", 0).parse().unwrap(),
+            token: Some(Token::generate().unwrap()),
+            networks: Networks::default(),
+        };
+        let join = Arc::new(Join::new(config(&pki), worker));
+        let its = Arc::clone(&join);
+        let tree = Supervisor::start("join", Settings::default(), move |cx| Arc::clone(&its).run(cx));
+        eventually(LONG, "two attempts", async || {
+            let status = tree.status();
+            let told = status.last_error.unwrap_or_default();
+            let is_clear = told.contains("does not belong to the authority sha256:0000");
+            Ok::<_, JoinError>(if is_clear && status.attempts > 1 { Seen::Done(()) } else { Seen::NotYet(told) })
+        })
+        .await
+        .unwrap();
+        assert!(join.credentials().now_or_never().is_none());
+        let left: Vec<_> = fs::read_dir(&pki).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+        tree.stop(LONG).await.unwrap();
+    }
 
     #[test]
     fn the_disk_of_another_cluster_is_refused_with_the_remedy() {
