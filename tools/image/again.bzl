@@ -1,0 +1,31 @@
+"""The rule that builds something a second time, in another place."""
+
+def _elsewhere_impl(_settings, _attr):
+    return {"//tools/image:build": "second"}
+
+# Another configuration has another output directory, and no action is shared with the first one's.
+_elsewhere = transition(
+    implementation = _elsewhere_impl,
+    inputs = [],
+    outputs = ["//tools/image:build"],
+)
+
+def _again_impl(ctx):
+    # A transition to one configuration, and yet a list.
+    [target] = ctx.attr.target
+    return [DefaultInfo(files = target[DefaultInfo].files)]
+
+again = rule(
+    implementation = _again_impl,
+    attrs = {
+        "target": attr.label(
+            cfg = _elsewhere,
+            doc = "What is built.",
+            mandatory = True,
+        ),
+        "_allowlist_function_transition": attr.label(
+            default = "@bazel_tools//tools/allowlists/function_transition_allowlist",
+        ),
+    },
+    doc = "A rule: the files of a target, made anew from its sources by actions of their own. What they have of their output directory's name, of time or of chance differs from the first build's.",
+)
