@@ -1,9 +1,12 @@
 //! Devices in use: detached, resized, listed. Runs as root in a machine of its own.
+#![deny(unsafe_code)]
 
 mod image;
+#[path = "detach/sys.rs"]
+#[expect(unsafe_code, reason = "XFS_IOC_FSGROWFSDATA has no wrapper in nix")]
+mod sys;
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -294,14 +297,6 @@ fn a_mounted_ext4_of_small_blocks_survives_a_new_size() {
     assert_eq!(fs::read(mounted.0.join("before")).unwrap(), b"a");
 }
 
-/// `struct xfs_growfs_data`, fs/xfs/libxfs/xfs_fs.h.
-#[repr(C)]
-struct Grow {
-    blocks: u64,
-    inode_percentage: u32,
-}
-nix::ioctl_write_ptr!(xfs_ioc_fsgrowfsdata, b'X', 110, Grow);
-
 #[test]
 fn a_mounted_xfs_grows_into_the_new_size() {
     let _alone = alone();
@@ -317,10 +312,7 @@ fn a_mounted_xfs_grows_into_the_new_size() {
     image.file.set_len(AFTER).unwrap();
     assert_eq!(device.refresh_size().unwrap(), bytes(AFTER));
     let root = File::open(&mounted.0).unwrap();
-    let grow = Grow { blocks: AFTER / before.block_size(), inode_percentage: 25 };
-    // SAFETY: `root` is open during the call. The kernel reads one `struct xfs_growfs_data` from the
-    // pointer and keeps nothing.
-    unsafe { xfs_ioc_fsgrowfsdata(root.as_raw_fd(), &raw const grow) }.unwrap();
+    sys::grow(&root, AFTER / before.block_size()).unwrap();
     let more = (size().blocks() - before.blocks()) * before.fragment_size();
     assert!(more > (AFTER - BEFORE) * 9 / 10, "{more} bytes more");
     assert_eq!(fs::read(mounted.0.join("file")).unwrap(), b"kept");

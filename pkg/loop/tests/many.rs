@@ -1,13 +1,14 @@
 //! Many devices at once, many who want one, and what a failure leaves behind. Each test counts what the
 //! whole machine has, so that they run one by one. Runs as root in a machine of its own.
+#![deny(unsafe_code)]
 
 mod image;
+#[expect(unsafe_code, reason = "seccomp filters and LOOP_CTL_REMOVE have no wrapper in nix")]
 mod syscall;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -385,13 +386,10 @@ fn a_device_that_somebody_has_exclusively_is_not_waited_for_without_end() {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-nix::ioctl_write_int_bad!(loop_ctl_remove, 0x4C81);
-
 /// Removes the device itself, if nobody uses it.
 fn remove(control: &File, number: i32) {
-    // SAFETY: `control` is open during the call, which takes no pointer.
-    let removed = unsafe { loop_ctl_remove(control.as_raw_fd(), number) };
-    assert!(matches!(removed, Ok(_) | Err(Errno::EBUSY | Errno::ENODEV)), "{removed:?}");
+    let removed = syscall::remove_device(control, number);
+    assert!(matches!(removed, Ok(()) | Err(Errno::EBUSY | Errno::ENODEV)), "{removed:?}");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What is counted, and when it is not any more.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::thread;
@@ -15,6 +14,7 @@ use nix::unistd::{Uid, chown, mkfifo, setfsuid};
 use units::{Bytes, Inodes};
 
 use crate::files::{append, create_direct, eventually, mib, write, xfs_io_ok};
+use crate::sys::{FsXattr, set_xattr};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 fn usage(bytes: Bytes, inodes: u64) -> Usage {
@@ -117,24 +117,6 @@ fn a_file_that_changes_its_project_takes_its_blocks_along() {
     fsquota::sync(&a).unwrap();
     assert_eq!(fsquota::get(&a).unwrap().used, usage(Bytes::ZERO, 1));
     assert_eq!(fsquota::get(&b).unwrap().used, usage(mib(4), 2));
-}
-
-/// `struct fsxattr`, include/uapi/linux/fs.h.
-#[repr(C)]
-#[derive(Default)]
-struct FsXattr {
-    xflags: u32,
-    extsize: u32,
-    nextents: u32,
-    projid: u32,
-    cowextsize: u32,
-    pad: [u8; 8],
-}
-nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, FsXattr);
-
-fn set_xattr(file: &File, wanted: &FsXattr) -> Result<(), Errno> {
-    // SAFETY: the file is open during the call, in which the kernel reads one `struct fsxattr`.
-    unsafe { fs_ioc_fssetxattr(file.as_raw_fd(), wanted) }.map(drop)
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! System calls that fail although the kernel could carry them out.
+//! System calls that fail although the kernel could carry them out, and one that has no wrapper.
 
 use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::thread;
 
 use nix::errno::Errno;
@@ -65,4 +66,12 @@ fn refuse(call: Call, errno: Errno) {
 
 fn instruction(code: u32, k: u32, otherwise: u8) -> sock_filter {
     sock_filter { code: code.try_into().unwrap(), jt: 0, jf: otherwise, k }
+}
+
+nix::ioctl_write_int_bad!(loop_ctl_remove, 0x4C81);
+
+/// Removes the loop device itself, if nobody uses it (`LOOP_CTL_REMOVE`).
+pub fn remove_device(control: impl AsFd, number: i32) -> Result<(), Errno> {
+    // SAFETY: `control` is open during the call, which takes no pointer.
+    unsafe { loop_ctl_remove(control.as_fd().as_raw_fd(), number) }.map(drop)
 }

@@ -1,7 +1,7 @@
 //! Volumes are put away, taken back, removed.
 
 use std::fs::{self, File};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, symlink};
 
 use dir::{Dir, Ensured};
@@ -13,6 +13,7 @@ use units::{Bytes, Inodes};
 use volume::{Access, ActError, Allocation, Error, OpenError, Refusal, Where};
 
 use crate::node::{Node, SIZE, disk, files, id};
+use crate::sys;
 
 #[test]
 fn a_deleted_volume_leaves_nothing_behind() {
@@ -60,33 +61,11 @@ fn whatever_a_tenant_builds_can_be_removed() {
     assert!(fs::read_dir(node.path("trash", &id).parent().unwrap()).unwrap().next().is_none());
 }
 
-/// `struct fsxattr`, include/uapi/linux/fs.h.
-#[repr(C)]
-#[derive(Default)]
-struct FsXattr {
-    xflags: u32,
-    extsize: u32,
-    nextents: u32,
-    projid: u32,
-    cowextsize: u32,
-    pad: [u8; 8],
-}
-const _: () = assert!(size_of::<FsXattr>() == 28);
-nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, FsXattr);
-nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, FsXattr);
-
 /// Another project for the directory and the 30 levels below, as its owner could do with `xfs_quota`.
 fn chproj(top: &File, project: ProjectId) {
     let mut level = Dir::from(top.as_fd().try_clone_to_owned().unwrap());
     for _ in 0..30 {
-        let mut attributes = FsXattr::default();
-        // SAFETY: `level` is open during the calls. The first writes one `struct fsxattr` through the pointer, the
-        // second reads one; neither keeps it. Every bit pattern of it is valid.
-        unsafe {
-            fs_ioc_fsgetxattr(level.as_fd().as_raw_fd(), &raw mut attributes).unwrap();
-            attributes.projid = project.get();
-            fs_ioc_fssetxattr(level.as_fd().as_raw_fd(), &raw const attributes).unwrap();
-        }
+        sys::set_project(&level, project.get()).unwrap();
         level = level.open_dir(&dir::Name::try_from("d").unwrap()).unwrap();
     }
 }
@@ -296,15 +275,7 @@ fn a_project_that_something_else_carries_does_not_keep_the_record() {
     let (id, record) = node.made(&files("pvc-1"));
     let borrowed = node.disk.path().join("borrowed");
     fs::create_dir(&borrowed).unwrap();
-    let mut attributes = FsXattr::default();
-    let dir = File::open(&borrowed).unwrap();
-    // SAFETY: `dir` is open during the calls. The first writes one `struct fsxattr` through the pointer, the second
-    // reads one; neither keeps it. Every bit pattern of it is valid.
-    unsafe {
-        fs_ioc_fsgetxattr(dir.as_raw_fd(), &raw mut attributes).unwrap();
-        attributes.projid = record.project.get();
-        fs_ioc_fssetxattr(dir.as_raw_fd(), &raw const attributes).unwrap();
-    }
+    sys::set_project(File::open(&borrowed).unwrap(), record.project.get()).unwrap();
     node.store.retire(&id).unwrap();
     node.store.discard(&id).unwrap();
     assert_eq!(node.traces(&id), [""; 0]);
@@ -329,14 +300,7 @@ fn what_a_tenant_made_immutable_can_be_removed() {
         symlink("file", root.join("dir/link")).unwrap();
         for path in ["dir/sub/file", "dir/sub", "dir/file", "dir", "file", ""] {
             let inode = File::open(root.join(path)).unwrap();
-            let mut attributes = FsXattr::default();
-            // SAFETY: `inode` is open during the calls. The first writes one `struct fsxattr` through the pointer, the
-            // second reads one; neither keeps it. Every bit pattern of it is valid.
-            unsafe {
-                fs_ioc_fsgetxattr(inode.as_raw_fd(), &raw mut attributes).unwrap();
-                attributes.xflags |= flag;
-                fs_ioc_fssetxattr(inode.as_raw_fd(), &raw const attributes).unwrap();
-            }
+            sys::add_flag(&inode, flag).unwrap();
         }
         assert_eq!(fs::remove_file(root.join("file")).unwrap_err().raw_os_error(), Some(Errno::EPERM as i32));
         node.store.retire(&id).unwrap();

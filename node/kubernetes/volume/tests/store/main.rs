@@ -1,4 +1,5 @@
 //! The store on a real XFS with project quotas. Needs root and a scratch disk.
+#![deny(unsafe_code)]
 
 mod closing;
 mod deleting;
@@ -6,4 +7,6 @@ mod growing;
 mod making;
 #[path = "../node/mod.rs"]
 mod node;
+#[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
+mod sys;
 mod together;
