@@ -7,6 +7,7 @@
 //! A reader meets lines of a newer node too: an unknown `kind` is an error of
 //! [`Announcement::from_line`] that the reader may pass over.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 use serde::{Deserialize, Serialize};
 
