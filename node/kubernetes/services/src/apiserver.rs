@@ -44,7 +44,7 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         ("anonymous-auth", "false".to_owned()),
         ("cert-dir", config.paths.scratch_certificates().display().to_string()),
         ("profiling", "false".to_owned()),
-        // One node with few clients: fair queuing costs time at start and gives nothing.
+        // Fair queuing takes its time at each start. Its price: one client that floods the API server slows all others.
         ("enable-priority-and-fairness", "false".to_owned()),
         ("runtime-config", "flowcontrol.apiserver.k8s.io/v1=false".to_owned()),
     ];

@@ -104,15 +104,16 @@ impl Credentials {
     pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
         let store = Store::open(&self.pki)?;
         if self.wanted.is_empty() {
-            let authority = store.read("ca.crt")?.ok_or(Stale::Absent)?;
-            let validity = certificate::validity(&authority)?;
+            let found = store.read("ca.crt")?.ok_or(Stale::Absent);
+            let found = found.and_then(|authority| certificate::validity(&authority));
+            let validity = found.map_err(|source| PkiError::Trust { path: self.certificate("ca"), source })?;
             // A clock that is behind is noticed where certificates are made.
             let _ = tell_of_authoritys_end(validity, now);
             let expiries = vec![Expiry { name: "ca", at: validity.to() }];
             return Ok(Renewal { made: Vec::new(), expiries, lasting: None });
         }
-        let (authority, validity) =
-            store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair))?;
+        let found = store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let (authority, validity) = found.map_err(|source| PkiError::Authority { pki: self.pki.clone(), source })?;
         if tell_of_authoritys_end(validity, now) == Err(Stale::NotYet) {
             return Err(PkiError::Clock { now });
         }
@@ -410,6 +411,36 @@ mod tests {
         assert!(!disk.changed(&before).iter().any(|name| name.starts_with("ca.")));
         let error = credentials.renew(NOW - Duration::days(3)).err().unwrap();
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
+    }
+
+    /// The error once told to restart the node, which then was another cluster.
+    #[test]
+    fn an_authority_that_a_running_node_loses_comes_back_from_a_copy() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let (pki, before) = (&disk.config.paths.pki, disk.files());
+        for name in ["ca.crt", "ca.key"] {
+            fs::remove_file(pki.join(name)).unwrap();
+            let error = credentials.renew(NOW).err().unwrap();
+            assert!(matches!(error, PkiError::Authority { source: Stale::Absent, .. }), "{error:?}");
+            let remedy = format!("in {}; bring ca.crt and ca.key back", pki.display());
+            assert!(error.to_string().contains(&remedy), "{error}");
+            fs::write(pki.join(name), &before[name]).unwrap();
+            disk.ensure(NOW + Duration::days(1)).unwrap();
+            assert_eq!(disk.changed(&before), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_joined_names_the_file_of_its_authority_that_is_lost() {
+        let disk = Disk::new();
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        let credentials = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        let path = disk.config.paths.pki.join("ca.crt");
+        fs::write(&path, "rubbish").unwrap();
+        let error = credentials.renew(NOW).err().unwrap();
+        assert!(matches!(error, PkiError::Trust { source: Stale::Unreadable, .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("{}, ", path.display())), "{error}");
     }
 
     /// kubelet's, which it asked for itself.

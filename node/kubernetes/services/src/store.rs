@@ -51,9 +51,30 @@ pub enum PkiError {
         /// What the clock says.
         now: OffsetDateTime,
     },
-    /// Something happened to the authority while the node runs.
-    #[error("cannot use the cluster's certificate authority; restart the node, which makes a new one")]
-    Authority(#[from] Stale),
+    /// Of a control plane: something happened to the authority while the node runs.
+    #[error(
+        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk before \
+         the node starts again: a start without them makes another authority, which no worker and no kubeconfig knows"
+    )]
+    Authority {
+        /// The directory.
+        pki: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
+    /// Of a worker: something happened to its copy of the authority's certificate while the node runs.
+    #[error(
+        "cannot use {path}, the certificate of the cluster's authority; restart the node, which fetches it from the control \
+         plane"
+    )]
+    Trust {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
     /// What was signed by an authority that is no more.
     #[error("cannot remove {path}, which the old certificate authority signed")]
     Remove {
