@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use docs::{Alert, Described, Page};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde::Serialize;
@@ -200,6 +200,8 @@ fn lost(manifest: &Value) -> Option<String> {
         "PersistentVolume" => kept::<PersistentVolume>(manifest),
         "PersistentVolumeClaim" => kept::<PersistentVolumeClaim>(manifest),
         "Pod" => kept::<Pod>(manifest),
+        "Secret" => kept::<Secret>(manifest),
+        "ServiceAccount" => kept::<ServiceAccount>(manifest),
         "StorageClass" => kept::<StorageClass>(manifest),
         "ClusterRole" => kept::<ClusterRole>(manifest),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
