@@ -1,7 +1,7 @@
 //! A launcher that was started.
 
 use crate::screen::{Kind, Screen};
-use crate::{PATIENCE, Process, sys};
+use crate::{PATIENCE, Process, WHOLE, sys};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::env;
@@ -33,6 +33,8 @@ pub struct Launched {
     screen: Option<Screen>,
     /// Its temporary directory, and a directory for logs beside it.
     place: TempDir,
+    /// How long anything may take.
+    patience: Duration,
     /// Everything that it was seen to start.
     started: Vec<Process>,
 }
@@ -44,19 +46,41 @@ pub struct Ended {
     pub status: ExitStatus,
     /// All that it wrote; to the point where its reader went away.
     pub text: String,
-    /// The guest's console.
+    /// The console of the first guest.
     pub console: String,
+    /// The console of the first worker; empty, if there was none.
+    pub worker: String,
+}
+
+/// A directory for what outlives a launcher.
+///
+/// # Panics
+/// It cannot be made.
+pub fn directory() -> TempDir {
+    // Bazel removes it after the test, even one that was killed.
+    let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
+    TempDir::with_prefix_in("launch-", above).expect("a directory can be made")
 }
 
 impl Launched {
-    /// Starts it, with further arguments.
+    /// Starts it for the beginning of a boot: with as little memory as it takes, and with further arguments.
     ///
     /// # Panics
     /// It cannot be started.
     pub fn start(kind: Kind, more: &[&str]) -> Self {
-        // Bazel removes it after the test, even one that was killed.
-        let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
-        let place = TempDir::with_prefix_in("launch-", above).expect("a directory can be made");
+        Self::with(kind, PATIENCE, &[&["--memory=1280M"], more].concat())
+    }
+
+    /// Starts it for a boot to its end and for all that is shown then, with these arguments and no others.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn start_whole(kind: Kind, arguments: &[&str]) -> Self {
+        Self::with(kind, WHOLE, arguments)
+    }
+
+    fn with(kind: Kind, patience: Duration, arguments: &[&str]) -> Self {
+        let place = directory();
         fs::create_dir(place.path().join("tmp")).expect("a directory can be made");
         let (screen, writer) = Screen::open(kind);
         let mut command = Command::new(variable("GRANARY_LAUNCH"));
@@ -66,7 +90,7 @@ impl Launched {
             command.arg(word);
         }
         command.arg(format!("--keep-logs={}", place.path().join("logs").display()));
-        command.arg("--memory=1280M").args(more);
+        command.args(arguments);
         command.env("TMPDIR", place.path().join("tmp")).env("TERM", "xterm").env_remove("BUILD_WORKING_DIRECTORY");
         let standard = || Stdio::from(writer.try_clone().expect("a descriptor can be copied"));
         match kind {
@@ -77,7 +101,7 @@ impl Launched {
             }
         };
         let child = command.stdout(standard()).stderr(standard()).spawn().expect("the launcher can be started");
-        Self { child, screen: Some(screen), place, started: Vec::new() }
+        Self { child, screen: Some(screen), place, patience, started: Vec::new() }
     }
 
     /// Reads until the text is on the screen.
@@ -85,12 +109,17 @@ impl Launched {
     /// # Panics
     /// It does not come.
     pub fn wait_for(&mut self, text: &str) {
-        self.screen.as_mut().expect("the screen is open").wait_for(text, PATIENCE);
+        self.screen.as_mut().expect("the screen is open").wait_for(text, self.patience);
         for process in Process::below(self.id()) {
             if !self.started.contains(&process) {
                 self.started.push(process);
             }
         }
+    }
+
+    /// What it wrote so far, as far as it was read.
+    pub fn text(&self) -> &str {
+        self.screen.as_ref().map(Screen::text).unwrap_or_default()
     }
 
     /// The process that runs the first guest.
@@ -141,7 +170,9 @@ impl Launched {
 
     /// Nobody reads any more: the pipe or the terminal is closed.
     pub fn close_screen(&mut self) -> String {
-        self.screen.take().map(|screen| screen.text().to_owned()).unwrap_or_default()
+        let text = self.text().to_owned();
+        self.screen = None;
+        text
     }
 
     /// Waits for its end.
@@ -149,13 +180,9 @@ impl Launched {
     /// # Panics
     /// It does not end, or a process or a file is left.
     pub fn end(mut self) -> Ended {
-        let text = match self.screen.as_mut() {
-            Some(screen) => {
-                screen.rest(PATIENCE);
-                screen.text().to_owned()
-            }
-            None => String::new(),
-        };
+        if let Some(screen) = self.screen.as_mut() {
+            screen.rest(self.patience);
+        }
         let mut status = None;
         until("the launcher has ended", || {
             status = self.child.try_wait().expect("the launcher is this test's child");
@@ -163,9 +190,14 @@ impl Launched {
         });
         until("no process is left", || !self.started.iter().any(Process::runs));
         until("no file is left", || is_empty(&self.place.path().join("tmp")));
-        let console = fs::read(self.place.path().join("logs/console.log")).unwrap_or_default();
-        let console = String::from_utf8_lossy(&console).into_owned();
-        Ended { status: status.unwrap_or_else(|| ExitStatus::from_raw(0)), text, console }
+        let (console, worker) = (self.log("console.log"), self.log("granary-1.console.log"));
+        let status = status.unwrap_or_else(|| ExitStatus::from_raw(0));
+        Ended { status, text: self.close_screen(), console, worker }
+    }
+
+    fn log(&self, name: &str) -> String {
+        let log = fs::read(self.place.path().join("logs").join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     fn id(&self) -> i32 {

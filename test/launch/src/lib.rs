@@ -11,11 +11,15 @@ mod screen;
 #[expect(unsafe_code, reason = "a terminal becomes a program's own between fork and exec")]
 mod sys;
 
-pub use launched::{Ended, Launched};
+pub use launched::{Ended, Launched, directory};
 pub use process::Process;
 pub use screen::{Kind, Screen};
 
 use std::time::Duration;
 
-/// How long anything may take: seconds in emulation, minutes beside a build.
+/// How long anything may take in the beginning of a boot: seconds in emulation, minutes beside a build.
 pub const PATIENCE: Duration = Duration::from_secs(240);
+
+/// How long a boot with all that is shown then may take: two minutes in emulation, several times that beside a build. A
+/// launcher that waits for something in vain ends before, and says for what.
+pub const WHOLE: Duration = Duration::from_secs(1200);

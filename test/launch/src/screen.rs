@@ -6,6 +6,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{Winsize, openpty};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub enum Kind {
 pub struct Screen {
     stream: File,
     text: String,
+    /// A character whose end was not yet read.
+    begun: Vec<u8>,
     over: bool,
 }
 
@@ -44,7 +47,7 @@ impl Screen {
                 (both.master, both.slave)
             }
         };
-        (Self { stream: File::from(reader), text: String::new(), over: false }, writer)
+        (Self { stream: File::from(reader), text: String::new(), begun: Vec::new(), over: false }, writer)
     }
 
     /// Types Ctrl-C on the terminal, whose programs in the foreground get SIGINT.
@@ -66,7 +69,10 @@ impl Screen {
     /// It does not come within `limit`, or the program has closed its end.
     pub fn wait_for(&mut self, wanted: &str, limit: Duration) {
         let start = Instant::now();
-        while !self.text.contains(wanted) {
+        let mut from = 0;
+        while !self.text[from..].contains(wanted) {
+            // Its beginning may be there. A terminal that is drawn ten times a second is not looked through again and again.
+            from = self.text.floor_char_boundary(self.text.len().saturating_sub(wanted.len()));
             let left = limit.saturating_sub(start.elapsed());
             assert!(!left.is_zero(), "no {wanted:?} within {limit:?}, but {:?}", self.text);
             assert!(!self.over, "the output ended without {wanted:?}: {:?}", self.text);
@@ -98,11 +104,21 @@ impl Screen {
         let mut piece = [0; 4096];
         match self.stream.read(&mut piece) {
             Ok(0) => self.over = true,
-            Ok(count) => self.text.push_str(&String::from_utf8_lossy(&piece[..count])),
+            Ok(count) => self.add(&piece[..count]),
             // A terminal whose programs have all closed it, pty(7).
             Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => self.over = true,
             Err(error) => panic!("cannot read output: {error}"),
         }
+    }
+
+    fn add(&mut self, piece: &[u8]) {
+        self.begun.extend_from_slice(piece);
+        let whole = match str::from_utf8(&self.begun) {
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Ok(_) | Err(_) => self.begun.len(),
+        };
+        let begun = self.begun.split_off(whole);
+        self.text.push_str(&String::from_utf8_lossy(&mem::replace(&mut self.begun, begun)));
     }
 }
 
@@ -121,6 +137,19 @@ mod tests {
             screen.rest(SHORT);
             assert!(screen.text().starts_with("first"), "{:?}", screen.text());
         }
+    }
+
+    #[test]
+    fn a_text_that_comes_in_pieces_is_found() {
+        let (mut screen, writer) = Screen::open(Kind::Pipe);
+        let mut writer = File::from(writer);
+        // The arrow has three bytes.
+        for piece in "granary → granary-1".as_bytes().chunks(9) {
+            writer.write_all(piece).unwrap();
+            screen.read(SHORT);
+        }
+        screen.wait_for("y → g", SHORT);
+        assert_eq!(screen.text(), "granary → granary-1");
     }
 
     #[test]

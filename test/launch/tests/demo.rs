@@ -1,0 +1,151 @@
+//! What the launcher shows from the beginning of a boot to its end, to a pipe and on a terminal.
+
+use launch_test::{Kind, Launched, directory};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+/// The kernel says so when the node has unmounted its disk and turns the machine off.
+const OFF: &str = "reboot: Power down";
+/// What a data disk is made with, in bytes.
+const MADE: u64 = 8 << 30;
+
+/// What is told of a claim below the table.
+struct Note<'a> {
+    /// What the pod found.
+    before: &'a str,
+    /// What it left, in quotes.
+    kept: &'a str,
+}
+
+#[test]
+fn a_second_run_still_has_the_data_of_the_first() {
+    let directory = directory();
+    let file = directory.path().join("data.img");
+    let data = format!("--data={}", file.display());
+
+    let first = first_run(&data);
+    is_sparse(&file);
+
+    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--firmware", "--nodes=2"]);
+    launched.wait_for("The nodes run. Ctrl-C shuts them down.");
+    let text = launched.text().to_owned();
+    for stage in ["granary    firmware: ready", "granary-1  firmware: ready", "granary-1  the node is Ready"] {
+        assert!(text.contains(stage), "no {stage:?} in {text}");
+    }
+    for (claim, kept) in ["demo/notes", "demo/disk"].into_iter().zip(&first) {
+        assert_eq!(row(&text, claim)[1], "granary");
+        assert_eq!(row(&text, claim)[3], kept.volume);
+        let note = note(&text, claim);
+        assert_eq!(note.before, format!("{claim} had the note of an earlier run, {}.", kept.note));
+        assert_ne!(note.kept, kept.note);
+    }
+    for (claim, mode) in [("demo/notes-1", "Filesystem"), ("demo/disk-1", "Block")] {
+        assert_eq!(row(&text, claim)[1..3], ["granary-1", mode]);
+        assert_eq!(note(&text, claim).before, format!("{claim} was new and empty."));
+    }
+    for both in
+        [["granary → granary-1: 10.244.", " reached 10.244."], ["granary-1 → granary: 10.244.", " reached 10.244."]]
+    {
+        let line =
+            text.lines().find(|line| line.starts_with(both[0])).unwrap_or_else(|| panic!("no {both:?} in {text}"));
+        assert!(line.contains(both[1]), "{line}");
+    }
+    is_sparse(&file.with_added_extension("1"));
+    the_directions_lead_to_the_cluster(&text);
+
+    launched.type_ctrl_c();
+    launched.wait_for("Shutting the nodes down, the workers first.");
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.text);
+    assert!(ended.console.contains("BdsDxe: starting Boot"), "{}", ended.console);
+    for console in [&ended.console, &ended.worker] {
+        assert!(console.contains(OFF), "{console}");
+    }
+}
+
+/// What one claim showed in the first run.
+struct Kept {
+    volume: String,
+    note: String,
+}
+
+/// A disk that is new, without anybody who looks.
+fn first_run(data: &str) -> [Kept; 2] {
+    let mut launched = Launched::start_whole(Kind::Pipe, &[data, "--exit-after-demo"]);
+    launched.wait_for("s  the node is Ready\n");
+    let ended = launched.end();
+    let text = &ended.text;
+    assert_eq!(ended.status.code(), Some(0), "{text}");
+    for step in ["claims demo/notes and demo/disk made", "pod demo/notes-writer has filled its volume"] {
+        assert!(text.contains(step), "no {step:?} in {text}");
+    }
+    assert!(ended.console.contains(OFF), "{}", ended.console);
+    assert!(text.ends_with("Shutting the node down. Ctrl-C cuts its power.\nThe node is down.\n"), "{text}");
+    assert!(!text.contains("kubeconfig  "), "{text}");
+
+    let (notes, disk) = (row(text, "demo/notes"), row(text, "demo/disk"));
+    assert_eq!((notes[1], notes[3], notes[5]), ("Filesystem", "64 MiB", "refused: ENOSPC"), "{text}");
+    assert_eq!((disk[1], disk[3], disk[4], disk[5]), ("Block", "32 MiB", "32 MiB", "refused: ENOSPC"), "{text}");
+    [("demo/notes", notes), ("demo/disk", disk)].map(|(claim, row)| {
+        assert!(row[2].starts_with("pvc-"), "{row:?}");
+        let Note { before, kept } = note(text, claim);
+        assert_eq!(before, format!("{claim} was new and empty."));
+        assert!(kept.starts_with("\"written at 2"), "{kept}");
+        Kept { volume: row[2].to_owned(), note: kept.to_owned() }
+    })
+}
+
+fn the_directions_lead_to_the_cluster(text: &str) {
+    let after = |title: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(title));
+        found.unwrap_or_else(|| panic!("no {title:?} in {text}"))
+    };
+    let kubeconfig = after("kubeconfig  ");
+    assert_eq!(
+        after("kubectl     "),
+        format!("./bazelw run //:kubectl -- --kubeconfig={kubeconfig} get pods -A"),
+        "{text}"
+    );
+    let kubeconfig = Path::new(kubeconfig);
+    assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let (server, _) = after("metrics     ").split_once("/api/").unwrap();
+    assert!(server.starts_with("https://127.0.0.1:"), "{server}");
+    assert!(fs::read_to_string(kubeconfig).unwrap().contains(&format!("\"{server}\"")), "{server}");
+    for log in text.lines().filter_map(|line| line.strip_prefix("logs        ")) {
+        assert!(Path::new(log).is_file(), "{log}");
+    }
+}
+
+#[test]
+fn a_qemu_that_dies_while_the_node_runs_ends_the_run_with_the_reason() {
+    let mut launched = Launched::start_whole(Kind::Pipe, &[]);
+    launched.wait_for("The node runs. Ctrl-C shuts it down.");
+    launched.kill(launched.qemu());
+    let ended = launched.end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
+    let (_, last) = ended.text.split_once("Ctrl-C shuts it down.\n").unwrap();
+    assert!(last.starts_with("error: node granary ended by itself: QEMU ended with signal: 9 (SIGKILL)"), "{last}");
+    assert!(last.contains("logs/console.log:\n  "), "{last}");
+}
+
+/// The cells of a claim in the table: columns are two spaces apart at least.
+fn row<'a>(text: &'a str, claim: &str) -> Vec<&'a str> {
+    let cells = |line: &'a str| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>();
+    let found = text.lines().map(cells).find(|cells| cells.len() >= 7 && cells[0] == claim);
+    found.unwrap_or_else(|| panic!("no row of {claim} in {text}"))
+}
+
+fn note<'a>(text: &'a str, claim: &str) -> Note<'a> {
+    let mut notes = text.lines().filter_map(|line| line.strip_suffix('.')?.split_once(" It keeps the note "));
+    let found = notes.find(|(before, _)| before.split(' ').next() == Some(claim));
+    let (before, kept) = found.unwrap_or_else(|| panic!("no note of {claim} in {text}"));
+    Note { before, kept }
+}
+
+fn is_sparse(file: &Path) {
+    let metadata = file.metadata().unwrap();
+    assert_eq!(metadata.len(), MADE);
+    // Blocks of 512 bytes, stat(2).
+    assert!(metadata.blocks() * 512 < MADE / 2, "{} blocks", metadata.blocks());
+}
