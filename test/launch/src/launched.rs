@@ -138,6 +138,15 @@ impl Launched {
         self.machine(|kind| kind == "none")
     }
 
+    /// The process that removes the launcher's directory if the launcher cannot.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn sweeper(&self) -> &Process {
+        let found = self.started.iter().find(|process| process.words.iter().any(|word| word == "--sweep-up"));
+        found.expect("a sweeper was started")
+    }
+
     fn machine(&self, is_it: impl Fn(&str) -> bool) -> &Process {
         let kind = |process: &Process| process.words.iter().skip_while(|word| *word != "-machine").nth(1).cloned();
         let found = self.started.iter().find(|process| kind(process).is_some_and(|kind| is_it(&kind)));

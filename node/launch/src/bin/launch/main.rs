@@ -127,7 +127,7 @@ async fn show(
     output: &Output,
 ) -> Result<(), LaunchError> {
     let progress = Progress::new(output, options.consoles());
-    let mut cluster = boot(options, &progress, interrupts, output).await?;
+    let mut cluster = boot(options, &progress, interrupts).await?;
     let shown = demonstrate(&mut cluster, progress, interrupts, output).await;
     let result = match shown {
         // A demonstration that failed is worth a look, too, where a person is there to take it.
@@ -144,7 +144,7 @@ async fn show(
     if cluster.names().is_empty() {
         return result;
     }
-    let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, output).await;
+    let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.say(text)).await;
     match (down, result) {
         // The reason for the end is told last.
         (Err(down), Err(LaunchError::Ended(ended))) => {
@@ -159,7 +159,6 @@ async fn boot(
     options: &ClusterOptions,
     progress: &Progress<'_>,
     interrupts: &mut Interrupts<'_>,
-    output: &Output,
 ) -> Result<Cluster, LaunchError> {
     let failed = |error| LaunchError::Boot(Box::new(error));
     let tell = |node: &str, event: &Event| progress.event(node, event);
@@ -180,7 +179,13 @@ async fn boot(
         never = progress.follow() => match never {},
     };
     progress.doing("shutdown");
-    shut_down(booting.shut_down(SHUTDOWN_LIMIT), options, interrupts, output).await?;
+    let down = async {
+        tokio::select! {
+            down = booting.shut_down(SHUTDOWN_LIMIT) => down,
+            never = progress.follow() => match never {},
+        }
+    };
+    shut_down(down, options, interrupts, |text| progress.say(text)).await?;
     Err(error)
 }
 
@@ -221,21 +226,21 @@ async fn shut_down(
     down: impl Future<Output = Result<(), ClusterShutdownError>>,
     options: &ClusterOptions,
     interrupts: &mut Interrupts<'_>,
-    output: &Output,
+    say: impl Fn(&str),
 ) -> Result<(), LaunchError> {
     let alone = options.nodes == Nodes::ONE;
-    output.say(match alone {
+    say(match alone {
         true => "Shutting the node down. Ctrl-C cuts its power.",
         false => "Shutting the nodes down, the workers first. Ctrl-C cuts their power.",
     });
     tokio::select! {
         ended = down => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
         () = interrupts.second() => {
-            output.say("The power is cut.");
+            say("The power is cut.");
             return Err(LaunchError::Interrupted);
         }
     }
-    output.say(if alone { "The node is down." } else { "The nodes are down." });
+    say(if alone { "The node is down." } else { "The nodes are down." });
     Ok(())
 }
 

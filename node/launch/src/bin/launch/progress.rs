@@ -76,6 +76,15 @@ impl<'a> Progress<'a> {
         }
     }
 
+    /// A line of the result, above the living ones: one written between them is gone when they are drawn again.
+    pub(crate) fn say(&self, text: &str) {
+        match &self.display {
+            // As with a step; `suspend` would panic where the terminal is gone.
+            Some(display) => _ = display.println(text),
+            None => self.output.say(text),
+        }
+    }
+
     /// Shows the last line of each log, and never ends.
     pub(crate) async fn follow(&self) -> Infallible {
         let mut looks = tokio::time::interval(LOOK);
