@@ -100,6 +100,10 @@ fn a_terminal_that_is_closed_shuts_the_node_down_in_order() {
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(130));
     assert!(ended.console.contains(OFF), "{}", ended.console);
+    // So is the last line of the console, every quarter of a second. What it says is said nowhere else.
+    let mut lines =
+        ended.console.lines().map(str::trim).filter(|line| line.starts_with("initramfs: ") || line.len() >= 40);
+    assert!(lines.any(|line| shown.contains(line)), "{shown:?} has no line of {}", ended.console);
 }
 
 #[test]
