@@ -67,7 +67,11 @@ pub struct Program {
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// Nowhere in `PATH`.
-    #[error("there is no {NAME} in PATH; install QEMU {} or newer", Version::OLDEST)]
+    #[error(
+        "there is no {NAME} in PATH; install QEMU {} or newer (Debian: apt install qemu-system-x86), or run through \
+         ./bazelw, which brings one",
+        Version::OLDEST
+    )]
     Missing,
     /// It is there but does not start.
     #[error("cannot run {path}")]
@@ -108,11 +112,12 @@ impl Program {
     /// [`FindError`]: not there, not working or too old.
     pub fn find() -> Result<Self, FindError> {
         let search = env::var_os("PATH").unwrap_or_default();
-        let path = env::split_paths(&search)
-            .chain([PathBuf::from("/usr/bin")])
-            .map(|dir| dir.join(NAME))
-            .find(|path| path.is_file())
-            .ok_or(FindError::Missing)?;
+        Self::find_in(env::split_paths(&search).chain([PathBuf::from("/usr/bin")]))
+    }
+
+    fn find_in(mut directories: impl Iterator<Item = PathBuf>) -> Result<Self, FindError> {
+        let path = directories.find_map(|directory| Some(directory.join(NAME)).filter(|path| path.is_file()));
+        let path = path.ok_or(FindError::Missing)?;
         let output = match Command::new(&path).arg("--version").output() {
             Ok(output) => output,
             Err(source) => return Err(FindError::Run { path, source }),
@@ -137,7 +142,12 @@ impl Program {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+
     use proptest::prelude::*;
+    use tempfile::TempDir;
 
     use super::*;
 
@@ -160,6 +170,70 @@ mod tests {
         assert!(seven < Version::OLDEST);
         let eight: Version = "QEMU emulator version 8.0".parse().unwrap();
         assert!(eight >= Version::OLDEST);
+    }
+
+    /// A directory with a program of this name that prints the text.
+    fn that_says(text: &str) -> TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file =
+            File::options().write(true).create_new(true).mode(0o755).open(directory.path().join(NAME)).unwrap();
+        write!(file, "#!/bin/sh\necho '{text}'\n").unwrap();
+        directory
+    }
+
+    /// Looks in these directories, in this order. Another test that starts a program between the writing and the closing of
+    /// a file has it open for writing, until that program is executed: then nobody can run it (`ETXTBSY`).
+    fn find(directories: &[&TempDir]) -> Result<Program, FindError> {
+        loop {
+            match Program::find_in(directories.iter().map(|directory| directory.path().to_owned())) {
+                Err(FindError::Run { source, .. }) if source.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                found => return found,
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_directory_that_has_it_counts() {
+        let empty = tempfile::tempdir().unwrap();
+        let (first, second) = (that_says("QEMU emulator version 9.1.0"), that_says("QEMU emulator version 8.0.0"));
+        let found = find(&[&empty, &first, &second]).unwrap();
+        assert_eq!(found.path(), first.path().join(NAME));
+        assert_eq!(found.version(), Version { major: 9, minor: 1, micro: 0 });
+    }
+
+    #[test]
+    fn a_machine_without_it_is_told_what_to_install() {
+        let error = find(&[&tempfile::tempdir().unwrap()]).unwrap_err();
+        assert!(matches!(error, FindError::Missing), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "there is no qemu-system-x86_64 in PATH; install QEMU 8.0.0 or newer (Debian: apt install qemu-system-x86), \
+             or run through ./bazelw, which brings one"
+        );
+    }
+
+    #[test]
+    fn an_old_one_is_refused_with_its_place_its_version_and_the_remedy() {
+        let old = that_says("QEMU emulator version 7.2.0");
+        let error = find(&[&old]).unwrap_err();
+        assert!(
+            matches!(error, FindError::TooOld { version: Version { major: 7, minor: 2, micro: 0 }, .. }),
+            "{error:?}"
+        );
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{}/qemu-system-x86_64 is version 7.2.0: QEMU 7.2 crashes Linux 6.12 in emulation; install 8.0.0 or newer, \
+                 or run through ./bazelw, which brings one",
+                old.path().display()
+            )
+        );
+    }
+
+    #[test]
+    fn one_that_does_not_tell_its_version_is_refused() {
+        let error = find(&[&that_says("hello")]).unwrap_err();
+        assert!(matches!(&error, FindError::Version { source, .. } if source.text == "hello"), "{error:?}");
     }
 
     proptest! {
