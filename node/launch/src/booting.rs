@@ -157,7 +157,7 @@ fn first(options: &ClusterOptions) -> Result<First, ClusterError> {
     let site = Site::control_plane(&options.control_plane);
     let failed = || ClusterError::of(&site.name);
     let all: Vec<Site> = sites.into_iter().chain(workers.iter().cloned()).collect();
-    let host = Host::find(&all).map_err(failed())?;
+    let host = Host::find(&all, &site.options.state).map_err(failed())?;
     let machine = Machine::prepare(&host, &site).map_err(failed())?;
     let waiting = workers.into_iter().map(|site| {
         let machine = Machine::prepare(&host, &site).map_err(ClusterError::of(&site.name))?;

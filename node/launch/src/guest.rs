@@ -38,14 +38,15 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Checks the machine: all of the sites are to run at the same time.
-    pub(crate) fn find(sites: &[Site]) -> Result<Self, BootError> {
+    /// Checks the machine: all of the sites are to run at the same time. Who is killed meanwhile leaves a file in the
+    /// directory `scratch`.
+    pub(crate) fn find(sites: &[Site], scratch: &Path) -> Result<Self, BootError> {
         let program = Program::find()?;
         if sites.iter().any(|site| site.options.boot != Boot::Kernel) {
             Firmware::find()?;
         }
         check::check(sites)?;
-        let accelerator = Accelerator::probe(&program);
+        let accelerator = Accelerator::probe(&program, scratch);
         Ok(Self { program, accelerator })
     }
 }

@@ -91,7 +91,7 @@ impl Rising {
         let owned = site.clone();
         let start = move || -> Result<Started, BootError> {
             let begun = Timestamp::now();
-            let host = Host::find(std::slice::from_ref(&owned))?;
+            let host = Host::find(std::slice::from_ref(&owned), &owned.options.state)?;
             let machine = Machine::prepare(&host, &owned)?;
             let api = guest::api_port(&owned)?;
             let told = configuration::of_control_plane(&owned);

@@ -1,6 +1,7 @@
 //! What executes the guest's instructions.
 
 use std::fmt;
+use std::path::Path;
 
 use crate::probe::{self, KvmError};
 use crate::program::Program;
@@ -18,9 +19,10 @@ impl Accelerator {
     /// [`Self::Kvm`] where a guest really runs in it, else [`Self::Tcg`].
     ///
     /// An open `/dev/kvm` is not enough: nested or software KVM may accept every call and then never
-    /// execute 64-bit code. Takes below 0.2 s where KVM works or is missing, 5 s if the guest hangs.
-    pub fn probe(program: &Program) -> Self {
-        match Self::try_kvm(program) {
+    /// execute 64-bit code. Takes below 0.2 s where KVM works or is missing, 5 s if the guest hangs. Meanwhile that guest is
+    /// a file in the directory `scratch`.
+    pub fn probe(program: &Program, scratch: &Path) -> Self {
+        match Self::try_kvm(program, scratch) {
             Ok(()) => Self::Kvm,
             Err(_) => Self::Tcg,
         }
@@ -30,8 +32,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`KvmError`]: why KVM is of no use here.
-    pub fn try_kvm(program: &Program) -> Result<(), KvmError> {
-        probe::try_kvm(program)
+    pub fn try_kvm(program: &Program, scratch: &Path) -> Result<(), KvmError> {
+        probe::try_kvm(program, scratch)
     }
 
     /// AVX is slow in emulation; Nehalem is the newest model without it.

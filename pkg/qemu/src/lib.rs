@@ -13,7 +13,8 @@
 //! });
 //! config.disks.push(Disk::new("data".parse()?, "data.img"));
 //! config.console = Sink::File("console.log".into());
-//! let vm = Vm::start(&program, Accelerator::probe(&program), &config)?;
+//! let accelerator = Accelerator::probe(&program, &std::env::temp_dir());
+//! let vm = Vm::start(&program, accelerator, &config)?;
 //! vm.powerdown()?;
 //! println!("{}", vm.shut_down(Duration::from_secs(20)));
 //! # Ok(())

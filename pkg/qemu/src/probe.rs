@@ -35,14 +35,14 @@ pub enum KvmError {
     Hung,
 }
 
-pub(crate) fn try_kvm(program: &Program) -> Result<(), KvmError> {
+pub(crate) fn try_kvm(program: &Program, scratch: &Path) -> Result<(), KvmError> {
     File::options().read(true).write(true).open("/dev/kvm").map_err(KvmError::Open)?;
     // `enforce`: QEMU gives up at once if KVM offers less than emulation would.
-    run(program, &["-accel", "kvm", "-cpu", "Nehalem,enforce"])
+    run(program, &["-accel", "kvm", "-cpu", "Nehalem,enforce"], scratch)
 }
 
-fn run(program: &Program, accelerator: &[&str]) -> Result<(), KvmError> {
-    let rom = written().map_err(KvmError::Start)?;
+fn run(program: &Program, accelerator: &[&str], scratch: &Path) -> Result<(), KvmError> {
+    let rom = written(scratch).map_err(KvmError::Start)?;
     let mut command = Command::new(program.path());
     command.args(arguments(accelerator, rom.path()));
     let guest = Process::spawn(command, Vec::new()).map_err(KvmError::Start)?;
@@ -60,8 +60,8 @@ fn arguments(accelerator: &[&str], rom: &Path) -> Vec<OsString> {
     all
 }
 
-fn written() -> io::Result<NamedTempFile> {
-    let mut file = NamedTempFile::with_prefix("probe")?;
+fn written(scratch: &Path) -> io::Result<NamedTempFile> {
+    let mut file = NamedTempFile::with_prefix_in("probe", scratch)?;
     file.write_all(&rom())?;
     file.flush()?;
     Ok(file)
@@ -138,16 +138,30 @@ mod tests {
         assert_eq!(rom[0x007a..0x0082], [0, 0, 0, 0, 0, 0, 0xb0, ANSWER]);
     }
 
+    fn tried(accelerator: &[&str]) -> Result<(), KvmError> {
+        let scratch = tempfile::tempdir().unwrap();
+        let tried = run(&Program::find().unwrap(), accelerator, scratch.path());
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+        tried
+    }
+
     #[test]
     fn the_guest_of_the_probe_answers_in_emulation() {
-        let program = Program::find().unwrap();
-        run(&program, &["-accel", "tcg", "-cpu", "Nehalem,enforce"]).unwrap();
+        tried(&["-accel", "tcg", "-cpu", "Nehalem,enforce"]).unwrap();
     }
 
     #[test]
     fn a_qemu_that_gives_up_is_told_with_its_words() {
-        let program = Program::find().unwrap();
-        let error = run(&program, &["-accel", "abacus"]).unwrap_err();
+        let error = tried(&["-accel", "abacus"]).unwrap_err();
         assert!(matches!(&error, KvmError::Refused(exit) if exit.stderr.contains("abacus")), "{error:?}");
+    }
+
+    /// Who is killed in the middle leaves the guest nowhere else.
+    #[test]
+    fn the_guest_is_kept_in_the_callers_directory() {
+        let scratch = tempfile::tempdir().unwrap();
+        assert_eq!(written(scratch.path()).unwrap().path().parent(), Some(scratch.path()));
+        let error = run(&Program::find().unwrap(), &[], &scratch.path().join("absent")).unwrap_err();
+        assert!(matches!(&error, KvmError::Start(source) if source.kind() == io::ErrorKind::NotFound), "{error:?}");
     }
 }

@@ -30,17 +30,13 @@ pub(crate) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    pub(crate) fn new(
-        program: &'a Program,
-        accelerator: Accelerator,
-        config: &'a Config,
-        bazel: &Bazel,
-    ) -> Result<Self, GuestError> {
+    pub(crate) fn new(program: &'a Program, config: &'a Config, bazel: &Bazel) -> Result<Self, GuestError> {
         let dir = match &bazel.scratch {
             Some(scratch) => TempDir::with_prefix_in("ktest", scratch),
             None => TempDir::with_prefix("ktest"),
         };
         let dir = dir.map_err(GuestError::Directory)?;
+        let accelerator = Accelerator::probe(program, dir.path());
         let logs = match (config.payload, &bazel.outputs) {
             (Payload::Test, Some(outputs)) => outputs.as_path(),
             // A test may run many programs, whose logs would have one name.
@@ -48,6 +44,11 @@ impl<'a> Machine<'a> {
         };
         let disks = make_disks(&config.disks, dir.path(), logs).map_err(GuestError::Disk)?;
         Ok(Self { program, accelerator, config, disks, consoles: Vec::new(), margin: bazel.margin(), dir })
+    }
+
+    /// What executes its guests.
+    pub(crate) fn accelerator(&self) -> Accelerator {
+        self.accelerator
     }
 
     /// Serial numbers of the disks.

@@ -73,12 +73,11 @@ fn run() -> Result<ExitCode, RunError> {
     let config = Config::read(arguments.next().map(PathBuf::from))?;
     let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
     let program = qemu::Program::find()?;
-    let accelerator = qemu::Accelerator::probe(&program);
     let bazel = Bazel::from_environment();
-    let mut machine = Machine::new(&program, accelerator, &config, &bazel)?;
+    let mut machine = Machine::new(&program, &config, &bazel)?;
     match config.payload {
         Payload::Test => {
-            println!("{}: QEMU {}, {accelerator}", config.name, program.version());
+            println!("{}: QEMU {}, {}", config.name, program.version(), machine.accelerator());
             let arguments = Arguments::parse(bazel.arguments(arguments).into_iter());
             test(&mut machine, &config, &bazel, &arguments, start)
         }
