@@ -205,6 +205,13 @@ mod tests {
         assert_eq!(process.wait(Duration::from_millis(200)), None);
     }
 
+    /// A terminal interrupts the group of the parent.
+    #[test]
+    fn the_process_leads_a_group_of_its_own() {
+        let process = sh("exec sleep 1000");
+        assert_eq!(nix::unistd::getpgid(Some(process.pid())), Ok(process.pid()));
+    }
+
     #[test]
     fn dropping_kills() {
         let process = sh("exec sleep 1000");
