@@ -118,6 +118,14 @@ pub enum DataRefusal {
     /// Several nodes cannot have it.
     #[error("it is a block device, and every node needs a disk of its own; name a file, the others are made beside it")]
     OneDevice,
+    /// Nothing is made through a link.
+    #[error(
+        "it is a symbolic link to {target}, which is not there; make that file with truncate --size=8G, or remove the link"
+    )]
+    Link {
+        /// Where it leads.
+        target: PathBuf,
+    },
     /// Too small for a node.
     #[error("it has {size}, a node needs {LEAST_DATA} at least; remove it, or enlarge it with truncate --size")]
     Small {
@@ -156,6 +164,8 @@ struct Room {
 enum DataFile {
     /// Nothing, in a directory that exists.
     Absent,
+    /// A symbolic link to nothing.
+    Link(PathBuf),
     /// A file or a block device that can be written.
     Usable(Bytes),
     /// Neither.
@@ -210,6 +220,7 @@ fn take(path: PathBuf, file: DataFile) -> Result<(), Refusal> {
     match file {
         DataFile::Usable(size) if size < LEAST_DATA => Err(Refusal::Data { path, source: DataRefusal::Small { size } }),
         DataFile::Absent | DataFile::Usable(_) => Ok(()),
+        DataFile::Link(target) => Err(Refusal::Data { path, source: DataRefusal::Link { target } }),
         DataFile::Other => Err(Refusal::Data { path, source: DataRefusal::Kind }),
         DataFile::OneDevice => Err(Refusal::Data { path, source: DataRefusal::OneDevice }),
         DataFile::Unusable(source) => Err(Refusal::Data { path, source: DataRefusal::Open(source) }),
@@ -319,6 +330,10 @@ fn data_file(path: &Path) -> DataFile {
 }
 
 fn absent(path: &Path) -> DataFile {
+    // `O_EXCL` does not make what a link leads to, open(2).
+    if let Ok(target) = fs::read_link(path) {
+        return DataFile::Link(target);
+    }
     let Some(directory) = directory_of(path) else { return DataFile::Other };
     match nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK) {
         Ok(()) => DataFile::Absent,
@@ -469,6 +484,27 @@ mod tests {
         let path = directory.path().join("data.img");
         assert!(matches!(data_file(&path), DataFile::Absent));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_refused_with_what_it_leads_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, target) = (directory.path().join("data.img"), directory.path().join("disks/gone.img"));
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let refusal = take(path.clone(), data_file(&path)).unwrap_err();
+        assert_eq!(refusal.to_string(), format!("cannot use data file {}", path.display()));
+        let Refusal::Data { source, .. } = refusal else { panic!("{refusal:?}") };
+        assert_eq!(
+            source.to_string(),
+            format!(
+                "it is a symbolic link to {}, which is not there; make that file with truncate --size=8G, or remove the \
+                 link",
+                target.display()
+            )
+        );
+        fs::create_dir(directory.path().join("disks")).unwrap();
+        fs::File::create_new(&target).unwrap().set_len(LEAST_DATA.get()).unwrap();
+        assert!(matches!(data_file(&path), DataFile::Usable(LEAST_DATA)));
     }
 
     #[test]
