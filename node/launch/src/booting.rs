@@ -14,6 +14,7 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::jiff::Timestamp;
 use qemu::{Forward, Segment};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
@@ -86,15 +87,10 @@ impl Booting {
         let tell = |event: &Event| on_event(&name, event);
         let access = self.control_plane.until_ready(tell).await.map_err(ClusterError::of(&name))?;
         self.start_workers(&access, on_event).await?;
-        let mut rising: FuturesUnordered<_> = self.workers.iter_mut().map(|(_, it)| raise(it, on_event)).collect();
-        loop {
-            tokio::select! {
-                ended = self.control_plane.stay(tell) => match ended.map_err(ClusterError::of(&name))? {},
-                ready = rising.next() => match ready {
-                    Some(ready) => ready?,
-                    None => return Ok(Ready(access)),
-                },
-            }
+        let workers = self.workers.iter_mut().map(|(_, worker)| raise(worker, on_event));
+        tokio::select! {
+            ended = stay(&mut self.control_plane, on_event) => match ended? {},
+            up = all_up(workers, |worker| stay(worker, on_event)) => up.map(|()| Ready(access)),
         }
     }
 
@@ -144,10 +140,38 @@ impl Booting {
     }
 }
 
-async fn raise(rising: &mut Rising, on_event: &impl Fn(&str, &Event)) -> Result<(), ClusterError> {
+async fn raise<'a>(rising: &'a mut Rising, on_event: &impl Fn(&str, &Event)) -> Result<&'a mut Rising, ClusterError> {
     let name = rising.name().to_owned();
-    let ready = rising.until_ready(|event| on_event(&name, event)).await;
-    ready.map(drop).map_err(ClusterError::of(&name))
+    match rising.until_ready(|event| on_event(&name, event)).await {
+        Ok(_) => Ok(rising),
+        Err(error) => Err(ClusterError::of(&name)(error)),
+    }
+}
+
+async fn stay(ready: &mut Rising, on_event: &impl Fn(&str, &Event)) -> Result<Infallible, ClusterError> {
+    let name = ready.name().to_owned();
+    ready.stay(|event| on_event(&name, event)).await.map_err(ClusterError::of(&name))
+}
+
+/// Returns when all are up, or with the first error: of one that rises, or of one that did not stay while others rose.
+async fn all_up<Up, Error, Stay>(
+    rising: impl Iterator<Item: Future<Output = Result<Up, Error>>>,
+    stay: impl Fn(Up) -> Stay,
+) -> Result<(), Error>
+where
+    Stay: Future<Output = Result<Infallible, Error>>,
+{
+    let mut rising: FuturesUnordered<_> = rising.collect();
+    let mut staying = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            Some(ended) = staying.next() => match ended? {},
+            up = rising.next() => match up {
+                Some(up) => staying.push(stay(up?)),
+                None => return Ok(()),
+            },
+        }
+    }
 }
 
 fn first(options: &ClusterOptions) -> Result<First, ClusterError> {
@@ -171,4 +195,43 @@ fn first(options: &ClusterOptions) -> Result<First, ClusterError> {
     let guest = machine.start(&host, &site, &told, &Surroundings::Segment(&segment)).map_err(failed())?;
     let role = Role::of_control_plane(&site, api);
     Ok(First { started: Started { host, guest, begun, role }, waiting, segment })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::{Either, pending, ready};
+
+    type Told = &'static str;
+
+    /// Each is up at once, or never.
+    async fn up<Stay>(are_up: [bool; 2], stay: impl Fn(usize) -> Stay) -> Result<(), Told>
+    where
+        Stay: Future<Output = Result<Infallible, Told>>,
+    {
+        let rising = are_up.into_iter().enumerate();
+        let rising =
+            rising.map(|(index, up)| if up { Either::Left(ready(Ok(index))) } else { Either::Right(pending()) });
+        all_up(rising, stay).await
+    }
+
+    #[tokio::test]
+    async fn nobody_is_watched_any_more_when_all_are_up() {
+        assert_eq!(up([true, true], |_| pending()).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn one_that_ends_while_another_rises_is_noticed() {
+        let ended = up([true, false], async |index| {
+            tokio::task::yield_now().await;
+            Err(if index == 0 { "the first has ended" } else { "the second has ended" })
+        });
+        assert_eq!(ended.await, Err("the first has ended"));
+    }
+
+    #[tokio::test]
+    async fn one_that_does_not_rise_ends_the_wait() {
+        let rising = [Either::Left(ready(Err("it did not boot"))), Either::Right(pending::<Result<(), Told>>())];
+        assert_eq!(all_up(rising.into_iter(), |()| pending()).await, Err("it did not boot"));
+    }
 }
