@@ -1,7 +1,10 @@
 //! The log of the node: what its own program and the programs that it runs say, and the kernel. Crate `nodelog` has the
 //! stream; who gets what of it is decided here.
 
-use nodelog::{Console, Origin, Rate, Record, Sink, StartError, Stream};
+use std::panic;
+use std::{io, thread};
+
+use nodelog::{Origin, Rate, Record, Sink, StartError, Stream};
 use status::{Recent, Severity};
 use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -27,9 +30,21 @@ pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
         .with_target("rustls", LevelFilter::WARN);
     let recent = Recent::default();
     let warnings = Warnings { recent: recent.clone(), programs };
-    let stream = Stream::start(vec![Box::new(Console { programs }), Box::new(warnings)], Rate::default())?;
-    let _ = tracing_subscriber::registry().with(stream.layer()).with(filter).try_init();
+    let stream = Stream::start(vec![Box::new(warnings)], Rate::default())?;
+    stream.show(programs, io::stdout())?;
+    if tracing_subscriber::registry().with(stream.layer()).with(filter).try_init().is_ok() {
+        print_panics(stream.clone());
+    }
     Ok((stream, recent))
+}
+
+/// As they are printed otherwise, but by the console's own thread: standard error is the same terminal, and a task that
+/// panics while that is stopped would never end. Whoever has started the task logs that it failed.
+fn print_panics(stream: Stream) {
+    panic::set_hook(Box::new(move |panicked| {
+        let thread = thread::current();
+        stream.print(&format!("thread '{}' {panicked}", thread.name().unwrap_or("<unnamed>")));
+    }));
 }
 
 /// The last warnings and errors, for the status page.

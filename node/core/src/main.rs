@@ -12,12 +12,14 @@ use announce::Announcement;
 use node_core::boot::{self, Begun};
 use node_core::host::Host;
 use node_core::power;
+use nodelog::Stream;
 
 fn main() -> ExitCode {
     let mut begun = Begun::default();
     // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
     let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut begun)));
     let Begun { host, writer, log, on_failure } = begun;
+    let log = log.as_ref();
     let end = match end {
         Ok(Ok(end)) => end,
         failed => {
@@ -25,7 +27,7 @@ fn main() -> ExitCode {
                 Ok(Err(error)) => chain(&error),
                 _ => "the node's program panicked; its message stands above".to_owned(),
             };
-            fatal(&host, message);
+            fatal(&host, log, message);
             on_failure
         }
     };
@@ -34,36 +36,52 @@ fn main() -> ExitCode {
         writer.finish(PATIENCE);
     }
     // Its file is on the data disk, which is unmounted now.
-    if let Some(log) = log
-        && !log.close(PATIENCE)
-    {
-        print("the disk did not take the end of the log in time");
+    if log.is_some_and(|log| !log.close(PATIENCE)) {
+        print(log, "the disk did not take the end of the log in time");
     }
+    power::leave(&[Path::new("/ephemeral"), Path::new("/data")]);
+    // What could not be unmounted is told there, and nowhere else.
+    wait_for_console(log);
     // Comes back only if the kernel refuses to power off.
-    let errno = power::end(end, &[Path::new("/ephemeral"), Path::new("/data")]);
-    print(&format!("error: cannot power off: {errno}"));
+    let errno = power::off(end);
+    print(log, &format!("error: cannot power off: {errno}"));
+    wait_for_console(log);
     ExitCode::FAILURE
 }
 
 /// How long the machine may take to hear the last words, and the disk to take them.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the console may take to show them: a serial line has much to say before. A terminal that somebody has
+/// stopped (Ctrl-S) shall not keep the machine on.
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// What belongs to the line before it, such as the problems of a configuration, is indented.
-fn fatal(host: &Host, message: String) {
+fn fatal(host: &Host, log: Option<&Stream>, message: String) {
     let message = nodelog::redact(&message).into_owned();
     for (number, line) in message.lines().enumerate() {
         match number {
-            0 => print(&format!("error: {line}")),
-            _ if line.starts_with(' ') => print(line),
-            _ => print(&format!("caused by: {line}")),
+            0 => print(log, &format!("error: {line}")),
+            _ if line.starts_with(' ') => print(log, line),
+            _ => print(log, &format!("caused by: {line}")),
         }
     }
     host.tell(Announcement::Fatal { message });
 }
 
-/// `println!` panics when the console is gone.
-fn print(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
+/// On the console, after what was logged. Before there is a log nothing runs yet that could be held up.
+fn print(log: Option<&Stream>, text: &str) {
+    match log {
+        Some(log) => log.print(text),
+        // `println!` panics when the console is gone.
+        None => drop(writeln!(io::stdout(), "{text}")),
+    }
+}
+
+fn wait_for_console(log: Option<&Stream>) {
+    if let Some(log) = log {
+        log.wait_for_console(CONSOLE_PATIENCE);
+    }
 }
 
 /// The error and its causes, a line each.

@@ -112,9 +112,8 @@ fn is_press(event: &[u8; EVENT]) -> bool {
 /// How long processes may take after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends every process, gives back what is below `tops`, and turns the machine off. Does not return unless
-/// the kernel refuses.
-pub fn end(how: End, tops: &[&Path]) -> Errno {
+/// Ends every other process, and gives back what is below `tops`.
+pub fn leave(tops: &[&Path]) {
     // From PID 1, -1 means every other process. ESRCH: there is none.
     for (stop, patience) in [(signal::Signal::SIGTERM, PATIENCE), (signal::Signal::SIGKILL, PATIENCE)] {
         let _ = kill(Pid::from_raw(-1), stop);
@@ -124,6 +123,10 @@ pub fn end(how: End, tops: &[&Path]) -> Errno {
     }
     mounts::release(tops);
     sync();
+}
+
+/// Turns the machine off. Does not return unless the kernel refuses.
+pub fn off(how: End) -> Errno {
     let mode = match how {
         End::PowerOff => RebootMode::RB_POWER_OFF,
         End::Restart => RebootMode::RB_AUTOBOOT,

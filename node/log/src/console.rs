@@ -1,52 +1,269 @@
-//! The log as lines for a person.
+//! The log as lines for a person, and the thread that writes them.
 
-use std::io::{self, Write};
+use std::io::Write;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tracing::Level;
 
+use crate::queue::Dropped;
 use crate::record::{Origin, Record};
-use crate::stream::Sink;
+use crate::stream::Shared;
 
-/// Standard output, which is the node's console. Lines are written at once: the last one is there when the node dies.
-///
-/// The kernel prints its messages there itself, as `loglevel=` of its command line says.
-#[derive(Clone, Copy, Debug)]
-pub struct Console {
+/// Bytes that wait: what a serial line of 115,200 baud takes in six seconds. A longer line fits if no other waits.
+const MOST: usize = 64 << 10;
+
+/// Between those who log, which never wait here, and the thread that writes. A terminal takes nothing while it is
+/// stopped (Ctrl-S), or its line is held up: only the thread stands still then.
+#[derive(Debug)]
+pub(crate) struct Console {
     /// From which level on other programs are heard: a serial console is slow, and they have much to say.
-    pub programs: Level,
+    programs: Level,
+    state: Mutex<State>,
+    /// Something waits, or nothing does any more.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    text: Vec<u8>,
+    /// Records that belong after the text, and had no room.
+    dropped: u64,
+    is_writing: bool,
 }
 
 impl Console {
-    fn shows(self, record: &Record) -> bool {
+    pub(crate) fn new(programs: Level) -> Self {
+        Self { programs, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Shows a record if it is one for the console, or drops it and says so.
+    pub(crate) fn push(&self, record: &Record) -> Result<(), Dropped> {
+        if !self.shows(record) {
+            return Ok(());
+        }
+        let line = record.display();
+        let mut state = self.state();
+        // Once one is dropped the others are as well, until the thread takes what waits: so there is one gap, and it is
+        // known where.
+        if state.dropped > 0 || !state.text.is_empty() && state.text.len() + line.len() > MOST {
+            state.dropped += 1;
+            return Err(Dropped);
+        }
+        self.add(&mut state, &line);
+        Ok(())
+    }
+
+    /// Shows a line, however much waits.
+    pub(crate) fn push_always(&self, line: &str) {
+        self.add(&mut self.state(), line);
+    }
+
+    /// Waits until all is written, at most so long; whether it is.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let busy = |state: &mut State| state.is_writing || !state.text.is_empty();
+        let waited = self.changed.wait_timeout_while(self.state(), limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    fn add(&self, state: &mut State, line: &str) {
+        state.text.extend_from_slice(line.as_bytes());
+        state.text.push(b'\n');
+        self.changed.notify_all();
+    }
+
+    /// What waits, and how many records are missing after it. Waits for it; it is [`written`](Self::written) next.
+    fn take(&self) -> (Vec<u8>, u64) {
+        let empty = |state: &mut State| state.text.is_empty();
+        let mut state = self.changed.wait_while(self.state(), empty).unwrap_or_else(PoisonError::into_inner);
+        state.is_writing = true;
+        (std::mem::take(&mut state.text), std::mem::take(&mut state.dropped))
+    }
+
+    fn written(&self) {
+        self.state().is_writing = false;
+        self.changed.notify_all();
+    }
+
+    fn shows(&self, record: &Record) -> bool {
         match record.origin {
             Origin::Module(_) => true,
             Origin::Program(_) => record.level <= self.programs,
+            // The kernel prints its messages there itself, as `loglevel=` of its command line says.
             Origin::Kernel | Origin::Kmsg => false,
         }
     }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Sink for Console {
-    fn take(&self, record: &Record) {
-        if self.shows(record) {
-            // `println!` panics when the console is gone.
-            let _ = writeln!(io::stdout().lock(), "{}", record.display());
+/// Until the machine is off.
+pub(crate) fn run(shared: &Shared, console: &Console, mut out: impl Write) {
+    loop {
+        let (text, dropped) = console.take();
+        // There is nobody to tell that the console is gone.
+        let _ = out.write_all(&text).and_then(|()| out.flush());
+        if dropped > 0 {
+            let text = format!("{dropped} records before this one are not on the console");
+            shared.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
         }
+        console.written();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::metrics::Reason;
+    use crate::rate::Rate;
+    use crate::stream::Stream;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Nobody is cut off.
+    const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
+
+    /// A terminal that takes nothing while it is stopped. All clones are the same.
+    #[derive(Clone, Default)]
+    struct FakeTerminal(Arc<(Mutex<Screen>, Condvar)>);
+
+    #[derive(Default)]
+    struct Screen {
+        text: Vec<u8>,
+        is_stopped: bool,
+    }
+
+    impl FakeTerminal {
+        fn stopped() -> Self {
+            let terminal = Self::default();
+            terminal.stop(true);
+            terminal
+        }
+
+        fn stop(&self, is_stopped: bool) {
+            self.0.0.lock().unwrap().is_stopped = is_stopped;
+            self.0.1.notify_all();
+        }
+
+        fn lines(&self) -> Vec<String> {
+            let screen = self.0.0.lock().unwrap();
+            str::from_utf8(&screen.text).unwrap().lines().map(str::to_owned).collect()
+        }
+    }
+
+    impl Write for FakeTerminal {
+        /// As a terminal: a part of it.
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            let mut screen = self.0.1.wait_while(self.0.0.lock().unwrap(), |screen| screen.is_stopped).unwrap();
+            let taken = text.len().min(1000);
+            screen.text.extend_from_slice(&text[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn stream(terminal: &FakeTerminal) -> Stream {
+        let stream = Stream::start(Vec::new(), ALL).unwrap();
+        stream.show(Level::INFO, terminal.clone()).unwrap();
+        stream
+    }
+
+    fn say(stream: &Stream, message: impl Into<String>) {
+        stream.log(Record::now(Level::INFO, Origin::Module("csi".into()), message));
+    }
+
+    /// What is said in the lines, without the time and level before.
+    fn said(lines: &[String]) -> Vec<&str> {
+        lines.iter().map(|line| line.split_once("INFO ").map_or(line.as_str(), |(_, said)| said)).collect()
+    }
+
+    fn dropped(stream: &Stream) -> u64 {
+        stream.metrics().dropped.with_label_values(&[Reason::Console.as_str()]).get()
+    }
 
     #[test]
     fn programs_are_heard_from_a_level_on_and_the_kernel_speaks_for_itself() {
-        let console = Console { programs: Level::WARN };
+        let console = Console::new(Level::WARN);
         let shows = |level, origin| console.shows(&Record::now(level, origin, "x"));
         assert!(shows(Level::DEBUG, Origin::Module("csi".into())));
         assert!(shows(Level::WARN, Origin::Program("etcd".to_owned())));
         assert!(!shows(Level::INFO, Origin::Program("etcd".to_owned())));
         assert!(!shows(Level::ERROR, Origin::Kernel));
         assert!(!shows(Level::ERROR, Origin::Kmsg));
+    }
+
+    #[test]
+    fn a_stopped_terminal_stops_nobody_and_when_it_goes_on_it_is_told_what_is_missing() {
+        let terminal = FakeTerminal::stopped();
+        let stream = stream(&terminal);
+        let numbers = 0..5000;
+        for number in numbers.clone() {
+            say(&stream, number.to_string());
+        }
+        assert!(terminal.lines().is_empty());
+        let missing = dropped(&stream);
+        assert!(missing > 0);
+
+        terminal.stop(false);
+        assert!(stream.wait_for_console(LIMIT));
+        let lines = terminal.lines();
+        let (told, kept) = lines.split_last().unwrap();
+        assert!(told.ends_with(&format!("WARN {missing} records before this one are not on the console")), "{told}");
+        let kept = said(kept);
+        assert_eq!(kept.len() as u64 + missing, numbers.end);
+        assert!(kept.iter().zip(numbers).all(|(line, number)| *line == number.to_string()), "{kept:?}");
+
+        say(&stream, "later");
+        assert!(stream.wait_for_console(LIMIT));
+        assert_eq!(said(&terminal.lines()).last(), Some(&"later"));
+        assert_eq!(dropped(&stream), missing);
+    }
+
+    #[test]
+    fn the_end_waits_for_the_console_as_long_as_it_may() {
+        let terminal = FakeTerminal::stopped();
+        let stream = stream(&terminal);
+        say(&stream, "last");
+        assert!(!stream.wait_for_console(Duration::from_millis(10)));
+        assert!(stream.close(Duration::from_secs(1)), "the disk has nothing to wait for");
+
+        terminal.stop(false);
+        assert!(stream.close(LIMIT));
+        assert_eq!(said(&terminal.lines()), ["last"]);
+    }
+
+    #[test]
+    fn last_words_are_shown_whatever_waits_without_time_and_secrets() {
+        let terminal = FakeTerminal::stopped();
+        let stream = stream(&terminal);
+        for number in 0..5000 {
+            say(&stream, number.to_string());
+        }
+        stream.print("error: no disk\u{1b}[2J\ncaused by: token abcdef.0123456789abcdef");
+        terminal.stop(false);
+        assert!(stream.wait_for_console(LIMIT));
+        let lines = terminal.lines();
+        assert!(lines.contains(&r"error: no disk\u{1b}[2J".to_owned()));
+        assert!(lines.contains(&"caused by: token REDACTED".to_owned()));
+    }
+
+    #[test]
+    fn one_line_of_any_length_fits_if_none_waits() {
+        let console = Console::new(Level::INFO);
+        let record = |length| Record::now(Level::INFO, Origin::Module("csi".into()), "x".repeat(length));
+        assert!(console.push(&record(2 * MOST)).is_ok());
+        assert!(console.push(&record(1)).is_err());
+        let (text, dropped) = console.take();
+        assert!(text.len() > 2 * MOST);
+        assert_eq!(dropped, 1);
+        assert!(console.push(&record(1)).is_ok());
     }
 }

@@ -2,9 +2,9 @@
 //! that it runs, and from the kernel.
 //!
 //! ```text
-//!  tracing ── Layer ──┐            ┌── Console   lines for a person
-//!  programs ──────────┼── Stream ──┼── Sink      whoever else wants records
-//!  /dev/kmsg ─────────┘            └── thread "log" ── JSON lines on the disk
+//!  tracing ── Layer ──┐            ┌── thread "console" ── lines for a person
+//!  programs ──────────┼── Stream ──┼── Sink                whoever else wants records
+//!  /dev/kmsg ─────────┘            └── thread "log" ────── JSON lines on the disk
 //! ```
 //!
 //! What [`Stream`] promises:
@@ -13,6 +13,7 @@
 //! - Who says too much is cut off for a while ([`Rate`]); how much was left out is told.
 //! - Nobody waits for the disk. Records wait in memory, up to 2 MiB, until the disk is there or takes more; what does
 //!   not fit is dropped, counted, and the count is told.
+//! - Nobody waits for the console either, up to 64 KiB do for it: who types Ctrl-S there stops no node.
 //! - On the disk are never more than [`Bounds`] says: the oldest file goes first. Lines are not synced one by one: a
 //!   power cut takes what the kernel had not written back yet, about half a minute.
 //! - No failure here is one of the node: what cannot be done is told as a warning.
@@ -38,7 +39,6 @@ mod stream;
 mod writer;
 
 pub use clip::clip;
-pub use console::Console;
 pub use files::Bounds;
 pub use kmsg::{Message, parse as parse_kernel_message};
 pub use layer::Layer;

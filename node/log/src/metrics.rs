@@ -12,22 +12,25 @@ pub struct Metrics {
     pub(crate) written: IntCounter,
 }
 
-/// Why a record is not on the disk.
+/// Why a record is not where it should be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
     /// Too many wait for the disk.
     Disk,
     /// The kernel needed the room for later ones.
     Kernel,
+    /// Too many wait for the console. On the disk it is.
+    Console,
 }
 
 impl Reason {
-    const ALL: [Self; 2] = [Self::Disk, Self::Kernel];
+    const ALL: [Self; 3] = [Self::Disk, Self::Kernel, Self::Console];
 
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Disk => "disk",
             Self::Kernel => "kernel",
+            Self::Console => "console",
         }
     }
 }
@@ -39,7 +42,7 @@ impl Metrics {
             records: counters("granary_log_records_total", "Records of the node's log.", "level")?,
             dropped: counters(
                 "granary_log_dropped_records_total",
-                "Records that are not in the log on the disk, since there was no room to keep them.",
+                "Records for which there was no room: they are not on the console, or else not in the log on the disk.",
                 "reason",
             )?,
             suppressed: counters(

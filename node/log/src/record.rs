@@ -165,7 +165,8 @@ impl Record {
     }
 }
 
-fn escape(text: &mut String, said: &str) {
+/// Adds what was said, of which nothing moves a terminal's cursor.
+pub(crate) fn escape(text: &mut String, said: &str) {
     for character in said.chars() {
         if character.is_control() && character != '\t' {
             text.extend(character.escape_default());

@@ -1,22 +1,24 @@
 //! The one stream of records.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::Level;
 
+use crate::console::{self, Console};
 use crate::files::Bounds;
 use crate::kernel;
 use crate::layer::Layer;
 use crate::metrics::{Metrics, Reason};
 use crate::queue::{Dropped, Queue};
 use crate::rate::{Limiter, Rate};
-use crate::record::{Origin, Record, uptime};
+use crate::record::{Origin, Record, escape, uptime};
+use crate::redact::redact;
 use crate::writer;
 
 /// Somebody who gets every record, without secrets. Must not wait long, nor log by itself.
@@ -31,8 +33,8 @@ pub enum StartError {
     /// Two metrics of one name.
     #[error("cannot count what is logged")]
     Metrics(#[from] prometheus::Error),
-    /// The thread that writes.
-    #[error("cannot start the thread of the log")]
+    /// A thread that writes.
+    #[error("cannot start a thread of the log")]
     Thread(#[source] io::Error),
 }
 
@@ -51,6 +53,8 @@ pub struct Stream(Arc<Shared>);
 
 pub(crate) struct Shared {
     sinks: Vec<Box<dyn Sink>>,
+    /// If it is shown on one.
+    console: OnceLock<Arc<Console>>,
     limiter: Mutex<Limiter>,
     pub(crate) queue: Queue,
     pub(crate) metrics: Metrics,
@@ -67,6 +71,7 @@ impl Stream {
         let (runs, running) = mpsc::sync_channel::<()>(0);
         let shared = Arc::new(Shared {
             sinks,
+            console: OnceLock::new(),
             limiter: Mutex::new(Limiter::new(rate)),
             queue: Queue::default(),
             metrics: Metrics::new()?,
@@ -84,6 +89,40 @@ impl Stream {
     /// Logs a record, unless who said it has said too much.
     pub fn log(&self, record: Record) {
         self.0.log(record);
+    }
+
+    /// Shows it on a console from now on, of other programs what is of this level or worse. A second one gets nothing.
+    ///
+    /// A thread of its own writes, until the machine is off: a console that takes nothing holds nobody up. What it does
+    /// not take in time is dropped, counted, and the count is told.
+    ///
+    /// # Errors
+    /// [`StartError::Thread`].
+    pub fn show(&self, programs: Level, out: impl Write + Send + 'static) -> Result<(), StartError> {
+        let console = Arc::new(Console::new(programs));
+        if self.0.console.set(Arc::clone(&console)).is_err() {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.0);
+        let run = move || console::run(&shared, &console, out);
+        thread::Builder::new().name("console".into()).spawn(run).map_err(StartError::Thread)?;
+        Ok(())
+    }
+
+    /// Shows a text on the console as it is, after all that was said before, and without secrets: the last words of a
+    /// node, for which there is always room.
+    pub fn print(&self, text: &str) {
+        let Some(console) = self.0.console.get() else { return };
+        for line in redact(text).lines() {
+            let mut shown = String::new();
+            escape(&mut shown, line);
+            console.push_always(&shown);
+        }
+    }
+
+    /// Waits until the console has all that was said, at most so long; whether it has.
+    pub fn wait_for_console(&self, limit: Duration) -> bool {
+        self.0.console.get().is_none_or(|console| console.wait(limit))
     }
 
     /// For [`tracing`].
@@ -111,11 +150,15 @@ impl Stream {
     }
 
     /// Writes what waits, and closes the file, so that its disk can be unmounted. What is said later goes to the sinks
-    /// only. Waits for the disk no longer than `limit`; whether it was enough.
+    /// and the console only. Waits for the disk, and for the console, no longer than `limit`; whether it was enough for
+    /// the disk.
     pub fn close(&self, limit: Duration) -> bool {
+        let start = Instant::now();
         self.0.queue.close();
         let running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        running.is_none_or(|running| running.recv_timeout(limit) != Err(RecvTimeoutError::Timeout))
+        let is_written = running.is_none_or(|running| running.recv_timeout(limit) != Err(RecvTimeoutError::Timeout));
+        self.wait_for_console(limit.saturating_sub(start.elapsed()));
+        is_written
     }
 
     pub(crate) fn lost(&self, reason: Reason, count: u64) {
@@ -149,6 +192,11 @@ impl Shared {
         self.metrics.records.with_label_values(&[record.word()]).inc();
         for sink in &self.sinks {
             sink.take(&record);
+        }
+        if let Some(console) = self.console.get()
+            && let Err(Dropped) = console.push(&record)
+        {
+            self.metrics.dropped.with_label_values(&[Reason::Console.as_str()]).inc();
         }
         if let Err(Dropped) = self.queue.push(record.line()) {
             self.metrics.dropped.with_label_values(&[Reason::Disk.as_str()]).inc();
