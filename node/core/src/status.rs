@@ -123,7 +123,7 @@ impl Source for Node {
             services: self.services(),
             storage: storage.ok(),
             mesh: mesh.told(),
-            clock: clock(keeper),
+            clock: clock(keeper.state().borrow().clone(), keeper.servers()),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),
         })
@@ -142,19 +142,22 @@ impl Node {
     }
 }
 
-fn clock(keeper: &clock::Keeper) -> status::Clock {
-    let state = keeper.state().borrow().clone();
-    match (state.last, keeper.servers()) {
-        (None, []) => status::Clock::Alone,
-        (Some(last), _) => status::Clock::Synchronized {
+/// As the metric `granary_clock_synchronized` has it: a server that is lost is not one that answered.
+fn clock(state: clock::State, servers: &[SocketAddr]) -> status::Clock {
+    match (state.last, state.problem, servers) {
+        (None, None, []) => status::Clock::Alone,
+        (Some(last), None, _) => status::Clock::Synchronized {
             server: last.server.ip().to_string(),
             offset_us: last.sample.offset / 1000,
             ago: last.at.elapsed(),
         },
-        (None, servers) => {
+        (last, problem, servers) => {
             let servers: Vec<String> = servers.iter().map(|server| server.ip().to_string()).collect();
-            let reason = state.problem.as_deref().unwrap_or("no answer yet").to_owned();
-            status::Clock::Unsynchronized { server: servers.join(", "), reason }
+            status::Clock::Unsynchronized {
+                server: servers.join(", "),
+                reason: problem.as_deref().unwrap_or("no answer yet").to_owned(),
+                ago: last.map(|last| last.at.elapsed()),
+            }
         }
     }
 }
@@ -354,6 +357,32 @@ mod tests {
         gauge.with_label_values(&["volume"]).set(0);
         let storage = page(FakeVolumes::with_size(Bytes::GIB), registry).await.storage.unwrap();
         assert_eq!(storage.orphans, [Orphans { kind: "pv".to_owned(), found: 2 }]);
+    }
+
+    #[test]
+    fn a_time_server_that_is_lost_is_not_shown_as_good() {
+        let server = SocketAddr::from(([10, 0, 2, 2], 123));
+        let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
+        let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
+        let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
+            clock(clock::State { last, problem: problem.map(Into::into), steps: 0 }, servers)
+        };
+        assert_eq!(told(None, None, &[]), status::Clock::Alone);
+        assert!(matches!(
+            told(answered, None, &[server]),
+            status::Clock::Synchronized { server, offset_us: -3000, .. } if server == "10.0.2.2"
+        ));
+        assert!(matches!(
+            told(answered, Some("silence"), &[server]),
+            status::Clock::Unsynchronized { server, reason, ago: Some(_) } if server == "10.0.2.2" && reason == "silence"
+        ));
+        let never = |reason: &str| status::Clock::Unsynchronized {
+            server: "10.0.2.2".to_owned(),
+            reason: reason.to_owned(),
+            ago: None,
+        };
+        assert_eq!(told(None, Some("silence"), &[server]), never("silence"));
+        assert_eq!(told(None, None, &[server]), never("no answer yet"));
     }
 
     #[test]

@@ -305,7 +305,7 @@ pub struct Orphans {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Clock {
-    /// A server was asked with success.
+    /// A server answered when one was asked last.
     Synchronized {
         /// Who.
         server: String,
@@ -315,12 +315,15 @@ pub enum Clock {
         #[serde(rename = "seconds_ago", serialize_with = "seconds")]
         ago: Duration,
     },
-    /// No server has answered yet.
+    /// None did.
     Unsynchronized {
         /// Who is asked.
         server: String,
         /// Why there was no answer.
         reason: String,
+        /// When there was one the last time; nothing if there never was.
+        #[serde(rename = "seconds_ago", serialize_with = "maybe_seconds")]
+        ago: Option<Duration>,
     },
     /// Nobody is asked: the clock is the machine's.
     Alone,

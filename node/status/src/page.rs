@@ -318,7 +318,10 @@ fn clock(clock: &Clock) -> (&'static str, String) {
             let direction = if *offset_us < 0 { "ahead of" } else { "behind" };
             ("good", format!("{milliseconds} ms {direction} {server}, asked {} ago; it is corrected", duration(*ago)))
         }
-        Clock::Unsynchronized { server, reason } => ("wait", format!("not compared with {server}: {reason}")),
+        Clock::Unsynchronized { server, reason, ago } => {
+            let since = ago.map_or("yet".to_owned(), |ago| format!("for {}", duration(ago)));
+            ("wait", format!("not compared with {server} {since}: {reason}"))
+        }
         Clock::Alone => ("soft", "the machine's own: no server is asked".to_owned()),
     }
 }

@@ -117,7 +117,8 @@ pub fn full() -> Page {
         Peer { node, endpoint, pods, handshake: None, received: Bytes::new(u64::MAX), ..peer }
     });
     page.mesh = Some(Mesh::new(peers.collect()));
-    page.clock = Clock::Unsynchronized { server: long("server", SUBDOMAIN), reason: long("reason", 200) };
+    let (server, reason) = (long("server", SUBDOMAIN), long("reason", 200));
+    page.clock = Clock::Unsynchronized { server, reason, ago: Some(Duration::from_secs(9000)) };
     page.warnings =
         (0..100).map(|number| warning(Severity::Warning, &long("source", LABEL), &long("text", 500), number)).collect();
     page.certificates.push(certificate(&long("certificate", LABEL), 30));

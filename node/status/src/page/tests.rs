@@ -53,6 +53,21 @@ fn every_fact_has_its_place() {
 }
 
 #[test]
+fn a_time_server_that_does_not_answer_is_named() {
+    let told = |ago| {
+        let (server, reason) = ("10.0.2.2".to_owned(), "silence".to_owned());
+        let page = Page { clock: Clock::Unsynchronized { server, reason, ago }, ..example() };
+        (Element::read(&page.html()).by_id("node").text.clone(), page.json().unwrap())
+    };
+    let (text, json) = told(Some(Duration::from_secs(65)));
+    assert!(text.contains("not compared with 10.0.2.2 for 1 min 5 s: silence"), "{text}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["clock"]["state"], &json["clock"]["seconds_ago"]), (&"unsynchronized".into(), &65.into()));
+    let (text, _) = told(None);
+    assert!(text.contains("not compared with 10.0.2.2 yet: silence"), "{text}");
+}
+
+#[test]
 fn the_volume_that_needs_somebody_comes_first() {
     let volumes = rows(&Element::read(&example().html()), "volumes");
     let row = |claim: &str, mode: &str, sizes: [&str; 2], percent: u64, files: &str, condition: &str| {
@@ -239,7 +254,7 @@ fn with(texts: &[String; 8]) -> Page {
     page.versions.granary.clone_from(&name);
     page.versions.kernel.release.clone_from(&text);
     page.versions.kubernetes = Some(id.clone());
-    page.clock = Clock::Unsynchronized { server: source.clone(), reason: reason.clone() };
+    page.clock = Clock::Unsynchronized { server: source.clone(), reason: reason.clone(), ago: None };
     let name_of_peer = name.clone();
     page.services[6].path = name.clone();
     page.services[6].name = name;
