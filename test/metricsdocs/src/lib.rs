@@ -1,5 +1,5 @@
 //! Compares the metrics of a program with the tables of docs/metrics.md: nothing is left out, and nothing is described
-//! that is gone.
+//! that is gone. And with docs/operations/alerts.yaml: what an alert counts is there before it happens.
 //!
 //! ```no_run
 //! # fn collectors() -> Vec<Box<dyn prometheus::core::Collector>> { Vec::new() }
@@ -14,6 +14,7 @@ use prometheus::core::Collector;
 use prometheus::{Registry, TextEncoder};
 
 const DOCS: &str = include_str!("../../../docs/metrics.md");
+const ALERTS: &str = include_str!("../../../docs/operations/alerts.yaml");
 
 /// The metrics of a collector, each with a value so that its type can be seen, are those of the section's table: with
 /// their types, labels and descriptions. Their names follow Prometheus' conventions.
@@ -53,6 +54,57 @@ fn differences(docs: &str, section: &str, collectors: impl IntoIterator<Item = B
     found
 }
 
+/// Of these metrics, which nothing has changed yet, the series that an `increase` of an alert selects are there: one
+/// that begins with its first event has not grown, and the alert misses it.
+///
+/// # Panics
+/// If they are not; with all that are missing. If no alert counts any of these metrics.
+pub fn assert_counted_from_the_start(collectors: impl IntoIterator<Item = Box<dyn Collector>>) {
+    let missing = missing_at_the_start(ALERTS, collectors);
+    assert!(missing.is_empty(), "alerts.yaml asks for the increase of\n{}", missing.join("\n"));
+}
+
+fn missing_at_the_start(alerts: &str, collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> Vec<String> {
+    let mut names = Vec::new();
+    let registry = Registry::new();
+    for collector in collectors {
+        names.extend(collector.desc().into_iter().map(|metric| metric.fq_name.clone()));
+        registry.register(collector).expect("metrics of different names");
+    }
+    let text = TextEncoder::new().encode_to_string(&registry.gather()).expect("metrics are text");
+    let selectors: Vec<_> = increases(alerts).into_iter().filter(|(name, _)| names.iter().any(|n| n == name)).collect();
+    assert!(!selectors.is_empty(), "no alert counts one of {names:?}");
+    let is_there = |name: &str, label: &str| {
+        let rest = |line: &'_ str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        text.lines().any(|line| rest(line) && line.contains(label))
+    };
+    let wanted = selectors.into_iter().flat_map(|(name, labels)| labels.into_iter().map(move |label| (name, label)));
+    wanted.filter(|(name, label)| !is_there(name, label)).map(|(name, label)| format!("{name}{{{label}}}")).collect()
+}
+
+/// The metrics in `increase(…)`, each with the labels that are selected, one by one: `label="value"`; a text that every
+/// series has if there are none.
+fn increases(alerts: &str) -> Vec<(&str, Vec<String>)> {
+    let selectors = alerts.split("increase(").skip(1).filter_map(|rest| rest.split('[').next());
+    let each = |matcher: &str| -> Vec<String> {
+        let Some((label, values)) = matcher.split_once("=~").or_else(|| matcher.split_once('=')) else { return vec![] };
+        // What is not wanted (`!=`) need not be there.
+        if label.ends_with('!') {
+            return vec![];
+        }
+        values.trim_matches('"').split('|').map(|value| format!("{label}=\"{value}\"")).collect()
+    };
+    selectors
+        .map(|selector| match selector.split_once('{') {
+            None => (selector, vec![String::new()]),
+            Some((name, labels)) => match labels.trim_end_matches('}').split(',').flat_map(each).collect::<Vec<_>>() {
+                none if none.is_empty() => (name, vec![String::new()]),
+                some => (name, some),
+            },
+        })
+        .collect()
+}
+
 /// Counters, and nothing else, end in `_total`; units are base units.
 fn is_conventional(name: &str, kind: &str) -> bool {
     (kind == "counter") == name.ends_with("_total")
@@ -75,7 +127,7 @@ fn rows<'d>(docs: &'d str, section: &str) -> BTreeMap<&'d str, [String; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::{IntCounter, IntGaugeVec, Opts};
+    use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts};
 
     use super::*;
 
@@ -125,5 +177,30 @@ mod tests {
     #[should_panic(expected = "no section \"Network\"")]
     fn a_section_that_is_not_there_is_no_empty_one() {
         differences(TABLE, "Network", []);
+    }
+
+    const RULES: &str =
+        "expr: increase(writes_total[1h]) > 0 or sum(increase(ends_total{how=~\"look|act\",who!=\"me\"}[5m])) > 2";
+
+    fn ends(how: &[&str]) -> Box<dyn Collector> {
+        let counter = IntCounterVec::new(Opts::new("ends_total", "Ends."), &["how"]).unwrap();
+        for how in how {
+            counter.with_label_values(&[how]);
+        }
+        Box::new(counter)
+    }
+
+    #[test]
+    fn what_an_alert_counts_has_to_be_there() {
+        let missing = |how: &[&str]| missing_at_the_start(RULES, [ends(how), counter("writes_total")]);
+        assert_eq!(missing(&["look", "act", "good"]), <[&str; 0]>::default());
+        assert_eq!(missing(&["look"]), ["ends_total{how=\"act\"}"]);
+        assert_eq!(missing(&[]), ["ends_total{how=\"look\"}", "ends_total{how=\"act\"}"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "no alert counts one of [\"reads_total\"]")]
+    fn metrics_that_no_alert_counts_are_no_good_ones() {
+        missing_at_the_start(RULES, [counter("reads_total")]);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use volume::Error;
 
 use crate::Volumes;
 use crate::inventory::{Inventory, Snapshot};
@@ -41,18 +42,52 @@ impl Operation {
     }
 }
 
-/// How an operation ended that did not fail.
+/// How an operation ended: with a change, without one, or in an error of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum Outcome {
     Changed,
     Unchanged,
+    Full,
+    Refused,
+    Closed,
+    Look,
+    Act,
+    TooLarge,
+    Unknown,
+    Announced,
 }
 
-impl Done {
-    pub(crate) const fn name(self) -> &'static str {
+impl Outcome {
+    /// Those with an alert, and what is ordinary.
+    const COUNTED_FROM_THE_START: [Self; 3] = [Self::Changed, Self::Look, Self::Act];
+
+    const fn name(self) -> &'static str {
         match self {
             Self::Changed => "changed",
             Self::Unchanged => "unchanged",
+            Self::Full => "full",
+            Self::Refused => "refused",
+            Self::Closed => "closed",
+            Self::Look => "look",
+            Self::Act => "act",
+            Self::TooLarge => "too_large",
+            Self::Unknown => "unknown",
+            Self::Announced => "announced",
+        }
+    }
+}
+
+impl From<&Error> for Outcome {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::Full { .. } => Self::Full,
+            Error::Refused { .. } => Self::Refused,
+            Error::Closed { .. } => Self::Closed,
+            Error::Look { .. } => Self::Look,
+            Error::Act { .. } => Self::Act,
+            Error::TooLarge { .. } => Self::TooLarge,
+            Error::Unknown { .. } => Self::Unknown,
+            Error::Announced { .. } => Self::Announced,
         }
     }
 }
@@ -187,9 +222,12 @@ impl Metrics {
                 &["result"],
             )?,
         };
-        // Series that exist from the start: a rate over them is right from the first event on.
+        // Series that exist from the start: to Prometheus one that begins with its first event has not grown, and the
+        // alert would miss that.
         for operation in Operation::ALL {
-            metrics.operations.with_label_values(&[operation.name(), Done::Changed.name()]);
+            for outcome in Outcome::COUNTED_FROM_THE_START {
+                metrics.operations.with_label_values(&[operation.name(), outcome.name()]);
+            }
             metrics.durations.with_label_values(&[operation.name()]);
         }
         for orphan in Orphan::ALL {
@@ -212,9 +250,9 @@ impl Metrics {
         ]
     }
 
-    /// An operation ended, in [`Done`] or in a kind of error.
-    pub(crate) fn operated(&self, operation: Operation, result: &'static str, took: Duration) {
-        self.operations.with_label_values(&[operation.name(), result]).inc();
+    /// An operation ended.
+    pub(crate) fn operated(&self, operation: Operation, outcome: Outcome, took: Duration) {
+        self.operations.with_label_values(&[operation.name(), outcome.name()]).inc();
         self.durations.with_label_values(&[operation.name()]).observe(took.as_secs_f64());
     }
 
@@ -267,14 +305,20 @@ mod tests {
     }
 
     #[test]
+    fn what_an_alert_asks_for_is_counted_from_the_start() {
+        let metrics = Metrics::default();
+        metricsdocs::assert_counted_from_the_start(metrics.collectors());
+    }
+
+    #[test]
     fn what_happens_is_counted_by_what_it_was_and_how_it_ended() {
         let registry = Registry::new();
         let metrics = Metrics::default();
         for collector in metrics.collectors() {
             registry.register(collector).unwrap();
         }
-        metrics.operated(Operation::Provision, Done::Changed.name(), Duration::from_millis(3));
-        metrics.operated(Operation::Provision, "full", Duration::from_secs(2));
+        metrics.operated(Operation::Provision, Outcome::Changed, Duration::from_millis(3));
+        metrics.operated(Operation::Provision, Outcome::Full, Duration::from_secs(2));
         metrics.failed(Object::Claim, "Full");
         metrics.failing(2);
         metrics.orphans(Orphan::Project, 1);

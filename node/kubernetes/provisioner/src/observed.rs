@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use units::Bytes;
 use volume::{Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId, VolumeUsage};
 
-use crate::metrics::{Done, Metrics, Operation};
+use crate::metrics::{Metrics, Operation, Outcome};
 use crate::{Held, HeldError, Volumes};
 
 /// Counts and times every change of a volume, and wakes whoever tells the scheduler what room is left.
@@ -31,12 +31,12 @@ impl Observed {
     ) -> Result<Ensured<T>, Error> {
         let begun = Instant::now();
         let done = work(&*self.volumes);
-        let result = match &done {
-            Ok(Ensured::Created(_)) => Done::Changed.name(),
-            Ok(Ensured::Unchanged(_)) => Done::Unchanged.name(),
-            Err(error) => kind(error),
+        let outcome = match &done {
+            Ok(Ensured::Created(_)) => Outcome::Changed,
+            Ok(Ensured::Unchanged(_)) => Outcome::Unchanged,
+            Err(error) => error.into(),
         };
-        self.metrics.operated(operation, result, begun.elapsed());
+        self.metrics.operated(operation, outcome, begun.elapsed());
         // What failed may have got as far as a promise.
         if !matches!(done, Ok(Ensured::Unchanged(_))) {
             self.changes.notify_one();
@@ -96,19 +96,5 @@ impl Volumes for Observed {
 
     fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
         self.volumes.usage()
-    }
-}
-
-/// The label of an error.
-const fn kind(error: &Error) -> &'static str {
-    match error {
-        Error::Full { .. } => "full",
-        Error::Refused { .. } => "refused",
-        Error::Closed { .. } => "closed",
-        Error::Look { .. } => "look",
-        Error::Act { .. } => "act",
-        Error::TooLarge { .. } => "too_large",
-        Error::Unknown { .. } => "unknown",
-        Error::Announced { .. } => "announced",
     }
 }
