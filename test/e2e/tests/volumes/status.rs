@@ -6,10 +6,16 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 /// The node's own port, through the API server.
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
+/// Compared with each part of the program by its own tests; here with what the whole of them gives.
+const METRICS: &str = include_str!("../../../../docs/metrics.md");
+/// They begin with the first failure, and with the first who says too much.
+const LATER: [&str; 2] = ["granary_provisioner_failures_total", "granary_log_suppressed_records_total"];
 
 /// Adds the cases.
 pub fn cases(suite: Suite) -> Suite {
-    suite.case("the_status_page_shows_the_volume", the_status_page_shows_the_volume)
+    suite
+        .case("the_status_page_shows_the_volume", the_status_page_shows_the_volume)
+        .case("the_node_has_every_metric_that_is_described", the_node_has_every_metric_that_is_described)
 }
 
 async fn the_status_page_shows_the_volume(case: Case) -> Result<(), Failure> {
@@ -31,4 +37,30 @@ async fn the_status_page_shows_the_volume(case: Case) -> Result<(), Failure> {
         Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
     })
     .await
+}
+
+async fn the_node_has_every_metric_that_is_described(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    case.open(&Pod::server("tenant").with(Volume::claim("data"))).await?;
+    let wanted = described();
+    assert!(wanted.len() > 30, "the tables are read: {wanted:?}");
+    // The mesh registers its own when it runs for the first time.
+    eventually(PATIENCE, "all metrics", async || {
+        let text = case.get(&format!("{PORT}/metrics")).await?;
+        let has = |(name, kind): &&(&str, &str)| text.lines().any(|line| line == format!("# TYPE {name} {kind}"));
+        let missing: Vec<_> = wanted.iter().filter(|metric| !has(metric)).collect();
+        Ok(if missing.is_empty() { Seen::Done(()) } else { Seen::NotYet(format!("without {missing:?}")) })
+    })
+    .await
+}
+
+/// The names and types of what a node without neighbours has.
+fn described() -> Vec<(&'static str, &'static str)> {
+    let rows = METRICS.lines().filter(|line| line.starts_with("| `granary_")).filter_map(|row| {
+        let mut cells = row.trim_matches('|').split('|').map(|cell| cell.trim());
+        Some((cells.next()?.trim_matches('`'), cells.next()?, cells.next()?))
+    });
+    rows.filter(|(name, _, labels)| !labels.contains("`node`") && !LATER.contains(name))
+        .map(|(name, kind, _)| (name, kind))
+        .collect()
 }
