@@ -1,4 +1,4 @@
-//! Operators make PVs by hand, as docs/operations/orphans.md says.
+//! Operators make PVs by hand: with the manifests of docs/operations/orphans.md.
 
 use std::sync::Arc;
 
@@ -7,60 +7,78 @@ use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use units::Bytes;
-use volume::{Claim, State, VolumeId};
+use volume::{Claim, DRIVER_NAME, State, VolumeId};
 
-use crate::node::Node;
+use crate::node::{Node, SELECTED_NODE};
 use crate::{id_of, record};
 
-/// A node with a volume that lost its PV.
+const PAGE: &str = include_str!("../../../../../docs/operations/orphans.md");
+/// What the page has in the place of what the event says.
+const UID: &str = "6f2c1b8e-0000-4000-8000-000000000001";
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+
+/// A node with a volume that lost its PV; its claim was `data`.
 async fn with_orphan(cluster: &Cluster, namespace: &str, number: u8) -> Result<(Node, VolumeId), Failure> {
     let mut node = Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?;
     let uid = format!("0d3a7d6e-0000-4000-8000-0000000000b{number}");
-    let claim = Claim { uid: uid.clone(), namespace: namespace.to_owned(), name: "former".into() };
+    let claim = Claim { uid: uid.clone(), namespace: namespace.to_owned(), name: "data".into() };
     let id = id_of(&uid)?;
     node.volumes.put(&id, record(claim, &format!("class-{namespace}"), State::Announced));
     node.run().await?;
     Ok((node, id))
 }
 
-fn manifest(node: &Node, id: &VolumeId, more: &Value) -> Result<PersistentVolume, Failure> {
-    let mut pv = json!({
-        "metadata": {"name": format!("adopted-{}", node.namespace)},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
-            "storageClassName": format!("class-{}", node.namespace),
-            "csi": {"driver": "local.granary.dev", "volumeHandle": id.as_str()},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]},
-            ]}]}},
-        },
-    });
-    for (pointer, value) in more.as_object().into_iter().flatten() {
-        let (parent, field) = pointer.rsplit_once('/').unwrap_or(("", pointer));
-        pv.pointer_mut(parent).expect("the manifest has it")[field] = value.clone();
+/// What the page shows under a heading, with the volume, the node, the namespace and the class of the test.
+fn manifests(node: &Node, id: &VolumeId, heading: &str) -> Result<Vec<Value>, Failure> {
+    let (_, section) = PAGE.split_once(&format!("\n## {heading}\n")).expect("the heading");
+    let (_, rest) = section.split_once("\n```yaml\n").expect("an example");
+    let (example, _) = rest.split_once("\n```\n").expect("its end");
+    let (name, namespace) = (&node.name, &node.namespace);
+    let mut text = example.to_owned();
+    for (shown, own) in [
+        (UID, id.as_str().trim_start_matches("pvc-")),
+        ("values: [granary]", &format!("values: [{name}]")),
+        ("namespace: default", &format!("namespace: {namespace}")),
+        ("storageClassName: local", &format!("storageClassName: {}", node.class)),
+    ] {
+        assert!(text.contains(shown), "{shown:?} is not in {text}");
+        text = text.replace(shown, own);
     }
-    Ok(serde_json::from_value(pv)?)
+    text = text.replace(&format!("{SELECTED_NODE}: granary"), &format!("{SELECTED_NODE}: {name}"));
+    Ok(serde_saphyr::from_multiple(&text)?)
+}
+
+fn read<T: DeserializeOwned>(manifests: &[Value], kind: &str) -> Result<T, Failure> {
+    let found = manifests.iter().find(|manifest| manifest["kind"] == kind).cloned();
+    Ok(serde_json::from_value(found.unwrap_or_default())?)
 }
 
 pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "adopted", 1).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    let claim_ref = json!({"namespace": "adopted", "name": "data"});
-    let policy = json!({"/spec/persistentVolumeReclaimPolicy": "Delete", "/spec/claimRef": claim_ref});
-    let pv = node.pvs().create(&PostParams::default(), &manifest(&node, &id, &policy)?).await?;
-    node.claim("data", json!({"volumeName": pv.name_any()})).await?;
-    let pv = node.bound("data").await?;
+    let manifests = manifests(&node, &id, "Use one again")?;
+    let pv = node.pvs().create(&PostParams::default(), &read(&manifests, "PersistentVolume")?).await?;
+    node.claims().create(&PostParams::default(), &read(&manifests, "PersistentVolumeClaim")?).await?;
+    let bound = node.bound("data").await?;
+    assert_eq!(bound.name_any(), pv.name_any());
     assert_eq!(
-        pv.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|csi| csi.volume_handle.as_str()),
+        bound.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|csi| csi.volume_handle.as_str()),
         Some(id.as_str())
     );
-    // What the manifest does not say is added before the claim goes.
+    // It grows like any other, by the annotation of the page's claim.
+    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
+    node.claims().patch("data", &PatchParams::default(), &more).await?;
+    node.event("data", "VolumeResizeSuccessful").await?;
+    // And goes like any other. What the manifest does not say is added before the claim goes.
+    let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
+    node.pvs().patch(&pv.name_any(), &PatchParams::default(), &delete).await?;
     eventually(PATIENCE, "our finalizer and annotation", async || {
         let found = node.pvs().get(&pv.name_any()).await?;
         let marked = found.finalizers().iter().any(|name| name == provisioner::FINALIZER);
-        let named = found.annotations().contains_key("pv.kubernetes.io/provisioned-by");
+        let named = found.annotations().contains_key(PROVISIONED_BY);
         Ok::<_, kube::Error>(if marked && named {
             Seen::Done(())
         } else {
@@ -69,11 +87,6 @@ pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) ->
     })
     .await?;
     assert_eq!(node.volumes.live(), std::slice::from_ref(&id));
-    // It grows like any other.
-    node.schedule("data", &node.name).await?;
-    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    node.claims().patch("data", &PatchParams::default(), &more).await?;
-    node.event("data", "VolumeResizeSuccessful").await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.removed(&pv.name_any(), &id).await?;
     node.end().await
@@ -81,18 +94,10 @@ pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) ->
 
 pub async fn an_orphan_is_erased_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "erased", 2).await?;
-    // The claim that it was made for, which is gone: as the event tells.
-    let uid = id.as_str().trim_start_matches("pvc-");
-    let pv = manifest(
-        &node,
-        &id,
-        &json!({
-            "/metadata/annotations": {"pv.kubernetes.io/provisioned-by": "local.granary.dev"},
-            "/metadata/finalizers": [provisioner::FINALIZER],
-            "/spec/persistentVolumeReclaimPolicy": "Delete",
-            "/spec/claimRef": {"namespace": "erased", "name": "former", "uid": uid},
-        }),
-    )?;
+    let pv: PersistentVolume = read(&manifests(&node, &id, "Erase one")?, "PersistentVolume")?;
+    // The node adds both, and may be too late: the PV controller looks at it at the same time.
+    assert_eq!(pv.annotations().get(PROVISIONED_BY).map(String::as_str), Some(DRIVER_NAME));
+    assert_eq!(pv.finalizers(), [provisioner::FINALIZER]);
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
     node.removed(&pv.name_any(), &id).await?;
     node.end().await
@@ -100,8 +105,13 @@ pub async fn an_orphan_is_erased_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> 
 
 pub async fn a_pv_with_missing_fields_is_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "incomplete", 3).await?;
-    let policy = json!({"/spec/nodeAffinity": null, "/spec/persistentVolumeReclaimPolicy": "Delete"});
-    let pv = node.pvs().create(&PostParams::default(), &manifest(&node, &id, &policy)?).await?;
+    let mut pv: PersistentVolume = read(&manifests(&node, &id, "Use one again")?, "PersistentVolume")?;
+    pv.metadata.name = Some("incomplete".to_owned());
+    if let Some(spec) = &mut pv.spec {
+        spec.node_affinity = None;
+        spec.persistent_volume_reclaim_policy = Some("Delete".to_owned());
+    }
+    let pv = node.pvs().create(&PostParams::default(), &pv).await?;
     // Another claim's whole life comes after it.
     node.claim_here("other", json!({})).await?;
     let other = node.bound("other").await?;
