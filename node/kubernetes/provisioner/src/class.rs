@@ -151,6 +151,7 @@ mod tests {
     use volume::DRIVER_NAME;
 
     use super::*;
+    use crate::page::{code, rows};
 
     fn class() -> StorageClass {
         StorageClass { provisioner: DRIVER_NAME.into(), ..StorageClass::default() }
@@ -170,6 +171,24 @@ mod tests {
 
     fn allocation(class: &StorageClass) -> Mode {
         parameters(class).expect("the class is understood").mode(VolumeMode::Block, Bytes::GIB)
+    }
+
+    #[test]
+    fn the_page_has_every_parameter_with_its_values_and_its_default() {
+        let rows = rows(include_str!("../../../../docs/operations/storage-classes.md"), "Parameters");
+        let described: Vec<&str> = rows.iter().flat_map(|row| code(row[0])).collect();
+        assert_eq!(described, [BYTES_PER_INODE, BLOCK_ALLOCATION]);
+
+        let [_, ratios, of_files, ratio] = rows[0][..] else { panic!("{rows:?}") };
+        assert!(ratios.ends_with(&format!("from {INODE} on")), "{ratios}");
+        assert!(of_files.ends_with(&format!("at least {LEAST_INODES}")), "{of_files}");
+        assert_eq!(inodes(&with(&[(BYTES_PER_INODE, ratio)]), Bytes::GIB), inodes(&class(), Bytes::GIB));
+
+        let [_, allocations, _, default] = rows[1][..] else { panic!("{rows:?}") };
+        let mode = |value| allocation(&with(&[(BLOCK_ALLOCATION, value)]));
+        let all = [Allocation::Thick, Allocation::Thin].map(|allocation| Mode::Block { allocation });
+        assert_eq!(code(allocations).map(mode).collect::<Vec<_>>(), all);
+        assert_eq!(code(default).map(mode).collect::<Vec<_>>(), [allocation(&class())]);
     }
 
     #[test]

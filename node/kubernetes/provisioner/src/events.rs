@@ -10,6 +10,49 @@ use volume::{DRIVER_NAME, Mode, Record, VolumeId};
 
 use crate::quantity;
 
+/// The one list of reasons: none can be written that the test below does not look for in the page.
+macro_rules! reasons {
+    ($($variant:ident: $type:ident $name:literal,)*) => {
+        /// Why an event is written. docs/operations/events.md tells what each means, and what to do.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Reason {
+            $($variant,)*
+        }
+
+        impl Reason {
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$variant),*];
+
+            const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// A warning if somebody may have to act.
+            const fn type_(self) -> EventType {
+                match self {
+                    $(Self::$variant => EventType::$type,)*
+                }
+            }
+        }
+    };
+}
+
+// The names are those of the external provisioner and resizer, for what these do too.
+reasons! {
+    Provisioning: Normal "Provisioning",
+    Provisioned: Normal "ProvisioningSucceeded",
+    ProvisioningFailed: Warning "ProvisioningFailed",
+    Resizing: Normal "Resizing",
+    NodeResizes: Normal "FileSystemResizeRequired",
+    Resized: Normal "VolumeResizeSuccessful",
+    ResizeFailed: Warning "VolumeResizeFailed",
+    DeleteFailed: Warning "VolumeFailedDelete",
+    Lost: Warning "VolumeLost",
+    Orphaned: Warning "OrphanedVolume",
+}
+
 /// The API takes notes of up to 1 kB.
 const NOTE_LEN: usize = 1000;
 
@@ -23,7 +66,7 @@ impl Events {
 
     pub(crate) async fn provisioning(&self, claim: &PersistentVolumeClaim, node: &str) {
         let note = format!("node {node} makes the volume");
-        self.publish(EventType::Normal, "Provisioning", "Provision", note, claim.object_ref(&())).await;
+        self.publish(Reason::Provisioning, "Provision", note, claim.object_ref(&())).await;
     }
 
     pub(crate) async fn provisioned(
@@ -38,7 +81,7 @@ impl Events {
             Mode::Block { allocation } => format!("is a disk of {} ({allocation})", record.size),
         };
         let note = format!("volume {id} {limits}{}", left(free));
-        self.publish(EventType::Normal, "ProvisioningSucceeded", "Provision", note, claim.object_ref(&())).await;
+        self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&())).await;
     }
 
     /// `kind` tells failures of one claim apart: those alike are counted, with the text of the first.
@@ -49,23 +92,23 @@ impl Events {
         error: &(dyn std::error::Error + Sync),
     ) {
         let action = format!("Provision{kind}");
-        self.publish(EventType::Warning, "ProvisioningFailed", &action, chain(error), claim.object_ref(&())).await;
+        self.publish(Reason::ProvisioningFailed, &action, chain(error), claim.object_ref(&())).await;
     }
 
     pub(crate) async fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
         let note = format!("the volume grows from {has} to {to}");
-        self.of_size(EventType::Normal, "Resizing", "Expand", to, note, claim).await;
+        self.of_size(Reason::Resizing, "Expand", to, note, claim).await;
     }
 
     /// Once the volume has its size and pods do not see it yet.
     pub(crate) async fn node_resizes(&self, claim: &PersistentVolumeClaim, size: Bytes) {
         let note = format!("the volume has {size}; kubelet shows that to the pods that have its block device");
-        self.of_size(EventType::Normal, "FileSystemResizeRequired", "Expand", size, note, claim).await;
+        self.of_size(Reason::NodeResizes, "Expand", size, note, claim).await;
     }
 
     pub(crate) async fn resized(&self, claim: &PersistentVolumeClaim, size: Bytes, free: Option<Bytes>) {
         let note = format!("the volume has {size}{}", left(free));
-        self.of_size(EventType::Normal, "VolumeResizeSuccessful", "Expand", size, note, claim).await;
+        self.of_size(Reason::Resized, "Expand", size, note, claim).await;
     }
 
     pub(crate) async fn resize_failed(
@@ -75,21 +118,13 @@ impl Events {
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
-        self.of_size(EventType::Warning, "VolumeResizeFailed", kind, wanted, chain(error), claim).await;
+        self.of_size(Reason::ResizeFailed, kind, wanted, chain(error), claim).await;
     }
 
     /// Events of one expansion are told apart from those of another, and counted among themselves.
-    async fn of_size(
-        &self,
-        type_: EventType,
-        reason: &str,
-        action: &str,
-        size: Bytes,
-        note: String,
-        claim: &PersistentVolumeClaim,
-    ) {
+    async fn of_size(&self, reason: Reason, action: &str, size: Bytes, note: String, claim: &PersistentVolumeClaim) {
         let action = format!("{action}To{}", quantity::text(size));
-        self.publish(type_, reason, &action, note, claim.object_ref(&())).await;
+        self.publish(reason, &action, note, claim.object_ref(&())).await;
     }
 
     /// A volume that nothing in the cluster stands for. Its claim is gone: the node's owner is told.
@@ -113,8 +148,8 @@ impl Events {
             ..PersistentVolume::default()
         };
         let event = Event {
-            type_: EventType::Warning,
-            reason: "OrphanedVolume".to_owned(),
+            type_: Reason::Orphaned.type_(),
+            reason: Reason::Orphaned.name().to_owned(),
             note: Some(shortened(note)),
             action: "Compare".to_owned(),
             secondary: Some(missing.object_ref(&())),
@@ -128,7 +163,7 @@ impl Events {
             "{}; pods with this volume cannot start: bring the disk back, or delete claim and PV",
             chain(reason)
         );
-        self.publish(EventType::Warning, "VolumeLost", "Compare", note, pv.object_ref(&())).await;
+        self.publish(Reason::Lost, "Compare", note, pv.object_ref(&())).await;
     }
 
     pub(crate) async fn delete_failed(
@@ -138,13 +173,13 @@ impl Events {
         error: &(dyn std::error::Error + Sync),
     ) {
         let action = format!("Delete{kind}");
-        self.publish(EventType::Warning, "VolumeFailedDelete", &action, chain(error), pv.object_ref(&())).await;
+        self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&())).await;
     }
 
-    async fn publish(&self, type_: EventType, reason: &str, action: &str, note: String, about: ObjectReference) {
+    async fn publish(&self, reason: Reason, action: &str, note: String, about: ObjectReference) {
         let event = Event {
-            type_,
-            reason: reason.to_owned(),
+            type_: reason.type_(),
+            reason: reason.name().to_owned(),
             note: Some(shortened(note)),
             action: action.to_owned(),
             secondary: None,
@@ -190,9 +225,31 @@ fn shortened(mut text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::page::{code, rows};
+
+    const PAGE: &str = include_str!("../../../../docs/operations/events.md");
+
+    #[test]
+    fn the_page_has_every_event_and_no_other() {
+        let rows = rows(PAGE, "The node's events");
+        let described: BTreeSet<&str> = rows.iter().flat_map(|row| code(row[0])).collect();
+        assert_eq!(described, Reason::ALL.iter().map(|reason| reason.name()).collect());
+    }
+
+    #[test]
+    fn of_every_warning_the_page_says_what_to_do() {
+        let is_warning = |name: &str| {
+            Reason::ALL.iter().any(|reason| reason.name() == name && matches!(reason.type_(), EventType::Warning))
+        };
+        for row in rows(PAGE, "The node's events").iter().filter(|row| code(row[0]).any(is_warning)) {
+            assert!(!row[3].is_empty(), "{row:?}");
+        }
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]

@@ -28,6 +28,8 @@ mod inventory;
 mod listing;
 mod metrics;
 mod observed;
+#[cfg(test)]
+mod page;
 mod publication;
 mod pv;
 mod pvs;
