@@ -1,8 +1,10 @@
 //! The client at a real device, with a server at the other end of it.
 
 use std::fs;
+use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::{Duration, Instant};
 
 use config::{Addresses, Static};
@@ -14,6 +16,8 @@ use tokio::net::UdpSocket;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tracing::Level;
+use tracing::subscriber::DefaultGuard;
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const GIVEN: [u8; 4] = [192, 0, 2, 10];
@@ -63,6 +67,33 @@ impl Cable {
         };
         ours.filter_map(|message| Some((message.attributes.iter().find_map(local)?, message.header.prefix_len)))
             .collect()
+    }
+}
+
+/// The log of a test.
+#[derive(Clone, Default)]
+struct Said(Arc<SyncMutex<Vec<u8>>>);
+
+impl Said {
+    /// Hears what is said on this thread, until the guard is dropped.
+    fn listen(&self) -> DefaultGuard {
+        let said = self.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || said.clone());
+        tracing::subscriber::set_default(log.with_max_level(Level::WARN).finish())
+    }
+
+    fn lines(&self) -> Vec<String> {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+impl Write for Said {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -116,7 +147,8 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     let cable = Cable::lay(0).await;
     let link = Link::named(&cable.near).await.unwrap();
     let network = Network::on(link, config::Network::default()).await.unwrap();
-    let (heard, start) = (AtomicU32::new(0), Instant::now());
+    let (heard, start, said) = (AtomicU32::new(0), Instant::now(), Said::default());
+    let _listens = said.listen();
     let addressing = tokio::select! {
         () = serve(&cable, 1, &heard) => unreachable!("it never returns"),
         given = timeout(LIMIT, network.configure()) => given.expect("an answer in time").unwrap(),
@@ -124,6 +156,11 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     // The second try comes after about four seconds, and brings an offer, which is taken.
     assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(heard.load(Ordering::SeqCst), 3);
+    // Who waits for the node is told of the silence, once for each try but the first.
+    let lines = said.lines();
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.contains("no DHCP server answers; asking again, or configure a static address"), "{line}");
+    assert!(line.contains(&format!(r#"device="{}" attempt=2"#, cable.near)), "{line}");
     assert_eq!(addressing.interface.to_string(), "192.0.2.10/24");
     assert_eq!(addressing.name_servers, [Ipv4Addr::from(SERVER)]);
     assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
