@@ -6,6 +6,8 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 /// The node's own port, through the API server.
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
+/// As docs/operations/logs.md says: kubelet shows it.
+const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
 /// Compared with each part of the program by its own tests; here with what the whole of them gives.
 const METRICS: &str = include_str!("../../../../docs/metrics.md");
 /// They begin with the first failure, and with the first who says too much.
@@ -16,6 +18,7 @@ pub fn cases(suite: Suite) -> Suite {
     suite
         .case("the_status_page_shows_the_volume", the_status_page_shows_the_volume)
         .case("the_node_has_every_metric_that_is_described", the_node_has_every_metric_that_is_described)
+        .case("an_administrator_reads_the_log", an_administrator_reads_the_log)
 }
 
 async fn the_status_page_shows_the_volume(case: Case) -> Result<(), Failure> {
@@ -63,4 +66,20 @@ fn described() -> Vec<(&'static str, &'static str)> {
     rows.filter(|(name, _, labels)| !labels.contains("`node`") && !LATER.contains(name))
         .map(|(name, kind, _)| (name, kind))
         .collect()
+}
+
+async fn an_administrator_reads_the_log(case: Case) -> Result<(), Failure> {
+    eventually(PATIENCE, "a record in the last file of the log", async || {
+        let list = case.get(LOG).await?;
+        let Some(last) = list.split('"').filter(|name| name.ends_with(".jsonl")).max() else {
+            return Ok(Seen::NotYet(list));
+        };
+        let text = case.get(&format!("{LOG}{last}")).await?;
+        let is_record = |line: &str| {
+            let record: Value = serde_json::from_str(line).unwrap_or_default();
+            ["time", "level", "source", "message"].iter().all(|field| record[field].is_string())
+        };
+        Ok(if text.lines().any(is_record) { Seen::Done(()) } else { Seen::NotYet(text) })
+    })
+    .await
 }
