@@ -1,5 +1,7 @@
 """The rule that builds something a second time, in another place."""
 
+load("@rules_rust//rust:rust_common.bzl", "DepInfo")
+
 def _elsewhere_impl(_settings, _attr):
     return {"//tools/image:build": "second"}
 
@@ -13,7 +15,10 @@ _elsewhere = transition(
 def _again_impl(ctx):
     # A transition to one configuration, and yet a list.
     [target] = ctx.attr.target
-    return [DefaultInfo(files = target[DefaultInfo].files)]
+
+    # What the bill of materials asks a Rust program for.
+    crates = [target[DepInfo]] if DepInfo in target else []
+    return [DefaultInfo(files = target[DefaultInfo].files)] + crates
 
 again = rule(
     implementation = _again_impl,
@@ -27,5 +32,5 @@ again = rule(
             default = "@bazel_tools//tools/allowlists/function_transition_allowlist",
         ),
     },
-    doc = "A rule: the files of a target, made anew from its sources by actions of their own. What they have of their output directory's name, of time or of chance differs from the first build's.",
+    doc = "A rule: a target, made anew from its sources by actions of their own. What they have of their output directory's name, of time or of chance differs from the first build's.",
 )
