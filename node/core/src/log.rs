@@ -33,17 +33,20 @@ pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
     let stream = Stream::start(vec![Box::new(warnings)], Rate::default())?;
     stream.show(programs, io::stdout())?;
     if tracing_subscriber::registry().with(stream.layer()).with(filter).try_init().is_ok() {
-        print_panics(stream.clone());
+        log_panics(stream.clone());
     }
     Ok((stream, recent))
 }
 
-/// As they are printed otherwise, but by the console's own thread: standard error is the same terminal, and a task that
-/// panics while that is stopped would never end. Whoever has started the task logs that it failed.
-fn print_panics(stream: Stream) {
+/// As records: standard error is the console, and a task that panics while that is stopped would never end.
+fn log_panics(stream: Stream) {
     panic::set_hook(Box::new(move |panicked| {
         let thread = thread::current();
-        stream.print(&format!("thread '{}' {panicked}", thread.name().unwrap_or("<unnamed>")));
+        let text = panicked.payload_as_str().unwrap_or("without a text");
+        let message = format!("thread '{}' panicked: {text}", thread.name().unwrap_or("<unnamed>"));
+        let at = panicked.location().map(|location| ("at".into(), location.to_string()));
+        let record = Record::now(Level::ERROR, Origin::Module(module_path!().into()), message);
+        stream.log(Record { fields: at.into_iter().collect(), ..record });
     }));
 }
 
@@ -102,5 +105,23 @@ mod tests {
         let found = warnings.recent.warnings();
         let found: Vec<_> = found.iter().map(|found| (&*found.source, &*found.text)).collect();
         assert_eq!(found, [("kernel", "I/O error"), ("kubelet", "no disk"), ("csi", "not yet")]);
+    }
+
+    #[test]
+    fn a_panic_is_in_the_log_with_thread_text_and_place() {
+        let recent = Recent::default();
+        let warnings = Warnings { recent: recent.clone(), programs: Level::ERROR };
+        let stream = Stream::start(vec![Box::new(warnings)], Rate::default()).unwrap();
+        let usual = panic::take_hook();
+        log_panics(stream);
+        let ended =
+            thread::Builder::new().name("power-button".into()).spawn(|| panic!("no {}", "button")).unwrap().join();
+        panic::set_hook(usual);
+        assert!(ended.is_err());
+        let found = recent.warnings();
+        let found = found.iter().find(|found| found.text.contains("power-button")).unwrap();
+        assert_eq!(found.source, "node_core::log");
+        let place = found.text.strip_prefix("thread 'power-button' panicked: no button at=").unwrap();
+        assert!(place.trim_matches('"').starts_with(file!()), "{place}");
     }
 }

@@ -29,7 +29,27 @@ struct State {
     text: Vec<u8>,
     /// Records that belong after the text, and had no room.
     dropped: u64,
+    /// Of each gap in the text, the record that stands there for what is missing.
+    gaps: Vec<Record>,
     is_writing: bool,
+}
+
+impl State {
+    fn add(&mut self, line: &str) {
+        self.text.extend_from_slice(line.as_bytes());
+        self.text.push(b'\n');
+    }
+
+    /// What comes next has room, or is written whether it has any.
+    fn end_gap(&mut self) {
+        let missing = std::mem::take(&mut self.dropped);
+        if missing > 0 {
+            let text = format!("{missing} records before this one are not on the console");
+            let gap = Record::now(Level::WARN, Origin::Module(module_path!().into()), text);
+            self.add(&gap.display());
+            self.gaps.push(gap);
+        }
+    }
 }
 
 impl Console {
@@ -44,19 +64,22 @@ impl Console {
         }
         let line = record.display();
         let mut state = self.state();
-        // Once one is dropped the others are as well, until the thread takes what waits: so there is one gap, and it is
-        // known where.
+        // Once one is dropped the others are as well, until the thread takes what waits: a gap has one place.
         if state.dropped > 0 || !state.text.is_empty() && state.text.len() + line.len() > MOST {
             state.dropped += 1;
             return Err(Dropped);
         }
-        self.add(&mut state, &line);
+        state.add(&line);
+        self.changed.notify_all();
         Ok(())
     }
 
     /// Shows a line, however much waits.
     pub(crate) fn push_always(&self, line: &str) {
-        self.add(&mut self.state(), line);
+        let mut state = self.state();
+        state.end_gap();
+        state.add(line);
+        self.changed.notify_all();
     }
 
     /// Waits until all is written, at most so long; whether it is.
@@ -66,18 +89,13 @@ impl Console {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    fn add(&self, state: &mut State, line: &str) {
-        state.text.extend_from_slice(line.as_bytes());
-        state.text.push(b'\n');
-        self.changed.notify_all();
-    }
-
-    /// What waits, and how many records are missing after it. Waits for it; it is [`written`](Self::written) next.
-    fn take(&self) -> (Vec<u8>, u64) {
+    /// What waits, with the gaps in it. Waits for it; it is [`written`](Self::written) next.
+    fn take(&self) -> (Vec<u8>, Vec<Record>) {
         let empty = |state: &mut State| state.text.is_empty();
         let mut state = self.changed.wait_while(self.state(), empty).unwrap_or_else(PoisonError::into_inner);
+        state.end_gap();
         state.is_writing = true;
-        (std::mem::take(&mut state.text), std::mem::take(&mut state.dropped))
+        (std::mem::take(&mut state.text), std::mem::take(&mut state.gaps))
     }
 
     fn written(&self) {
@@ -102,13 +120,12 @@ impl Console {
 /// Until the machine is off.
 pub(crate) fn run(shared: &Shared, console: &Console, mut out: impl Write) {
     loop {
-        let (text, dropped) = console.take();
+        let (text, gaps) = console.take();
+        for gap in &gaps {
+            shared.emit_elsewhere(gap);
+        }
         // There is nobody to tell that the console is gone.
         let _ = out.write_all(&text).and_then(|()| out.flush());
-        if dropped > 0 {
-            let text = format!("{dropped} records before this one are not on the console");
-            shared.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
-        }
         console.written();
     }
 }
@@ -119,6 +136,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::kept::Kept;
     use crate::metrics::Reason;
     use crate::rate::Rate;
     use crate::stream::Stream;
@@ -233,7 +251,6 @@ mod tests {
         let stream = stream(&terminal);
         say(&stream, "last");
         assert!(!stream.wait_for_console(Duration::from_millis(10)));
-        assert!(stream.close(Duration::from_secs(1)), "the disk has nothing to wait for");
 
         terminal.stop(false);
         assert!(stream.close(LIMIT));
@@ -255,15 +272,58 @@ mod tests {
         assert!(lines.contains(&"caused by: token REDACTED".to_owned()));
     }
 
+    fn record(length: usize) -> Record {
+        Record::now(Level::INFO, Origin::Module("csi".into()), "x".repeat(length))
+    }
+
     #[test]
     fn one_line_of_any_length_fits_if_none_waits() {
         let console = Console::new(Level::INFO);
-        let record = |length| Record::now(Level::INFO, Origin::Module("csi".into()), "x".repeat(length));
         assert!(console.push(&record(2 * MOST)).is_ok());
         assert!(console.push(&record(1)).is_err());
-        let (text, dropped) = console.take();
+        let (text, gaps) = console.take();
         assert!(text.len() > 2 * MOST);
-        assert_eq!(dropped, 1);
+        assert_eq!(gaps.len(), 1);
         assert!(console.push(&record(1)).is_ok());
+    }
+
+    #[test]
+    fn every_gap_is_told_where_it_is() {
+        let console = Console::new(Level::INFO);
+        let fill = |missing| {
+            console.push(&record(MOST)).unwrap();
+            assert!((0..missing).all(|_| console.push(&record(1)).is_err()));
+        };
+        fill(2);
+        let (first, told) = console.take();
+        // While that is written:
+        fill(3);
+        console.push_always("last words");
+        assert!(console.push(&record(1)).is_err());
+        let (second, told_later) = console.take();
+
+        let texts = [first, second].map(|text| String::from_utf8(text).unwrap());
+        let missing =
+            |line: &str| Some(line.split_once("WARN ")?.1.split_once(" records before this one")?.0.to_owned());
+        let shown = texts.iter().flat_map(|text| text.lines());
+        let shown: Vec<_> = shown.map(|line| missing(line).unwrap_or_else(|| line.chars().take(4).collect())).collect();
+        let full = record(MOST).display()[..4].to_owned();
+        assert_eq!(shown, [&full, "2", &full, "3", "last", "1"]);
+        assert_eq!([told.len(), told_later.len()], [1, 2]);
+    }
+
+    #[test]
+    fn a_gap_of_the_console_is_in_the_rest_of_the_log() {
+        let terminal = FakeTerminal::stopped();
+        let kept = Kept::default();
+        let stream = Stream::start(vec![Box::new(kept.clone())], ALL).unwrap();
+        stream.show(Level::INFO, terminal.clone()).unwrap();
+        for number in 0..5000 {
+            say(&stream, number.to_string());
+        }
+        terminal.stop(false);
+        assert!(stream.wait_for_console(LIMIT));
+        let last = kept.records().pop().unwrap();
+        assert_eq!(last.message, format!("{} records before this one are not on the console", dropped(&stream)));
     }
 }

@@ -189,14 +189,19 @@ impl Shared {
     /// Whatever the rate is.
     pub(crate) fn emit(&self, record: Record) {
         let record = record.clean();
-        self.metrics.records.with_label_values(&[record.word()]).inc();
-        for sink in &self.sinks {
-            sink.take(&record);
-        }
         if let Some(console) = self.console.get()
             && let Err(Dropped) = console.push(&record)
         {
             self.metrics.dropped.with_label_values(&[Reason::Console.as_str()]).inc();
+        }
+        self.emit_elsewhere(&record);
+    }
+
+    /// To all but the console, which has it.
+    pub(crate) fn emit_elsewhere(&self, record: &Record) {
+        self.metrics.records.with_label_values(&[record.word()]).inc();
+        for sink in &self.sinks {
+            sink.take(record);
         }
         if let Err(Dropped) = self.queue.push(record.line()) {
             self.metrics.dropped.with_label_values(&[Reason::Disk.as_str()]).inc();
