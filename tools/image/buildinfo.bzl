@@ -21,6 +21,8 @@ def _build_info_impl(ctx):
             outputs = [version],
             command = "{} --version > {} 2>&1".format(tool, version.path),
             mnemonic = "ToolVersion",
+            # Another root has other tools under the same names, and shares the cache.
+            execution_requirements = {"no-cache": "1"},
             use_default_shell_env = True,
         )
         versions[tool] = version
