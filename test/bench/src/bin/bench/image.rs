@@ -104,6 +104,7 @@ pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSamp
     .await?;
     sample.stages.push(("the Node is Ready".into(), since(start)));
     let client = node.client();
+    sample.memory.insert(0, memory(&client).await?);
     first_pod(&client).await?;
     sample.stages.push(("a pod runs with a volume".into(), since(start)));
     sample.memory.insert(1, memory(&client).await?);
