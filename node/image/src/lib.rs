@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use buildinfo::lock::{self, Package};
+use buildinfo::program::Program;
 use buildinfo::sysroot::Sysroot;
 use serde_json::Value;
 
@@ -37,6 +38,25 @@ impl Parts {
             .map(|(path, file)| (path.to_owned(), file.into()))
             .collect();
         pairs.into_iter().map(|(path, file)| (path, read(&file)))
+    }
+
+    /// What the programs tell of themselves, by their paths in the image.
+    ///
+    /// # Panics
+    /// One does not tell.
+    pub fn described(&self) -> impl Iterator<Item = (String, Program)> {
+        self.programs().map(|(path, bytes)| {
+            let program = Program::read(&bytes).unwrap_or_else(|error| panic!("{path}: {error}"));
+            (path, program)
+        })
+    }
+
+    /// The version of the Rust compiler that rust-toolchain.toml pins.
+    #[must_use]
+    pub fn rust(&self) -> String {
+        let text = String::from_utf8(read(Path::new(&variable("IMAGE_RUST")))).unwrap();
+        let channel = text.lines().find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"'));
+        channel.unwrap_or_else(|| panic!("no channel in {text}")).to_owned()
     }
 
     /// The list of the libraries that are pinned.

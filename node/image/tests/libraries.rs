@@ -1,8 +1,7 @@
-//! What the linker put into the programs of the image is pinned.
+//! The programs of the image, and that of the storage image for other clusters, are made of what is pinned alone.
 
 use std::collections::BTreeSet;
 
-use buildinfo::program::Program;
 use image::Parts;
 
 #[test]
@@ -10,8 +9,7 @@ fn every_program_has_only_pinned_libraries_in_it() {
     let parts = Parts::built();
     let sysroot = parts.sysroot();
     let mut linked = BTreeSet::new();
-    for (path, bytes) in parts.programs() {
-        let program = Program::read(&bytes).unwrap_or_else(|error| panic!("{path}: {error}"));
+    for (path, program) in parts.described() {
         let packages = program.packages(&sysroot).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert_eq!(
             program.go.is_none() || path == "/usr/bin/runc",
@@ -22,4 +20,26 @@ fn every_program_has_only_pinned_libraries_in_it() {
         linked.extend(packages);
     }
     assert_eq!(linked, ["libc6-dev", "libgcc-12-dev", "libseccomp-dev"].into());
+}
+
+#[test]
+fn every_program_is_static() {
+    for (path, program) in Parts::built().described() {
+        assert_eq!(program.loader, None, "{path} has to be started by a loader, with libraries that it finds");
+    }
+}
+
+#[test]
+fn every_rust_program_is_of_the_pinned_compiler_alone() {
+    let parts = Parts::built();
+    let pinned = parts.rust();
+    for (path, program) in parts.described() {
+        // `VERSION (COMMIT DATE)`. The standard library has the same, so that a second one is another compiler's.
+        let compilers: Vec<&str> = program.rustc().into_iter().collect();
+        match (&program.go, &*compilers) {
+            (Some(_), []) => {}
+            (None, [only]) => assert_eq!(only.split(' ').next(), Some(&*pinned), "{path}"),
+            _ => panic!("{path}: rustc {pinned} is pinned, it has {compilers:?}"),
+        }
+    }
 }

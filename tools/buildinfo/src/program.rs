@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use object::{Object as _, ObjectSection as _};
+use object::read::elf::{ElfFile64, ProgramHeader as _};
+use object::{LittleEndian, Object as _, ObjectSection as _};
 
 use crate::go::{self, Info, InfoError};
 use crate::sysroot::{self, Library, ParseLibraryError, Sysroot};
@@ -12,12 +13,16 @@ const COMMENT: &str = ".comment";
 const GO: &str = ".go.buildinfo";
 /// Where the C toolchain of `@sysroot` leaves what the linker read.
 const LIBRARIES: &str = ".granary.libraries";
+/// What rustc's name in [`COMMENT`] begins with.
+const RUSTC: &str = "rustc version ";
 
 /// What a program says of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// The compilers and linkers that left their names, also those of the libraries inside.
     pub with: BTreeSet<String>,
+    /// The program that the kernel has to start it with, `PT_INTERP`: a static program has none.
+    pub loader: Option<String>,
     /// What Go wrote, if it is a program of Go.
     pub go: Option<Info>,
     /// The libraries that were linked in, if the linker was told to say so.
@@ -55,16 +60,22 @@ pub enum UnpinnedError {
 }
 
 impl Program {
-    /// Reads an ELF file.
+    /// Reads an ELF file of x86-64.
     ///
     /// # Errors
     /// It is none, or does not tell who compiled it.
     pub fn read(program: &[u8]) -> Result<Self, ReadProgramError> {
-        let elf = object::File::parse(program)?;
+        let elf = ElfFile64::<LittleEndian>::parse(program)?;
         let mut with = BTreeSet::new();
         if let Some(section) = elf.section_by_name(COMMENT) {
             let names = section.data()?.split(|byte| *byte == 0).filter(|name| !name.is_empty());
             with.extend(names.map(|name| String::from_utf8_lossy(name).into_owned()));
+        }
+        let mut loader = None;
+        for header in elf.elf_program_headers() {
+            if let Some(path) = header.interpreter(LittleEndian, program)? {
+                loader = Some(String::from_utf8_lossy(path).into_owned());
+            }
         }
         let go = match elf.section_by_name(GO) {
             Some(section) => Some(go::parse(section.data()?)?),
@@ -75,7 +86,14 @@ impl Program {
             Some(section) => Some(sysroot::libraries(&String::from_utf8_lossy(section.data()?))?),
             None => None,
         };
-        if with.is_empty() { Err(ReadProgramError::Silent) } else { Ok(Self { with, go, libraries }) }
+        if with.is_empty() { Err(ReadProgramError::Silent) } else { Ok(Self { with, loader, go, libraries }) }
+    }
+
+    /// The Rust compilers that left their names, as `VERSION (COMMIT DATE)`: that of the crates, and that of the
+    /// standard library if it is another one.
+    #[must_use]
+    pub fn rustc(&self) -> BTreeSet<&str> {
+        self.with.iter().filter_map(|name| name.strip_prefix(RUSTC)).collect()
     }
 
     /// The packages whose libraries are in the program: none in a program of Go that calls no C.
@@ -98,14 +116,60 @@ impl Program {
 
 #[cfg(test)]
 mod tests {
+    use object::elf::{ELFCLASS64, ELFDATA2LSB, ELFMAG, EV_CURRENT};
+    use object::elf::{FileHeader64, PT_INTERP, PT_LOAD, ProgramHeader64, SHT_PROGBITS, SHT_STRTAB, SectionHeader64};
+    use object::pod::from_bytes_mut;
+    use object::{U16, U32, U64};
     use proptest::prelude::*;
 
     use super::*;
 
+    const LE: LittleEndian = LittleEndian;
+
     const LIBC: &str = "8e5252c4b87e3d588e2d15e624502277c5d3bfb382fec7a5199ae752080b372c";
 
     fn program(go: Option<Info>, section: Option<&str>) -> Program {
-        Program { with: BTreeSet::new(), go, libraries: section.map(|text| sysroot::libraries(text).unwrap()) }
+        let libraries = section.map(|text| sysroot::libraries(text).unwrap());
+        Program { with: BTreeSet::new(), loader: None, go, libraries }
+    }
+
+    /// The least that is a program: headers, the loader's path, and `.comment`.
+    fn elf(loader: Option<&str>, comment: &str) -> Vec<u8> {
+        const NAMES: &str = "\0.comment\0.shstrtab\0";
+        let path = loader.map(|path| format!("{path}\0")).unwrap_or_default();
+        let sections = size_of::<FileHeader64<LittleEndian>>() + size_of::<ProgramHeader64<LittleEndian>>();
+        let start = sections + 3 * size_of::<SectionHeader64<LittleEndian>>();
+        let mut bytes = vec![0; start];
+        let (file, rest) = from_bytes_mut::<FileHeader64<LittleEndian>>(&mut bytes).unwrap();
+        file.e_ident.magic = ELFMAG;
+        file.e_ident.class = ELFCLASS64;
+        file.e_ident.data = ELFDATA2LSB;
+        file.e_ident.version = EV_CURRENT;
+        file.e_phoff = U64::new(LE, size_of_val(file) as u64);
+        file.e_phentsize = U16::new(LE, size_of::<ProgramHeader64<LittleEndian>>() as u16);
+        file.e_phnum = U16::new(LE, 1);
+        file.e_shoff = U64::new(LE, sections as u64);
+        file.e_shentsize = U16::new(LE, size_of::<SectionHeader64<LittleEndian>>() as u16);
+        file.e_shnum = U16::new(LE, 3);
+        file.e_shstrndx = U16::new(LE, 2);
+        let (segment, rest) = from_bytes_mut::<ProgramHeader64<LittleEndian>>(rest).unwrap();
+        segment.p_type = U32::new(LE, if loader.is_some() { PT_INTERP } else { PT_LOAD });
+        segment.p_offset = U64::new(LE, start as u64);
+        segment.p_filesz = U64::new(LE, path.len() as u64);
+        let (_, rest) = from_bytes_mut::<SectionHeader64<LittleEndian>>(rest).unwrap();
+        let section = |rest, name, kind, at: usize, length: usize| {
+            let (section, rest) = from_bytes_mut::<SectionHeader64<LittleEndian>>(rest).unwrap();
+            section.sh_name = U32::new(LE, name);
+            section.sh_type = U32::new(LE, kind);
+            section.sh_offset = U64::new(LE, at as u64);
+            section.sh_size = U64::new(LE, length as u64);
+            rest
+        };
+        let comment_at = start + path.len();
+        let rest = section(rest, 1, SHT_PROGBITS, comment_at, comment.len());
+        section(rest, 10, SHT_STRTAB, comment_at + comment.len(), NAMES.len());
+        bytes.extend([path.as_bytes(), comment.as_bytes(), NAMES.as_bytes()].concat());
+        bytes
     }
 
     fn go(cgo: bool) -> Info {
@@ -116,8 +180,26 @@ mod tests {
     fn this_program_was_built_by_rustc() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let read = Program::read(&own).unwrap();
-        assert!(read.with.iter().any(|name| name.starts_with("rustc version ")), "{read:?}");
+        assert!(!read.rustc().is_empty(), "{read:?}");
         assert_eq!(read.go, None);
+    }
+
+    #[test]
+    fn a_dynamic_program_is_told_from_a_static_one() {
+        let loader = |bytes: &[u8]| Program::read(bytes).unwrap().loader;
+        assert_eq!(loader(&elf(None, "rustc version 1.2.3 (abc 2026-01-01)\0")), None);
+        let dynamic = elf(Some("/lib64/ld-linux-x86-64.so.2"), "rustc version 1.2.3 (abc 2026-01-01)\0");
+        assert_eq!(loader(&dynamic).as_deref(), Some("/lib64/ld-linux-x86-64.so.2"));
+    }
+
+    #[test]
+    fn a_second_rust_compiler_is_seen() {
+        let program = |comment| Program::read(&elf(None, comment)).unwrap();
+        let first = "GCC: (Debian) 12.2.0\0rustc version 1.2.3 (abc 2026-01-01)\0Linker: LLD 22\0";
+        assert_eq!(program(first).rustc(), ["1.2.3 (abc 2026-01-01)"].into());
+        let both = format!("{first}rustc version 1.2.3 (def 2026-02-02)\0");
+        assert_eq!(program(&both).rustc(), ["1.2.3 (abc 2026-01-01)", "1.2.3 (def 2026-02-02)"].into());
+        assert_eq!(program("GCC: (Debian) 12.2.0\0").rustc(), [""; 0].into());
     }
 
     #[test]
@@ -152,6 +234,14 @@ mod tests {
             own[at] = byte;
             let _ = Program::read(&own);
             let _ = Program::read(&own[..length.index(own.len())]);
+        }
+
+        #[test]
+        fn no_damage_of_a_small_program_makes_it_panic(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut small = elf(Some("/lib64/ld-linux-x86-64.so.2"), "GCC: (Debian) 12.2.0\0");
+            let at = at.index(small.len());
+            small[at] = byte;
+            let _ = Program::read(&small);
         }
     }
 }
