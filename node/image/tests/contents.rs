@@ -1,11 +1,38 @@
 //! What is in the system image, asked of the image itself.
 
 use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 use serde_json::Value;
+
+/// Every program that is there, and every other name of one: no shell, no package manager, no ssh comes in unnoticed.
+const PROGRAMS: [&str; 22] = [
+    "init",
+    "opt/cni/bin/bridge",
+    "opt/cni/bin/host-local",
+    "opt/cni/bin/loopback",
+    "opt/cni/bin/portmap",
+    "usr/bin/blkid",
+    "usr/bin/containerd",
+    "usr/bin/containerd-shim-runc-v2",
+    "usr/bin/ctr",
+    "usr/bin/etcd",
+    "usr/bin/kube",
+    "usr/bin/kube-apiserver",
+    "usr/bin/kube-controller-manager",
+    "usr/bin/kube-proxy",
+    "usr/bin/kube-scheduler",
+    "usr/bin/kubelet",
+    "usr/bin/mkfs.xfs",
+    "usr/bin/mount",
+    "usr/bin/nft",
+    "usr/bin/runc",
+    "usr/bin/umount",
+    "usr/bin/xfs_repair",
+];
 
 /// What erofs-utils' fsck takes out of the image.
 struct System(tempfile::TempDir);
@@ -29,22 +56,80 @@ impl System {
     }
 }
 
-/// Paths below a directory, and what is in each file.
-fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
+/// Paths below a directory of all that is no directory; links are not followed.
+fn entries(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut left = vec![directory.to_owned()];
     while let Some(next) = left.pop() {
-        for entry in fs::read_dir(&next).expect("a directory") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                left.push(path);
+        for entry in fs::read_dir(&next).expect("a directory").map(|entry| entry.expect("an entry")) {
+            if entry.file_type().expect("a type").is_dir() {
+                left.push(entry.path());
                 continue;
             }
-            let name = path.strip_prefix(directory).expect("below it").display().to_string();
-            found.insert((name, fs::read(&path).expect("a file")));
+            found.insert(entry.path().strip_prefix(directory).expect("below it").display().to_string());
         }
     }
     found
+}
+
+/// Paths below a directory, and what is in each file.
+fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
+    let read = |name: &String| fs::read(directory.join(name)).expect("a file");
+    entries(directory).into_iter().map(|name| (name.clone(), read(&name))).collect()
+}
+
+/// Whether somebody could start it: whatever is in a directory of programs, and elsewhere what the kernel takes for a
+/// program. Libraries and the kernel's modules have the same format.
+fn is_program(path: &str, file: &Path) -> bool {
+    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+    if matches!(directory, "opt/cni/bin" | "usr/bin") {
+        return true;
+    }
+    let is_library = directory == "usr/lib" && name.contains(".so.");
+    let is_module = directory.starts_with("usr/lib/modules/") && name.ends_with(".ko");
+    if is_library || is_module || file.is_symlink() {
+        return false;
+    }
+    let mut head = Vec::new();
+    fs::File::open(file).expect("a file").take(4).read_to_end(&mut head).expect("read");
+    head.starts_with(b"\x7fELF") || head.starts_with(b"#!")
+}
+
+fn programs(root: &Path) -> BTreeSet<String> {
+    entries(root).into_iter().filter(|name| is_program(name, &root.join(name))).collect()
+}
+
+#[test]
+fn a_program_is_seen_wherever_it_lies() {
+    let root = tempfile::tempdir().expect("a directory");
+    for (path, content) in [
+        ("etc/profile", &b"umask 022\n"[..]),
+        ("usr/bin/note", b""),
+        ("usr/lib/libc.so.6", b"\x7fELF\x02"),
+        ("usr/lib/modules/boot/xfs.ko", b"\x7fELF\x02"),
+        ("usr/lib/sh", b"\x7fELF\x02"),
+        ("usr/libexec/hook", b"#!/bin/sh\n"),
+    ] {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("it is made");
+        fs::write(path, content).expect("it is written");
+    }
+    std::os::unix::fs::symlink("busybox", root.path().join("usr/bin/sh")).expect("it is linked");
+    let wanted = ["usr/bin/note", "usr/bin/sh", "usr/lib/sh", "usr/libexec/hook"].map(str::to_owned);
+    assert_eq!(programs(root.path()), wanted.into());
+}
+
+#[test]
+fn the_image_has_the_programs_of_the_node_and_no_other() {
+    let system = System::built();
+    let found = programs(&system.path(""));
+    let wanted: BTreeSet<String> = PROGRAMS.map(str::to_owned).into();
+    let more: Vec<_> = found.difference(&wanted).collect();
+    let fewer: Vec<_> = wanted.difference(&found).collect();
+    assert!(more.is_empty() && fewer.is_empty(), "not expected: {more:?}; missing: {fewer:?}");
+    for (link, place) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib"), ("sbin", "usr/bin")] {
+        assert_eq!(fs::read_link(system.path(link)).expect("a link"), Path::new(place), "/{link}");
+    }
 }
 
 #[test]
