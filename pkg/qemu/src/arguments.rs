@@ -295,6 +295,7 @@ mod tests {
         let all = built(&direct());
         assert_eq!(values(&all, "-machine"), ["q35"]);
         assert_eq!(values(&all, "-accel"), ["tcg,thread=multi"]);
+        assert_eq!(values(&all, "-cpu"), ["Nehalem"]);
         assert_eq!(values(&all, "-kernel"), ["vmlinuz"]);
         assert_eq!(values(&all, "-initrd"), ["initramfs"]);
         assert_eq!(values(&all, "-append"), ["console=ttyS0 a=b,c"]);
