@@ -15,16 +15,30 @@ const LABEL: [u8; 11] = *b"GRANARY ESP";
 
 /// The partition cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {step} the EFI system partition of {} MiB", SIZE >> 20)]
-pub struct EspError {
-    step: &'static str,
-    #[source]
-    source: io::Error,
+pub enum EspError {
+    /// It is made in memory, where nothing but room can be missing; FAT takes some of it.
+    #[error(
+        "the UEFI executable has {wanted} bytes, too many for the EFI system partition of {SIZE}: take something out of \
+         the initramfs, or make the partition larger"
+    )]
+    Full {
+        wanted: usize,
+        #[source]
+        source: io::Error,
+    },
+    /// What the executable needs around it.
+    #[error("cannot {step} the EFI system partition")]
+    Make {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// A FAT32 with the executable that firmware starts.
 pub fn with(executable: &[u8]) -> Result<Vec<u8>, EspError> {
-    let step = |step| move |source| EspError { step, source };
+    let step = |step| move |source| EspError::Make { step, source };
+    let full = |source| EspError::Full { wanted: executable.len(), source };
     let mut bytes = vec![0; SIZE as usize];
     let options = FormatVolumeOptions::new().fat_type(FatType::Fat32).volume_id(ID).volume_label(LABEL);
     fatfs::format_volume(Cursor::new(&mut bytes), options).map_err(step("format"))?;
@@ -36,8 +50,8 @@ pub fn with(executable: &[u8]) -> Result<Vec<u8>, EspError> {
             root.create_dir(directory).map_err(step("make the directories of"))?;
         }
         let mut file = root.create_file(EXECUTABLE).map_err(step("make the executable on"))?;
-        file.write_all(executable).map_err(step("write the executable to"))?;
-        file.flush().map_err(step("write the executable to"))?;
+        file.write_all(executable).map_err(full)?;
+        file.flush().map_err(full)?;
     }
     Ok(bytes)
 }
@@ -62,6 +76,10 @@ mod tests {
     #[test]
     fn an_executable_that_is_too_large_is_refused() {
         let error = with(&vec![1; SIZE as usize]).unwrap_err();
-        assert_eq!(error.step, "write the executable to");
+        assert_eq!(
+            error.to_string(),
+            "the UEFI executable has 134217728 bytes, too many for the EFI system partition of 134217728: take \
+             something out of the initramfs, or make the partition larger"
+        );
     }
 }

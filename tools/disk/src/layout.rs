@@ -38,7 +38,10 @@ pub enum Slot {
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The system and its tree need more than a slot.
-    #[error("the system has {wanted} bytes with its hash tree, a slot has {SLOT}")]
+    #[error(
+        "the system has {wanted} bytes with its hash tree, a slot of the disk {SLOT}: leave something out of it, like \
+         archives of images, or make the slots larger"
+    )]
     Full { wanted: u64 },
     /// A partition does not fit the others.
     #[error("partition {name} does not fit")]
@@ -131,5 +134,92 @@ impl Read for At<'_> {
         let length = self.file.read_at(buffer, self.at)?;
         self.at += length as u64;
         Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    const ESP_BYTES: [u8; 5000] = [0xe5; 5000];
+    const SYSTEM_BYTES: [u8; 3 * 4096] = [0xa5; 3 * 4096];
+    const TREE_BYTES: [u8; 4096] = [0x7e; 4096];
+
+    fn disk() -> File {
+        let (disk, system) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        system.write_all_at(&SYSTEM_BYTES, 0).unwrap();
+        write(&disk, &ESP_BYTES, &system, &TREE_BYTES).unwrap();
+        disk
+    }
+
+    fn table(disk: &File) -> Table {
+        let mut head = vec![0; Table::length(SECTOR)];
+        disk.read_exact_at(&mut head, 0).unwrap();
+        Table::parse(&head, SECTOR).unwrap()
+    }
+
+    /// Bytes of a disk.
+    fn read(disk: &File, at: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        disk.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    }
+
+    /// Whether there are zeros alone.
+    fn is_empty(disk: &File, from: u64, to: u64) -> bool {
+        let zeros = vec![0; MIB as usize];
+        let mut pieces = (from..to).step_by(zeros.len());
+        pieces.all(|at| {
+            let length = (to - at).min(MIB) as usize;
+            read(disk, at, length) == zeros[..length]
+        })
+    }
+
+    #[test]
+    fn the_table_has_the_esp_and_two_slots_of_one_size() {
+        let disk = disk();
+        let table = table(&disk);
+        let bytes = |sectors: u64| sectors * u64::from(SECTOR);
+        let found: Vec<_> = table
+            .partitions()
+            .map(|it| (it.number.get(), it.name, it.kind, it.id, bytes(it.first), bytes(it.last + 1)))
+            .collect();
+        let wanted = [
+            (1, "ESP".to_owned(), ESP_TYPE, ESP, MIB, 129 * MIB),
+            (2, "SYSTEM-A".to_owned(), SYSTEM_TYPE, SYSTEM_A, 129 * MIB, 385 * MIB),
+            (3, "SYSTEM-B".to_owned(), SYSTEM_TYPE, SYSTEM_B, 385 * MIB, 641 * MIB),
+        ];
+        assert_eq!(found, wanted);
+        // The second copy ends with the disk.
+        let size = disk.metadata().unwrap().len();
+        assert_eq!((size, table.former_end().map(|last| bytes(last + 1))), (642 * MIB, Some(642 * MIB)));
+        assert_eq!(read(&disk, size - bytes(1), 8), b"EFI PART");
+    }
+
+    #[test]
+    fn slot_a_has_the_system_and_its_tree_and_slot_b_nothing() {
+        let disk = disk();
+        assert_eq!(read(&disk, MIB, ESP_BYTES.len()), ESP_BYTES);
+        assert!(is_empty(&disk, MIB + ESP_BYTES.len() as u64, 129 * MIB));
+        let tree = 129 * MIB + SYSTEM_BYTES.len() as u64;
+        assert_eq!(read(&disk, 129 * MIB, SYSTEM_BYTES.len()), SYSTEM_BYTES);
+        assert_eq!(read(&disk, tree, TREE_BYTES.len()), TREE_BYTES);
+        assert!(is_empty(&disk, tree + TREE_BYTES.len() as u64, 641 * MIB));
+        assert!(disk.metadata().unwrap().blocks() * 512 < 4 * MIB, "it has no holes");
+    }
+
+    #[test]
+    fn a_system_that_is_too_large_for_a_slot_is_refused_before_anything_is_written() {
+        let (disk, system) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        system.set_len(SLOT).unwrap();
+        let error = write(&disk, &ESP_BYTES, &system, &TREE_BYTES).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the system has 268439552 bytes with its hash tree, a slot of the disk 268435456: leave something out of \
+             it, like archives of images, or make the slots larger"
+        );
+        assert_eq!(disk.metadata().unwrap().len(), 0);
     }
 }
