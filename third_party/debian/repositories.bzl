@@ -12,6 +12,33 @@ def _mirror(ctx):
         fail("the machine's apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR to the URL of one")
     return named.rstrip("/")
 
+def _found(ctx, mirror, lock, index):
+    """What the mirror has now of the package of this line of the lock, as `NAME VERSION`; None if it does not say."""
+    packages = ctx.path(lock).dirname.get_child(lock.name.removesuffix(".lock") + ".packages")
+    if not packages.exists:
+        return None
+    lines = ctx.read(packages).splitlines()
+    suites = [line.removeprefix("# suite: ") for line in lines if line.startswith("# suite: ")]
+    patterns = [line for line in lines if not line.startswith("#")]
+    if not suites or index >= len(patterns):
+        return None
+    result = ctx.execute(["sh", str(ctx.path(ctx.attr._newest)), mirror, suites[0], patterns[index]])
+    fields = result.stdout.split(" ")
+    return " ".join(fields[:2]) if result.return_code == 0 and len(fields) == 5 else None
+
+def _missing(lock, wanted, path, found):
+    if not found:
+        return "{}: the mirror no longer serves {} ({}), or cannot be reached. To pin what it serves now: {}".format(lock, wanted, path, _RENEW)
+    if found == wanted:
+        return "{}: the mirror lists {} and does not serve it ({}): try again, or name another mirror with GRANARY_DEBIAN_MIRROR".format(lock, wanted, path)
+    return "{lock}: the mirror no longer serves a package that was pinned\n  wanted {wanted} ({path})\n  found  {found}\nTo pin what it serves now: {renew}".format(
+        found = found,
+        lock = lock,
+        path = path,
+        renew = _RENEW,
+        wanted = wanted,
+    )
+
 def _debian_packages_impl(ctx):
     mirror = _mirror(ctx)
     names = []
@@ -52,7 +79,8 @@ def _debian_packages_impl(ctx):
                     version = version,
                     want = digest,
                 ))
-            fail("{}: the mirror no longer serves {} {} ({}), or cannot be reached. To pin what it serves now: {}".format(lock, name, version, path, _RENEW))
+            ctx.report_progress("asking the mirror for what it has instead of {} {}".format(name, version))
+            fail(_missing(lock, name + " " + version, path, _found(ctx, mirror, lock, len(groups[group]) - 1)))
     ctx.file("BUILD.bazel", "\n".join(
         ["package(default_visibility = [\"//visibility:public\"])", ""] +
         ["exports_files({})".format(repr([name + ".deb" for name in names])), ""] +
@@ -66,5 +94,6 @@ debian_packages = repository_rule(
     attrs = {
         "locks": attr.label_list(mandatory = True, allow_files = [".lock"], doc = "Lock files, as //third_party/debian:lock writes them."),
         "_mirror": attr.label(default = "//third_party/debian:mirror.sh", allow_single_file = True),
+        "_newest": attr.label(default = "//third_party/debian:newest.sh", allow_single_file = True),
     },
 )
