@@ -9,6 +9,7 @@
 mod arguments;
 mod demo;
 mod directions;
+mod error;
 mod interrupts;
 mod mesh;
 mod objects;
@@ -18,64 +19,16 @@ mod table;
 mod workspace;
 
 use crate::arguments::Arguments;
-use crate::demo::DemoError;
 use crate::directions::{Directions, Logs};
+use crate::error::LaunchError;
 use crate::interrupts::{End, Interrupts};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::workspace::Workspace;
 use clap::Parser;
-use launch::{
-    Booting, Cluster, ClusterError, ClusterOptions, ClusterShutdownError, Ended, Event, Nodes, SHUTDOWN_LIMIT,
-};
-use std::io;
-use std::path::{Path, PathBuf};
+use launch::{Booting, Cluster, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT};
+use std::path::Path;
 use std::process::ExitCode;
-
-/// Interrupted: 128 and the signal's number, as shells have it.
-const INTERRUPTED: u8 = 130;
-
-/// Why there is nothing to show, or not all of it.
-#[derive(Debug, thiserror::Error)]
-enum LaunchError {
-    #[error("cannot start the threads of this program")]
-    Runtime(#[source] io::Error),
-    #[error("cannot make a temporary directory in {path}; name another place with TMPDIR")]
-    Temporary {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot make {path} for the logs; name another directory with --keep-logs")]
-    Logs {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot wait for signals")]
-    Signals(#[source] io::Error),
-    #[error(transparent)]
-    Boot(Box<ClusterError>),
-    #[error("the demonstration failed")]
-    Demo(#[source] Box<DemoError>),
-    #[error("{} ended by itself: {}", .0.what, .0.reason)]
-    Ended(Ended),
-    #[error(transparent)]
-    ShutDown(Box<ClusterShutdownError>),
-    #[error("interrupted")]
-    Interrupted,
-    #[error("the output cannot be written: its reader is gone, or its disk is full")]
-    Unread,
-}
-
-impl From<End> for LaunchError {
-    fn from(end: End) -> Self {
-        match end {
-            End::Interrupted => Self::Interrupted,
-            End::Unread => Self::Unread,
-        }
-    }
-}
 
 fn main() -> ExitCode {
     if let Some(status) = workspace::sweep() {
@@ -85,10 +38,12 @@ fn main() -> ExitCode {
     let output = Output::new();
     match start(arguments, &output) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(LaunchError::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            output.tell(&format!("error: {}", causes::lines(&error)));
-            ExitCode::FAILURE
+            // Who interrupted it knows.
+            if !matches!(error, LaunchError::Interrupted) {
+                output.tell(&format!("error: {}", causes::lines(&error)));
+            }
+            ExitCode::from(error.status())
         }
     }
 }
