@@ -59,6 +59,20 @@ impl LaunchError {
             | Self::Unread => FAILED,
         }
     }
+
+    /// What the program ends with if the shutdown that this error was the reason for failed, too. The reason is told last,
+    /// unless it is that somebody asked for the end.
+    pub(crate) fn after(self, down: Self, tell: impl FnOnce(&str)) -> Self {
+        match (self, down) {
+            (Self::Interrupted, down) => down,
+            // That the power was cut is said by then.
+            (reason, Self::Interrupted) => reason,
+            (reason, down) => {
+                tell(&format!("{}\n", causes::lines(&down)));
+                reason
+            }
+        }
+    }
 }
 
 impl From<End> for LaunchError {
@@ -73,11 +87,65 @@ impl From<End> for LaunchError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use launch::ShutdownError;
 
     #[test]
     fn a_failed_demonstration_has_status_1_and_an_interrupted_one_130() {
         assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount)).status(), 1);
         assert_eq!(LaunchError::from(End::Unread).status(), 1);
         assert_eq!(LaunchError::from(End::Interrupted).status(), 130);
+    }
+
+    /// What was told, and what the program ends with.
+    fn ending(reason: LaunchError, down: LaunchError) -> (String, LaunchError) {
+        let mut told = String::new();
+        let last = reason.after(down, |text| told.push_str(text));
+        (told, last)
+    }
+
+    async fn not_shut_down() -> LaunchError {
+        let task = tokio::spawn(std::future::pending::<()>());
+        task.abort();
+        let source = ShutdownError::Panicked(task.await.unwrap_err());
+        LaunchError::ShutDown(Box::new(ClusterShutdownError { node: "granary".to_owned(), source }))
+    }
+
+    fn reasons() -> [LaunchError; 3] {
+        let refused = qemu::FindError::Missing.into();
+        let boot = ClusterError::Boot { node: "granary-1".to_owned(), source: Box::new(refused) };
+        let ended = Ended { what: "node granary".to_owned(), reason: "no etcd".to_owned() };
+        [
+            LaunchError::Boot(Box::new(boot)),
+            LaunchError::Demo(Box::new(DemoError::NoAccount)),
+            LaunchError::Ended(ended),
+        ]
+    }
+
+    #[tokio::test]
+    async fn the_reason_for_the_end_outlives_a_shutdown_that_fails() {
+        for reason in reasons() {
+            let text = reason.to_string();
+            let (told, last) = ending(reason, not_shut_down().await);
+            assert!(told.starts_with("node granary did not shut down\ncaused by: "), "{told}");
+            assert_eq!((last.to_string(), last.status()), (text, 1));
+        }
+    }
+
+    #[test]
+    fn the_reason_for_the_end_outlives_a_power_cut() {
+        for reason in reasons() {
+            let text = reason.to_string();
+            let (told, last) = ending(reason, LaunchError::Interrupted);
+            assert_eq!((told.as_str(), last.to_string(), last.status()), ("", text, 1));
+        }
+    }
+
+    #[tokio::test]
+    async fn who_asked_for_the_end_is_told_what_became_of_it() {
+        let (told, last) = ending(LaunchError::Interrupted, not_shut_down().await);
+        assert_eq!((told.as_str(), last.status()), ("", 1));
+        assert!(matches!(last, LaunchError::ShutDown(_)), "{last}");
+        let (told, last) = ending(LaunchError::Interrupted, LaunchError::Interrupted);
+        assert_eq!((told.as_str(), last.status()), ("", 130));
     }
 }

@@ -1,7 +1,7 @@
 //! `bazel run //:launch`: boots the node image in QEMU, once or several times, and shows that it works.
 //!
 //! Exit status 0: all was shown and the guests powered off in order. 1: it was not, or nobody reads it. 2: wrong usage.
-//! 130: a person ended the boot or the demonstration, or cut the power with a second Ctrl-C.
+//! 130: a person ended the boot or the demonstration, or cut the power with a second Ctrl-C, and nothing had failed.
 #![forbid(unsafe_code)]
 // They panic when nobody reads: `Output` is for that.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -101,11 +101,7 @@ async fn show(
     }
     let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.say(text)).await;
     match (down, result) {
-        // The reason for the end is told last.
-        (Err(down), Err(LaunchError::Ended(ended))) => {
-            output.tell(&format!("{}\n", causes::lines(&down)));
-            Err(LaunchError::Ended(ended))
-        }
+        (Err(down), Err(reason)) => Err(reason.after(down, |text| output.tell(text))),
         (down, result) => down.and(result),
     }
 }
@@ -123,7 +119,7 @@ async fn boot(
         end = interrupts.first() => return Err(end.into()),
         never = progress.follow() => match never {},
     };
-    let error = tokio::select! {
+    let reason = tokio::select! {
         ready = booting.until_ready(tell) => match ready {
             Ok(ready) => return Ok(booting.into_cluster(ready)),
             // There is nobody else to be shut down.
@@ -140,8 +136,10 @@ async fn boot(
             never = progress.follow() => match never {},
         }
     };
-    shut_down(down, options, interrupts, |text| progress.say(text)).await?;
-    Err(error)
+    match shut_down(down, options, interrupts, |text| progress.say(text)).await {
+        Ok(()) => Err(reason),
+        Err(down) => Err(reason.after(down, |text| progress.tell(text))),
+    }
 }
 
 async fn demonstrate(

@@ -68,11 +68,15 @@ impl<'a> Progress<'a> {
 
     /// Something happened: it stays on the screen.
     pub(crate) fn step(&self, text: &str) {
-        let line = format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text));
+        self.tell(&format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text)));
+    }
+
+    /// Lines about how it goes, or went wrong, above the living ones.
+    pub(crate) fn tell(&self, text: &str) {
         match &self.display {
             // A terminal that cannot be written to is noticed by the lines of the result.
-            Some(display) => _ = display.println(line),
-            None => self.output.tell(&line),
+            Some(display) => _ = display.println(text),
+            None => self.output.tell(text),
         }
     }
 
