@@ -91,11 +91,12 @@ impl Launched {
         }
         command.arg(format!("--keep-logs={}", place.path().join("logs").display()));
         command.args(arguments);
-        command.env("TMPDIR", place.path().join("tmp")).env("TERM", "xterm").env_remove("BUILD_WORKING_DIRECTORY");
+        let terminal = if kind == Kind::DumbTerminal { "dumb" } else { "xterm" };
+        command.env("TMPDIR", place.path().join("tmp")).env("TERM", terminal).env_remove("BUILD_WORKING_DIRECTORY");
         let standard = || Stdio::from(writer.try_clone().expect("a descriptor can be copied"));
         match kind {
             Kind::Pipe => command.stdin(Stdio::null()),
-            Kind::Terminal => {
+            Kind::Terminal | Kind::DumbTerminal => {
                 sys::own_terminal(&mut command);
                 command.stdin(standard())
             }

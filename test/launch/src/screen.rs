@@ -17,6 +17,8 @@ pub enum Kind {
     Pipe,
     /// A terminal, which is the program's own.
     Terminal,
+    /// The same without a cursor: nothing is drawn there.
+    DumbTerminal,
 }
 
 /// The reader of a program's output. Dropping it closes the pipe, or the terminal.
@@ -37,7 +39,7 @@ impl Screen {
                 let (reader, writer) = io::pipe().expect("a pipe can be made");
                 (OwnedFd::from(reader), OwnedFd::from(writer))
             }
-            Kind::Terminal => {
+            Kind::Terminal | Kind::DumbTerminal => {
                 let size = Winsize { ws_row: 40, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
                 let both = openpty(Some(&size), None).expect("a terminal can be made");
                 // A program that has the other end of its own terminal never sees it closed.

@@ -58,14 +58,16 @@ fn sigint_in_the_middle_of_a_boot_is_like_ctrl_c() {
     assert!(ended.console.contains(OFF), "{}", ended.console);
 }
 
+/// On a terminal without a cursor, which gets plain lines as a pipe does.
 #[test]
 fn sigterm_before_anything_is_in_use_ends_at_once() {
-    let mut launched = Launched::start(Kind::Pipe, &[]);
+    let mut launched = Launched::start(Kind::DumbTerminal, &[]);
     launched.wait_for(STARTED);
     launched.signal(Signal::SIGTERM);
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(130), "{}", ended.text);
-    assert!(ended.text.ends_with("The node is down.\n"), "{}", ended.text);
+    assert!(ended.text.ends_with("The node is down.\r\n"), "{}", ended.text);
+    assert!(!ended.text.contains('\x1b'), "{:?}", ended.text);
     assert!(!ended.console.contains(OFF), "{}", ended.console);
 }
 

@@ -6,7 +6,6 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use launch::{Event, Unfinished};
 use std::cell::{OnceCell, RefCell};
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// A display of all that happens, with one clock.
 pub(crate) struct Progress<'a> {
-    /// Absent where standard error is no terminal.
+    /// Absent where standard error is no terminal, or one without a cursor.
     display: Option<MultiProgress>,
     output: &'a Output,
     start: Instant,
@@ -37,8 +36,9 @@ struct Lane {
 impl<'a> Progress<'a> {
     /// Begins, with the nodes' names and logs.
     pub(crate) fn new(output: &'a Output, nodes: Vec<(String, PathBuf)>) -> Self {
-        let display =
-            std::io::stderr().is_terminal().then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
+        // Where it cannot draw it writes nothing at all: `TERM` may be `dumb`, or unset.
+        let display = Some(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
+        let display = display.filter(|display| !display.is_hidden());
         let lane = |(node, log)| Lane { node, log, bar: OnceCell::new(), unfinished: RefCell::default() };
         let lanes = nodes.into_iter().map(lane).collect();
         Self { display, output, start: Instant::now(), lanes }
