@@ -39,6 +39,13 @@ struct Waiting {
 /// What [`Booting::until_ready`] found.
 pub struct Ready(Access);
 
+/// What all workers are started with.
+struct Common<'a> {
+    access: &'a Access,
+    segment: &'a Arc<Segment>,
+    host: &'a Host,
+}
+
 /// What a start of several nodes makes, before any worker runs.
 struct First {
     started: Started,
@@ -83,30 +90,22 @@ impl Booting {
     }
 
     async fn raise_all(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
-        let name = self.control_plane.name().to_owned();
+        let Self { control_plane, waiting, workers, segment, host } = self;
+        let name = control_plane.name().to_owned();
         let tell = |event: &Event| on_event(&name, event);
-        let access = self.control_plane.until_ready(tell).await.map_err(ClusterError::of(&name))?;
-        self.start_workers(&access, on_event).await?;
-        let workers = self.workers.iter_mut().map(|(_, worker)| raise(worker, on_event));
+        let access = control_plane.until_ready(tell).await.map_err(ClusterError::of(&name))?;
+        if let (Some(segment), Some(host)) = (segment, host) {
+            let common = Common { access: &access, segment, host };
+            tokio::select! {
+                ended = stay(control_plane, on_event) => match ended? {},
+                started = start_workers(waiting, workers, common, on_event) => started?,
+            }
+        }
+        let workers = workers.iter_mut().map(|(_, worker)| raise(worker, on_event));
         tokio::select! {
-            ended = stay(&mut self.control_plane, on_event) => match ended? {},
+            ended = stay(control_plane, on_event) => match ended? {},
             up = all_up(workers, |worker| stay(worker, on_event)) => up.map(|()| Ready(access)),
         }
-    }
-
-    async fn start_workers(&mut self, access: &Access, on_event: &impl Fn(&str, &Event)) -> Result<(), ClusterError> {
-        let (Some(segment), Some(host)) = (&self.segment, &self.host) else { return Ok(()) };
-        for Waiting { site, machine } in self.waiting.drain(..) {
-            let name = site.name.clone();
-            let told = join::invite(access, &site).await;
-            let configuration = told.map_err(|source| ClusterError::Join { node: name.clone(), source })?;
-            let (host, segment) = (host.clone(), Arc::clone(segment));
-            let seat = Arc::new(Seat { site, host, machine, segment, configuration });
-            let tell = |event: &Event| on_event(&name, event);
-            let rising = Arc::clone(&seat).start(access.clone(), tell).await.map_err(ClusterError::of(&name))?;
-            self.workers.push((seat, rising));
-        }
-        Ok(())
     }
 
     /// The cluster that it has become.
@@ -138,6 +137,26 @@ impl Booting {
         drop(seats);
         ended
     }
+}
+
+/// Lets them into the cluster and starts them, one after the other.
+async fn start_workers(
+    waiting: &mut Vec<Waiting>,
+    workers: &mut Vec<(Arc<Seat>, Rising)>,
+    Common { access, segment, host }: Common<'_>,
+    on_event: &impl Fn(&str, &Event),
+) -> Result<(), ClusterError> {
+    for Waiting { site, machine } in waiting.drain(..) {
+        let name = site.name.clone();
+        let told = join::invite(access, &site).await;
+        let configuration = told.map_err(|source| ClusterError::Join { node: name.clone(), source })?;
+        let (host, segment) = (host.clone(), Arc::clone(segment));
+        let seat = Arc::new(Seat { site, host, machine, segment, configuration });
+        let tell = |event: &Event| on_event(&name, event);
+        let rising = Arc::clone(&seat).start(access.clone(), tell).await.map_err(ClusterError::of(&name))?;
+        workers.push((seat, rising));
+    }
+    Ok(())
 }
 
 async fn raise<'a>(rising: &'a mut Rising, on_event: &impl Fn(&str, &Event)) -> Result<&'a mut Rising, ClusterError> {
