@@ -43,6 +43,7 @@ mod options;
 mod power;
 mod rising;
 mod site;
+mod watch;
 mod worker;
 
 pub use announce::StageState;
@@ -58,4 +59,5 @@ pub use join::JoinError;
 pub use kubeconfig::KubeconfigError;
 pub use node::{Node, SHUTDOWN_LIMIT};
 pub use options::{Boot, Capture, ClusterOptions, Data, Image, Nodes, NodesError, Options};
+pub use watch::seen;
 pub use worker::Worker;

@@ -8,13 +8,11 @@ use crate::node::Node;
 use crate::options::Options;
 use crate::power;
 use crate::site::Site;
-use crate::{announcements, configuration, kubeconfig};
+use crate::{announcements, configuration, kubeconfig, watch};
 use announce::Announcement;
-use futures::StreamExt as _;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, watch_object};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use qemu::{Plug, Vm};
 use services::discovery::AuthorityDigest;
@@ -174,10 +172,13 @@ impl Rising {
         };
         let nodes: Api<core::Node> = Api::all(access.client.clone());
         let name = self.name.clone();
-        let mut ready = std::pin::pin!(seen_ready(nodes, &name, self.begun, lost));
+        // The node's clock is this machine's.
+        let since = self.begun;
+        let is_ready = |node: Option<&core::Node>| node.is_some_and(|node| kubelet::is_ready(node, since));
+        let mut ready = std::pin::pin!(watch::seen(nodes, &name, is_ready, lost));
         loop {
             tokio::select! {
-                () = &mut ready => {
+                _ = &mut ready => {
                     self.tell(vec![Event::NodeReady], &mut on_event);
                     return Ok(access);
                 }
@@ -267,19 +268,4 @@ impl Role {
     pub(crate) fn of_control_plane(site: &Site, api: u16) -> Self {
         Self::ControlPlane { api, kubeconfig: site.file(&site.options.state, "kubeconfig") }
     }
-}
-
-/// Waits for the node; its clock is this machine's. The control plane of a worker may be away for a while: a watch that is lost is opened again, and
-/// why it was lost is left behind until then.
-async fn seen_ready(nodes: Api<core::Node>, name: &str, since: Timestamp, lost: &mut Option<watcher::Error>) {
-    let mut seen = std::pin::pin!(watch_object(nodes, name).default_backoff());
-    while let Some(node) = seen.next().await {
-        match node {
-            Ok(Some(node)) if kubelet::is_ready(&node, since) => return,
-            Ok(_) => *lost = None,
-            Err(error) => *lost = Some(error),
-        }
-    }
-    // The watch never ends by itself.
-    std::future::pending().await
 }

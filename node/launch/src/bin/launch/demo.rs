@@ -6,7 +6,8 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::wait::{Condition, conditions};
+use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use std::net::IpAddr;
@@ -18,7 +19,9 @@ use workload::Finding;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
 const METADATA: u64 = 1 << 20;
 /// A pod takes seconds in emulation, minutes beside a build.
-pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(300);
+/// How long one question may take.
+pub(crate) const QUESTION: Duration = Duration::from_secs(30);
 
 /// What was shown.
 #[derive(Debug)]
@@ -39,6 +42,9 @@ pub(crate) struct Shown {
     pub(crate) finding: workload::Demo,
 }
 
+/// Why the API server did not tell about an object, when it was asked last.
+pub(crate) type Lost = Box<watcher::Error>;
+
 /// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
@@ -49,18 +55,17 @@ pub(crate) enum DemoError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("cannot watch {object}")]
-    Watch {
-        object: String,
-        #[source]
-        source: Box<kube::runtime::wait::Error>,
-    },
     #[error("namespace {NAMESPACE} had no service account after {LIMIT:?}: the controller manager makes it")]
-    NoAccount,
+    NoAccount(#[source] Option<Lost>),
     #[error("cannot make the objects of the demonstration")]
     Object(#[from] serde_json::Error),
     #[error("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}")]
-    Late { pod: String, events: String },
+    Late {
+        pod: String,
+        events: String,
+        #[source]
+        source: Option<Lost>,
+    },
     #[error("pod {NAMESPACE}/{pod} failed: {message}")]
     Failed { pod: String, message: String },
     #[error("pod {NAMESPACE}/{pod} reported {message:?}")]
@@ -95,10 +100,7 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
 
     // Pods are refused until the controller manager has made the namespace's account.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    match timeout(LIMIT, await_condition(accounts, "default", conditions::is_created())).await {
-        Ok(made) => made.map_err(watch("the namespace's account"))?,
-        Err(_) => return Err(DemoError::NoAccount),
-    };
+    seen(&accounts, "default", conditions::is_created()).await.map_err(DemoError::NoAccount)?;
     let text = format!("written at {:.0}", Timestamp::now());
     let claims = try_join_all(members.into_iter().map(|member| show(client.clone(), member, &text, &on_step))).await?;
     let mesh = if nodes.len() > 1 { mesh::run(client, nodes, on_step).await? } else { Vec::new() };
@@ -119,10 +121,9 @@ async fn show(client: Client, member: Member, text: &str, on_step: impl Fn(&str)
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     remove(&pods, &name).await?;
     pods.create(&PostParams::default(), &objects::pod(&member, text)?).await.map_err(api("create", &name))?;
-    let ended = await_condition(pods.clone(), &name, |pod: Option<&Pod>| matches!(phase(pod), "Succeeded" | "Failed"));
-    let pod = match timeout(LIMIT, ended).await {
-        Ok(ended) => ended.map_err(watch(&name))?,
-        Err(_) => return Err(DemoError::Late { pod: name, events: events(client).await? }),
+    let pod = match seen(&pods, &name, has_ended).await {
+        Ok(pod) => pod,
+        Err(source) => return Err(DemoError::Late { pod: name, events: events(client).await, source }),
     };
     let message = message(pod.as_ref());
     if phase(pod.as_ref()) != "Succeeded" {
@@ -164,8 +165,16 @@ pub(crate) fn api(step: &'static str, object: &str) -> impl FnOnce(kube::Error) 
     move |error| DemoError::Api { step, object: object.to_owned(), source: Box::new(error) }
 }
 
-pub(crate) fn watch(object: &str) -> impl FnOnce(kube::runtime::wait::Error) -> DemoError {
-    move |error| DemoError::Watch { object: object.to_owned(), source: Box::new(error) }
+/// Waits until an object is what is wanted; returns it as it was then.
+pub(crate) async fn seen<K>(objects: &Api<K>, name: &str, wanted: impl Condition<K>) -> Result<Option<K>, Option<Lost>>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let mut lost = None;
+    match timeout(LIMIT, launch::seen(objects.clone(), name, wanted, &mut lost)).await {
+        Ok(object) => Ok(object),
+        Err(_) => Err(lost.map(Box::new)),
+    }
 }
 
 async fn ensure<K>(objects: Api<K>, object: &K, name: &str) -> Result<(), DemoError>
@@ -184,17 +193,22 @@ pub(crate) async fn remove(pods: &Api<Pod>, name: &str) -> Result<(), DemoError>
     let Some(pod) = pods.get_opt(name).await.map_err(api("look for", name))? else { return Ok(()) };
     pods.delete(name, &DeleteParams::default()).await.map_err(api("remove", name))?;
     let uid = pod.uid().unwrap_or_default();
-    match timeout(LIMIT, await_condition(pods.clone(), name, conditions::is_deleted(&uid))).await {
-        Ok(gone) => gone.map(drop).map_err(watch(name)),
-        Err(_) => Err(DemoError::Late {
+    match seen(pods, name, conditions::is_deleted(&uid)).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(DemoError::Late {
             pod: name.to_owned(),
             events: "that of an earlier run is still being removed".to_owned(),
+            source,
         }),
     }
 }
 
 pub(crate) fn phase(pod: Option<&Pod>) -> &str {
     pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+pub(crate) fn has_ended(pod: Option<&Pod>) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
 }
 
 /// What the container reported, or what the kubelet says about the pod.
@@ -205,10 +219,14 @@ pub(crate) fn message(pod: Option<&Pod>) -> String {
     terminated.or_else(|| status.message.clone()).unwrap_or_else(|| "it left no message".to_owned())
 }
 
-/// What the cluster says about the objects of the demonstration.
-pub(crate) async fn events(client: Client) -> Result<String, DemoError> {
+/// What the cluster says about the objects of the demonstration, if it answers.
+pub(crate) async fn events(client: Client) -> String {
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
-    let events = events.list(&ListParams::default()).await.map_err(api("read", "the events"))?;
+    let events = match timeout(QUESTION, events.list(&ListParams::default())).await {
+        Ok(Ok(events)) => events,
+        Ok(Err(error)) => return format!("the events there cannot be read: {error}"),
+        Err(_) => return format!("the events there cannot be read within {QUESTION:?}"),
+    };
     let lines = events.items.iter().map(|event| {
         let object = &event.involved_object;
         format!(
@@ -219,7 +237,7 @@ pub(crate) async fn events(client: Client) -> Result<String, DemoError> {
             event.message.as_deref().unwrap_or_default(),
         )
     });
-    Ok(format!("the events there:{}", lines.collect::<String>()))
+    format!("the events there:{}", lines.collect::<String>())
 }
 
 #[cfg(test)]

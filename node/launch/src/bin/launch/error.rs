@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_failed_demonstration_has_status_1_and_an_interrupted_one_130() {
-        assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount)).status(), 1);
+        assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount(None))).status(), 1);
         assert_eq!(LaunchError::from(End::Unread).status(), 1);
         assert_eq!(LaunchError::from(End::Interrupted).status(), 130);
     }
@@ -116,7 +116,7 @@ mod tests {
         let ended = Ended { what: "node granary".to_owned(), reason: "no etcd".to_owned() };
         [
             LaunchError::Boot(Box::new(boot)),
-            LaunchError::Demo(Box::new(DemoError::NoAccount)),
+            LaunchError::Demo(Box::new(DemoError::NoAccount(None))),
             LaunchError::Ended(ended),
         ]
     }

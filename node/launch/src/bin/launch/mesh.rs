@@ -1,12 +1,11 @@
 //! Pods of different nodes that reach each other.
 
-use crate::demo::{self, DemoError, LIMIT};
+use crate::demo::{self, DemoError, QUESTION};
 use crate::objects::{self, NAMESPACE, PORT};
 use futures::future::try_join_all;
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
-use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,8 +15,6 @@ use workload::{Check, Text, serve};
 
 /// How long nodes may take to hear of each other.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long one question may take.
-const QUESTION: Duration = Duration::from_secs(30);
 /// Between questions.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -68,10 +65,10 @@ async fn open(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Resu
     demo::remove(pods, &pod).await?;
     let object = objects::neighbour(node, &pod)?;
     pods.create(&PostParams::default(), &object).await.map_err(demo::api("create", &pod))?;
-    let runs = await_condition(pods.clone(), &pod, |pod: Option<&Pod>| address(pod).is_some() || has_ended(pod));
-    let found = match timeout(LIMIT, runs).await {
-        Ok(found) => found.map_err(demo::watch(&pod))?,
-        Err(_) => return Err(DemoError::Late { pod, events: demo::events(client.clone()).await? }),
+    let runs = |pod: Option<&Pod>| address(pod).is_some() || demo::has_ended(pod);
+    let found = match demo::seen(pods, &pod, runs).await {
+        Ok(found) => found,
+        Err(source) => return Err(DemoError::Late { pod, events: demo::events(client.clone()).await, source }),
     };
     match address(found.as_ref()) {
         Some(address) => Ok(Neighbour { node: node.to_owned(), pod, address }),
@@ -83,10 +80,6 @@ async fn open(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Resu
 fn address(pod: Option<&Pod>) -> Option<IpAddr> {
     let running = demo::phase(pod) == "Running";
     pod.filter(|_| running)?.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
-}
-
-fn has_ended(pod: Option<&Pod>) -> bool {
-    matches!(demo::phase(pod), "Succeeded" | "Failed")
 }
 
 /// Asks until there is an answer: nodes hear of each other a moment after they are ready.
@@ -166,6 +159,6 @@ pub(crate) mod tests {
         };
         assert_eq!(address(Some(&pod("Running"))), Some("10.244.1.3".parse().unwrap()));
         assert_eq!(address(Some(&pod("Pending"))), None);
-        assert!(has_ended(Some(&pod("Failed"))) && !has_ended(None));
+        assert!(demo::has_ended(Some(&pod("Failed"))) && !demo::has_ended(None));
     }
 }

@@ -1,0 +1,102 @@
+//! Objects of the cluster that somebody waits for.
+
+use futures::StreamExt as _;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::wait::Condition;
+use kube::runtime::watcher::{self, watch_object};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::pin::pin;
+
+/// Waits until the object of this name, or that there is none, is what is wanted. Returns it as it was then.
+///
+/// The API server may be away for a while: a watch that is lost is opened again, and `lost` says why it was lost until
+/// something is seen again. It ends by its success only: a caller has a deadline, and tells `lost` with it. Cancel-safe.
+pub async fn seen<K>(
+    objects: Api<K>,
+    name: &str,
+    wanted: impl Condition<K>,
+    lost: &mut Option<watcher::Error>,
+) -> Option<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut seen = pin!(watch_object(objects, name).default_backoff());
+    while let Some(object) = seen.next().await {
+        match object {
+            Ok(object) => {
+                *lost = None;
+                if wanted.matches_object(object.as_ref()) {
+                    return object;
+                }
+            }
+            Err(error) => *lost = Some(error),
+        }
+    }
+    // The watch never ends by itself.
+    std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Client;
+    use kube::client::Body;
+    use kube::runtime::wait::conditions;
+    use serde_json::json;
+    use std::future::pending;
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+    use tokio::time::timeout;
+    use tower::service_fn;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Pods of an API server that is away for so many requests, and then has one pod that does not change.
+    fn pods(away: usize) -> Api<Pod> {
+        let away = Arc::new(AtomicUsize::new(away));
+        let service = service_fn(move |request: Request<Body>| {
+            let is_away = away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            async move {
+                if is_away {
+                    return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+                }
+                if is_watch {
+                    return pending().await;
+                }
+                let list = json!({
+                    "apiVersion": "v1",
+                    "kind": "PodList",
+                    "metadata": {"resourceVersion": "7"},
+                    "items": [{"metadata": {"name": "notes-writer", "uid": "one"}}],
+                });
+                Ok(Response::new(Body::from(list.to_string().into_bytes())))
+            }
+        });
+        Api::namespaced(Client::new(service, "demo"), "demo")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_lost_is_opened_again() {
+        let mut lost = None;
+        let pod = seen(pods(3), "notes-writer", conditions::is_created(), &mut lost).await;
+        assert_eq!(pod.unwrap().metadata.uid.as_deref(), Some("one"));
+        assert!(lost.is_none(), "{lost:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waited_in_vain_knows_whether_the_watch_was_lost() {
+        let mut lost = None;
+        for (away, is_lost) in [(usize::MAX, true), (1, false)] {
+            let gone = seen(pods(away), "notes-writer", conditions::is_deleted("one"), &mut lost);
+            timeout(LIMIT, gone).await.unwrap_err();
+            assert_eq!(lost.is_some(), is_lost, "{lost:?}");
+        }
+    }
+}
