@@ -330,11 +330,12 @@ fn data_file(path: &Path) -> DataFile {
 }
 
 fn absent(path: &Path) -> DataFile {
+    let Some(directory) = directory_of(path) else { return DataFile::Other };
     // `O_EXCL` does not make what a link leads to, open(2).
     if let Ok(target) = fs::read_link(path) {
-        return DataFile::Link(target);
+        // A relative one begins in the link's directory, symlink(7).
+        return DataFile::Link(directory.join(target));
     }
-    let Some(directory) = directory_of(path) else { return DataFile::Other };
     match nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK) {
         Ok(()) => DataFile::Absent,
         Err(errno) => DataFile::Unusable(errno.into()),
@@ -490,21 +491,25 @@ mod tests {
     fn a_link_to_nothing_is_refused_with_what_it_leads_to() {
         let directory = tempfile::tempdir().unwrap();
         let (path, target) = (directory.path().join("data.img"), directory.path().join("disks/gone.img"));
-        std::os::unix::fs::symlink(&target, &path).unwrap();
-        let refusal = take(path.clone(), data_file(&path)).unwrap_err();
-        assert_eq!(refusal.to_string(), format!("cannot use data file {}", path.display()));
-        let Refusal::Data { source, .. } = refusal else { panic!("{refusal:?}") };
-        assert_eq!(
-            source.to_string(),
-            format!(
-                "it is a symbolic link to {}, which is not there; make that file with truncate --size=8G, or remove the \
-                 link",
-                target.display()
-            )
-        );
         fs::create_dir(directory.path().join("disks")).unwrap();
-        fs::File::create_new(&target).unwrap().set_len(LEAST_DATA.get()).unwrap();
-        assert!(matches!(data_file(&path), DataFile::Usable(LEAST_DATA)));
+        for written in [&*target, Path::new("disks/gone.img")] {
+            std::os::unix::fs::symlink(written, &path).unwrap();
+            let refusal = take(path.clone(), data_file(&path)).unwrap_err();
+            assert_eq!(refusal.to_string(), format!("cannot use data file {}", path.display()));
+            let Refusal::Data { source, .. } = refusal else { panic!("{refusal:?}") };
+            assert_eq!(
+                source.to_string(),
+                format!(
+                    "it is a symbolic link to {}, which is not there; make that file with truncate --size=8G, or remove \
+                     the link",
+                    target.display()
+                )
+            );
+            fs::File::create_new(&target).unwrap().set_len(LEAST_DATA.get()).unwrap();
+            assert!(matches!(data_file(&path), DataFile::Usable(LEAST_DATA)));
+            fs::remove_file(&target).unwrap();
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]
