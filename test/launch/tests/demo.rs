@@ -2,6 +2,7 @@
 
 use launch_test::{Kind, Launched, directory};
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -27,7 +28,9 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let first = first_run(&data);
     is_sparse(&file);
 
-    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--firmware", "--nodes=2"]);
+    let port = free_port();
+    let chosen = format!("--port={port}");
+    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--firmware", "--nodes=2", &chosen]);
     launched.wait_for("The nodes run. Ctrl-C shuts them down.");
     let text = launched.text().to_owned();
     for stage in ["granary    firmware: ready", "granary-1  firmware: ready", "granary-1  the node is Ready"] {
@@ -52,7 +55,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
         assert!(line.contains(both[1]), "{line}");
     }
     is_sparse(&file.with_added_extension("1"));
-    the_directions_lead_to_the_cluster(&text);
+    the_directions_lead_to_the_cluster(&text, port);
 
     launched.type_ctrl_c();
     launched.wait_for("Shutting the nodes down, the workers first.");
@@ -96,7 +99,12 @@ fn first_run(data: &str) -> [Kept; 2] {
     })
 }
 
-fn the_directions_lead_to_the_cluster(text: &str) {
+/// Nobody listens there now.
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     let after = |title: &str| {
         let found = text.lines().find_map(|line| line.strip_prefix(title));
         found.unwrap_or_else(|| panic!("no {title:?} in {text}"))
@@ -110,7 +118,7 @@ fn the_directions_lead_to_the_cluster(text: &str) {
     let kubeconfig = Path::new(kubeconfig);
     assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let (server, _) = after("metrics     ").split_once("/api/").unwrap();
-    assert!(server.starts_with("https://127.0.0.1:"), "{server}");
+    assert_eq!(server, format!("https://127.0.0.1:{port}"));
     assert!(fs::read_to_string(kubeconfig).unwrap().contains(&format!("\"{server}\"")), "{server}");
     for log in text.lines().filter_map(|line| line.strip_prefix("logs        ")) {
         assert!(Path::new(log).is_file(), "{log}");
