@@ -1,15 +1,20 @@
 //! What the launcher shows from the beginning of a boot to its end, to a pipe and on a terminal.
 
 use launch_test::{Kind, Launched, directory};
+use std::env;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 
 /// The kernel says so when the node has unmounted its disk and turns the machine off.
 const OFF: &str = "reboot: Power down";
 /// What a data disk is made with, in bytes.
 const MADE: u64 = 8 << 30;
+
+/// How printed lines start the build's kubectl.
+const KUBECTL: &str = "./bazelw run //:kubectl -- ";
 
 /// What is told of a claim below the table.
 struct Note<'a> {
@@ -110,11 +115,7 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
         found.unwrap_or_else(|| panic!("no {title:?} in {text}"))
     };
     let kubeconfig = after("kubeconfig  ");
-    assert_eq!(
-        after("kubectl     "),
-        format!("./bazelw run //:kubectl -- --kubeconfig={kubeconfig} get pods -A"),
-        "{text}"
-    );
+    assert_eq!(after("kubectl     "), format!("{KUBECTL}--kubeconfig={kubeconfig} get pods -A"), "{text}");
     let kubeconfig = Path::new(kubeconfig);
     assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let (server, _) = after("metrics     ").split_once("/api/").unwrap();
@@ -123,6 +124,26 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     for log in text.lines().filter_map(|line| line.strip_prefix("logs        ")) {
         assert!(Path::new(log).is_file(), "{log}");
     }
+    let lines: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(KUBECTL)?.1)).collect();
+    let shown = ["notes-writer", "\ngranary_", "\"node\": \"granary\"", "\ngranary_", "\"node\": \"granary-1\""];
+    assert_eq!(lines.len(), shown.len(), "{text}");
+    for (line, shown) in lines.into_iter().zip(shown) {
+        let output = kubectl(line);
+        assert!(output.contains(shown), "no {shown:?} of {line} in {output}");
+    }
+}
+
+/// What kubectl shows, with what stands behind [`KUBECTL`] in a printed line.
+fn kubectl(arguments: &str) -> String {
+    let program = env::var_os("GRANARY_KUBE").expect("the test is run by its Bazel target");
+    let home = directory();
+    // The line is for a shell.
+    let command = format!("exec \"$0\" kubectl {arguments} --request-timeout=2m");
+    let mut shell = Command::new("/bin/sh");
+    let output = shell.arg("-c").arg(command).arg(program).env("HOME", home.path()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments}: {}: {told}", output.status);
+    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
