@@ -145,6 +145,7 @@ mod tests {
     use std::fs::File;
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
+    use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
     use tempfile::TempDir;
@@ -172,6 +173,9 @@ mod tests {
         assert!(eight >= Version::OLDEST);
     }
 
+    /// How long another test may take to start a program.
+    const LIMIT: Duration = Duration::from_secs(60);
+
     /// A directory with a program of this name that prints the text.
     fn that_says(text: &str) -> TempDir {
         let directory = tempfile::tempdir().unwrap();
@@ -184,9 +188,11 @@ mod tests {
     /// Looks in these directories, in this order. Another test that starts a program between the writing and the closing of
     /// a file has it open for writing, until that program is executed: then nobody can run it (`ETXTBSY`).
     fn find(directories: &[&TempDir]) -> Result<Program, FindError> {
+        let end = Instant::now() + LIMIT;
         loop {
             match Program::find_in(directories.iter().map(|directory| directory.path().to_owned())) {
-                Err(FindError::Run { source, .. }) if source.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                Err(FindError::Run { source, .. })
+                    if source.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < end => {}
                 found => return found,
             }
         }
