@@ -12,7 +12,7 @@ use std::pin::pin;
 /// Waits until the object of this name, or that there is none, is what is wanted. Returns it as it was then.
 ///
 /// The API server may be away for a while: a watch that is lost is opened again, and `lost` says why it was lost until
-/// something is seen again. It ends by its success only: a caller has a deadline, and tells `lost` with it. Cancel-safe.
+/// something is seen again. Only success ends it: a caller has a deadline, and tells `lost` with it. Cancel-safe.
 pub async fn seen<K>(
     objects: Api<K>,
     name: &str,

@@ -60,8 +60,8 @@ impl LaunchError {
         }
     }
 
-    /// What the program ends with if the shutdown that this error was the reason for failed, too. The reason is told last,
-    /// unless it is that somebody asked for the end.
+    /// What the program ends with if the shutdown that this error was the reason for failed, too. The reason is told
+    /// last, unless it is that somebody asked for the end.
     pub(crate) fn after(self, down: Self, tell: impl FnOnce(&str)) -> Self {
         match (self, down) {
             (Self::Interrupted, down) => down,
