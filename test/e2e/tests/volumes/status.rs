@@ -3,7 +3,11 @@
 use e2e::{Case, Claim, Failure, PATIENCE, Pod, Seen, Suite, Volume, eventually};
 use serde_json::Value;
 
+use crate::KEEP_FREE;
+
 const MIB: u64 = 1 << 20;
+/// More than the node keeps for its own programs on a disk of 8 GiB.
+const PROGRAMS: u64 = 2 << 30;
 /// The node's own port, through the API server.
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
 /// As docs/operations/logs.md says: kubelet shows it.
@@ -17,6 +21,7 @@ const LATER: [&str; 2] = ["granary_provisioner_failures_total", "granary_log_sup
 pub fn cases(suite: Suite) -> Suite {
     suite
         .case("the_status_page_shows_the_volume", the_status_page_shows_the_volume)
+        .case("what_is_to_be_kept_free_is_not_offered", what_is_to_be_kept_free_is_not_offered)
         .case("the_node_has_every_metric_that_is_described", the_node_has_every_metric_that_is_described)
         .case("an_administrator_reads_the_log", an_administrator_reads_the_log)
 }
@@ -40,6 +45,19 @@ async fn the_status_page_shows_the_volume(case: Case) -> Result<(), Failure> {
         Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
     })
     .await
+}
+
+async fn what_is_to_be_kept_free_is_not_offered(case: Case) -> Result<(), Failure> {
+    let facts: Value = serde_json::from_str(&case.get(&format!("{PORT}/statusz.json")).await?)?;
+    let disk = &facts["storage"]["disk"];
+    let [size, reserve] = ["size", "reserve"].map(|number| disk[number].as_u64().unwrap_or_default());
+    assert!((KEEP_FREE..KEEP_FREE + PROGRAMS).contains(&reserve), "{disk}");
+    let offered = eventually(PATIENCE, "the capacity for class local", async || {
+        Ok(case.capacity("local").await?.map_or_else(|| Seen::NotYet("none".to_owned()), Seen::Done))
+    })
+    .await?;
+    assert!(offered > 0 && offered <= size - reserve, "{offered} of {disk}");
+    Ok(())
 }
 
 async fn the_node_has_every_metric_that_is_described(case: Case) -> Result<(), Failure> {
