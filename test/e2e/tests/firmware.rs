@@ -30,6 +30,7 @@ async fn a_flipped_bit_of_the_system_stops_the_boot_with_the_partition_and_the_r
     let console = console_of_damaged(7).await;
     expect(&console, "partition SYSTEM-A");
     expect(&console, "is damaged, and was not started; write the image to the disk again");
+    expect(&console, "reboot: Power down");
 }
 
 /// The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
