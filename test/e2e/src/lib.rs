@@ -30,7 +30,7 @@ pub use failure::Failure;
 pub use pod::{Pod, Volume, WEBHOOK_PORT};
 pub use server::Server;
 pub use setting::{Setting, SettingError};
-pub use suite::Suite;
+pub use suite::{End, Suite};
 
 use std::time::Duration;
 

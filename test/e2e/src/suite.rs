@@ -8,14 +8,21 @@ use kube::Client;
 use launch::{Node, Options, SHUTDOWN_LIMIT};
 use std::any::Any;
 use std::env;
+use std::fs;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
 
 /// Lines of the console that are shown when something failed.
 const CONSOLE_LINES: usize = 400;
+
+/// signal(7).
+const SIGTERM: i32 = 15;
+/// The kernel's last words.
+const POWER_OFF: &str = "reboot: Power down";
 
 /// How many cases run beside each other: mostly they wait, for kubelet or for a container's start.
 const AT_ONCE: usize = 5;
@@ -26,8 +33,18 @@ type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failu
 pub struct Suite {
     name: &'static str,
     options: fn(&mut Options),
+    end: End,
     beside: Vec<Planned>,
     alone: Vec<Planned>,
+}
+
+/// Who asks the node to power off when all cases are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The machine, by its power button.
+    Button,
+    /// A pod with the node's processes, by SIGTERM to PID 1.
+    Signal,
 }
 
 /// A case that has not begun.
@@ -39,13 +56,19 @@ struct Planned {
 impl Suite {
     /// A suite without cases.
     pub fn new(name: &'static str) -> Self {
-        Self { name, options: |_| {}, beside: Vec::new(), alone: Vec::new() }
+        Self { name, options: |_| {}, end: End::Button, beside: Vec::new(), alone: Vec::new() }
     }
 
     /// Changes what the node is booted with.
     #[must_use]
     pub fn options(self, options: fn(&mut Options)) -> Self {
         Self { options, ..self }
+    }
+
+    /// Changes how the node ends, which is by its power button if nothing is said.
+    #[must_use]
+    pub fn end(self, end: End) -> Self {
+        Self { end, ..self }
     }
 
     /// Adds a case that runs beside others. Its name is the behaviour that it shows.
@@ -125,9 +148,26 @@ async fn run(suite: Suite) -> Vec<Outcome> {
         show_console(node.console());
     }
     let start = Instant::now();
-    let down = node.shut_down(SHUTDOWN_LIMIT).await;
-    outcomes.push(outcome("the_node_powers_off_in_order", start, down.err().map(|error| chain(&error))));
+    let (name, down) = match suite.end {
+        End::Button => {
+            let down = node.shut_down(SHUTDOWN_LIMIT).await;
+            ("the_node_powers_off_at_its_button", down.map_err(|error| chain(&error)))
+        }
+        End::Signal => ("the_node_powers_off_at_a_signal", terminate(node).await),
+    };
+    outcomes.push(outcome(name, start, down.err()));
     outcomes
+}
+
+async fn terminate(mut node: Node) -> Result<(), String> {
+    // The answer may come too late.
+    let sent = observer::signal(&node.client(), "init", SIGTERM).await;
+    let Ok(reason) = timeout(SHUTDOWN_LIMIT, node.ended()).await else {
+        return Err(format!("the node goes on after SIGTERM: {sent:?}"));
+    };
+    let console = fs::read(node.console()).unwrap_or_default();
+    let is_off = String::from_utf8_lossy(&console).contains(POWER_OFF);
+    if is_off { Ok(()) } else { Err(format!("the node ended, but not with {POWER_OFF:?}: {reason}")) }
 }
 
 async fn boot(change: fn(&mut Options)) -> Result<(Node, Setting), String> {

@@ -1,6 +1,6 @@
 //! What a full node does, on a small disk.
 
-use e2e::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Pod, Seen, Server, Suite, Volume};
+use e2e::{Case, Claim, Class, DRIVER, End, Failure, PATIENCE, Pod, Seen, Server, Suite, Volume};
 use e2e::{eventually, promised};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity};
@@ -18,6 +18,7 @@ const NO_SPACE: &str = "did not have enough free storage";
 fn main() -> ExitCode {
     Suite::new("capacity")
         .options(|options| options.data_size = DISK)
+        .end(End::Signal)
         .alone("what_the_node_offers_follows_what_it_has_promised", what_the_node_offers_follows)
         .alone("without_a_capacity_object_a_pod_waits_and_with_it_it_runs", without_a_capacity_object_a_pod_waits)
         .alone("a_claim_that_does_not_fit_goes_back_to_the_scheduler", a_claim_that_does_not_fit_goes_back)
