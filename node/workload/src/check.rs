@@ -119,10 +119,12 @@ pub enum Check {
         /// Has the certificate `tls.crt` and its key `tls.key`, as a Secret of the type `kubernetes.io/tls` has them.
         path: PathBuf,
     },
-    /// `serve PORT`: makes checks for whoever asks over HTTP, until SIGTERM; see [`crate::serve`].
+    /// `serve PORT [FILE]`: makes checks for whoever asks over HTTP, until SIGTERM; see [`crate::serve`].
     Serve {
         /// Of all addresses of the container.
         port: u16,
+        /// Where [`FAREWELL`](crate::serve::FAREWELL) is written then.
+        farewell: Option<PathBuf>,
     },
 }
 
@@ -134,7 +136,7 @@ impl Check {
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, \
-         fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT";
+         fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     /// Reads its words; `None` if one is unknown, or one too many or too few.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
@@ -158,7 +160,8 @@ impl Check {
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
             ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
-            ["serve", port] => Self::Serve { port: port.parse().ok()? },
+            ["serve", port] => Self::Serve { port: port.parse().ok()?, farewell: None },
+            ["serve", port, path] => Self::Serve { port: port.parse().ok()?, farewell: Some(path.into()) },
             _ => return None,
         };
         Some(check)
@@ -195,7 +198,11 @@ impl Check {
             Self::Signal { program, number } => vec!["signal".to_owned(), program.clone(), number.to_string()],
             Self::Fetch { address, target } => vec!["fetch".to_owned(), address.to_string(), target.clone()],
             Self::Webhook { port, path } => vec!["webhook".to_owned(), port.to_string(), path.display().to_string()],
-            Self::Serve { port } => vec!["serve".to_owned(), port.to_string()],
+            Self::Serve { port, farewell } => {
+                let mut words = vec!["serve".to_owned(), port.to_string()];
+                words.extend(farewell.as_ref().map(|path| path.display().to_string()));
+                words
+            }
         }
     }
 }
@@ -228,7 +235,7 @@ pub(crate) mod tests {
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
             (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
-            any::<u16>().prop_map(|port| Check::Serve { port }),
+            (any::<u16>(), prop::option::of(path())).prop_map(|(port, farewell)| Check::Serve { port, farewell }),
         ]
     }
 

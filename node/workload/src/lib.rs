@@ -62,6 +62,6 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
         Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),
-        Check::Serve { port } => serve::run(*port).map(|()| Finding::Serve),
+        Check::Serve { port, farewell } => serve::run(*port, farewell.as_deref()).map(|()| Finding::Serve),
     }
 }

@@ -3,7 +3,7 @@
 //! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The answer is JSON, either
 //! `{"Ok": FINDING}` or `{"Err": TEXT}`. HTTP/1.1 without kept connections is all that the proxy needs.
 
-use crate::{Check, CheckError, Finding, make};
+use crate::{Check, CheckError, Finding, file, make};
 use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+/// What is written at the end, if that is asked for: whoever finds it knows that the end was asked for, too.
+pub const FAREWELL: &str = "asked to end";
 /// The largest head of a request, in bytes.
 const HEAD: u64 = 16 << 10;
 /// How long the other side may take to send or to take something.
@@ -33,9 +35,10 @@ pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serd
     serde_json::from_str(text)
 }
 
-/// Answers on the port until SIGTERM or SIGINT.
-pub(crate) fn run(port: u16) -> Result<(), CheckError> {
-    listen(port, exchange)
+/// Answers on the port until SIGTERM or SIGINT, and says farewell.
+pub(crate) fn run(port: u16, farewell: Option<&Path>) -> Result<(), CheckError> {
+    listen(port, exchange)?;
+    farewell.map_or(Ok(()), |path| file::write(path, FAREWELL).map(drop))
 }
 
 /// Has each connection to the port answered, in a thread of its own, until SIGTERM or SIGINT. PID 1 of a container gets
@@ -191,6 +194,6 @@ mod tests {
         let refused = ask(&Check::Read { path: "/nowhere/note".into() }).unwrap_err();
         assert!(refused.starts_with("cannot read /nowhere/note\ncaused by: No such file"), "{refused}");
         assert!(matches!(ask(&Check::Inspect { path: "/".into() }), Ok(Finding::Inspect(_))));
-        assert_eq!(ask(&Check::Serve { port: 1 }), Err("this is no check".to_owned()));
+        assert_eq!(ask(&Check::Serve { port: 1, farewell: None }), Err("this is no check".to_owned()));
     }
 }

@@ -3,6 +3,7 @@
 use crate::Claim;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use workload::{Check, Request};
 
 /// Where a pod that stays listens.
@@ -117,7 +118,7 @@ impl Pod {
 
     /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
     pub fn server(name: impl Into<String>) -> Self {
-        let check = Check::Serve { port: PORT };
+        let check = Check::Serve { port: PORT, farewell: None };
         let (user, group, restarts, of_the_node, node) = (None, None, false, false, None);
         Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node, node }
     }
@@ -126,6 +127,12 @@ impl Pod {
     pub fn webhook(name: impl Into<String>, secret: &str) -> Self {
         let check = Check::Webhook { port: WEBHOOK_PORT, path: format!("/{secret}").into() };
         Self { check, ..Self::server(name).with(Volume::secret(secret)) }
+    }
+
+    /// A pod of [`Pod::server`] that writes [`workload::serve::FAREWELL`] to this file when it is asked to end.
+    #[must_use]
+    pub fn farewell(self, file: impl Into<PathBuf>) -> Self {
+        Self { check: Check::Serve { port: PORT, farewell: Some(file.into()) }, ..self }
     }
 
     /// On this node and no other.

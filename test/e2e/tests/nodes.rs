@@ -83,10 +83,13 @@ async fn live(options: &ClusterOptions) -> Result<(), Failure> {
 
     step("a worker comes back with its key, sooner than its control plane");
     let before = key(&case).await?;
+    let asked = there.read(farewell(there.name())).await;
+    assert!(matches!(asked, Err(Failure::Pod { .. })), "the pod was asked to end too early: {asked:?}");
     comes_back(&mut cluster).await;
     assert_eq!(key(&case).await?, before);
     let there = case.find(there.name()).await?;
     assert_eq!(there.read("/there/note").await?, SECRET, "the volume is what it was");
+    assert_eq!(there.read(farewell(there.name())).await?, serve::FAREWELL, "the pod was asked to end with its node");
     reaches(&case, &here, &there).await?;
     reaches(&case, &there, &here).await?;
 
@@ -111,7 +114,7 @@ async fn claims_land_with_their_pods(case: &Case) -> Result<[Server; 2], Failure
         case.claim(&Claim::new(name, 16 * MIB)).await?;
         case.claim(&Claim::block(device, 16 * MIB)).await?;
         let pod = Pod::server(name).with(Volume::claim(name)).with(Volume::device(device)).on(node).restarting();
-        let server = case.open(&pod).await?;
+        let server = case.open(&pod.farewell(farewell(name))).await?;
         for claim in [name, device] {
             assert_eq!(nodes_of(&case.volume_of(claim).await?), [node], "{claim}");
         }
@@ -126,6 +129,11 @@ async fn claims_land_with_their_pods(case: &Case) -> Result<[Server; 2], Failure
     let chosen = pod.spec.and_then(|spec| spec.node_name).expect("a node");
     assert_eq!(nodes_of(&case.volume_of("anywhere").await?), [chosen]);
     Ok(servers.try_into().expect("two pods"))
+}
+
+/// What a pod writes when it is asked to end.
+fn farewell(pod: &str) -> String {
+    format!("/{pod}/farewell")
 }
 
 /// Where the volume can be used.

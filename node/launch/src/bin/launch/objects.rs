@@ -89,7 +89,8 @@ pub(crate) fn pod(member: &Member, text: &str) -> Result<Pod, serde_json::Error>
 
 /// A pod that answers, and asks others when it is told to.
 pub(crate) fn neighbour(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
-    serde_json::from_value(on(node, name, &Request { check: Check::Serve { port: PORT }, report: false }))
+    let check = Check::Serve { port: PORT, farewell: None };
+    serde_json::from_value(on(node, name, &Request { check, report: false }))
 }
 
 fn on(node: &str, name: &str, request: &Request) -> Value {
