@@ -9,6 +9,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+/// Bytes that the kernel keeps of a program's name: `TASK_COMM_LEN`, less the zero at its end.
+const NAME: usize = 15;
+
 /// Keeps the signals that ask for the end for [`wait`]; in threads that are started afterwards, too.
 pub(crate) fn block() -> Result<SigSet, CheckError> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
@@ -28,13 +31,14 @@ pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> 
         0 => None,
         number => Some(Signal::try_from(number).map_err(CheckError::of("send", Path::new("this signal")))?),
     };
+    let kept = program.get(..NAME).unwrap_or(program);
     let mut processes = Vec::new();
     for entry in fs::read_dir(proc).map_err(CheckError::of("list", proc))? {
         let name = entry.map_err(CheckError::of("list", proc))?.file_name();
         let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         // It may end between the two calls.
         let Ok(stat) = fs::read_to_string(proc.join(&name).join("stat")) else { continue };
-        if parse(&stat).is_some_and(|(name, parent)| name == program && (parent == 1 || process == 1)) {
+        if parse(&stat).is_some_and(|(name, parent)| name == kept && (parent == 1 || process == 1)) {
             kill(Pid::from_raw(process), signal).map_err(CheckError::of("signal", Path::new(program)))?;
             processes.push(process);
         }

@@ -1,7 +1,9 @@
 //! Parts of the node that end at the wrong moment.
 
-use e2e::{Case, Claim, Failure, Pod, Server, Suite, Volume};
+use e2e::{Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Suite, Volume, eventually};
 use std::collections::BTreeSet;
+
+use crate::status::all_services_are_ready;
 
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
@@ -9,6 +11,8 @@ const SIGKILL: i32 = 9;
 const SIGUSR1: i32 = 10;
 /// Claims of each pod of a burst, of both modes.
 const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
+/// And what brings its Services to the node.
+const CONTROL_PLANE: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"];
 
 /// Adds the cases.
 pub fn cases(suite: Suite) -> Suite {
@@ -16,6 +20,7 @@ pub fn cases(suite: Suite) -> Suite {
         .alone("volumes_stay_when_kubelet_is_killed", |case| stays(case, "kubelet"))
         .alone("volumes_stay_when_containerd_is_killed", |case| stays(case, "containerd"))
         .alone("a_burst_is_finished_although_the_storage_tasks_end", a_burst_is_finished)
+        .alone("the_control_plane_is_started_again_when_it_is_killed", the_control_plane_is_started_again)
 }
 
 /// Pods go on while the program is away, and what is asked for meanwhile is done when it is back.
@@ -53,6 +58,35 @@ async fn stays(case: Case, program: &'static str) -> Result<(), Failure> {
     }
     assert_eq!(one.read("/dev/device").await?, "before");
     Ok(())
+}
+
+/// One program after the other: who looks needs etcd and the API server. Pods need none of them.
+async fn the_control_plane_is_started_again(case: Case) -> Result<(), Failure> {
+    case.claim(&Claim::new("data", 16 * MIB)).await?;
+    let one = case.open(&Pod::server("one").with(Volume::claim("data"))).await?;
+    one.write("/data/note", "before").await?;
+    let mut running = Vec::new();
+    for program in CONTROL_PLANE {
+        running.push((program, case.signal(program, 0).await?));
+    }
+    for (program, before) in running {
+        eventually(PATIENCE, &format!("another {program}"), async || {
+            let now = case.signal(program, 0).await?;
+            if now == before {
+                // The API server cannot pass on that it was killed itself.
+                _ = case.signal(program, SIGKILL).await;
+            }
+            Ok(if now == before { Seen::NotYet(format!("{now:?}")) } else { Seen::Done(()) })
+        })
+        .await?;
+    }
+    all_services_are_ready(&case).await?;
+    // It has run all the time: nothing starts it again.
+    assert_eq!(one.read("/data/note").await?, "before");
+    case.claim(&Claim::new("new", 16 * MIB)).await?;
+    let two = case.open(&Pod::server("two").with(Volume::claim("data")).with(Volume::claim("new"))).await?;
+    assert_eq!(two.read("/data/note").await?, "before");
+    no_place_has_two_mounts(&case).await
 }
 
 async fn no_place_has_two_mounts(case: &Case) -> Result<(), Failure> {

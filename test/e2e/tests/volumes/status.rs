@@ -40,6 +40,11 @@ async fn the_status_page_shows_the_volume(case: Case) -> Result<(), Failure> {
     assert!(facts["certificates"].as_array().is_some_and(|all| all.len() > 5), "{facts}");
 
     assert_eq!(case.get(&format!("{PORT}/healthz")).await?, "ok\n");
+    all_services_are_ready(&case).await
+}
+
+/// Waits until they are.
+pub async fn all_services_are_ready(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "all services to be ready", async || {
         let said = case.get(&format!("{PORT}/readyz")).await?;
         Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
