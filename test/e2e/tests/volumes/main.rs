@@ -2,6 +2,7 @@
 //! one whose operator has chosen much of what can be left out.
 
 mod claims;
+mod confinement;
 mod devices;
 mod directories;
 mod disruption;
@@ -26,6 +27,14 @@ fn main() -> ExitCode {
         });
         options.configuration = Some(configuration.to_string());
     });
-    let parts = [directories::cases, devices::cases, claims::cases, network::cases, status::cases, disruption::cases];
+    let parts = [
+        directories::cases,
+        devices::cases,
+        claims::cases,
+        network::cases,
+        confinement::cases,
+        status::cases,
+        disruption::cases,
+    ];
     parts.into_iter().fold(suite, |suite, add| add(suite)).run()
 }
