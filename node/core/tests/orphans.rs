@@ -1,0 +1,64 @@
+//! Who reaps a process when its parent has ended, and who does not.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use eventually::{Seen, eventually};
+use nix::sys::prctl::set_child_subreaper;
+use node_core::orphans;
+use supervisor::{Settings, Supervisor};
+use tokio::time::pause;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// This process inherits as PID 1 does.
+#[tokio::test]
+async fn an_orphan_is_reaped_and_a_child_is_left_to_whoever_awaits_it() {
+    set_child_subreaper(true).unwrap();
+    let orphan = orphan();
+    let mut child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
+    for process in [orphan, child.id()] {
+        becomes(process, Some('Z')).await;
+    }
+
+    // From here on the grace takes no time: the clock goes on whenever nobody has anything to do.
+    pause();
+    let tree = Supervisor::start("orphans", Settings::default(), orphans::run);
+    tree.handle().healthy().await.unwrap();
+    assert_eq!([orphan, child.id()].map(state), [Some('Z'); 2], "somebody may await both");
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    becomes(orphan, None).await;
+    tree.stop(LIMIT).await.unwrap();
+}
+
+/// A process that ends after its parent, and is nobody's then.
+fn orphan() -> u32 {
+    // It ends when nobody can write to its input any more. A shell gives such a process another standard input.
+    let script = "exec 3<&0; (read -r line <&3) >/dev/null & echo $!";
+    let mut shell = Command::new("/bin/sh");
+    let mut parent = shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let input = parent.stdin.take();
+    let mut process = String::new();
+    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut process).unwrap();
+    assert!(parent.wait().unwrap().success());
+    drop(input);
+    process.trim().parse().unwrap()
+}
+
+async fn becomes(process: u32, wanted: Option<char>) {
+    eventually(LIMIT, &format!("state {wanted:?} of process {process}"), async || {
+        let now = state(process);
+        Ok::<_, Infallible>(if now == wanted { Seen::Done(()) } else { Seen::NotYet(format!("{now:?}")) })
+    })
+    .await
+    .unwrap();
+}
+
+/// As proc_pid_stat(5) has it; `None` if there is no such process.
+fn state(process: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
