@@ -3,7 +3,7 @@
 //! Made once and kept. At each start, and again while the node runs, what expires within 30 days or does not fit the
 //! configuration any more is made again; a power cut between two files leaves something that is found out and made
 //! again. The authority gets a new certificate at a start only, for the same key: what it signed stays good. One that
-//! cannot be read is replaced, and nothing that was signed before is accepted then.
+//! was lost since the first boot is not replaced, since nothing that was signed before would be accepted then.
 //!
 //! Kubernetes' programs read their files again by themselves, within five minutes (client-go's `transport`, the API
 //! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
@@ -46,13 +46,13 @@ impl Credentials {
     /// the disk.
     ///
     /// # Errors
-    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate, or a disk of a node that has joined
-    /// another control plane, on which nothing is changed then.
+    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate; an authority that was lost, or a disk
+    /// of a node that has joined another control plane, on which nothing is changed then.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
         store.is_not_a_workers()?;
-        store.authority(&config.paths.kubelet_pki, now)?;
+        store.authority(&pki, &config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
         store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
@@ -413,19 +413,30 @@ mod tests {
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
     }
 
-    /// The error once told to restart the node, which then was another cluster.
+    /// A running node once told to restart it, and a start made another authority over what was left.
     #[test]
-    fn an_authority_that_a_running_node_loses_comes_back_from_a_copy() {
+    fn an_authority_that_is_lost_comes_back_from_a_copy_and_is_never_replaced() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
         let (pki, before) = (&disk.config.paths.pki, disk.files());
-        for name in ["ca.crt", "ca.key"] {
-            fs::remove_file(pki.join(name)).unwrap();
-            let error = credentials.renew(NOW).err().unwrap();
-            assert!(matches!(error, PkiError::Authority { source: Stale::Absent, .. }), "{error:?}");
-            let remedy = format!("in {}; bring ca.crt and ca.key back", pki.display());
-            assert!(error.to_string().contains(&remedy), "{error}");
-            fs::write(pki.join(name), &before[name]).unwrap();
+        let remedy = format!("in {}; bring ca.crt and ca.key back from a copy", pki.display());
+        for (names, left) in [
+            (&["ca.crt"][..], None),
+            (&["ca.key"], None),
+            (&["ca.crt", "ca.key"], None),
+            (&["ca.crt"], Some("rubbish")),
+            (&["ca.crt"], Some(before["apiserver.crt"].as_str())),
+        ] {
+            for path in names.iter().map(|name| pki.join(name)) {
+                left.map_or_else(|| fs::remove_file(&path), |left| fs::write(&path, left)).unwrap();
+            }
+            let lost = disk.files();
+            for error in [credentials.renew(NOW).err(), disk.ensure(NOW).err()] {
+                let error = error.unwrap().to_string();
+                assert!(error.contains(&remedy), "{names:?}: {error}");
+            }
+            assert_eq!(disk.files(), lost, "{names:?}: nothing is made");
+            names.iter().for_each(|name| fs::write(pki.join(name), &before[*name]).unwrap());
             disk.ensure(NOW + Duration::days(1)).unwrap();
             assert_eq!(disk.changed(&before), Vec::<String>::new());
         }
@@ -460,41 +471,26 @@ mod tests {
             disk.ensure(NOW + Duration::days(days)).unwrap();
             assert!(current.exists(), "{days}");
         }
-        fs::remove_file(disk.config.paths.pki.join("ca.key")).unwrap();
+        fs::remove_dir_all(&disk.config.paths.pki).unwrap();
         disk.ensure(NOW).unwrap();
         assert!(!current.exists());
     }
 
     /// A cut between the two left kubelet with a certificate that nobody accepted any more, at every later boot.
     #[test]
-    fn the_authority_stays_until_kubelets_own_certificate_is_gone() {
+    fn a_new_authority_waits_until_kubelets_own_certificate_is_gone() {
         let mut disk = Disk::new();
         let current = kubelets_own(&mut disk);
-        disk.ensure(NOW).unwrap();
-        fs::remove_file(disk.config.paths.pki.join("ca.key")).unwrap();
-        let before = disk.files();
         // No file: it cannot be removed, and what comes after that is cut off.
         fs::create_dir_all(&current).unwrap();
         let error = disk.ensure(NOW).err().unwrap();
         assert!(matches!(error, PkiError::Remove { .. }), "{error}");
-        assert_eq!(disk.changed(&before), Vec::<String>::new());
+        assert_eq!(disk.files(), BTreeMap::new());
 
         fs::remove_dir(&current).unwrap();
         fs::write(&current, "signed by the first").unwrap();
         disk.ensure(NOW).unwrap();
-        assert!(!current.exists() && disk.changed(&before).contains(&"ca.crt".to_owned()));
-    }
-
-    #[test]
-    fn an_authority_that_cannot_be_read_is_replaced_with_all_it_signed_but_not_the_token_key() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
-        fs::write(disk.config.paths.pki.join("ca.crt"), "rubbish").unwrap();
-        disk.ensure(NOW).unwrap();
-        let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (MADE.len() + 6), "{changed:?}");
-        assert!(!changed.iter().any(|name| name.starts_with("sa.")));
+        assert!(!current.exists() && disk.files().contains_key("ca.crt"));
     }
 
     /// All workers know the authority by the digest of its key: with another one they were lost.
@@ -553,14 +549,30 @@ mod tests {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
         let whole = disk.files();
-        for lost in whole.keys() {
+        // The authority is not there without the rest.
+        for lost in whole.keys().filter(|name| !name.starts_with("ca.")) {
             fs::remove_file(disk.config.paths.pki.join(lost)).unwrap();
             disk.ensure(NOW).unwrap();
-            let names: Vec<String> = disk.files().into_keys().collect();
-            assert_eq!(names, whole.keys().cloned().collect::<Vec<_>>(), "without {lost}");
+            assert!(disk.files().keys().eq(whole.keys()), "without {lost}");
             let settled = disk.files();
             disk.ensure(NOW).unwrap();
             assert_eq!(disk.changed(&settled), Vec::<String>::new(), "without {lost}");
+        }
+    }
+
+    #[test]
+    fn a_first_boot_that_was_cut_is_finished_by_the_next() {
+        let written = ["ca.key", "ca.crt", "sa.key", "sa.pub"];
+        for cut in 0..=written.len() {
+            let disk = Disk::new();
+            disk.ensure(NOW).unwrap();
+            let whole = disk.files();
+            for name in whole.keys().filter(|name| !written[..cut].contains(&name.as_str())) {
+                fs::remove_file(disk.config.paths.pki.join(name)).unwrap();
+            }
+            disk.ensure(NOW).unwrap();
+            assert!(disk.files().keys().eq(whole.keys()), "{cut}");
+            assert_eq!(!disk.changed(&whole).contains(&"ca.crt".to_owned()), cut >= 2, "{cut}");
         }
     }
 

@@ -51,10 +51,10 @@ pub enum PkiError {
         /// What the clock says.
         now: OffsetDateTime,
     },
-    /// Of a control plane: something happened to the authority while the node runs.
+    /// Of a control plane: something happened to the authority since the first boot.
     #[error(
-        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk before \
-         the node starts again: a start without them makes another authority, which no worker and no kubeconfig knows"
+        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
+         node does not start without them, for no worker and no kubeconfig knows another authority"
     )]
     Authority {
         /// The directory.
@@ -150,9 +150,9 @@ impl Store {
         if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
     }
 
-    /// Makes the authority if there is none that can be used. One that is at its end keeps its key, by whose digest
-    /// workers know it, and gets a new certificate.
-    pub(crate) fn authority(&self, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
+    /// Makes the authority at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
+    /// gets a new certificate. One that was lost is not replaced: what is left of it may be made whole.
+    pub(crate) fn authority(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
         let unmade = |source| PkiError::Certificate { name: "ca", source };
         let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
         let lost = match found {
@@ -169,6 +169,10 @@ impl Store {
             }
             Err(stale) => stale,
         };
+        // Made once the authority is on the disk: a first boot that was cut before has nothing to lose.
+        if self.dir.read(&name_of("sa.key"))?.is_some() {
+            return Err(PkiError::Authority { pki: pki.to_path_buf(), source: lost });
+        }
         if lost != Stale::Absent {
             warn!(reason = %lost, "certificate authority replaced, with every certificate");
         }
