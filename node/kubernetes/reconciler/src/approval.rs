@@ -1,9 +1,12 @@
 //! Whether a node's storage gets the certificate that it asks for. Pure.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::csr::{self, Csr, KUBELETS_GROUP, Name};
+use crate::removed::NodeRemoved;
 
 /// The signer of certificates by which the API server knows its clients.
 pub(crate) const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
@@ -33,6 +36,8 @@ pub(crate) enum Denial {
         "the subject has to be CN={STORAGE_USER_PREFIX}{node}, O={STORAGE_GROUP}, and nothing else: {node} is who asks"
     )]
     Subject { node: String },
+    #[error(transparent)]
+    Removed(NodeRemoved),
     #[error("the request has attributes (names, extensions); none are granted")]
     Attributes,
     #[error("the usages have to be {} and {}", USAGES[0], USAGES[1])]
@@ -49,6 +54,7 @@ impl Denial {
         match self {
             Self::NoKubelet { .. } => "NoKubelet",
             Self::Subject { .. } => "OtherSubject",
+            Self::Removed(_) => NodeRemoved::REASON,
             Self::Attributes => "AttributesNotAllowed",
             Self::Usages => "OtherUsages",
             Self::Key => "OtherKeyType",
@@ -57,7 +63,8 @@ impl Denial {
     }
 }
 
-pub(crate) fn judge(request: &CertificateSigningRequest) -> Verdict {
+/// Nodes with the names `removed` get nothing.
+pub(crate) fn judge(request: &CertificateSigningRequest, removed: &BTreeSet<String>) -> Verdict {
     let spec = &request.spec;
     if csr::is_decided(request) || spec.signer_name != SIGNER {
         return Verdict::Leave;
@@ -66,7 +73,7 @@ pub(crate) fn judge(request: &CertificateSigningRequest) -> Verdict {
     if !asked.subject().iter().any(is_ours) {
         return Verdict::Leave;
     }
-    match check(spec, &asked) {
+    match check(spec, &asked, removed) {
         Ok(node) => Verdict::Approve { node },
         Err(denial) => Verdict::Deny(denial),
     }
@@ -82,13 +89,16 @@ fn is_ours(name: &Name) -> bool {
 }
 
 /// The node's name, if it asks for what it may have.
-fn check(spec: &CertificateSigningRequestSpec, asked: &Csr) -> Result<String, Denial> {
+fn check(spec: &CertificateSigningRequestSpec, asked: &Csr, removed: &BTreeSet<String>) -> Result<String, Denial> {
     let Some(node) = csr::kubelet(spec) else {
         return Err(Denial::NoKubelet { user: spec.username.clone().unwrap_or_default() });
     };
     let wanted = [Name::Organization(STORAGE_GROUP.to_owned()), Name::Common(format!("{STORAGE_USER_PREFIX}{node}"))];
     if !asked.has_subject(wanted) {
         return Err(Denial::Subject { node: node.to_owned() });
+    }
+    if removed.contains(node) {
+        return Err(Denial::Removed(NodeRemoved { node: node.to_owned() }));
     }
     if !asked.has_attributes(&[]) {
         return Err(Denial::Attributes);
@@ -174,8 +184,13 @@ mod tests {
         }
     }
 
+    /// In a cluster from which nobody was removed.
+    fn judged(request: &CertificateSigningRequest) -> Verdict {
+        judge(request, &BTreeSet::new())
+    }
+
     fn denied(asked: &Asked) -> Denial {
-        match judge(&asked.request()) {
+        match judged(&asked.request()) {
             Verdict::Deny(denial) => denial,
             other => panic!("{asked:?}: {other:?}"),
         }
@@ -184,10 +199,10 @@ mod tests {
     #[test]
     fn a_node_gets_its_own_certificate() {
         let mut asked = Asked::by_the_node_one();
-        assert_eq!(judge(&asked.request()), Verdict::Approve { node: "one".into() });
+        assert_eq!(judged(&asked.request()), Verdict::Approve { node: "one".into() });
         asked.subject.reverse();
         asked.usages.reverse();
-        assert_eq!(judge(&asked.request()), Verdict::Approve { node: "one".into() });
+        assert_eq!(judged(&asked.request()), Verdict::Approve { node: "one".into() });
     }
 
     #[test]
@@ -211,6 +226,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_was_removed_gets_nothing() {
+        let removed = BTreeSet::from(["one".to_owned()]);
+        let one = Asked::by_the_node_one();
+        let denial = Denial::Removed(NodeRemoved { node: "one".into() });
+        assert_eq!(denial.reason(), "NodeRemoved");
+        assert_eq!(judge(&one.request(), &removed), Verdict::Deny(denial));
+        let subject = vec![(DnType::OrganizationName, "granary:nodes"), (DnType::CommonName, "granary:node:two")];
+        let two = Asked { user: "system:node:two", subject, ..one };
+        assert_eq!(judge(&two.request(), &removed), Verdict::Approve { node: "two".into() });
+    }
+
+    #[test]
     fn a_request_that_somebody_else_signed_is_denied() {
         let pem = Asked::by_the_node_one().pem();
         let (_, block) = parse_x509_pem(pem.as_bytes()).unwrap();
@@ -223,7 +250,7 @@ mod tests {
             body.trim_matches('"')
         );
         let request = Asked::by_the_node_one().with_text(text);
-        assert_eq!(judge(&request), Verdict::Deny(Denial::Signature));
+        assert_eq!(judged(&request), Verdict::Deny(Denial::Signature));
     }
 
     #[test]
@@ -231,21 +258,21 @@ mod tests {
         let good = Asked::by_the_node_one();
         let person =
             Asked { subject: vec![(DnType::CommonName, "jane"), (DnType::OrganizationName, "dev")], ..good.clone() };
-        assert_eq!(judge(&person.request()), Verdict::Leave);
+        assert_eq!(judged(&person.request()), Verdict::Leave);
         let serving = Asked { signer: "kubernetes.io/kubelet-serving", ..good.clone() };
-        assert_eq!(judge(&serving.request()), Verdict::Leave);
-        assert_eq!(judge(&good.with_text("rubbish")), Verdict::Leave);
+        assert_eq!(judged(&serving.request()), Verdict::Leave);
+        assert_eq!(judged(&good.with_text("rubbish")), Verdict::Leave);
     }
 
     #[test]
     fn a_text_with_more_than_one_request_is_left_alone() {
         let good = Asked::by_the_node_one();
         let two = format!("{}{}", Asked { user: "system:node:two", ..good.clone() }.pem(), good.pem());
-        assert_eq!(judge(&good.with_text(two)), Verdict::Leave);
+        assert_eq!(judged(&good.with_text(two)), Verdict::Leave);
         let before = format!("-----BEGIN CERTIFICATE REQUEST-----\n{}", good.pem());
-        assert_eq!(judge(&good.with_text(before)), Verdict::Leave);
+        assert_eq!(judged(&good.with_text(before)), Verdict::Leave);
         let headers = good.pem().replacen("-----\n", "-----\nProc-Type: 4\n\n", 1);
-        assert_eq!(judge(&good.with_text(headers)), Verdict::Leave);
+        assert_eq!(judged(&good.with_text(headers)), Verdict::Leave);
     }
 
     #[test]
@@ -254,10 +281,10 @@ mod tests {
         let condition = CertificateSigningRequestCondition { type_: "Denied".into(), ..Default::default() };
         let status = CertificateSigningRequestStatus { conditions: Some(vec![condition]), certificate: None };
         request.status = Some(status);
-        assert_eq!(judge(&request), Verdict::Leave);
+        assert_eq!(judged(&request), Verdict::Leave);
         let certificate = Some(ByteString(b"signed".to_vec()));
         request.status = Some(CertificateSigningRequestStatus { conditions: None, certificate });
-        assert_eq!(judge(&request), Verdict::Leave);
+        assert_eq!(judged(&request), Verdict::Leave);
     }
 
     fn any_asked() -> impl Strategy<Value = Asked> {
@@ -324,7 +351,7 @@ mod tests {
     proptest! {
         #[test]
         fn nobody_is_approved_but_a_node_for_itself(asked in any_asked()) {
-            let verdict = judge(&asked.request());
+            let verdict = judged(&asked.request());
             prop_assert_eq!(matches!(verdict, Verdict::Approve { .. }), is_allowed(&asked), "{:?}", verdict);
             if let Verdict::Approve { node } = verdict {
                 prop_assert_eq!(asked.user, format!("system:node:{node}"));
@@ -333,7 +360,7 @@ mod tests {
 
         #[test]
         fn a_denial_is_about_our_names_only(asked in any_asked()) {
-            if matches!(judge(&asked.request()), Verdict::Deny(_)) {
+            if matches!(judged(&asked.request()), Verdict::Deny(_)) {
                 let ours = |(_, value): &(DnType, &str)| value.starts_with("granary:node");
                 prop_assert!(asked.subject.iter().any(ours));
                 prop_assert_eq!(asked.signer, SIGNER);
@@ -343,9 +370,9 @@ mod tests {
         #[test]
         fn no_text_makes_it_panic(text in prop::collection::vec(any::<u8>(), 0..200), body in "[A-Za-z0-9+/=\n]{0,300}") {
             let asked = Asked::by_the_node_one();
-            prop_assert_eq!(judge(&asked.with_text(text)), Verdict::Leave);
+            prop_assert_eq!(judged(&asked.with_text(text)), Verdict::Leave);
             let framed = format!("-----BEGIN CERTIFICATE REQUEST-----\n{body}\n-----END CERTIFICATE REQUEST-----");
-            prop_assert_eq!(judge(&asked.with_text(framed)), Verdict::Leave);
+            prop_assert_eq!(judged(&asked.with_text(framed)), Verdict::Leave);
         }
 
         /// Bytes around what is signed, as the tag of the signature's algorithm, say nothing of what is asked for.
@@ -363,7 +390,7 @@ mod tests {
                 "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----",
                 body.trim_matches('"')
             );
-            let verdict = judge(&asked.with_text(text));
+            let verdict = judged(&asked.with_text(text));
             prop_assert!(!matches!(verdict, Verdict::Approve { .. }), "byte {}: {:?}", at, verdict);
         }
     }

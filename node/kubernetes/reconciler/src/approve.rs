@@ -1,5 +1,6 @@
 //! Decides on the certificates that machines and nodes ask for.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use tracing::info;
 
 use crate::approval::{self, Verdict};
 use crate::control::{WatchEnded, control};
+use crate::csr;
 use crate::kubelet::{Asker, Facts, Question};
 use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 
@@ -83,14 +85,19 @@ async fn decide(request: Arc<CertificateSigningRequest>, approver: Arc<Approver>
 impl Approver {
     /// `None` if there is nothing to decide.
     async fn decision(&self, request: &CertificateSigningRequest) -> Result<Option<Decision>, kube::Error> {
+        // Each comes back when it is decided, and with its certificate.
+        if csr::is_decided(request) {
+            return Ok(None);
+        }
+        let removed = self.removed().await?;
         if let Some(question) = Question::of(request) {
-            let facts = self.facts(&question).await?;
+            let facts = self.facts(&question, &removed).await?;
             return Ok(Some(match question.judge(&facts, &self.reserved) {
                 Ok(node) => Decision::approved("OwnNode", format!("the kubelet of {node}")),
                 Err(denial) => Decision::denied(denial.reason(), denial.to_string()),
             }));
         }
-        Ok(match approval::judge(request) {
+        Ok(match approval::judge(request, &removed) {
             Verdict::Leave => None,
             Verdict::Approve { node } => {
                 Some(Decision::approved("OwnNode", format!("{STORAGE_USER_PREFIX}{node}, asked for by that node")))
@@ -99,8 +106,15 @@ impl Approver {
         })
     }
 
+    /// Names of the nodes that were removed for good.
+    async fn removed(&self) -> Result<BTreeSet<String>, kube::Error> {
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), REMOVED_NODES_NAMESPACE);
+        let named = maps.get_opt(REMOVED_NODES).await?.and_then(|map| map.data);
+        Ok(named.into_iter().flatten().map(|(name, _)| name).collect())
+    }
+
     /// What the cluster knows about a kubelet's request.
-    async fn facts(&self, question: &Question<'_>) -> Result<Facts, kube::Error> {
+    async fn facts(&self, question: &Question<'_>, removed: &BTreeSet<String>) -> Result<Facts, kube::Error> {
         let token_is_for = match question.asker() {
             Asker::Token(id) => {
                 let secrets = Api::<Secret>::namespaced(self.client.clone(), services::BOOTSTRAP_NAMESPACE);
@@ -118,9 +132,7 @@ impl Approver {
             .flat_map(|node| addresses(node).into_iter().flatten().map(|address| (address.address, node.name_any())))
             .filter_map(|(address, owner)| Some((address.parse::<IpAddr>().ok()?.to_canonical(), owner)))
             .collect();
-        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), REMOVED_NODES_NAMESPACE);
-        let named = maps.get_opt(REMOVED_NODES).await?.and_then(|map| map.data).unwrap_or_default();
-        let removed = question.node().is_some_and(|node| named.contains_key(node));
+        let removed = question.node().is_some_and(|node| removed.contains(node));
         Ok(Facts { token_is_for, registered: !own.is_empty(), removed, of_others })
     }
 }

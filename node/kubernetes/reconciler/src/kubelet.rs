@@ -11,7 +11,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use services::{BOOTSTRAP_NODE_ANNOTATION, Network};
 
 use crate::csr::{self, Csr, KUBELET_PREFIX, KUBELETS_GROUP, ServerName};
-use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
+use crate::removed::NodeRemoved;
 
 /// The signer of certificates by which the API server knows kubelets.
 pub(crate) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -77,11 +77,8 @@ pub(crate) enum Denial {
          expired, delete the Node first"
     )]
     Taken { node: String },
-    #[error(
-        "the node {node} was removed from the cluster: its name is in the ConfigMap \
-         {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
-    )]
-    Removed { node: String },
+    #[error(transparent)]
+    Removed(NodeRemoved),
     #[error("{asker} asks for {asked}: a kubelet gets its own certificates only")]
     OtherNode { asker: String, asked: String },
     #[error("only a kubelet that has joined gets a certificate to serve with")]
@@ -109,7 +106,7 @@ impl Denial {
             Self::FreeToken { .. } => "TokenWithoutNode",
             Self::OtherName { .. } => "TokenOfOtherNode",
             Self::Taken { .. } => "NameTaken",
-            Self::Removed { .. } => "NodeRemoved",
+            Self::Removed(_) => NodeRemoved::REASON,
             Self::OtherNode { .. } => "OtherNode",
             Self::NotJoined => "NotJoined",
             Self::ServerName { .. } => "OtherServerName",
@@ -166,7 +163,7 @@ impl<'a> Question<'a> {
             Asker::Other(user) => return Err(Denial::Asker { user: user.clone() }),
         }
         if facts.removed {
-            return Err(Denial::Removed { node: node.to_owned() });
+            return Err(Denial::Removed(NodeRemoved { node: node.to_owned() }));
         }
         let (names, usages) = if serving {
             (self.asked.names().ok_or(Denial::Attributes)?, SERVING_USAGES)

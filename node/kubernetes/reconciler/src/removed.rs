@@ -21,6 +21,20 @@ pub const REMOVED_NODES_NAMESPACE: &str = "kube-system";
 
 const POLICY: &str = "removed-nodes.local.granary.dev";
 
+/// A node that was removed gets no certificate.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the node {node} was removed from the cluster: its name is in the ConfigMap {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
+)]
+pub(crate) struct NodeRemoved {
+    pub(crate) node: String,
+}
+
+impl NodeRemoved {
+    /// The condition's reason.
+    pub(crate) const REASON: &str = "NodeRemoved";
+}
+
 /// The policy, and what puts it in force.
 pub(crate) fn objects() -> [Object; 2] {
     let object = |resource, want| Object { resource, name: POLICY, want, immutable: &[] };

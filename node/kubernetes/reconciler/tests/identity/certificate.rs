@@ -50,7 +50,7 @@ impl Approver {
 }
 
 /// What somebody asks for.
-struct Asked<'a> {
+pub(crate) struct Asked<'a> {
     common_name: &'a str,
     organization: &'a str,
     names: &'a [&'a str],
@@ -59,7 +59,8 @@ struct Asked<'a> {
     signer: &'a str,
 }
 
-const GOOD: Asked<'_> = Asked {
+/// What the storage of the node `one` asks for.
+pub(crate) const GOOD: Asked<'_> = Asked {
     common_name: "granary:node:one",
     organization: "granary:nodes",
     names: &[],
@@ -70,7 +71,7 @@ const GOOD: Asked<'_> = Asked {
 
 impl Asked<'_> {
     /// Asks, and returns the request's name.
-    async fn by(self, client: Client) -> Result<String, Failure> {
+    pub(crate) async fn by(self, client: Client) -> Result<String, Failure> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, self.organization);
@@ -107,7 +108,7 @@ pub(crate) async fn decision(cluster: &Cluster, request: &str) -> Result<String,
     Ok(decision.await?)
 }
 
-async fn kubelet(cluster: &Cluster, node: &str) -> Result<Client, Failure> {
+pub(crate) async fn kubelet(cluster: &Cluster, node: &str) -> Result<Client, Failure> {
     let groups = ["system:nodes", "system:authenticated"];
     Ok(cluster.impersonate(&format!("system:node:{node}"), &groups).await?)
 }

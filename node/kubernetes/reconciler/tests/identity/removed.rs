@@ -10,7 +10,7 @@ use kube::{Api, Error};
 use reconciler::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 use serde_json::json;
 
-use crate::certificate::{Approver, decision};
+use crate::certificate::{self, Approver, GOOD, decision};
 use crate::{Nodes, denied, joining, storage};
 
 const REFUSAL: &str = "this node was removed from the cluster";
@@ -21,15 +21,14 @@ pub(crate) fn cases(suite: Suite) -> Suite {
 
 async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
-    let kubelet = async |name: &str| {
-        let groups = ["system:nodes", "system:authenticated"];
-        Ok::<_, Failure>(Api::<Node>::all(cluster.impersonate(&format!("system:node:{name}"), &groups).await?))
-    };
+    let kubelet = async |name| Ok::<_, Failure>(Api::<Node>::all(certificate::kubelet(&cluster, name).await?));
     let (one, two) = (kubelet("one").await?, kubelet("two").await?);
     let node = |name: &str| serde_json::from_value::<Node>(json!({"metadata": {"name": name}}));
     let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
     let admin = Api::<Node>::all(nodes.admin.clone());
     one.create(&post, &node("one")?).await?;
+    // Asked while it was welcome, and not decided yet.
+    let of_its_storage = GOOD.by(certificate::kubelet(&cluster, "one").await?).await?;
 
     let removed: ConfigMap = serde_json::from_value(json!({"metadata": {"name": REMOVED_NODES}, "data": {"one": ""}}))?;
     let maps = Api::namespaced(nodes.admin.clone(), REMOVED_NODES_NAMESPACE);
@@ -50,9 +49,11 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     // The token with which it joined may still be good, and is in its configuration.
     let approver = Approver::start(&cluster).await?;
     let token = joining::token(&cluster, "one", joining::in_an_hour()).await?;
-    let asked = joining::ask_eventually(&cluster, &token, "one").await?;
-    let why = decision(&cluster, &asked).await?;
-    assert!(why.starts_with("Denied NodeRemoved: the node one was removed from the cluster"), "{why}");
+    let of_its_kubelet = joining::ask_eventually(&cluster, &token, "one").await?;
+    for asked in [of_its_storage, of_its_kubelet] {
+        let why = decision(&cluster, &asked).await?;
+        assert!(why.starts_with("Denied NodeRemoved: the node one was removed from the cluster"), "{why}");
+    }
     approver.stop().await?;
     two.create(&post, &node("two")?).await?;
     Api::default_namespaced(nodes.other.clone()).create(&dry, &storage::event("local.granary.dev", "two")).await?;
