@@ -331,7 +331,8 @@ mod tests {
             let denial = judged(&asked, &removed).unwrap_err();
             assert_eq!(
                 denial.to_string(),
-                "the node two was removed from the cluster: its name is in the ConfigMap kube-system/granary-removed-nodes"
+                "the node two was removed from the cluster: its name is in the ConfigMap \
+                 kube-system/granary-removed-nodes; take it out to let a machine of that name in again"
             );
         }
     }

@@ -24,7 +24,8 @@ const POLICY: &str = "removed-nodes.local.granary.dev";
 /// A node that was removed gets no certificate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the node {node} was removed from the cluster: its name is in the ConfigMap {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
+    "the node {node} was removed from the cluster: its name is in the ConfigMap {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}; \
+     take it out to let a machine of that name in again"
 )]
 pub(crate) struct NodeRemoved {
     pub(crate) node: String,
