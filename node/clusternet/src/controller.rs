@@ -177,7 +177,7 @@ impl Controller {
         }
     }
 
-    /// Peers, addresses and routes may be others by now.
+    /// Link, key, port, peers, addresses and routes may be others by now.
     fn doubt(&mut self) {
         self.is_sure = false;
         self.places = None;
@@ -187,6 +187,10 @@ impl Controller {
     async fn pass(&mut self, members: &[Member]) -> Result<bool, RunError> {
         let mesh = Mesh { node: &self.settings.node, key: self.key, networks: &self.settings.networks };
         let wanted = wanted(mesh, members);
+        if !self.is_sure {
+            let device = Arc::clone(&self.settings.device);
+            spawn_blocking(move || device.ensure()).await??;
+        }
         if let Some(own) = &wanted.own {
             self.place(own).await?;
         }

@@ -104,8 +104,8 @@ impl Device for Wireguard {
     fn ensure(&self) -> Result<PublicKey, EnsureError> {
         let Link { name, port, mtu } = &self.link;
         let mut route = self.ensured("open a socket", Netlink::route())?;
-        let state = match self.ensured("look at the link", route.link(name))? {
-            Some(found) => found,
+        let (state, is_adopted) = match self.ensured("look at the link", route.link(name))? {
+            Some(found) => (found, true),
             None => {
                 match route.add_link(name) {
                     Err(error) if error.is(Errno::EOPNOTSUPP) => return Err(EnsureError::Unsupported(error)),
@@ -115,7 +115,7 @@ impl Device for Wireguard {
                 }
                 info!(interface = name, "mesh interface made");
                 let made = self.ensured("look at the link", route.link(name))?;
-                self.ensured("look at the link", made.ok_or(RequestError::Refused(Errno::ENODEV)))?
+                (self.ensured("look at the link", made.ok_or(RequestError::Refused(Errno::ENODEV)))?, false)
             }
         };
         if !state.is_wireguard {
@@ -131,8 +131,12 @@ impl Device for Wireguard {
             self.ensured("set key and port", set)?;
             found = self.ensured("look at the key", self.found(&mut generic))?;
         }
-        if !state.is_up || state.mtu != *mtu {
+        let link = !state.is_up || state.mtu != *mtu;
+        if link {
             self.ensured("bring up the link", route.set_link(state.index, *mtu))?;
+        }
+        if is_adopted && (key.is_some() || port.is_some() || link) {
+            info!(interface = name, key = key.is_some(), port = port.is_some(), link, "mesh interface put right");
         }
         found.public.ok_or_else(|| EnsureError::NoKey(name.clone()))
     }

@@ -21,6 +21,8 @@ pub struct State {
     /// Every call that gave it addresses.
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
+    /// Its key and port are what they shall be.
+    pub is_right: bool,
 }
 
 impl FakeDevice {
@@ -33,9 +35,10 @@ impl FakeDevice {
         self.lock().clone()
     }
 
-    /// Somebody else has taken everything from the interface.
+    /// Somebody else has taken everything from the interface, and given it another port.
     pub fn forget(&self) {
         let mut state = self.lock();
+        state.is_right = false;
         state.peers.clear();
         state.places.clear();
     }
@@ -47,6 +50,7 @@ impl FakeDevice {
 
 impl Device for FakeDevice {
     fn ensure(&self) -> Result<PublicKey, EnsureError> {
+        self.lock().is_right = true;
         Ok(self.key)
     }
 

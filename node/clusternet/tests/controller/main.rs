@@ -14,6 +14,7 @@ use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
+use crate::device::State;
 use crate::mesh::{Mesh, OWN, create, key, node, own};
 
 fn main() -> ExitCode {
@@ -147,7 +148,7 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
     mesh.stop().await
 }
 
-/// A pod that is root in the host's network can delete the route, or a peer.
+/// A pod that is root in the host's network can delete the route, or a peer, or have the interface hear at another port.
 async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let every = Duration::from_millis(100);
     let mesh = Mesh::looking_every(every, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
@@ -155,9 +156,10 @@ async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result
     mesh.device.forget();
     let state = mesh.peers(peers([2])).await?;
     assert!(state.looks > 1);
-    eventually(PATIENCE, "the places", async || {
-        let places = mesh.device.state().places;
-        Ok::<_, kube::Error>(if places.is_empty() { Seen::NotYet("none".into()) } else { Seen::Done(()) })
+    eventually(PATIENCE, "the places and the port", async || {
+        let State { places, is_right, .. } = mesh.device.state();
+        let seen = format!("{} places, its port is right: {is_right}", places.len());
+        Ok::<_, kube::Error>(if !places.is_empty() && is_right { Seen::Done(()) } else { Seen::NotYet(seen) })
     })
     .await?;
     mesh.stop().await
