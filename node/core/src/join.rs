@@ -171,9 +171,9 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::path::Path;
     use std::time::Duration;
+    use std::{fs, io};
 
     use ::config::{Networks, Server};
     use ::eventually::{Seen, eventually};
@@ -186,6 +186,9 @@ mod tests {
     use supervisor::{Settings, Supervisor};
     use time::OffsetDateTime;
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+    use tokio::task::JoinSet;
+    use tokio::time::timeout;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
@@ -193,8 +196,9 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The API server of the control plane with these keys, as far as a machine that does not trust it sees it.
-    async fn serve(pki: &Path) -> Server {
+    /// The API server of the control plane with these keys, as far as a machine that does not trust it sees it, and how
+    /// each handshake ended.
+    async fn serve(pki: &Path, tasks: &mut JoinSet<()>) -> (Server, mpsc::Receiver<io::Result<()>>) {
         let chain = CertificateDer::pem_file_iter(pki.join("apiserver.crt")).unwrap().collect::<Result<_, _>>();
         let key = PrivateKeyDer::from_pem_file(pki.join("apiserver.key")).unwrap();
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -206,12 +210,15 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        tokio::spawn(async move {
+        let (tell, ended) = mpsc::channel(16);
+        tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                assert!(acceptor.accept(stream).await.is_err(), "it sends something to whom it does not trust");
+                if tell.send(acceptor.accept(stream).await.map(drop)).await.is_err() {
+                    break;
+                }
             }
         });
-        Server { address: Ipv4Addr::LOCALHOST, port }
+        (Server { address: Ipv4Addr::LOCALHOST, port }, ended)
     }
 
     #[tokio::test]
@@ -219,8 +226,11 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let [control_plane, pki] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
         Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
+        let shown = AuthorityDigest::of_pem(&fs::read_to_string(control_plane.join("ca.crt")).unwrap()).unwrap();
+        let mut tasks = JoinSet::new();
+        let (server, mut handshakes) = serve(&control_plane, &mut tasks).await;
         let worker = Worker {
-            server: serve(&control_plane).await,
+            server,
             authority: format!("sha256:{:064}", 0).parse().unwrap(),
             token: Some(Token::generate().unwrap()),
             networks: Networks::default(),
@@ -231,11 +241,16 @@ mod tests {
         eventually(LONG, "two attempts", async || {
             let status = tree.status();
             let told = status.last_error.unwrap_or_default();
-            let is_clear = told.contains("does not belong to the authority sha256:0000");
+            let is_clear = told.contains("does not belong to the authority sha256:0000")
+                && told.contains(&format!("it showed {shown}"));
             Ok::<_, JoinError>(if is_clear && status.attempts > 1 { Seen::Done(()) } else { Seen::NotYet(told) })
         })
         .await
         .unwrap();
+        for _ in 0..2 {
+            let ended = timeout(LONG, handshakes.recv()).await.unwrap().unwrap();
+            assert!(ended.is_err(), "it sends something to whom it does not trust");
+        }
         assert!(join.credentials().now_or_never().is_none());
         let left: Vec<_> = fs::read_dir(&pki).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{left:?}");
