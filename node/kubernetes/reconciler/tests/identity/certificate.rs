@@ -1,5 +1,6 @@
 //! The certificate that makes a node's storage known to the API server.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::json;
-use services::{Config, IdentityError, Requested};
+use services::discovery::{self, AuthorityDigest, DiscoveryError};
+use services::{Config, Credentials, IdentityError, Requested};
 use supervisor::{Settings, Supervisor};
+use time::OffsetDateTime;
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 
@@ -28,6 +31,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("a_node_that_asks_for_another_name_is_told_why", a_node_that_asks_for_another_name_is_told_why)
         .case("requests_of_others_are_left_alone", requests_of_others_are_left_alone)
         .case("a_kubelet_serves_under_no_address_of_others", a_kubelet_serves_under_no_address_of_others)
+        .case("a_certificate_that_is_made_again_is_served_soon", a_certificate_that_is_made_again_is_served_soon)
 }
 
 /// An approver that has seen the requests that were there.
@@ -222,4 +226,24 @@ async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> R
     let decision = decision(&cluster, &ask("192.0.2.2").await?).await?;
     assert!(decision.starts_with("Approved"), "{decision}");
     approver.stop().await
+}
+
+/// Nobody starts the API server again for it. What tells the new certificate from the old is an address more.
+async fn a_certificate_that_is_made_again_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let authority = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
+    let authority = AuthorityDigest::of_pem(&authority).ok_or("no authority")?;
+    let address = Ipv4Addr::new(127, 0, 0, 2);
+    let shake_hands = async || discovery::authority(address.into(), 6443, authority).await.map(drop);
+    let before = shake_hands().await;
+    assert!(matches!(before, Err(DiscoveryError::Server { .. })), "{before:?}");
+
+    let moved = Config { address, ..cluster.config().clone() };
+    Credentials::ensure(&moved, OffsetDateTime::now_utc())?;
+    eventually(PATIENCE, "the new certificate", async || match shake_hands().await {
+        Err(error @ DiscoveryError::Server { .. }) => Ok(Seen::NotYet(error.to_string())),
+        shown => shown.map(Seen::Done),
+    })
+    .await?;
+    Credentials::ensure(cluster.config(), OffsetDateTime::now_utc())?;
+    Ok(())
 }
