@@ -2,6 +2,7 @@
 
 mod device;
 mod gate;
+mod log;
 mod mesh;
 
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
         .case("what_a_lost_watch_has_missed_is_made_up_for", what_a_lost_watch_has_missed_is_made_up_for)
         .case("of_two_nodes_with_one_key_the_older_is_a_peer", of_two_nodes_with_one_key_the_older_is_a_peer)
+        .case("a_node_that_is_refused_is_told_once", a_node_that_is_refused_is_told_once)
         .case("a_bad_key_keeps_nobody_else_out", a_bad_key_keeps_nobody_else_out)
         .run()
 }
@@ -207,6 +209,29 @@ async fn of_two_nodes_with_one_key_the_older_is_a_peer(cluster: Arc<Cluster>) ->
         r#"granary_mesh_changes_total{change="removed"} 0"#,
     ])
     .await?;
+    mesh.stop().await
+}
+
+async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut shadow, mut twin) = (node("shadow", 3), node("twin", 4));
+    shadow["spec"] = node("older", 2)["spec"].clone();
+    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
+    let (every, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
+    let mesh = Mesh::looking_every(every, &cluster, with_own(others), Peers::new()).await?;
+    mesh.healthy().await?;
+    eventually(PATIENCE, "it to look again", async || {
+        let looks = mesh.device.state().looks;
+        Ok::<_, kube::Error>(if looks > 3 { Seen::Done(()) } else { Seen::NotYet(looks.to_string()) })
+    })
+    .await?;
+    let warnings = mesh.said.warnings("node refused in the mesh, or a part of what it says");
+    let [shadow, twin] = &warnings[..] else { panic!("{warnings:#?}") };
+    for (warning, told) in [
+        (shadow, r#"node="shadow" reason=its range 10.244.2.0/24 is that of the older node older"#),
+        (twin, r#"node="twin" reason=its public key is that of the older node older; one of them has a copied disk"#),
+    ] {
+        assert!(warning.ends_with(told), "{warning}");
+    }
     mesh.stop().await
 }
 

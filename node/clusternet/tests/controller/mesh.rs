@@ -12,9 +12,11 @@ use kube::{Api, ResourceExt as _};
 use prometheus::{Registry, TextEncoder};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
+use tracing::instrument::WithSubscriber as _;
 
 use crate::device::{FakeDevice, State};
 use crate::gate::Gate;
+use crate::log::Said;
 
 /// The own Node.
 pub const OWN: &str = "one";
@@ -27,6 +29,7 @@ pub struct Mesh {
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
     pub neighbours: Neighbours,
+    pub said: Said,
     registry: Registry,
     controller: Supervisor,
 }
@@ -102,9 +105,12 @@ impl Mesh {
             metrics,
             interval,
         };
-        let controller =
-            Supervisor::start("mesh", supervisor::Settings::default(), move |cx| clusternet::run(cx, settings.clone()));
-        Ok(Self { admin, device, gate, neighbours, registry, controller })
+        let said = Said::default();
+        let listener = said.listener();
+        let controller = Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
+            clusternet::run(cx, settings.clone()).with_subscriber(listener.clone())
+        });
+        Ok(Self { admin, device, gate, neighbours, said, registry, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {
