@@ -143,6 +143,9 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
+    /// Lines that fill the queue twice: the thread may have taken it when it was nearly full.
+    const MANY: u64 = 20_000;
+
     /// Nobody is cut off.
     const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
@@ -222,7 +225,7 @@ mod tests {
     fn a_stopped_terminal_stops_nobody_and_when_it_goes_on_it_is_told_what_is_missing() {
         let terminal = FakeTerminal::stopped();
         let stream = stream(&terminal);
-        let numbers = 0..5000;
+        let numbers = 0..MANY;
         for number in numbers.clone() {
             say(&stream, number.to_string());
         }
@@ -261,7 +264,7 @@ mod tests {
     fn last_words_are_shown_whatever_waits_without_time_and_secrets() {
         let terminal = FakeTerminal::stopped();
         let stream = stream(&terminal);
-        for number in 0..5000 {
+        for number in 0..MANY {
             say(&stream, number.to_string());
         }
         stream.print("error: no disk\u{1b}[2J\ncaused by: token abcdef.0123456789abcdef");
@@ -318,7 +321,7 @@ mod tests {
         let kept = Kept::default();
         let stream = Stream::start(vec![Box::new(kept.clone())], ALL).unwrap();
         stream.show(Level::INFO, terminal.clone()).unwrap();
-        for number in 0..5000 {
+        for number in 0..MANY {
             say(&stream, number.to_string());
         }
         terminal.stop(false);
