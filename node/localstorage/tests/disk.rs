@@ -12,6 +12,7 @@ use localstorage::{
     Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
     mount_ephemeral,
 };
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
@@ -43,11 +44,12 @@ impl Machine {
         machine
     }
 
-    /// Where any format has its marks. The kernel forgets partitions.
+    /// All of it: a partition may end where an earlier test has written. The kernel forgets partitions.
     fn wipe(&self) {
-        let zeros = vec![0; 4 << 20];
-        self.overwrite(0, &zeros);
-        self.overwrite(self.size() - zeros.len() as u64, &zeros);
+        let disk = File::options().write(true).open(self.disk.path()).unwrap();
+        // Of block devices since Linux 4.9.
+        fallocate(&disk, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, self.size().cast_signed()).unwrap();
+        disk.sync_all().unwrap();
         run("blockdev", &["--rereadpt", self.path()]);
     }
 
