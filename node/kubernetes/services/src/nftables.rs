@@ -21,6 +21,11 @@ const TABLE: &str = "granary";
 /// those with a tag of VLAN 0, which their receiver takes off like an envelope: `net.bridge.bridge-nf-filter-vlan-tagged` would
 /// open one, and they may have two. So the bridge, which has a table of its own, passes only what needs no opening.
 ///
+/// A Service's address that is still one when a packet leaves has not been translated: kube-proxy has not heard of the Service
+/// yet, or no more. Its own rule against that may be an hour late: it knows the network of Services from the API server, and
+/// writes the rule with the next full synchronization. What is dropped here is no connection that the kernel knows, so that
+/// the next attempt is translated.
+///
 /// What a pod sends out of the cluster has its node's address, which other nodes trust at one port. That is looked at
 /// when a Service's address has become another one, whoever made the Service.
 ///
@@ -65,6 +70,7 @@ table inet {TABLE} {{
         type filter hook postrouting priority srcnat + 10; policy accept;
         oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
         oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {services} counter drop comment "nobody's Service"
     }}
 }}
 "#
@@ -97,10 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn a_services_address_comes_from_the_cluster() {
+    fn a_services_address_stays_in_the_cluster() {
         let found = about("10.96.0.0/16");
-        let past = r#"iifname != { "cni0", "clusternet", "lo" } ip daddr 10.96.0.0/16 counter drop"#;
-        assert!(found.len() == 1 && found[0].starts_with(past), "{found:?}");
+        let past = ["iifname", "oifname"]
+            .map(|name| format!(r#"{name} != {{ "cni0", "clusternet", "lo" }} ip daddr 10.96.0.0/16 counter drop"#));
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.iter().zip(&past).all(|(found, past)| found.starts_with(past)), "{found:?}");
     }
 
     #[test]

@@ -243,6 +243,20 @@ fn nobody_outside_reaches_services() {
     }
 }
 
+/// Before kube-proxy has heard of a Service, and after it has forgotten it.
+#[test]
+fn what_is_for_a_service_that_nobody_translates_stays_on_the_node() {
+    let node = Node::bare();
+    let service = Ipv4Addr::new(10, 96, 0, 7);
+    let (pod, outside) = ((&node.pods[0], PODS[0]), (&node.outside, service));
+    addresses(outside.0, "end", &[(service, 32)]);
+    assert_eq!(reaches(pod, outside), PODS[0]);
+    node.network(RANGE).unwrap();
+    node.loses("nobody's Service", pod, outside);
+    let sent = node::socket(&node.host, NODE, 0).send_to(b"?", (service, PORT));
+    assert_eq!(sent.unwrap_err().raw_os_error(), Some(nix::libc::EPERM));
+}
+
 #[test]
 fn rules_are_there_once_however_often_they_are_loaded() {
     let node = Node::new();
