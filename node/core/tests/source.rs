@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpt::{Guid, Partition, Table, guid, protective_mbr};
-use ktest_support::Disk;
 use ktest_support::process::Child;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use ktest_support::{Disk, unmount};
+use nix::mount::{MsFlags, mount};
 use nix::unistd::chroot;
 use node_core::source;
 use tempfile::TempDir;
@@ -59,7 +59,7 @@ impl Machine {
         let options = Some("codepage=437,iocharset=ascii");
         mount(Some(&*machine.partition(1)), place, Some("vfat"), MsFlags::empty(), options).unwrap();
         fill(place);
-        umount2(place, MntFlags::empty()).unwrap();
+        unmount(place).unwrap();
         machine
     }
 
@@ -93,9 +93,9 @@ impl Machine {
             fs::write(&answer, told).unwrap();
         })
         .wait();
-        BOUND.iter().for_each(|name| umount2(&root.join(name), MntFlags::empty()).unwrap());
+        BOUND.iter().for_each(|name| unmount(&root.join(name)).unwrap());
         // Nothing was left mounted below it.
-        umount2(root, MntFlags::empty()).unwrap();
+        unmount(root).unwrap();
         fs::read_to_string(self.answer()).unwrap()
     }
 

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpt::{Guid, Partition, Table, guid, protective_mbr};
-use ktest_support::Disk;
 use ktest_support::process::Child;
+use ktest_support::{Disk, unmount};
 use localstorage::{DATA_PARTITION, DataDisk, LABEL, PartitionTable, Root, TableState};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::chroot;
 use tempfile::TempDir;
@@ -60,7 +60,7 @@ impl Machine {
         let place = machine.root.path();
         mount(Some(&data), place, Some("xfs"), MsFlags::empty(), None::<&str>).unwrap();
         fs::write(place.join("kept"), "kept").unwrap();
-        umount2(place, MntFlags::empty()).unwrap();
+        unmount(place).unwrap();
         machine
     }
 
@@ -204,14 +204,14 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        let unmount = |path: &Path| match umount2(path, MntFlags::empty()) {
+        let release = |path: &Path| match unmount(path) {
             // EINVAL: it was not mounted.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(errno) => eprintln!("{}: {errno}", path.display()),
         };
-        unmount(&self.root().join("data"));
-        BOUND.iter().for_each(|name| unmount(&self.root().join(name)));
-        unmount(self.root());
+        release(&self.root().join("data"));
+        BOUND.iter().for_each(|name| release(&self.root().join(name)));
+        release(self.root());
     }
 }
 

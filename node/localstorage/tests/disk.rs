@@ -7,7 +7,7 @@ use std::process::Command;
 
 use dir::{Mode, Name};
 use fsquota::Limits;
-use ktest_support::Disk;
+use ktest_support::{Disk, unmount};
 use localstorage::{
     Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
     mount_ephemeral,
@@ -112,7 +112,7 @@ impl Machine {
     /// As when the power goes, but for what was not written yet.
     fn unmount(&self, data: Mounted<Data>) {
         drop(data);
-        umount2(self.root().data.path(), MntFlags::empty()).unwrap();
+        unmount(self.root().data.path()).unwrap();
     }
 }
 
@@ -243,7 +243,7 @@ fn a_data_disk_that_is_mounted_with_other_flags_is_left_alone() {
         let failed = machine.mount();
         assert!(matches!(&failed, Err(MountError::Flags { path }) if path == place.path()), "{flags:?}: {failed:?}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
-        umount2(place.path(), MntFlags::empty()).unwrap();
+        unmount(place.path()).unwrap();
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
+use ktest_support::unmount;
 use localstorage::{Content, Data, DataDisk, FindError, Mounted, Programs, Refusal, Role, Root, Seen, Tree, examine};
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
@@ -30,7 +31,7 @@ impl Node {
 
     fn shut_down(&self, data: Mounted<Data>) -> nix::Result<()> {
         drop(data);
-        umount2(self.data().path(), MntFlags::empty())
+        unmount(self.data().path())
     }
 }
 

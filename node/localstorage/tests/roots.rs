@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fsquota::{Allocator, Limits, SetError};
-use ktest_support::Disk;
+use ktest_support::{Disk, unmount};
 use localstorage::{Budget, Data, DataDisk, LABEL, Mounted, Part, Root, Tree};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -57,7 +57,7 @@ impl Machine {
     }
 
     fn unmount(&self) {
-        umount2(self.data.path(), MntFlags::empty()).unwrap();
+        unmount(self.data.path()).unwrap();
     }
 }
 

@@ -8,14 +8,14 @@ use std::path::Path;
 use std::process::Command;
 
 use image::{Image, MIB, Page, alone, attached, bytes, node, open, open_direct, sysfs, temporary};
-use ktest_support::{Disk, Tmpfs, XfsDisk};
+use ktest_support::{Disk, Tmpfs, XfsDisk, unmount};
 use loopdev::{
     AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
     Status,
 };
 use nix::errno::Errno;
 use nix::libc::O_PATH;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
 
@@ -294,7 +294,7 @@ fn a_file_of_a_btrfs_is_known_by_its_inode() {
     fs::create_dir(target).unwrap();
     mount(Some(disk.path()), target, Some("btrfs"), MsFlags::empty(), None::<&str>).unwrap();
     known_by_inode(target);
-    umount2(target, MntFlags::empty()).unwrap();
+    unmount(target).unwrap();
 }
 
 #[test]

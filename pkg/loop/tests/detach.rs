@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::{Image, MIB, alone, attached, bytes, detached, open, sysfs, temporary};
-use ktest_support::Tmpfs;
+use ktest_support::{Tmpfs, unmount};
 use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, StatusError};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::statvfs;
 
 /// A device with a file system that is mounted on a directory of its own.
@@ -42,7 +42,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        umount2(&self.0, MntFlags::empty()).unwrap();
+        unmount(&self.0).unwrap();
     }
 }
 
@@ -60,7 +60,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        umount2(&self.0, MntFlags::empty()).unwrap();
+        unmount(&self.0).unwrap();
     }
 }
 

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::{Image, MIB, Page, bytes, open_direct, sysfs, temporary};
-use ktest_support::{Tmpfs, XfsDisk};
+use ktest_support::{Tmpfs, XfsDisk, unmount};
 use loopdev::{BlockSize, Config, Control, Device};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 
 /// A disk in memory whose logical blocks have 4096 bytes, as null_blk makes them in configfs.
 struct LargeBlocks(&'static str);
@@ -69,7 +69,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        umount2(&self.0, MntFlags::empty()).unwrap();
+        unmount(&self.0).unwrap();
     }
 }
 

@@ -224,7 +224,8 @@ mod tests {
     #[test]
     #[ignore = "ends only by a signal"]
     fn parent() {
-        println!("\n{}", sh("exec sleep 1000").pid());
+        let process = sh("exec sleep 1000");
+        println!("\n{}", process.pid());
         loop {
             thread::park();
         }

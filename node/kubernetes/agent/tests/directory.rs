@@ -13,7 +13,7 @@ use agent::kubelet::{self, KubeletError};
 use agent::program;
 use clap::Parser as _;
 use fsquota::FsError;
-use ktest_support::{Disk, Tmpfs, XfsDisk};
+use ktest_support::{Disk, Tmpfs, XfsDisk, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -64,7 +64,7 @@ fn ext4_is_refused_although_it_has_project_quotas_too() {
     let refusal = refused(target.path(), &[]);
     assert!(matches!(refusal, DirectoryError::Quota { source: FsError::NotXfs, .. }), "{refusal}");
     assert!(!target.path().join("volumes").exists());
-    umount2(target.path(), MntFlags::empty()).unwrap();
+    unmount(target.path()).unwrap();
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_directory_below_a_mount_has_to_be_called_shared() {
     mount(Some(&below), &below, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     assert!(matches!(refused(&below, &[]), DirectoryError::NotOwn { .. }));
     assert!(Directory::open(&place(&below, &["--file-system=shared"])).is_ok());
-    umount2(&below, MntFlags::empty()).unwrap();
+    unmount(&below).unwrap();
     assert!(Directory::open(&place(disk.path(), &[])).is_ok());
 }
 

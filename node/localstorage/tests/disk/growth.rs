@@ -55,7 +55,7 @@ impl<'machine> Elastic<'machine> {
 
 impl Drop for Elastic<'_> {
     fn drop(&mut self) {
-        let _ = umount2(self.machine.root().data.path(), MntFlags::empty());
+        let _ = unmount(self.machine.root().data.path());
         self.dmsetup(&["remove", "elastic"]);
     }
 }

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ktest_support::Disk;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use ktest_support::{Disk, unmount};
+use nix::mount::{MsFlags, mount};
 
 /// Unmounted on drop. What is open on it must be closed before.
 pub struct Formatted {
@@ -55,7 +55,7 @@ impl Formatted {
 
     /// Takes the file system off and mounts it again.
     pub fn remount(&self, options: &str) {
-        umount2(&self.target, MntFlags::empty()).unwrap();
+        unmount(&self.target).unwrap();
         self.mount(options);
     }
 
@@ -76,7 +76,7 @@ impl Formatted {
 
 impl Drop for Formatted {
     fn drop(&mut self) {
-        let unmounted = umount2(&self.target, MntFlags::empty());
+        let unmounted = unmount(&self.target);
         if !std::thread::panicking() {
             unmounted.unwrap();
         }

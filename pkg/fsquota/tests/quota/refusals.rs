@@ -9,10 +9,10 @@ use std::thread;
 use fsquota::{
     AllocateError, Allocator, Ensured, FsError, GetError, LimitError, Limits, ProjectId, RemoveError, SetError,
 };
-use ktest_support::{Tmpfs, XfsDisk};
+use ktest_support::{Tmpfs, XfsDisk, unmount};
 use nix::errno::Errno;
 use nix::libc::{O_NOFOLLOW, O_PATH};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode;
 use nix::unistd::{Uid, mkfifo, setfsuid};
 use units::{Bytes, Inodes};
@@ -215,7 +215,7 @@ fn a_bind_mount_does_not_hide_the_project_above() {
         assert_eq!(fsquota::remove(&inner), Err(RemoveError::Nested { outer }));
         assert_eq!(fsquota::get(&inner).unwrap().id, outer);
     }
-    umount2(&to, MntFlags::empty()).unwrap();
+    unmount(&to).unwrap();
     assert_eq!(fsquota::quota(&volumes.root, outer).unwrap().limits, size(SIZE));
 }
 
@@ -234,7 +234,7 @@ fn a_bind_mount_of_a_directory_is_that_directory() {
         assert_eq!(fsquota::set(&mounted, size(mib(1)), &volumes.ids).unwrap(), Ensured::Unchanged(id));
         assert_eq!(fsquota::remove(&mounted), Ok(Some(id)));
     }
-    umount2(&to, MntFlags::empty()).unwrap();
+    unmount(&to).unwrap();
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use fsquota::{Drift, ProjectId, WalkError};
+use ktest_support::unmount;
 use nix::fcntl::{OFlag, openat};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::mkfifo;
 
@@ -57,7 +58,7 @@ fn links_are_not_followed_mounts_not_entered_and_pipes_not_opened() {
     let target = volumes.path("a/mounted");
     mount(Some(&volumes.path("outside")), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let found = walked(&dir, id);
-    umount2(&target, MntFlags::empty()).unwrap();
+    unmount(&target).unwrap();
     assert_eq!(found, BTreeMap::new());
 }
 

@@ -1,9 +1,11 @@
 //! Letting go of what the kernel still finds in use.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
 
 /// A test that leaves something open fails only after this.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -21,6 +23,14 @@ pub(crate) fn retry(mut let_go: impl FnMut() -> Result<(), Errno>) -> Result<(),
             answer => return answer,
         }
     }
+}
+
+/// Takes a mount off, as umount2(2) without flags does; what is in use for a moment only is waited for.
+///
+/// # Errors
+/// `EBUSY` if it is still in use after 5 seconds; at once all else that umount2 answers.
+pub fn unmount(target: &Path) -> Result<(), Errno> {
+    retry(|| umount2(target, MntFlags::empty()))
 }
 
 #[cfg(test)]

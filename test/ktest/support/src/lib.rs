@@ -22,6 +22,7 @@ mod namespace;
 pub mod process;
 pub mod replay;
 
+pub use busy::unmount;
 pub use disk::Disk;
 pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut};
 pub use mounted::{Mounted, Tmpfs, XfsDisk};

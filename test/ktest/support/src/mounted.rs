@@ -139,7 +139,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if let Err(error) = busy::retry(|| umount2(&self.target, MntFlags::empty())) {
+        if let Err(error) = busy::unmount(&self.target) {
             // Out of the way of the tests that follow; those on the same disk fail in mkfs.
             let _ = umount2(&self.target, MntFlags::MNT_DETACH);
             if !thread::panicking() {

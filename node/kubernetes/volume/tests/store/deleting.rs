@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileExt as _, symlink};
 
 use dir::{Dir, Ensured};
 use fsquota::{Limits, ProjectId};
+use ktest_support::unmount;
 use loopdev::{Config, Control};
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{Access, ActError, Allocation, Error, OpenError, Refusal, Where};
 
@@ -84,7 +85,7 @@ fn data_of_a_mount_in_the_volume_is_not_removed() {
     assert!(matches!(error.errno(), Errno::EXDEV | Errno::EBUSY), "{error:?}");
     let moved = node.path("trash", &id).join("point");
     assert!(moved.join("kept").exists());
-    umount(&moved).unwrap();
+    unmount(&moved).unwrap();
     node.store.discard(&id).unwrap();
     assert_eq!(node.traces(&id), [""; 0]);
 }
