@@ -4,21 +4,42 @@ _UNPACK = """\
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-for deb in {debs}; do dpkg-deb -x "$deb" "$work"; done
+for file in {files}; do
+    case $file in
+        *.tar) tar --no-same-owner -C "$work" -xf "$file" ;;
+        *) dpkg-deb -x "$file" "$work" ;;
+    esac
+done
 """
 
-def _unpack(debs):
-    return _UNPACK.format(debs = " ".join([deb.path for deb in debs]))
+def _unpack(files):
+    return _UNPACK.format(files = " ".join([file.path for file in files]))
 
-def _run(ctx, debs, outputs, lines, mnemonic, what):
+def _run(ctx, files, outputs, lines, mnemonic, what):
     ctx.actions.run_shell(
-        inputs = debs,
+        inputs = files,
         outputs = outputs,
-        command = _unpack(debs) + "\n".join(lines),
+        command = _unpack(files) + "\n".join(lines),
         mnemonic = mnemonic,
         progress_message = what,
         use_default_shell_env = True,
     )
+
+# The same bytes from the same packages.
+_PACK = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} {}"
+
+def _debian_archive_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".tar")
+    _run(ctx, ctx.files.packages, [out], [_PACK.format(out.path, ".")], "DebianArchive", "Unpacking packages for %{label}")
+    return [DefaultInfo(files = depset([out]))]
+
+debian_archive = rule(
+    implementation = _debian_archive_impl,
+    doc = "What many targets take out of the same packages, decompressed once for all of them.",
+    attrs = {
+        "packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "The packages."),
+    },
+)
 
 def _debian_file_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name)
@@ -45,14 +66,27 @@ kernel_image = rule(
     attrs = {"packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "The kernel's package.")},
 )
 
+def _kernel_archive_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".tar")
+    _run(ctx, ctx.files.packages, [out], [
+        "depmod -b \"$work\" \"$(ls \"$work/lib/modules\")\"",
+        _PACK.format(out.path, "lib/modules"),
+    ], "KernelArchive", "Unpacking the kernel's modules")
+    return [DefaultInfo(files = depset([out]))]
+
+kernel_archive = rule(
+    implementation = _kernel_archive_impl,
+    doc = "The kernel's modules and what depends on what among them (depmod reads all of them: seconds), once for all targets.",
+    attrs = {"packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "The kernel's package.")},
+)
+
 def _kernel_modules_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
 
     # modprobe knows soft dependencies too (crc32c for xfs); it prints files in the order of loading.
     # A module of the kernel itself is printed as `builtin` and needs no file.
-    _run(ctx, ctx.files.packages, [out], [
+    _run(ctx, [ctx.file.kernel], [out], [
         "version=$(ls \"$work/lib/modules\")",
-        "depmod -b \"$work\" \"$version\"",
         # No settings of the machine or of the build root.
         "mkdir \"$work/none\"",
         "for module in {}; do".format(" ".join(ctx.attr.modules)),
@@ -73,8 +107,8 @@ kernel_modules = rule(
     implementation = _kernel_modules_impl,
     doc = "A directory of kernel modules with all that they depend on, unpacked, and the file `order` that lists them in the order of loading.",
     attrs = {
+        "kernel": attr.label(default = "//third_party/debian:kernel_modules", allow_single_file = [".tar"], doc = "A kernel_archive."),
         "modules": attr.string_list(mandatory = True, doc = "Modules by name."),
-        "packages": attr.label_list(default = ["//third_party/debian:kernel"], allow_files = [".deb"], doc = "The kernel's package."),
     },
 )
 
@@ -113,7 +147,7 @@ debian_tree = rule(
 
 The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a link lib64 -> usr/lib and gives LD_LIBRARY_PATH or the loader's default path /lib64.""",
     attrs = {
-        "packages": attr.label_list(mandatory = True, allow_files = [".deb"], doc = "Packages of the programs and libraries."),
+        "packages": attr.label_list(mandatory = True, allow_files = [".deb", ".tar"], doc = "Packages of the programs and libraries, or a debian_archive of them."),
         "programs": attr.string_list(mandatory = True, doc = "Programs by name."),
     },
 )
