@@ -5,9 +5,9 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use ktest_support::{BlockStats, Disk, XfsDisk, block_stats, boot, cut, power_cut};
+use ktest_support::{BlockStats, Disk, XfsDisk, block_stats, boot, cut, power_cut, unmount};
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MsFlags, mount};
 
 /// Past the page cache, which would answer by itself.
 fn direct(device: &Path) -> File {
@@ -108,7 +108,7 @@ fn what_was_synced_before_a_power_cut_is_there_and_the_rest_is_not() {
     mount(Some(disk.path()), target, Some("xfs"), MsFlags::empty(), None::<&str>).unwrap();
     assert_eq!(fs::read(target.join("synced")).unwrap(), b"content");
     assert!(!target.join("unsynced").exists());
-    umount(target).unwrap();
+    unmount(target).unwrap();
 }
 
 #[test]
