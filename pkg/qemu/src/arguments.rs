@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use units::Bytes;
 
 use crate::accelerator::Accelerator;
 use crate::config::{Boot, Config, PortName, Sink};
@@ -26,6 +27,17 @@ pub enum ConfigError {
     SamePort(PortName),
 }
 
+/// What the guest's memory is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory<'a> {
+    /// Anonymous memory of QEMU.
+    Anonymous,
+    /// This file, which the guest writes to: its content is what a saved guest's memory is.
+    Shared(&'a Path),
+    /// A private copy-on-write mapping of a saved guest's file. The guest is loaded before it runs.
+    Private(&'a Path),
+}
+
 /// Descriptors that QEMU inherits: its ends of the streams.
 pub(crate) struct Streams {
     pub(crate) qmp: RawFd,
@@ -39,17 +51,18 @@ pub(crate) fn arguments(
     accelerator: Accelerator,
     config: &Config,
     streams: &Streams,
+    memory: Memory<'_>,
 ) -> Result<Vec<OsString>, ConfigError> {
     check(config)?;
     let mut all = Arguments(Vec::new());
     all.0.extend(accelerator.arguments().map(OsString::from));
     all.0.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(OsString::from));
-    all.add("-m", format!("{}B", config.memory.get()));
+    add_memory(&mut all, config.memory, memory)?;
     all.add("-smp", config.cpus.to_string());
     all.add("-chardev", format!("socket,id=qmp,fd={}", streams.qmp));
     all.add("-mon", "chardev=qmp,mode=control");
     all.add("-device", "virtio-rng-pci");
-    boot(&mut all, &config.boot)?;
+    boot(&mut all, &config.boot, memory)?;
     for (index, disk) in config.disks.iter().enumerate() {
         add_disk(&mut all, disk, index, &config.boot)?;
     }
@@ -67,7 +80,49 @@ pub(crate) fn arguments(
     for device in &config.devices {
         all.add("-device", device);
     }
+    for number in 0..config.spare_ports {
+        // Chassis and slot number a port; 0 is the root complex's own.
+        let slot = number + 1;
+        all.add("-device", format!("pcie-root-port,id={},chassis={slot},slot={slot}", spare_port(number)));
+    }
     Ok(all.0)
+}
+
+/// ID of a port for a device that is attached while the guest runs.
+pub(crate) fn spare_port(number: u8) -> String {
+    format!("spare{number}")
+}
+
+/// Options whose values the device state of a saved guest depends on.
+const MACHINE: [&str; 6] = ["-accel", "-cpu", "-machine", "-m", "-smp", "-device"];
+/// Virtual Machine Generation ID: the kernel reseeds its random number generator when the ID changes.
+const GENERATION: &str = "vmgenid,guid=auto";
+
+/// The part of the arguments that must be the same when a guest is saved and when it is restored, in their order.
+pub(crate) fn machine(arguments: &[OsString]) -> Vec<(String, String)> {
+    let pairs = arguments.windows(2).filter(|pair| MACHINE.iter().any(|option| pair[0] == *option));
+    pairs.map(|pair| (pair[0].to_string_lossy().into_owned(), pair[1].to_string_lossy().into_owned())).collect()
+}
+
+fn add_memory(all: &mut Arguments, size: Bytes, memory: Memory<'_>) -> Result<(), ConfigError> {
+    let size = size.get();
+    all.add("-m", format!("{size}B"));
+    let (path, share) = match memory {
+        Memory::Anonymous => return Ok(()),
+        Memory::Shared(path) => (path, true),
+        Memory::Private(path) => (path, false),
+    };
+    let mut file = json!({"qom-type": "memory-backend-file", "id": "memory", "size": size, "mem-path": utf8(path)?,
+        "share": share});
+    if !share {
+        // The file is opened for reading, the mapping is writable all the same (QEMU 8.2).
+        file["readonly"] = json!(true);
+        file["rom"] = json!("off");
+        all.add("-incoming", "defer");
+    }
+    all.add("-object", file.to_string());
+    all.add("-device", GENERATION);
+    Ok(())
 }
 
 struct Arguments(Vec<OsString>);
@@ -90,10 +145,14 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
 }
 
-fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
+fn boot(all: &mut Arguments, boot: &Boot, memory: Memory<'_>) -> Result<(), ConfigError> {
+    let backend = match memory {
+        Memory::Anonymous => "",
+        Memory::Shared(_) | Memory::Private(_) => ",memory-backend=memory",
+    };
     match boot {
         Boot::Kernel { kernel, initrd, command_line } => {
-            all.add("-machine", "q35");
+            all.add("-machine", format!("q35{backend}"));
             all.add("-kernel", kernel);
             if let Some(initrd) = initrd {
                 all.add("-initrd", initrd);
@@ -101,7 +160,7 @@ fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
             all.add("-append", command_line);
         }
         Boot::Firmware { code, variables, oem_strings } => {
-            all.add("-machine", "q35,pflash0=code,pflash1=variables");
+            all.add("-machine", format!("q35,pflash0=code,pflash1=variables{backend}"));
             let node = |name: &str, path: &Path, read_only: bool| -> Result<String, ConfigError> {
                 let file = json!({"driver": "file", "filename": utf8(path)?});
                 Ok(json!({"driver": "raw", "node-name": name, "read-only": read_only, "file": file}).to_string())
@@ -124,8 +183,7 @@ pub(crate) fn node_name(serial: &Serial) -> String {
 
 fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Result<(), ConfigError> {
     all.add("-blockdev", node(disk)?.to_string());
-    let name = node_name(&disk.serial);
-    let mut device = json!({"driver": "virtio-blk-pci", "drive": name, "serial": disk.serial.as_str()});
+    let mut device = device(&disk.serial);
     if index == 0 && matches!(boot, Boot::Firmware { .. }) {
         device["bootindex"] = json!(1);
     }
@@ -133,11 +191,20 @@ fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Resu
     Ok(())
 }
 
+pub(crate) fn device(serial: &Serial) -> Value {
+    json!({"driver": "virtio-blk-pci", "drive": node_name(serial), "serial": serial.as_str()})
+}
+
 /// Nodes inside a node inherit its cache and access.
-fn node(disk: &Disk) -> Result<Value, ConfigError> {
+pub(crate) fn node(disk: &Disk) -> Result<Value, ConfigError> {
     let file = json!({"driver": "file", "filename": utf8(&disk.path)?});
     let mut node = match &disk.wrap {
         Wrap::None => json!({"driver": "raw", "file": file}),
+        Wrap::Overlay(overlay) => {
+            let changes = json!({"driver": "file", "filename": utf8(overlay)?, "discard": "unmap"});
+            let base = json!({"driver": "raw", "read-only": true, "file": file});
+            json!({"driver": "qcow2", "file": changes, "backing": base})
+        }
         Wrap::Errors(errors) => {
             let rules: Vec<Value> = errors.iter().map(rule).collect();
             json!({"driver": "raw", "file": {"driver": "blkdebug", "image": file, "inject-error": rules}})
@@ -278,7 +345,7 @@ mod tests {
     }
 
     fn built(config: &Config) -> Vec<String> {
-        let all = arguments(Accelerator::Tcg, config, &STREAMS).unwrap();
+        let all = arguments(Accelerator::Tcg, config, &STREAMS, Memory::Anonymous).unwrap();
         all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -304,6 +371,23 @@ mod tests {
         assert_eq!(values(&all, "-chardev"), ["socket,id=qmp,fd=7", "null,id=console"]);
         assert!(all.contains(&"-nodefaults".into()) && all.contains(&"-no-user-config".into()));
         assert_eq!(values(&all, "-netdev"), [""; 0]);
+    }
+
+    #[test]
+    fn a_restored_guest_has_the_machine_of_the_saved_one() {
+        let path = Path::new("/tmp/a,b");
+        let built = |memory| arguments(Accelerator::Tcg, &direct(), &STREAMS, memory).unwrap();
+        let (saved, restored) = (built(Memory::Shared(path)), built(Memory::Private(path)));
+        assert_eq!(machine(&saved), machine(&restored));
+        assert_ne!(machine(&saved), machine(&built(Memory::Anonymous)));
+        let text = |all: Vec<OsString>| -> Vec<String> {
+            all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
+        };
+        let restored = text(restored);
+        assert_eq!(values(&restored, "-incoming"), ["defer"]);
+        assert_eq!(values(&restored, "-machine"), ["q35,memory-backend=memory"]);
+        assert_eq!(json_of(values(&restored, "-object")[0])["share"], json!(false));
+        assert_eq!(json_of(values(&text(saved), "-object")[0])["mem-path"], json!("/tmp/a,b"));
     }
 
     #[test]
@@ -364,6 +448,10 @@ mod tests {
             built["file"]["inject-error"],
             json!([{"event": "none", "iotype": "flush", "errno": 5, "once": true, "sector": 8}])
         );
+        disk.wrap = Wrap::Overlay("changes.qcow2".into());
+        let built = node(&disk).unwrap();
+        assert_eq!((&built["driver"], &built["file"]["filename"]), (&json!("qcow2"), &json!("changes.qcow2")));
+        assert_eq!(built["backing"]["file"]["filename"], "data.img");
         disk.wrap = Wrap::WriteLog("writes.log".into());
         let built = node(&disk).unwrap();
         assert_eq!(built["driver"], "blklogwrites");
@@ -397,7 +485,7 @@ mod tests {
         let capture = Some("/tmp/a,b.pcap".into());
         config.network = Some(Network { mac: Some(Mac::of(1)), link: Link::Wire, capture });
         let streams = Streams { wire: Some(9), ..STREAMS };
-        let all = arguments(Accelerator::Tcg, &config, &streams).unwrap();
+        let all = arguments(Accelerator::Tcg, &config, &streams, Memory::Anonymous).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
         assert_eq!(
             json_of(values(&all, "-netdev")[0]),
@@ -424,7 +512,7 @@ mod tests {
             port("third", Sink::Stream),
         ];
         let streams = Streams { console: Some(8), ports: vec![9, 10], ..STREAMS };
-        let all = arguments(Accelerator::Kvm, &config, &streams).unwrap();
+        let all = arguments(Accelerator::Kvm, &config, &streams, Memory::Anonymous).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
         assert_eq!(
             values(&all, "-chardev"),
@@ -442,11 +530,11 @@ mod tests {
     fn disks_and_ports_that_cannot_be_told_apart_are_refused() {
         let mut config = direct();
         config.disks = vec![Disk::new("data".parse().unwrap(), "a"), Disk::new("data".parse().unwrap(), "b")];
-        let refused = arguments(Accelerator::Tcg, &config, &STREAMS);
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous);
         assert_eq!(refused, Err(ConfigError::SameSerial("data".parse().unwrap())));
         config.disks.clear();
         config.ports = vec![Port { name: "a".parse().unwrap(), sink: Sink::Discard }; 2];
-        let refused = arguments(Accelerator::Tcg, &config, &STREAMS);
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous);
         assert_eq!(refused, Err(ConfigError::SamePort("a".parse().unwrap())));
     }
 
@@ -455,7 +543,10 @@ mod tests {
         let mut config = direct();
         let path = Path::new(OsStr::from_bytes(b"\xff.img"));
         config.disks.push(Disk::new("data".parse().unwrap(), path));
-        assert_eq!(arguments(Accelerator::Tcg, &config, &STREAMS), Err(ConfigError::NotUtf8(path.to_owned())));
+        assert_eq!(
+            arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous),
+            Err(ConfigError::NotUtf8(path.to_owned()))
+        );
     }
 
     proptest! {

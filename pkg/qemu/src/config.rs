@@ -32,6 +32,8 @@ pub struct Config {
     pub firmware_files: Vec<FirmwareFile>,
     /// Values of further `-device` arguments.
     pub devices: Vec<String>,
+    /// Number of disks that can be attached while the guest runs, see [`Vm::attach`](crate::Vm::attach).
+    pub spare_ports: u8,
 }
 
 impl Config {
@@ -47,6 +49,7 @@ impl Config {
             console: Sink::Discard,
             firmware_files: Vec::new(),
             devices: Vec::new(),
+            spare_ports: 0,
         }
     }
 }

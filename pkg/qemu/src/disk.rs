@@ -95,6 +95,9 @@ pub enum Wrap {
     None,
     /// Some requests fail (blkdebug).
     Errors(Vec<IoError>),
+    /// Writes go to this qcow2 file, made by [`overlay`](crate::overlay); the disk's file is not changed and may be used
+    /// by several VMs.
+    Overlay(PathBuf),
     /// Each write and flush is also recorded in this file, in the format of dm-log-writes (blklogwrites).
     WriteLog(PathBuf),
 }

@@ -26,7 +26,11 @@
 //! process that started it. QMP, ports, wires and a streamed console are socket pairs, so nothing is left
 //! behind in the file system and no path can be too long. VMs reach each other in a [`Segment`].
 //!
-//! All calls block. Needs QEMU 8 and x86-64 Linux.
+//! A guest can be saved ([`Vm::start_savable`], [`Vm::save`]) and restored any number of times ([`Vm::restore`]): a
+//! restored guest runs after a fraction of a second, from the point at which it was saved. Disks can be attached to a
+//! running guest ([`Vm::attach`]).
+//!
+//! All calls block. Needs QEMU 8 (8.2 to restore guests) and x86-64 Linux.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -37,10 +41,12 @@ mod console;
 mod disk;
 mod firmware;
 mod network;
+mod overlay;
 mod probe;
 mod process;
 mod program;
 mod qmp;
+mod saved;
 mod segment;
 #[expect(unsafe_code, reason = "what a child does between fork and exec")]
 mod sys;
@@ -53,9 +59,11 @@ pub use console::tail as console_tail;
 pub use disk::{Access, Cache, Disk, IoError, Operation, Serial, SerialError, Times, Wrap};
 pub use firmware::{Firmware, FirmwareError};
 pub use network::{Forward, Link, Mac, Network, free_port};
+pub use overlay::overlay;
 pub use probe::KvmError;
 pub use process::Exit;
 pub use program::{FindError, Program, Version, VersionError};
 pub use qmp::QmpError;
+pub use saved::{RestoreError, SaveError, Saved};
 pub use segment::{Cable, Plug, Segment};
-pub use vm::{BlockStats, StartError, Vm};
+pub use vm::{AttachError, BlockStats, StartError, Vm};

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,13 +15,14 @@ use serde_json::{Value, json};
 use units::Bytes;
 
 use crate::accelerator::Accelerator;
-use crate::arguments::{ConfigError, Streams, arguments, node_name};
+use crate::arguments::{ConfigError, Memory, Streams, arguments, device, machine, node, node_name, spare_port};
 use crate::config::{Config, PortName, Sink};
-use crate::disk::Serial;
+use crate::disk::{Disk, Serial};
 use crate::network::{Link, Network};
 use crate::process::{Exit, Process};
 use crate::program::Program;
 use crate::qmp::{Qmp, QmpError};
+use crate::saved::{self, Machine, RestoreError, SaveError, Saved};
 
 /// Once the control connection is closed, QEMU is about to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -30,7 +33,16 @@ pub struct Vm {
     process: Process,
     qmp: Mutex<Qmp>,
     streams: Mutex<HostStreams>,
+    attached: Mutex<Attached>,
+    /// Where it can be saved, and what the state will fit.
+    saves: Option<(PathBuf, Machine)>,
+}
+
+/// Disks that the guest has.
+#[derive(Debug)]
+struct Attached {
     serials: Vec<Serial>,
+    spare_ports: Range<u8>,
 }
 
 #[derive(Debug)]
@@ -60,6 +72,32 @@ pub enum StartError {
     Control(#[source] QmpError),
 }
 
+/// Why a disk was not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The disk cannot be described.
+    #[error("the configuration of disk {serial} is invalid")]
+    Config {
+        /// The disk.
+        serial: Serial,
+        /// What is wrong with it.
+        #[source]
+        source: ConfigError,
+    },
+    /// No port is free, see [`Config::spare_ports`].
+    #[error("no spare port is left for disk {0}; start the VM with more spare ports")]
+    NoPort(Serial),
+    /// QEMU refuses.
+    #[error("cannot attach disk {serial}")]
+    Control {
+        /// The disk.
+        serial: Serial,
+        /// QEMU's answer.
+        #[source]
+        source: QmpError,
+    },
+}
+
 /// Requests that a disk has completed since the VM started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockStats {
@@ -81,14 +119,116 @@ impl Vm {
     /// # Errors
     /// [`StartError`]: nothing runs and nothing is left.
     pub fn start(program: &Program, accelerator: Accelerator, config: &Config) -> Result<Self, StartError> {
+        Self::launch(program, accelerator, config, Memory::Anonymous, |_| Ok(()))
+    }
+
+    /// Starts a VM that can be saved in the directory `dir`, which exists and holds no saved guest: the guest's memory is a
+    /// file there from the start.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_savable(
+        program: &Program,
+        accelerator: Accelerator,
+        config: &Config,
+        dir: &Path,
+    ) -> Result<Self, StartError> {
+        let memory = saved::memory_in(dir);
+        let mut machine = None;
+        let mut vm = Self::launch(program, accelerator, config, Memory::Shared(&memory), |arguments| {
+            machine = Some(Machine::new(program, arguments));
+            Ok::<(), StartError>(())
+        })?;
+        vm.saves = machine.map(|machine| (dir.to_owned(), machine));
+        Ok(vm)
+    }
+
+    /// Saves the guest and ends the VM. The disks have the content that the guest expects after a restore.
+    ///
+    /// # Errors
+    /// [`SaveError`]. The VM has ended; the directory holds nothing that can be restored.
+    pub fn save(self) -> Result<Saved, SaveError> {
+        let (dir, machine) = self.saves.clone().ok_or(SaveError::NotSavable)?;
+        let saved = saved::save(&self, &dir, machine)?;
+        self.quit()?;
+        self.process.join();
+        Ok(saved)
+    }
+
+    /// Starts a VM with the memory and devices of a saved guest. The guest is paused until [`Self::resume`], so that disks can
+    /// be attached first. `config` has the same memory, CPUs and devices as when the guest was saved; files, streams and
+    /// forwarded ports may differ.
+    ///
+    /// # Errors
+    /// [`RestoreError`]: nothing runs and nothing is left. It names what differs.
+    pub fn restore(
+        program: &Program,
+        accelerator: Accelerator,
+        config: &Config,
+        saved: &Saved,
+    ) -> Result<Self, RestoreError> {
+        let memory = saved.memory();
+        let check = |arguments| saved.check(&Machine::new(program, arguments));
+        let vm = Self::launch(program, accelerator, config, Memory::Private(&memory), check)?;
+        saved.load(&vm)?;
+        Ok(vm)
+    }
+
+    /// Lets a restored guest run.
+    ///
+    /// # Errors
+    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    pub fn resume(&self) -> Result<(), QmpError> {
+        self.execute("cont", json!({})).map(drop)
+    }
+
+    /// `check` sees the arguments that a saved state depends on, before anything starts.
+    fn launch<E: From<StartError>>(
+        program: &Program,
+        accelerator: Accelerator,
+        config: &Config,
+        memory: Memory<'_>,
+        check: impl FnOnce(Vec<(String, String)>) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let (host, guest) = Ends::make(config).map_err(StartError::Prepare)?;
+        let arguments = arguments(accelerator, config, &guest.numbers(), memory).map_err(StartError::Config)?;
+        check(machine(&arguments))?;
         let mut command = Command::new(program.path());
-        command.args(arguments(accelerator, config, &guest.numbers())?);
+        command.args(arguments);
         let (process, qmp) = open(command, guest.descriptors(), host.qmp)?;
         let names = config.ports.iter().filter(|port| port.sink == Sink::Stream).map(|port| port.name.clone());
         let streams = HostStreams { console: host.console, ports: names.zip(host.ports).collect(), wire: host.wire };
         let serials = config.disks.iter().map(|disk| disk.serial.clone()).collect();
-        Ok(Self { process, qmp: Mutex::new(qmp), streams: Mutex::new(streams), serials })
+        let attached = Attached { serials, spare_ports: 0..config.spare_ports };
+        Ok(Self {
+            process,
+            qmp: Mutex::new(qmp),
+            streams: Mutex::new(streams),
+            attached: Mutex::new(attached),
+            saves: None,
+        })
+    }
+
+    /// Attaches a disk to a spare port. A paused guest finds it when it runs, a running one some time after this returns.
+    ///
+    /// # Errors
+    /// [`AttachError`]: the guest does not get the disk.
+    pub fn attach(&self, disk: &Disk) -> Result<(), AttachError> {
+        let serial = &disk.serial;
+        let config = |source| AttachError::Config { serial: serial.clone(), source };
+        let control = |source| AttachError::Control { serial: serial.clone(), source };
+        let mut attached = self.attached();
+        if attached.serials.contains(serial) {
+            return Err(config(ConfigError::SameSerial(serial.clone())));
+        }
+        let node = node(disk).map_err(config)?;
+        let port = attached.spare_ports.next().ok_or_else(|| AttachError::NoPort(serial.clone()))?;
+        self.execute("blockdev-add", node).map_err(control)?;
+        let mut device = device(serial);
+        device["bus"] = json!(spare_port(port));
+        self.execute("device_add", device).map_err(control)?;
+        attached.serials.push(serial.clone());
+        Ok(())
     }
 
     /// The host's end of a port with [`Sink::Stream`], once.
@@ -139,7 +279,7 @@ impl Vm {
     pub fn block_stats(&self) -> Result<BTreeMap<Serial, BlockStats>, QmpError> {
         let command = "query-blockstats";
         let answer = self.execute(command, json!({}))?;
-        stats(answer, &self.serials).map_err(|source| QmpError::Answer { command: command.into(), source })
+        stats(answer, &self.attached().serials).map_err(|source| QmpError::Answer { command: command.into(), source })
     }
 
     /// Any command of QMP.
@@ -174,6 +314,10 @@ impl Vm {
     /// QEMU's process ID, which is also its process group's.
     pub fn pid(&self) -> u32 {
         self.process.pid().as_raw().unsigned_abs()
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Attached> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn streams(&self) -> MutexGuard<'_, HostStreams> {

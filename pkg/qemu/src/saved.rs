@@ -1,0 +1,271 @@
+//! A guest that was saved: its memory, the state of its devices, and the machine that both fit.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::program::Program;
+use crate::qmp::QmpError;
+use crate::vm::{StartError, Vm};
+
+const MEMORY: &str = "memory";
+const DEVICES: &str = "devices";
+const MACHINE: &str = "machine.json";
+
+/// The memory is not copied: only the state of the devices, below 1 MiB, is written or read.
+const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
+const STEP: Duration = Duration::from_millis(2);
+
+/// The directory of a saved guest. Any number of VMs can be restored from it, also at the same time: each has a private
+/// copy-on-write mapping of the memory. Their disks are the caller's to keep: a restored guest must find the content that
+/// its disks had when it was saved, for example below an [`overlay`](crate::overlay()).
+///
+/// The state fits only the QEMU, the machine and the devices that it was saved with, which [`Vm::restore`] compares, and
+/// the disks, kernel and host CPU, which it cannot compare: use a directory whose name depends on them.
+///
+/// After a restore the guest's clock continues from the time of the save. The guest's kernel gets a new generation ID
+/// (vmgenid), on which it reseeds its random number generator and sends a uevent; all else that is unique in the guest
+/// (machine ID, keys, connections) is the same in all VMs restored from one state.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    dir: PathBuf,
+    machine: Machine,
+}
+
+/// What the state fits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    qemu: String,
+    arguments: Vec<(String, String)>,
+}
+
+/// Why there is no saved guest.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The VM was not started by [`Vm::start_savable`].
+    #[error("the guest's memory is not a file; start a VM that is to be saved with start_savable")]
+    NotSavable,
+    /// QEMU does not obey.
+    #[error("cannot control QEMU")]
+    Control(#[from] QmpError),
+    /// QEMU could not write the state of the devices.
+    #[error("QEMU could not save the state of the devices: {0}")]
+    Devices(String),
+    /// The description could not be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why no VM was restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// There is no complete saved guest in the directory.
+    #[error("cannot read the saved guest in {}; delete the directory", dir.display())]
+    Read {
+        /// The directory.
+        dir: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Another QEMU saved it.
+    #[error("the guest was saved by QEMU {saved} and cannot be restored by QEMU {current}; save it again")]
+    Program {
+        /// The version that saved it.
+        saved: String,
+        /// The version that is to restore it.
+        current: String,
+    },
+    /// It was saved on another machine.
+    #[error(
+        "the guest was saved with {saved} and cannot be restored with {current}; save it again or use the same configuration"
+    )]
+    Machine {
+        /// The first argument of QEMU that differs.
+        saved: String,
+        /// The argument of the configuration.
+        current: String,
+    },
+    /// QEMU does not start.
+    #[error("cannot start the VM of a saved guest")]
+    Start(#[from] StartError),
+    /// QEMU does not accept the state.
+    #[error("QEMU did not load the saved guest")]
+    Load(#[source] QmpError),
+    /// QEMU ended or reported a failure while it loaded the state.
+    #[error("QEMU did not load the saved guest: {0}")]
+    Failed(String),
+}
+
+impl Saved {
+    /// The saved guest in a directory.
+    ///
+    /// # Errors
+    /// [`RestoreError::Read`]: a file is missing or damaged, for example because the save did not complete.
+    pub fn open(dir: &Path) -> Result<Self, RestoreError> {
+        let wrong = |source| RestoreError::Read { dir: dir.to_owned(), source };
+        let text = fs::read(dir.join(MACHINE)).map_err(wrong)?;
+        let machine = serde_json::from_slice(&text).map_err(|error| wrong(error.into()))?;
+        for file in [MEMORY, DEVICES] {
+            fs::metadata(dir.join(file)).map_err(wrong)?;
+        }
+        Ok(Self { dir: dir.to_owned(), machine })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn memory(&self) -> PathBuf {
+        self.dir.join(MEMORY)
+    }
+
+    /// Compares what QEMU compares badly or not at all.
+    pub(crate) fn check(&self, current: &Machine) -> Result<(), RestoreError> {
+        if self.machine.qemu != current.qemu {
+            return Err(RestoreError::Program { saved: self.machine.qemu.clone(), current: current.qemu.clone() });
+        }
+        let count = self.machine.arguments.len().max(current.arguments.len());
+        let at = |all: &[(String, String)], index: usize| {
+            all.get(index).map_or_else(|| "no further device".to_owned(), |(option, value)| format!("{option} {value}"))
+        };
+        let pairs = (0..count).map(|index| (at(&self.machine.arguments, index), at(&current.arguments, index)));
+        match pairs.into_iter().find(|(saved, current)| saved != current) {
+            Some((saved, current)) => Err(RestoreError::Machine { saved, current }),
+            None => Ok(()),
+        }
+    }
+
+    /// Loads the state into a VM that waits for it. The guest is paused then.
+    pub(crate) fn load(&self, vm: &Vm) -> Result<(), RestoreError> {
+        ignore_memory(vm).map_err(RestoreError::Load)?;
+        let uri = uri(&self.dir);
+        vm.execute("migrate-incoming", json!({"uri": uri})).map_err(RestoreError::Load)?;
+        let ended = transferred(vm, "query-status", |status| !matches!(status, "inmigrate" | "prelaunch"));
+        match ended {
+            Ok(status) if status == "paused" => Ok(()),
+            Ok(status) => Err(RestoreError::Failed(format!("the VM is {status}"))),
+            // It prints the reason and ends.
+            Err(QmpError::Closed) => {
+                let exit = vm.wait(Duration::from_secs(5));
+                Err(RestoreError::Failed(
+                    exit.map_or_else(|| "QEMU does not answer".to_owned(), |exit| exit.to_string()),
+                ))
+            }
+            Err(error) => Err(RestoreError::Load(error)),
+        }
+    }
+}
+
+impl Machine {
+    pub(crate) fn new(program: &Program, arguments: Vec<(String, String)>) -> Self {
+        Self { qemu: program.version().to_string(), arguments }
+    }
+}
+
+/// The file in `dir` that the memory of a VM to be saved is kept in.
+pub(crate) fn memory_in(dir: &Path) -> PathBuf {
+    dir.join(MEMORY)
+}
+
+/// Stops the guest and writes all but its memory, which is in its file already.
+pub(crate) fn save(vm: &Vm, dir: &Path, machine: Machine) -> Result<Saved, SaveError> {
+    // Requests to disks complete before this returns.
+    vm.execute("stop", json!({}))?;
+    ignore_memory(vm)?;
+    vm.execute("migrate", json!({"uri": uri(dir)}))?;
+    let status = transferred(vm, "query-migrate", |status| matches!(status, "completed" | "failed" | "cancelled"))?;
+    if status != "completed" {
+        let told = vm.execute("query-migrate", json!({}))?;
+        return Err(SaveError::Devices(told["error-desc"].as_str().unwrap_or(&status).to_owned()));
+    }
+    // Complete only with this file.
+    let path = dir.join(MACHINE);
+    let text = serde_json::to_vec(&machine).map_err(io::Error::from);
+    text.and_then(|text| fs::write(&path, text)).map_err(|source| SaveError::Write { path, source })?;
+    Ok(Saved { dir: dir.to_owned(), machine })
+}
+
+/// Leaves out memory that is a shared file (`x-ignore-shared`, QEMU 4.0).
+fn ignore_memory(vm: &Vm) -> Result<(), QmpError> {
+    let capability = json!({"capability": "x-ignore-shared", "state": true});
+    vm.execute("migrate-set-capabilities", json!({"capabilities": [capability]})).map(drop)
+}
+
+/// QEMU takes the rest of the text as a path, whatever is in it.
+fn uri(dir: &Path) -> String {
+    format!("file:{}", dir.join(DEVICES).display())
+}
+
+/// Waits until the status that a command returns is an end.
+fn transferred(vm: &Vm, command: &str, is_end: impl Fn(&str) -> bool) -> Result<String, QmpError> {
+    let start = Instant::now();
+    loop {
+        let answer: Value = vm.execute(command, json!({}))?;
+        let status = answer["status"].as_str().unwrap_or_default();
+        if is_end(status) {
+            return Ok(status.to_owned());
+        }
+        if start.elapsed() > TRANSFER_LIMIT {
+            return Err(QmpError::Silent { command: command.to_owned() });
+        }
+        thread::sleep(STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saved(qemu: &str, devices: &[&str]) -> Saved {
+        let arguments = devices.iter().map(|device| ("-device".to_owned(), (*device).to_owned())).collect();
+        Saved { dir: "/absent".into(), machine: Machine { qemu: qemu.into(), arguments } }
+    }
+
+    #[test]
+    fn another_qemu_is_named() {
+        let error = saved("8.2.0", &[]).check(&saved("9.0.0", &[]).machine).unwrap_err();
+        assert!(
+            error.to_string().contains("saved by QEMU 8.2.0") && error.to_string().contains("QEMU 9.0.0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_first_device_that_differs_is_named() {
+        let guest = saved("8.2.0", &["one", "two"]);
+        guest.check(&guest.machine).unwrap();
+        let error = guest.check(&saved("8.2.0", &["one", "three"]).machine).unwrap_err();
+        assert!(
+            matches!(&error, RestoreError::Machine { saved, current }
+            if saved == "-device two" && current == "-device three"),
+            "{error}"
+        );
+        let error = guest.check(&saved("8.2.0", &["one"]).machine).unwrap_err();
+        assert!(error.to_string().contains("-device two and cannot be restored with no further device"), "{error}");
+    }
+
+    #[test]
+    fn an_incomplete_save_is_not_a_saved_guest() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_incomplete = || matches!(Saved::open(dir.path()), Err(RestoreError::Read { .. }));
+        assert!(is_incomplete());
+        fs::write(dir.path().join(MEMORY), "").unwrap();
+        fs::write(dir.path().join(MACHINE), "{\"qemu\": \"8.2.0\", \"arguments\": []}").unwrap();
+        assert!(is_incomplete());
+        fs::write(dir.path().join(DEVICES), "").unwrap();
+        Saved::open(dir.path()).unwrap();
+    }
+}
