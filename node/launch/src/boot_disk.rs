@@ -54,6 +54,11 @@ impl Copy {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Leaves the file there.
+    pub(crate) fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
 }
 
 impl Drop for Copy {

@@ -56,6 +56,24 @@ pub enum BootError {
     /// QEMU does not start.
     #[error("the guest cannot be started")]
     Start(#[from] qemu::StartError),
+    /// A saved node does not continue.
+    #[error("the saved node cannot be restored")]
+    Restore(#[from] qemu::RestoreError),
+    /// Its data disk cannot be used.
+    #[error("the saved node cannot be restored")]
+    RestoreData(#[from] crate::data::RestoreError),
+    /// Its credentials cannot be read.
+    #[error("cannot read the credentials of the saved node in {path}")]
+    RestoreCredentials {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// QEMU does not let it run.
+    #[error("the saved node cannot be resumed")]
+    Resume(#[source] qemu::QmpError),
     /// A disk's name is none.
     #[error("QEMU cannot be configured")]
     Disk(#[from] qemu::SerialError),
@@ -104,6 +122,29 @@ pub enum BootError {
     /// The announced credentials cannot be used.
     #[error("there is no access to the cluster")]
     Kubeconfig(#[from] KubeconfigError),
+}
+
+/// Why a node was not saved.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// It was not booted with [`Origin::Savable`](crate::Origin::Savable), or it is still in use.
+    #[error("the node is in use or was not booted to be saved")]
+    InUse,
+    /// The guest was not saved.
+    #[error("the guest cannot be saved")]
+    Guest(#[from] qemu::SaveError),
+    /// The credentials were not saved.
+    #[error("cannot write {path}")]
+    Credentials {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A panic on the way.
+    #[error("a part of the launcher panicked")]
+    Panicked(#[source] task::JoinError),
 }
 
 /// Why there is no cluster, or not all of it.

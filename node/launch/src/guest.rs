@@ -5,18 +5,21 @@ use crate::check;
 use crate::configuration::Configuration;
 use crate::data::DataDisk;
 use crate::error::BootError;
-use crate::options::{Boot, Data};
+use crate::options::{Boot, Data, Origin};
 use crate::site::Site;
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
-    Segment, Serial, Sink, Vm,
+    Saved, Segment, Serial, Sink, Vm,
 };
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use units::Bytes;
 
 /// Where the API server listens in the guest.
 pub(crate) const API_PORT: u16 = 6443;
+
+/// The data disk in the directory of a saved node.
+const SAVED_DATA: &str = "data.img";
 
 /// A guest that runs.
 pub(crate) struct Guest {
@@ -90,20 +93,27 @@ impl Machine {
         config.memory = options.memory;
         config.cpus = options.cpus;
         config.disks.clone_from(&self.disks);
+        // The same device alone and in a segment: a saved control plane can be restored as either.
         let mac = Mac::of(site.index);
-        config.network = Some(match surroundings {
-            Surroundings::Alone { api } => {
-                let forwards = vec![Forward { host: *api, guest: API_PORT }];
-                Network { mac: None, link: Link::User { forwards }, capture: site.capture.clone() }
-            }
-            Surroundings::Segment(_) => Network { mac: Some(mac), link: Link::Wire, capture: site.capture.clone() },
-        });
+        let link = match surroundings {
+            Surroundings::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },
+            Surroundings::Segment(_) => Link::Wire,
+        };
+        config.network = Some(Network { mac: Some(mac), link, capture: site.capture.clone() });
         config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
         config.console = Sink::File(site.console());
         let configuration = Configuration::write(configuration, &options.state)
             .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
         config.firmware_files = vec![configuration.file()];
-        let vm = Vm::start(&host.program, host.accelerator, &config)?;
+        let vm = match &options.origin {
+            Origin::Boot => Vm::start(&host.program, host.accelerator, &config)?,
+            Origin::Savable(dir) => Vm::start_savable(&host.program, host.accelerator, &config, dir)?,
+            Origin::Saved(dir) => {
+                let vm = Vm::restore(&host.program, host.accelerator, &config, &Saved::open(dir)?)?;
+                vm.resume().map_err(BootError::Resume)?;
+                vm
+            }
+        };
         let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
         let plug = match (surroundings, vm.take_wire()) {
             (Surroundings::Segment(segment), Some(wire)) => {
@@ -133,7 +143,7 @@ fn direct(site: &Site, accelerator: Accelerator) -> Result<Machine, BootError> {
         initrd: Some(options.image.initramfs.clone()),
         command_line: [base.trim(), arguments(accelerator)].join(" ").trim_end().to_owned(),
     };
-    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(&data)?];
+    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(site, &data)?];
     Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
 }
 
@@ -163,7 +173,7 @@ fn with_firmware(
         }
         Data::File(_) => {
             let data = data_file(site)?;
-            let disks = vec![system(image, Access::ReadOnly)?, data_disk(&data)?];
+            let disks = vec![system(image, Access::ReadOnly)?, data_disk(site, &data)?];
             Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
         }
     })
@@ -171,8 +181,15 @@ fn with_firmware(
 
 fn data_file(site: &Site) -> Result<DataDisk, BootError> {
     let options = &site.options;
-    let temporary = site.file(&options.state, "data.img");
-    Ok(DataDisk::prepare(&options.data, options.data_size, temporary)?)
+    Ok(match &options.origin {
+        Origin::Boot => DataDisk::prepare(&options.data, options.data_size, site.file(&options.state, "data.img"))?,
+        Origin::Savable(dir) => {
+            DataDisk::prepare(&Data::File(dir.join(SAVED_DATA)), options.data_size, PathBuf::new())?
+        }
+        Origin::Saved(dir) => {
+            DataDisk::restore(&options.data, dir.join(SAVED_DATA), site.file(&options.state, "data.qcow2"))?
+        }
+    })
 }
 
 fn system(path: &Path, access: Access) -> Result<Disk, BootError> {
@@ -181,10 +198,12 @@ fn system(path: &Path, access: Access) -> Result<Disk, BootError> {
     Ok(disk)
 }
 
-fn data_disk(data: &DataDisk) -> Result<Disk, BootError> {
-    let mut disk = Disk::new("data".parse::<Serial>()?, data.path());
-    // Who throws a disk away need not wait for the machine's own disk.
-    disk.cache = if data.is_kept() { Cache::WriteBack } else { Cache::Unsafe };
+fn data_disk(site: &Site, data: &DataDisk) -> Result<Disk, BootError> {
+    let mut disk = data.disk("data".parse::<Serial>()?);
+    // A node that is saved outlives neither this run nor this machine.
+    if matches!(site.options.origin, Origin::Savable(_)) {
+        disk.cache = Cache::Unsafe;
+    }
     Ok(disk)
 }
 

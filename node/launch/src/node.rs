@@ -1,7 +1,7 @@
 //! A node that runs in QEMU.
 
 use crate::console::Console;
-use crate::error::{BootError, ShutdownError};
+use crate::error::{BootError, SaveError, ShutdownError};
 use crate::event::Event;
 use crate::options::Options;
 use crate::power;
@@ -15,6 +15,9 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 /// How long a guest gets to stop its pods and services and to unmount its disk.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(120);
+
+/// The administrator's kubeconfig in the directory of a saved node.
+pub(crate) const CREDENTIALS: &str = "kubeconfig";
 
 /// A node that runs. Dropping it is a power cut.
 pub struct Node {
@@ -111,6 +114,23 @@ impl Node {
         // It has its network until it is off.
         let _plug = self.plug;
         power::off(self.vm, limit, &self.console).await
+    }
+
+    /// Saves the node, which was booted with [`Origin::Savable`](crate::Origin::Savable), in that directory, and ends
+    /// it. Nodes with the origin [`Origin::Saved`](crate::Origin::Saved) continue from here.
+    ///
+    /// # Errors
+    /// [`SaveError`]: the directory holds no saved node.
+    pub async fn save(self) -> Result<(), SaveError> {
+        let vm = Arc::into_inner(self.vm).ok_or(SaveError::InUse)?;
+        let credentials = self.access.kubeconfig;
+        let save = move || {
+            let saved = vm.save()?;
+            let path = saved.dir().join(CREDENTIALS);
+            // With the mode of the original: it holds a key.
+            std::fs::copy(credentials, &path).map_err(|source| SaveError::Credentials { path, source })
+        };
+        spawn_blocking(save).await.map_err(SaveError::Panicked)?.map(drop)
     }
 
     /// Ends the guest at once: what it had not flushed may be lost, as after a power cut.

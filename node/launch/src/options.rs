@@ -29,6 +29,8 @@ pub struct Options {
     pub image: Image,
     /// Who starts it.
     pub boot: Boot,
+    /// Whether it boots, or continues as it was saved.
+    pub origin: Origin,
     /// The guest's memory.
     pub memory: Bytes,
     /// The guest's CPUs.
@@ -60,6 +62,19 @@ pub enum Boot {
     /// partition of a copy if they are temporary, else on a disk of their own. Of [`Image`] nothing
     /// is used.
     Firmware(PathBuf),
+}
+
+/// Whether a node boots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It boots.
+    Boot,
+    /// It boots, and can be saved in this existing directory, which also holds its data disk: see
+    /// [`Node::save`](crate::Node::save). Of [`Options::data`] nothing is used.
+    Savable(PathBuf),
+    /// It continues from the moment at which it was saved in this directory. All else must be as it was then, but for
+    /// the port, directories and the data disk: a temporary one is an overlay of the saved one, a file is a new copy.
+    Saved(PathBuf),
 }
 
 /// The data disk.
@@ -160,6 +175,7 @@ impl Options {
         Self {
             image,
             boot: Boot::Kernel,
+            origin: Origin::Boot,
             memory: Bytes::new(2 << 30),
             cpus: const { NonZeroU8::new(2).unwrap() },
             port: None,

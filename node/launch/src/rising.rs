@@ -4,8 +4,8 @@ use crate::console::{Console, Early};
 use crate::error::{BootError, ShutdownError};
 use crate::event::{Event, Unfinished};
 use crate::guest::{self, Guest, Host, Machine, Surroundings};
-use crate::node::Node;
-use crate::options::Options;
+use crate::node::{CREDENTIALS, Node};
+use crate::options::{Options, Origin};
 use crate::power;
 use crate::site::Site;
 use crate::{announcements, configuration, kubeconfig, watch};
@@ -41,7 +41,10 @@ pub(crate) struct Rising {
     disk: Disk,
     role: Role,
     console: PathBuf,
-    begun: Timestamp,
+    /// The node reports its state at this time or later.
+    since: Timestamp,
+    /// The directory of the saved node that the guest continues.
+    saved: Option<PathBuf>,
     limit: Duration,
     unfinished: Unfinished,
 }
@@ -103,6 +106,11 @@ impl Rising {
     pub(crate) fn of(site: &Site, started: Started, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
         let Started { host, guest, begun, role } = started;
         let console = site.console();
+        let (saved, since) = match &site.options.origin {
+            Origin::Boot | Origin::Savable(_) => (None, begun),
+            // It was ready when it was saved, and reports that again after minutes only.
+            Origin::Saved(dir) => (Some(dir.clone()), Timestamp::MIN),
+        };
         let (early, first) = Early::begin(&site.options.boot, &console);
         let mut unfinished = Unfinished::default();
         let runs = Event::Started { version: host.program.version(), accelerator: host.accelerator };
@@ -116,10 +124,11 @@ impl Rising {
             plug: guest.plug,
             announcements: announcements::of(guest.port)?,
             early,
-            disk: Disk::Untouched,
+            disk: if saved.is_some() { Disk::InUse } else { Disk::Untouched },
             role,
             console,
-            begun,
+            since,
+            saved,
             limit: site.options.limit,
             unfinished,
         })
@@ -173,7 +182,7 @@ impl Rising {
         let nodes: Api<core::Node> = Api::all(access.client.clone());
         let name = self.name.clone();
         // The node's clock is this machine's.
-        let since = self.begun;
+        let since = self.since;
         let is_ready = |node: Option<&core::Node>| node.is_some_and(|node| kubelet::is_ready(node, since));
         let mut ready = std::pin::pin!(watch::seen(nodes, &name, is_ready, lost));
         loop {
@@ -190,10 +199,16 @@ impl Rising {
 
     /// Waits until the API server answers.
     async fn enter(&mut self, api: u16, path: PathBuf, on_event: &mut impl FnMut(&Event)) -> Result<Access, BootError> {
-        let announced = loop {
-            if let Some(kubeconfig) = self.next(on_event).await? {
-                break kubeconfig;
+        let announced = match &self.saved {
+            Some(dir) => {
+                let path = dir.join(CREDENTIALS);
+                std::fs::read_to_string(&path).map_err(|source| BootError::RestoreCredentials { path, source })?
             }
+            None => loop {
+                if let Some(kubeconfig) = self.next(on_event).await? {
+                    break kubeconfig;
+                }
+            },
         };
         self.tell(vec![Event::Answers], on_event);
         let kubeconfig = kubeconfig::from_outside(&announced, api)?;

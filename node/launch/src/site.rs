@@ -1,6 +1,6 @@
 //! The nodes of a cluster before anything of them runs.
 
-use crate::options::{Capture, ClusterOptions, Data, Options};
+use crate::options::{Capture, ClusterOptions, Data, Options, Origin};
 use std::path::{Path, PathBuf};
 
 /// The control plane's name in the cluster. Workers have it with their number.
@@ -35,6 +35,7 @@ impl Site {
         options.memory = cluster.worker_memory;
         options.port = None;
         options.configuration = None;
+        options.origin = Origin::Boot;
         if let Data::File(path) = &mut options.data {
             path.as_mut_os_string().push(format!(".{index}"));
         }
