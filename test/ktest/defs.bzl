@@ -5,19 +5,14 @@ load("@rules_rust//rust:defs.bzl", "rust_test")
 load("//third_party/debian:defs.bzl", "debian_tree", "kernel_modules")
 load("//tools/image:initramfs.bzl", "initramfs")
 
-# What the guest's init needs itself: disks, and a source of random numbers.
-_MODULES = [
-    "virtio_blk",
-    "virtio_rng",
-]
-
-def _guest(ctx, payload):
+def _guest(ctx, runs):
     config = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.write(config, json.encode({
         "name": "//{}:{}".format(ctx.label.package, ctx.label.name),
-        "payload": payload,
+        "runs": runs,
         "kernel": ctx.file.kernel.short_path,
-        "initramfs": ctx.file.initramfs.short_path,
+        "initramfs": ctx.file._initramfs.short_path,
+        "payload": ctx.file.payload.short_path,
         "memory": ctx.attr.memory,
         "cpus": ctx.attr.cpus,
         "disks": ctx.attr.disks,
@@ -27,19 +22,24 @@ def _guest(ctx, payload):
     # The runner finds the description beside the name that it is started by.
     executable = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.symlink(output = executable, target_file = ctx.executable._runner, is_executable = True)
-    runfiles = ctx.runfiles([config, ctx.file.kernel, ctx.file.initramfs])
+    runfiles = ctx.runfiles([config, ctx.file.kernel, ctx.file._initramfs, ctx.file.payload])
     return [DefaultInfo(
         executable = executable,
         runfiles = runfiles.merge(ctx.attr._runner[DefaultInfo].default_runfiles),
     )]
 
+# The same for as many guests as possible: they are restored from one saved guest. Memory that a guest does not touch costs
+# nothing.
+_MEMORY = "1G"
+
 _ATTRS = {
     "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
     "disks": attr.string_list(doc = "Scratch disks, see `ktest`."),
-    "initramfs": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's init with the program."),
     "kernel": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's kernel."),
-    "memory": attr.string(default = "512M", doc = "Memory of the guest."),
+    "memory": attr.string(default = _MEMORY, doc = "Memory of the guest."),
+    "payload": attr.label(mandatory = True, allow_single_file = True, doc = "The program, its modules and tools."),
     "tools": attr.string_list(doc = "Programs that must be there."),
+    "_initramfs": attr.label(default = "//test/ktest:guest", allow_single_file = True),
     "_runner": attr.label(default = "//test/ktest/runner", executable = True, cfg = "target"),
 }
 
@@ -63,23 +63,22 @@ _guest_binary = rule(
     attrs = _ATTRS,
 )
 
-def _guest_root(name, program, modules, tools, tool_packages):
-    """The guest's root file system, NAME_initramfs, with its parts. A macro."""
+def _payload(name, program, modules, tools, tool_packages):
+    """NAME_payload: what a guest has beside //test/ktest:guest. A macro."""
     common = {
         "tags": ["manual"],
         "testonly": True,
         "visibility": ["//visibility:private"],
     }
     trees = {":%s_modules" % name: "modules"}
-    kernel_modules(name = name + "_modules", modules = _MODULES + modules, **common)
+    kernel_modules(name = name + "_modules", modules = modules, **common)
     if tools:
         trees[":%s_tools" % name] = "usr"
         debian_tree(name = name + "_tools", packages = tool_packages, programs = tools, **common)
     initramfs(
-        name = name + "_initramfs",
-        directories = ["dev", "proc", "run", "sys", "tmp"],
+        name = name + "_payload",
+        directories = [],
         files = {program: "program"},
-        init = Label("//test/ktest/init"),
         links = {"lib64": "usr/lib"} if tools else {},
         trees = trees,
         **common
@@ -89,19 +88,21 @@ def ktest(
         name,
         test,
         disks = [],
-        memory = "512M",
+        memory = _MEMORY,
         cpus = 2,
         modules = ["xfs"],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
         kernel = Label("//third_party/debian:vmlinuz"),
+        host_cpus = 1,
         size = "small",
         timeout = "moderate",
         tags = [],
         **kwargs):
     """Runs a Rust test program as root in a VM of its own. A macro.
 
-    It groups the modules (NAME_modules), the tools (NAME_tools), the initramfs (NAME_initramfs) and the test (NAME).
+    It groups the modules (NAME_modules), the tools (NAME_tools), the archive of both with the program (NAME_payload) and the
+    test (NAME).
     --test_arg and --test_filter reach the program as they would reach any rust_test. Most tests want
     `kernel_test`, which makes the program too.
 
@@ -118,19 +119,20 @@ def ktest(
         kernel: the guest's kernel; `modules` are of the one in //third_party/debian.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
-        tags: as for every test. The guest has two CPUs, and so the test.
+        host_cpus: CPUs of the host that the test keeps busy. A guest that mostly waits shares the host with another test.
+        tags: as for every test.
         **kwargs: other attributes of a test.
     """
-    _guest_root(name, test, modules, tools, tool_packages)
+    _payload(name, test, modules, tools, tool_packages)
     _guest_test(
         name = name,
         size = size,
         cpus = cpus,
         disks = disks,
-        initramfs = ":%s_initramfs" % name,
         kernel = kernel,
         memory = memory,
-        tags = tags + ["cpu:2"],
+        payload = ":%s_payload" % name,
+        tags = tags + ["cpu:%d" % host_cpus],
         timeout = timeout,
         tools = tools,
         **kwargs
@@ -177,7 +179,7 @@ def guest_program(
         name,
         program,
         disks = [],
-        memory = "512M",
+        memory = _MEMORY,
         cpus = 2,
         modules = ["xfs"],
         tools = [],
@@ -202,15 +204,15 @@ def guest_program(
         kernel: as for `ktest`.
         visibility: as for every target.
     """
-    _guest_root(name, program, modules, tools, tool_packages)
+    _payload(name, program, modules, tools, tool_packages)
     _guest_binary(
         name = name,
         testonly = True,
         cpus = cpus,
         disks = disks,
-        initramfs = ":%s_initramfs" % name,
         kernel = kernel,
         memory = memory,
+        payload = ":%s_payload" % name,
         tags = ["manual"],
         tools = tools,
         visibility = visibility,

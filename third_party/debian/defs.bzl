@@ -88,7 +88,7 @@ def _kernel_modules_impl(ctx):
     _run(ctx, [ctx.file.kernel], [out], [
         "version=$(ls \"$work/lib/modules\")",
         # No settings of the machine or of the build root.
-        "mkdir \"$work/none\"",
+        "mkdir \"$work/none\"; : > \"$work/depends\"",
         "for module in {}; do".format(" ".join(ctx.attr.modules)),
         "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" >> \"$work/depends\" || {",
         "    echo \"{}: kernel $version has no module $module\" >&2; exit 1; }}".format(ctx.label),

@@ -5,10 +5,12 @@ def _initramfs_impl(ctx):
     lines = [
         "set -eu",
         "root=$(mktemp -d); trap 'rm -rf \"$root\"' EXIT",
-        "mkdir -p " + " ".join(["\"$root/%s\"" % d for d in ctx.attr.directories]),
-        "install -m 0755 {} \"$root/init\"".format(ctx.file.init.path),
+        "for d in {}; do mkdir -p \"$root/$d\"; done".format(" ".join(ctx.attr.directories)),
     ]
-    inputs = [ctx.file.init]
+    inputs = []
+    if ctx.file.init:
+        inputs.append(ctx.file.init)
+        lines.append("install -m 0755 {} \"$root/init\"".format(ctx.file.init.path))
     for target, path in ctx.attr.files.items():
         file = target[DefaultInfo].files.to_list()[0]
         inputs.append(file)
@@ -41,11 +43,11 @@ def _initramfs_impl(ctx):
 
 initramfs = rule(
     implementation = _initramfs_impl,
-    doc = "A cpio archive that the kernel unpacks as its first root, and starts /init of.",
+    doc = "A cpio archive that the kernel unpacks as its first root or as a part of it, and starts /init of.",
     attrs = {
         "directories": attr.string_list(default = ["dev", "proc", "sys"], doc = "Empty directories."),
         "files": attr.label_keyed_string_dict(allow_files = True, doc = "File -> its path."),
-        "init": attr.label(mandatory = True, allow_single_file = True, doc = "The static program that is started."),
+        "init": attr.label(allow_single_file = True, doc = "The static program that is started, if this archive has it."),
         "links": attr.string_dict(doc = "Path -> what the symbolic link there says."),
         "trees": attr.label_keyed_string_dict(allow_files = True, doc = "Directory artifact -> its path."),
     },

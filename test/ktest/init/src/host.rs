@@ -8,20 +8,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ktest_init::{Answer, Order, PORT, Request, Run, Word, receive, send};
+use ktest_init::{Answer, Order, PORT, Request, Run, Unpack, Word, receive, send};
 
 use crate::wait;
+
+/// What the host wants to be done next.
+pub(crate) enum Task {
+    Unpack(Unpack),
+    Run(Run),
+}
 
 /// The host, as the guest knows it.
 pub(crate) struct Host {
     port: Mutex<File>,
-    runs: Mutex<Receiver<Run>>,
+    tasks: Mutex<Receiver<Task>>,
     answers: Mutex<Receiver<Answer>>,
 }
 
-/// Where orders go that are not carried out at once. The end of `runs` is the order to power off.
+/// Where orders go that are not carried out at once. The end of `tasks` is the order to power off.
 struct Heard {
-    runs: Sender<Run>,
+    tasks: Sender<Task>,
     answers: Sender<Answer>,
 }
 
@@ -33,11 +39,11 @@ impl Host {
         let port = File::options().read(true).write(true).open(path)?;
         let ear = port.try_clone()?;
         let mouth = port.try_clone()?;
-        let (heard_runs, runs) = mpsc::channel();
+        let (heard_tasks, tasks) = mpsc::channel();
         let (heard_answers, answers) = mpsc::channel();
-        let heard = Heard { runs: heard_runs, answers: heard_answers };
+        let heard = Heard { tasks: heard_tasks, answers: heard_answers };
         thread::Builder::new().name("orders".into()).spawn(move || listen(ear, &mouth, heard))?;
-        Ok(Self { port: Mutex::new(port), runs: Mutex::new(runs), answers: Mutex::new(answers) })
+        Ok(Self { port: Mutex::new(port), tasks: Mutex::new(tasks), answers: Mutex::new(answers) })
     }
 
     pub(crate) fn tell(&self, word: &Word) {
@@ -54,19 +60,19 @@ impl Host {
         answers.recv().unwrap_or_else(|_| Answer::Refused("the host is gone".into()))
     }
 
-    /// What to run first, `None` if the host wants nothing to be run.
-    pub(crate) fn first_run(&self) -> Option<Run> {
-        self.runs().recv().ok()
+    /// What to do first, `None` if the host wants nothing to be done.
+    pub(crate) fn first_task(&self) -> Option<Task> {
+        self.tasks().recv().ok()
     }
 
-    /// What to run next. `None` when all was heard: data is still under way from the port to the host when
-    /// a write returns. Also when `limit` is over: then there is no host that takes an interest.
-    pub(crate) fn next_run(&self, limit: Duration) -> Option<Run> {
-        self.runs().recv_timeout(limit).ok()
+    /// What to do next. `None` when the host has received everything: data is still under way from the port to the host
+    /// when a write returns. Also when `limit` is over: then there is no host.
+    pub(crate) fn next_task(&self, limit: Duration) -> Option<Task> {
+        self.tasks().recv_timeout(limit).ok()
     }
 
-    fn runs(&self) -> MutexGuard<'_, Receiver<Run>> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tasks(&self) -> MutexGuard<'_, Receiver<Task>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,9 +87,9 @@ fn find() -> Option<PathBuf> {
 }
 
 fn listen(ear: File, mouth: &File, heard: Heard) {
-    let Heard { runs, answers } = heard;
+    let Heard { tasks, answers } = heard;
     // Absent from the order to power off on.
-    let mut runs = Some(runs);
+    let mut tasks = Some(tasks);
     let mut ear = BufReader::new(ear);
     let mut pending = Vec::new();
     loop {
@@ -94,9 +100,10 @@ fn listen(ear: File, mouth: &File, heard: Heard) {
                 let _ = send(mouth, &Word::Dumped);
             }
             // A failed send means that nobody waits for it any more.
-            Ok(Order::Run(run)) => drop(runs.as_ref().map(|runs| runs.send(run))),
+            Ok(Order::Unpack(unpack)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Unpack(unpack)))),
+            Ok(Order::Run(run)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Run(run)))),
             Ok(Order::Answer(answer)) => drop(answers.send(answer)),
-            Ok(Order::PowerOff) => runs = None,
+            Ok(Order::PowerOff) => tasks = None,
             // Reading gives nothing while the host has not opened its end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => thread::sleep(Duration::from_millis(5)),
             Err(error) => {

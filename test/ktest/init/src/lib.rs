@@ -13,6 +13,7 @@ mod request;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,9 @@ pub const PORT: &str = "dev.granary.ktest";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
-    /// Run the test program. The first order; another one may follow when it has ended.
+    /// Unpack the payload: the first order to a guest that was restored, which was saved without one.
+    Unpack(Unpack),
+    /// Run the test program. Another order may follow when it has ended.
     Run(Run),
     /// To [`Word::Ask`].
     Answer(Answer),
@@ -34,6 +37,16 @@ pub enum Order {
     Dump,
     /// All was heard: power off.
     PowerOff,
+}
+
+/// What a restored guest lacks: the payload, and the time that has passed since it was saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unpack {
+    /// Serial number of the disk with the payload, a cpio archive.
+    pub disk: String,
+    /// The time of the host, since the Unix epoch.
+    pub time: Duration,
 }
 
 /// How the test program is run.
@@ -54,6 +67,8 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
+    /// The guest waits for its first order. It can be saved.
+    Ready,
     /// A piece of the test program's output.
     Stdout(String),
     /// A piece of its error output.

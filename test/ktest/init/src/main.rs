@@ -8,19 +8,26 @@ mod output;
 mod program;
 mod relay;
 mod system;
+mod unpack;
 mod wait;
 
 use std::error::Error;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ktest_init::{PORT, Run, SOCKET, Word};
+use ktest_init::{PORT, SOCKET, Unpack, Word};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::{getpid, sync};
 
-use crate::host::Host;
+use crate::host::{Host, Task};
+
+/// Modules that every guest has.
+const BASE_MODULES: &str = "/base-modules";
+/// Modules that the test asks for.
+const MODULES: &str = "/modules";
 
 /// For what appears while the kernel finds its devices.
 const DEVICE_LIMIT: Duration = Duration::from_secs(30);
@@ -41,6 +48,8 @@ enum Fault {
     Loopback(#[source] io::Error),
     #[error("cannot listen at {SOCKET} for what tests ask of the host")]
     Relay(#[source] io::Error),
+    #[error("cannot unpack the payload")]
+    Unpack(#[from] unpack::UnpackError),
     #[error("cannot run the test program")]
     Program(#[from] program::RunError),
     #[error("the host gave no order to run a test")]
@@ -65,7 +74,7 @@ fn main() -> ExitCode {
         if let Some(host) = &host {
             host.tell(&Word::Fault(causes));
             // Until the host has heard it.
-            host.next_run(NEXT_ORDER_LIMIT);
+            host.next_task(NEXT_ORDER_LIMIT);
         }
     }
     sync();
@@ -81,29 +90,44 @@ fn open() -> Result<Arc<Host>, Fault> {
     Host::connect(DEVICE_LIMIT).map(Arc::new).map_err(Fault::Port)
 }
 
-/// Runs the test program as often as the host wants.
+/// Everything that does not depend on the payload, then what the host wants. The guest may be saved between the two.
 fn work(host: &Arc<Host>) -> Result<(), Fault> {
-    let first = host.first_run().ok_or(Fault::NoOrder)?;
-    prepare(&first)?;
+    loopback::bring_up().map_err(Fault::Loopback)?;
+    load(BASE_MODULES)?;
     relay::start(Arc::clone(host)).map_err(Fault::Relay)?;
-    let mut next = Some(first);
-    while let Some(run) = next {
-        let disks = system::disks(&run.disks, DEVICE_LIMIT)?;
-        let outcome = program::run(host, &run, &disks)?;
-        host.tell(&Word::Exit(outcome));
-        next = host.next_run(NEXT_ORDER_LIMIT);
+    host.tell(&Word::Ready);
+    let mut next = Some(host.first_task().ok_or(Fault::NoOrder)?);
+    let mut is_prepared = false;
+    while let Some(task) = next {
+        match task {
+            Task::Unpack(Unpack { disk, time }) => {
+                system::set_clock(time)?;
+                for disk in system::disks(&[disk], DEVICE_LIMIT)? {
+                    unpack::from_disk(&disk, Path::new("/"))?;
+                }
+            }
+            Task::Run(run) => {
+                if !is_prepared {
+                    load(MODULES)?;
+                    is_prepared = true;
+                }
+                system::check_tools(&run.tools)?;
+                let disks = system::disks(&run.disks, DEVICE_LIMIT)?;
+                let outcome = program::run(host, &run, &disks)?;
+                host.tell(&Word::Exit(outcome));
+            }
+        }
+        next = host.next_task(NEXT_ORDER_LIMIT);
     }
     Ok(())
 }
 
-/// What the boot does not bring by itself.
-fn prepare(run: &Run) -> Result<(), Fault> {
-    loopback::bring_up().map_err(Fault::Loopback)?;
-    let report = kmod::load("/modules")?;
+fn load(directory: &str) -> Result<(), Fault> {
+    let report = kmod::load(directory)?;
     for module in &report.without_hardware {
         eprintln!("no hardware for the module {module}");
     }
-    Ok(system::check_tools(&run.tools)?)
+    Ok(())
 }
 
 fn causes(fault: &Fault) -> Vec<String> {

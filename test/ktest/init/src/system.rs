@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_settime};
 
 use crate::wait;
 
@@ -39,6 +41,8 @@ pub(crate) enum SetupError {
         #[source]
         source: Errno,
     },
+    #[error("cannot set the clock")]
+    Clock(#[source] Errno),
     #[error("no disk has the serial number {serial}; there are {present:?}")]
     NoDisk { serial: String, present: Vec<String> },
     #[error("there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its initramfs does not have it")]
@@ -55,6 +59,11 @@ pub(crate) fn mount_all() -> Result<(), SetupError> {
         })?;
     }
     Ok(())
+}
+
+/// A restored guest has the time at which it was saved.
+pub(crate) fn set_clock(time: Duration) -> Result<(), SetupError> {
+    clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(SetupError::Clock)
 }
 
 /// The devices with these serial numbers, in this order.

@@ -18,10 +18,13 @@ const VARIABLE: &str = "KTEST_CONFIG";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
     pub(crate) name: String,
-    pub(crate) payload: Payload,
-    /// As the initramfs, among the run files of the workspace.
+    pub(crate) runs: Runs,
+    /// As the archives, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
+    /// What every guest has.
     pub(crate) initramfs: PathBuf,
+    /// What only this one has: the program, its modules and tools.
+    pub(crate) payload: PathBuf,
     pub(crate) memory: Memory,
     pub(crate) cpus: NonZeroU8,
     pub(crate) disks: Vec<Scratch>,
@@ -31,7 +34,7 @@ pub(crate) struct Config {
 /// What is run in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Payload {
+pub(crate) enum Runs {
     /// Rust's test harness: its results are read.
     Test,
     /// Any program: its output and its status are passed on.
@@ -85,7 +88,7 @@ impl Config {
         };
         let mut config: Self = serde_json::from_slice(&text).map_err(|source| ConfigError::Parse { path, source })?;
         let program = program.unwrap_or_default();
-        for file in [&mut config.kernel, &mut config.initramfs] {
+        for file in [&mut config.kernel, &mut config.initramfs, &mut config.payload] {
             *file = locate(&program, file)?;
         }
         Ok(config)
@@ -111,7 +114,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"name": "//a:b", "payload": "test", "kernel": "k", "initramfs": "i", "memory": "512M", "cpus": 2,
+    const TEXT: &str = r#"{"name": "//a:b", "runs": "test", "kernel": "k", "initramfs": "i", "payload": "p", "memory": "512M", "cpus": 2,
         "disks": ["1G"], "tools": ["mkfs.xfs"]}"#;
 
     #[test]

@@ -6,15 +6,18 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use ktest_init::{Answer, Order, Outcome, PORT, PowerCut, Request, Run, Word, receive, send};
+use ktest_init::{Answer, Order, Outcome, PORT, PowerCut, Request, Run, Unpack, Word, receive, send};
 use qemu::{Disk, Exit, Vm};
 
-use crate::disks;
+use crate::{disks, verdict};
 
 /// A guest that has told its result is powered off within this time, or killed.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
+
+/// A guest has booted within this time, also on a busy host.
+const READY_LIMIT: Duration = Duration::from_secs(120);
 
 /// A program without a deadline is waited for in steps of this.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -45,6 +48,24 @@ pub(crate) enum GuestError {
     Directory(#[source] io::Error),
     #[error("cannot make a scratch disk")]
     Disk(#[source] io::Error),
+    #[error("cannot write the initramfs")]
+    Initramfs(#[source] io::Error),
+    #[error("cannot read what the saved guest depends on")]
+    Key(#[source] io::Error),
+    #[error(transparent)]
+    Store(#[from] Box<guests::StoreError<GuestError>>),
+    #[error("cannot save the guest")]
+    Save(#[from] qemu::SaveError),
+    #[error("the guest that is to be saved is not ready: {0}")]
+    NotReady(String),
+    #[error("cannot restore the guest")]
+    Restore(#[from] qemu::RestoreError),
+    #[error("cannot attach a disk to the restored guest")]
+    Attach(#[from] qemu::AttachError),
+    #[error("cannot resume the restored guest")]
+    Resume(#[from] qemu::QmpError),
+    #[error("a serial number is wrong")]
+    Serial(#[from] qemu::SerialError),
     #[error("the port's name is wrong")]
     Name(#[from] qemu::NameError),
     #[error("the VM does not start")]
@@ -78,6 +99,25 @@ impl Guest {
         Ok(Self { vm, disks, console, margin, port, words })
     }
 
+    /// Saves the guest once it waits for its first order.
+    pub(crate) fn save(self) -> Result<(), GuestError> {
+        match self.words.recv_timeout(READY_LIMIT) {
+            Ok(Word::Ready) => {
+                self.vm.save()?;
+                Ok(())
+            }
+            Ok(word) => Err(GuestError::NotReady(format!("it sends {word:?}"))),
+            Err(_) => Err(GuestError::NotReady(verdict::fault(&self.gone(), READY_LIMIT))),
+        }
+    }
+
+    /// Orders a restored guest to unpack the payload and to set its clock.
+    pub(crate) fn unpack(&self, disk: &str) {
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // If the guest is gone, the order that follows reports it.
+        let _ = send(&self.port, &Order::Unpack(Unpack { disk: disk.to_owned(), time }));
+    }
+
     /// Runs the test program to its end, but not beyond the deadline.
     pub(crate) fn run(&self, run: Run, deadline: Option<Instant>, audience: &mut impl Audience) -> End {
         if send(&self.port, &Order::Run(run)).is_err() {
@@ -98,7 +138,7 @@ impl Guest {
                     self.power_off();
                     return End::Fault(causes);
                 }
-                Ok(Word::Dumped) => {}
+                Ok(Word::Ready | Word::Dumped) => {}
                 Err(RecvTimeoutError::Timeout) if deadline.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.dump(audience);
@@ -152,7 +192,7 @@ impl Guest {
                 Word::Dumped => return,
                 Word::Stdout(text) => audience.stdout(&text),
                 Word::Stderr(text) => audience.stderr(&text),
-                Word::Exit(_) | Word::Fault(_) | Word::Ask(_) => {}
+                Word::Ready | Word::Exit(_) | Word::Fault(_) | Word::Ask(_) => {}
             }
         }
     }

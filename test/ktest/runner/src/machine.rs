@@ -5,17 +5,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use guests::{Guests, Key};
 use ktest_init::PORT;
-use qemu::{Accelerator, Boot, Disk, Port, PortName, Program, Sink, Vm, Wrap};
+use qemu::{Accelerator, Access, Boot, Disk, Port, PortName, Program, Saved, Sink, Vm, Wrap};
 use tempfile::TempDir;
 
 use crate::bazel::Bazel;
-use crate::config::{Config, Payload};
+use crate::config::{Config, Runs};
 use crate::guest::{Guest, GuestError};
 use crate::scratch::Scratch;
 
 /// `oops=panic`: a kernel that goes on after a fault proves nothing. `panic=-1`: then the VM ends.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog audit=0 apparmor=0";
+
+/// Serial number of the disk with the payload.
+const PAYLOAD: &str = "payload";
+/// Ports for the payload and for scratch disks. A guest with more disks is booted.
+const SPARE_PORTS: u8 = 8;
 
 /// Its guests end before it: they use its files.
 pub(crate) struct Machine<'a> {
@@ -23,10 +29,20 @@ pub(crate) struct Machine<'a> {
     accelerator: Accelerator,
     config: &'a Config,
     disks: Vec<Disk>,
+    /// Where guests are restored from, if this host keeps them.
+    guests: Option<Guests>,
+    starts: Starts,
     /// What the kernel said, a file for each boot.
     consoles: Vec<PathBuf>,
     margin: Duration,
     dir: TempDir,
+}
+
+/// How often guests were started, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Starts {
+    pub(crate) boots: u32,
+    pub(crate) restores: u32,
 }
 
 impl<'a> Machine<'a> {
@@ -37,13 +53,20 @@ impl<'a> Machine<'a> {
         };
         let dir = dir.map_err(GuestError::Directory)?;
         let accelerator = Accelerator::probe(program, dir.path());
-        let logs = match (config.payload, &bazel.outputs) {
-            (Payload::Test, Some(outputs)) => outputs.as_path(),
+        let logs = match (config.runs, &bazel.outputs) {
+            (Runs::Test, Some(outputs)) => outputs.as_path(),
             // A test may run many programs, whose logs would have one name.
-            (Payload::Test, None) | (Payload::Program, _) => dir.path(),
+            (Runs::Test, None) | (Runs::Program, _) => dir.path(),
         };
         let disks = make_disks(&config.disks, dir.path(), logs).map_err(GuestError::Disk)?;
-        Ok(Self { program, accelerator, config, disks, consoles: Vec::new(), margin: bazel.margin(), dir })
+        let guests = Guests::of_machine().filter(|_| disks.len() < usize::from(SPARE_PORTS));
+        let starts = Starts::default();
+        let margin = bazel.margin();
+        Ok(Self { program, accelerator, config, disks, guests, starts, consoles: Vec::new(), margin, dir })
+    }
+
+    pub(crate) fn starts(&self) -> Starts {
+        self.starts
     }
 
     /// What executes its guests.
@@ -57,13 +80,71 @@ impl<'a> Machine<'a> {
     }
 
     /// Starts the VM. The one before has ended.
-    pub(crate) fn boot(&mut self) -> Result<Guest, GuestError> {
+    pub(crate) fn start(&mut self) -> Result<Guest, GuestError> {
+        empty_logs(&self.disks).map_err(GuestError::Disk)?;
+        match self.guests.clone() {
+            Some(guests) => self.restore(&guests),
+            None => self.boot(),
+        }
+    }
+
+    /// Payload and disks are there from the start.
+    fn boot(&mut self) -> Result<Guest, GuestError> {
+        let initramfs = self.dir.path().join("initramfs.cpio");
+        if !initramfs.exists() {
+            concatenate(&[&self.config.initramfs, &self.config.payload], &initramfs).map_err(GuestError::Initramfs)?;
+        }
+        let console = self.next_console();
+        let mut machine = self.machine(&initramfs, console.clone())?;
+        machine.disks.clone_from(&self.disks);
+        let vm = Vm::start(self.program, self.accelerator, &machine)?;
+        self.starts.boots += 1;
+        Guest::new(vm, self.disks.clone(), console, self.margin)
+    }
+
+    /// From the saved guest of this host, which has neither payload nor disks.
+    fn restore(&mut self, guests: &Guests) -> Result<Guest, GuestError> {
+        let key = self.key().map_err(GuestError::Key)?;
+        let state = guests.get(&key, |dir| self.save(dir)).map_err(Box::new)?;
+        let console = self.next_console();
+        let machine = self.savable(console.clone())?;
+        let saved = Saved::open(state.dir())?;
+        let vm = Vm::restore(self.program, self.accelerator, &machine, &saved)?;
+        let mut payload = Disk::new(PAYLOAD.parse()?, &self.config.payload);
+        payload.access = Access::ReadOnly;
+        for disk in std::iter::once(&payload).chain(&self.disks) {
+            vm.attach(disk)?;
+        }
+        vm.resume()?;
+        self.starts.restores += 1;
+        let guest = Guest::new(vm, self.disks.clone(), console, self.margin)?;
+        guest.unpack(PAYLOAD);
+        Ok(guest)
+    }
+
+    fn save(&mut self, dir: &Path) -> Result<(), GuestError> {
+        let console = self.next_console();
+        let machine = self.savable(console.clone())?;
+        let vm = Vm::start_savable(self.program, self.accelerator, &machine, dir)?;
+        self.starts.boots += 1;
+        Guest::new(vm, Vec::new(), console, self.margin)?.save()
+    }
+
+    /// What the state of a saved guest depends on.
+    fn key(&self) -> io::Result<Key> {
+        let mut key = Key::new("ktest")?;
+        key.add_file(self.program.path())?;
+        key.add_file(&self.config.kernel)?;
+        key.add_file(&self.config.initramfs)?;
+        let Config { memory, cpus, .. } = self.config;
+        key.add(&format!("{} {COMMAND_LINE} {} {cpus} {SPARE_PORTS}", self.accelerator, memory.0));
+        Ok(key)
+    }
+
+    fn next_console(&mut self) -> PathBuf {
         let console = self.dir.path().join(format!("console-{}.log", self.consoles.len() + 1));
         self.consoles.push(console.clone());
-        empty_logs(&self.disks).map_err(GuestError::Disk)?;
-        let machine = self.machine(PORT.parse()?, console.clone());
-        let vm = Vm::start(self.program, self.accelerator, &machine)?;
-        Guest::new(vm, self.disks.clone(), console, self.margin)
+        console
     }
 
     /// What was said on the console, in all boots.
@@ -72,19 +153,35 @@ impl<'a> Machine<'a> {
         boots.collect::<io::Result<Vec<_>>>().map(|lines| lines.concat())
     }
 
-    fn machine(&self, name: PortName, console: PathBuf) -> qemu::Config {
+    fn savable(&self, console: PathBuf) -> Result<qemu::Config, GuestError> {
+        let mut machine = self.machine(&self.config.initramfs, console)?;
+        machine.spare_ports = SPARE_PORTS;
+        Ok(machine)
+    }
+
+    fn machine(&self, initramfs: &Path, console: PathBuf) -> Result<qemu::Config, GuestError> {
+        let name: PortName = PORT.parse()?;
         let mut machine = qemu::Config::new(Boot::Kernel {
             kernel: self.config.kernel.clone(),
-            initrd: Some(self.config.initramfs.clone()),
+            initrd: Some(initramfs.to_owned()),
             command_line: COMMAND_LINE.into(),
         });
         machine.memory = self.config.memory.0;
         machine.cpus = self.config.cpus;
-        machine.disks.clone_from(&self.disks);
         machine.console = Sink::File(console);
         machine.ports = vec![Port { name, sink: Sink::Stream }];
-        machine
+        Ok(machine)
     }
+}
+
+/// The kernel unpacks cpio archives one after the other, Documentation/driver-api/early-userspace/buffer-format.rst.
+fn concatenate(archives: &[&Path], to: &Path) -> io::Result<()> {
+    let mut all = File::create(to)?;
+    for archive in archives {
+        // cpio pads an archive to 512 bytes; the kernel wants 4.
+        io::copy(&mut File::open(archive)?, &mut all)?;
+    }
+    Ok(())
 }
 
 /// QEMU starts a log at its beginning, but leaves the header of an older one there until the first flush.

@@ -27,9 +27,9 @@ use std::time::Instant;
 
 use crate::arguments::Arguments;
 use crate::bazel::Bazel;
-use crate::config::{Config, Payload};
+use crate::config::{Config, Runs};
 use crate::guest::End;
-use crate::machine::Machine;
+use crate::machine::{Machine, Starts};
 use crate::verdict::Verdict;
 
 /// A program was not run to its end: the status that `env` and `timeout` have for their own failures.
@@ -75,13 +75,13 @@ fn run() -> Result<ExitCode, RunError> {
     let program = qemu::Program::find()?;
     let bazel = Bazel::from_environment();
     let mut machine = Machine::new(&program, &config, &bazel)?;
-    match config.payload {
-        Payload::Test => {
+    match config.runs {
+        Runs::Test => {
             println!("{}: QEMU {}, {}", config.name, program.version(), machine.accelerator());
             let arguments = Arguments::parse(bazel.arguments(arguments).into_iter());
             test(&mut machine, &config, &bazel, &arguments, start)
         }
-        Payload::Program => {
+        Runs::Program => {
             let end = payload::run(&mut machine, &config.tools, &arguments.collect::<Vec<_>>())?;
             if let End::Exit(outcome) = end {
                 return Ok(ExitCode::from(payload::status(outcome)));
@@ -110,6 +110,8 @@ fn test(
         written.map_err(|source| RunError::Report { path: path.clone(), source })?;
     }
     println!("{}", results.summary(start.elapsed()));
+    let Starts { boots, restores } = machine.starts();
+    println!("granary-cost: boots={boots} restores={restores} pods=0");
     if verdict == Verdict::Passed {
         return Ok(ExitCode::SUCCESS);
     }

@@ -25,7 +25,7 @@ pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[Stri
     let disks = machine.disks();
     let mut boot = 1;
     loop {
-        let guest = machine.boot()?;
+        let guest = machine.start()?;
         let end = guest.run(order(arguments.to_owned(), boot, disks.clone(), tools), None, &mut Through);
         match end {
             End::PowerCut(_) => boot += 1,

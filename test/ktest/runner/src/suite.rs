@@ -23,7 +23,7 @@ pub(crate) fn run(
     deadline: Instant,
 ) -> Result<(End, Results), GuestError> {
     let disks = machine.disks();
-    let mut guest = machine.boot()?;
+    let mut guest = machine.start()?;
     let mut suite = Suite { tools, arguments, deadline, disks, listener: Listener::default() };
     let mut boots: BTreeMap<String, u32> = BTreeMap::new();
     let mut rest = false;
@@ -37,7 +37,7 @@ pub(crate) fn run(
                 *boot += 1;
                 println!("---- the power is cut; boot {boot} of the test {} ----", cut.test);
                 drop(guest);
-                guest = machine.boot()?;
+                guest = machine.start()?;
                 rest = true;
                 end = suite.phase(&guest, *boot, cut);
             }

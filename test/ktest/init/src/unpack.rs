@@ -1,0 +1,117 @@
+//! The payload of a restored guest: an archive on a disk.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use cpio::newc::Reader;
+
+/// Bytes that are read from the disk at once.
+const PIECE: usize = 1 << 20;
+// Types of files in the mode of an entry, inode(7).
+const TYPE: u32 = 0o170_000;
+const DIRECTORY: u32 = 0o040_000;
+const LINK: u32 = 0o120_000;
+
+/// Why the payload is not in place.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UnpackError {
+    #[error("cannot read the archive on {disk}")]
+    Read {
+        disk: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot create {path} from the archive")]
+    Create {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot remove the disk {disk} from the guest")]
+    Remove {
+        disk: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Unpacks the cpio archive on a disk below `root`, then removes the disk: tests see only the disks that they asked for.
+pub(crate) fn from_disk(disk: &Path, root: &Path) -> Result<(), UnpackError> {
+    let read = |source| UnpackError::Read { disk: disk.to_owned(), source };
+    let archive = File::open(disk).map_err(read)?;
+    unpack(BufReader::with_capacity(PIECE, archive), disk, root)?;
+    remove(disk).map_err(|source| UnpackError::Remove { disk: disk.to_owned(), source })
+}
+
+fn unpack(mut archive: impl io::Read, disk: &Path, root: &Path) -> Result<(), UnpackError> {
+    let read = |source| UnpackError::Read { disk: disk.to_owned(), source };
+    loop {
+        let mut reader = Reader::new(archive).map_err(read)?;
+        let entry = reader.entry();
+        if entry.is_trailer() {
+            return Ok(());
+        }
+        let path = root.join(entry.name());
+        create(&path, entry.mode(), &mut reader).map_err(|source| UnpackError::Create { path, source })?;
+        archive = reader.finish().map_err(read)?;
+    }
+}
+
+fn create(path: &Path, mode: u32, content: &mut impl io::Read) -> io::Result<()> {
+    match mode & TYPE {
+        DIRECTORY => fs::create_dir_all(path),
+        LINK => symlink(io::read_to_string(content)?, path),
+        _ => {
+            let mut file = File::create(path)?;
+            io::copy(content, &mut file)?;
+            file.set_permissions(Permissions::from_mode(mode & 0o777))
+        }
+    }
+}
+
+/// The disk is gone when this returns: the kernel removes the PCI device, Documentation/ABI/testing/sysfs-bus-pci.
+fn remove(disk: &Path) -> io::Result<()> {
+    let block = Path::new("/sys/class/block").join(disk.file_name().unwrap_or_default());
+    fs::write(block.join("device/../remove"), "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use cpio::newc::Builder;
+    use cpio::write_cpio;
+    use std::io::Cursor;
+
+    use super::*;
+
+    fn archive() -> Vec<u8> {
+        let entry =
+            |name: &str, mode: u32, content: &str| (Builder::new(name).mode(mode), Cursor::new(content.to_owned()));
+        let entries = [
+            entry(".", 0o040_755, ""),
+            entry("usr", 0o040_755, ""),
+            entry("usr/program", 0o100_755, "content"),
+            entry("lib64", 0o120_777, "usr/lib"),
+        ];
+        write_cpio(entries.into_iter(), Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn files_links_and_directories_are_created() {
+        let root = tempfile::tempdir().unwrap();
+        unpack(archive().as_slice(), Path::new("disk"), root.path()).unwrap();
+        let program = root.path().join("usr/program");
+        assert_eq!(fs::read_to_string(&program).unwrap(), "content");
+        assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);
+        assert_eq!(fs::read_link(root.path().join("lib64")).unwrap(), Path::new("usr/lib"));
+    }
+
+    #[test]
+    fn half_an_archive_is_an_error_that_names_the_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let half = &archive()[..300];
+        let error = unpack(half, Path::new("/dev/vda"), root.path()).unwrap_err();
+        assert!(error.to_string().contains("/dev/vda") || matches!(error, UnpackError::Create { .. }), "{error}");
+    }
+}
