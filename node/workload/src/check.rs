@@ -104,6 +104,9 @@ pub enum Check {
         /// The signal's number; 0 sends nothing, and finds the program.
         number: i32,
     },
+    /// `unshare`: whether a thread may ask for a user namespace, which needs no right. A filter of system calls such as
+    /// containerd's default one answers EPERM; without a filter it is EINVAL, since the program has several threads.
+    Unshare,
     /// `fetch ADDRESS TARGET`: what a server answers to `GET TARGET`, by HTTP.
     Fetch {
         /// Where it listens.
@@ -135,7 +138,7 @@ impl Check {
     /// The forms that [`Check::parse`] takes, for who has to correct one.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
-         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, \
+         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, unshare, \
          fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     /// Reads its words; `None` if one is unknown, or one too many or too few.
@@ -158,6 +161,7 @@ impl Check {
             ["demo", path, text] => Self::Demo { path: path.into(), text: text.to_owned() },
             ["volumes", path] => Self::Volumes { path: path.into() },
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
+            ["unshare"] => Self::Unshare,
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
             ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
             ["serve", port] => Self::Serve { port: port.parse().ok()?, farewell: None },
@@ -196,6 +200,7 @@ impl Check {
             Self::Demo { path, text } => with_text("demo", path, text),
             Self::Volumes { path } => with_path("volumes", path),
             Self::Signal { program, number } => vec!["signal".to_owned(), program.clone(), number.to_string()],
+            Self::Unshare => vec!["unshare".to_owned()],
             Self::Fetch { address, target } => vec!["fetch".to_owned(), address.to_string(), target.clone()],
             Self::Webhook { port, path } => vec!["webhook".to_owned(), port.to_string(), path.display().to_string()],
             Self::Serve { port, farewell } => {
@@ -232,6 +237,7 @@ pub(crate) mod tests {
             (path(), text()).prop_map(|(path, text)| Check::Demo { path, text }),
             path().prop_map(|path| Check::Volumes { path }),
             ("[a-z-]{1,9}", any::<i32>()).prop_map(|(program, number)| Check::Signal { program, number }),
+            Just(Check::Unshare),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
             (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
@@ -257,7 +263,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_word_stands_in_the_forms() {
-        for word in ["try-write", "fill-inodes", "signal", "fetch", "webhook", "serve"] {
+        for word in ["try-write", "fill-inodes", "signal", "unshare", "fetch", "webhook", "serve"] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

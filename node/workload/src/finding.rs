@@ -36,6 +36,8 @@ pub enum Finding {
     Volumes(Volumes),
     /// Of `signal`.
     Signal(Signalled),
+    /// Of `unshare`.
+    Unshare(Tried),
     /// Of `fetch`.
     Fetch(Text),
     /// Of [`crate::Check::Webhook`]: it was asked to end.

@@ -24,6 +24,7 @@ mod fetch;
 mod file;
 mod fill;
 mod finding;
+mod namespace;
 mod request;
 pub mod serve;
 mod signal;
@@ -60,6 +61,7 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Demo { path, text } => demo::run(path, text).map(Finding::Demo),
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
+        Check::Unshare => Ok(Finding::Unshare(namespace::unshare())),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
         Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),
         Check::Serve { port, farewell } => serve::run(*port, farewell.as_deref()).map(|()| Finding::Serve),
