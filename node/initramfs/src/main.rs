@@ -14,14 +14,10 @@
 //! restarts it if the command line says `granary.failure=reboot`.
 #![forbid(unsafe_code)]
 
-mod system;
-
 use std::convert::Infallible;
 use std::ffi::CString;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::Path;
 use std::{fs, io};
 
 use nix::errno::Errno;
@@ -30,18 +26,11 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{chdir, chroot, execv, sync};
 
-use verity::OnCorruption;
-
-use crate::system::{BadSystem, Seen, System};
+use initramfs::search::{self, SearchError};
+use initramfs::system::{BadSystem, System};
 
 const MODULES: &str = "/modules";
 const ROOT: &str = "/system";
-/// The device-mapper device's name.
-const VERIFIED: &str = "system";
-/// How long a disk may take to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long another disk may take to appear when the first has something else on the partition that was asked for.
-const SECOND_DISK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 enum BootError {
@@ -55,21 +44,10 @@ enum BootError {
     Unnamed,
     #[error("the kernel's command line names a bad system image")]
     BadSystem(#[from] BadSystem),
-    #[error("no disk holds the {wanted}; there {}", describe(.seen))]
-    NoSystem { wanted: System, seen: Vec<Seen> },
-    #[error("the system on {partition} is damaged, and was not started; write the image to the disk again")]
-    Damaged { partition: String, source: verity::CheckError },
-    #[error("{partition} cannot be opened through dm-verity; write the image to the disk again if it is too small")]
-    Verity { partition: String, source: verity::OpenError },
+    #[error(transparent)]
+    Search(#[from] SearchError),
     #[error("cannot {step} the system image")]
     HandOver { step: &'static str, source: Errno },
-}
-
-fn describe(seen: &[Seen]) -> String {
-    if seen.is_empty() {
-        return "is no disk at all".to_owned();
-    }
-    format!("are {}", seen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }
 
 fn main() {
@@ -107,10 +85,19 @@ fn boot() -> Result<Infallible, BootError> {
     let line =
         fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
     let wanted: System = argument(&line, "granary.system").ok_or(BootError::Unnamed)?.parse()?;
-    let found = find(&wanted)?;
+    let found = search::find(&wanted)?;
     let device = match wanted {
         System::Image(_) => found.device,
-        System::Partition { root, .. } => verified(found, &root)?,
+        System::Partition { root, .. } => {
+            let device = search::verified(&found, &root)?;
+            // The kernel's own message has a number and no remedy.
+            print(&format!(
+                "initramfs: {} is checked as it is read: if the kernel stops with \"dm-verity device \
+                 corrupted\", write the image to the disk again",
+                found.place()
+            ));
+            device
+        }
     };
     mount(Some(&device), ROOT, Some("erofs"), MsFlags::MS_RDONLY | MsFlags::MS_NODEV, None::<&str>)
         .map_err(|source| BootError::Mount { what: device.display().to_string(), target: ROOT, source })?;
@@ -128,43 +115,6 @@ fn attach(what: &str, target: &'static str, kind: &str, flags: MsFlags) -> Resul
 /// The value of `key=value` in a kernel command line; the last one counts.
 fn argument<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('=')).next_back()
-}
-
-/// Disks are probed beside this program, so that one may appear a little later.
-fn find(wanted: &System) -> Result<Seen, BootError> {
-    let start = Instant::now();
-    loop {
-        let mut seen = system::look().map_err(|source| BootError::Read { path: "/sys/class/block", source })?;
-        let is_whole = |seen: &Seen, root: &verity::Root| system::check_first(&seen.device, root).is_ok();
-        if let Some(index) = system::choose(&seen, wanted, is_whole, start.elapsed() > SECOND_DISK) {
-            return Ok(seen.swap_remove(index));
-        }
-        if start.elapsed() > PATIENCE {
-            return Err(BootError::NoSystem { wanted: *wanted, seen });
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The device that gives what the partition holds if it is what the root says.
-fn verified(found: Seen, root: &verity::Root) -> Result<PathBuf, BootError> {
-    // A partition of another image, or one that was half written, is told in words. The first block has
-    // the superblock.
-    let partition = found.place();
-    if let Err(source) = system::check_first(&found.device, root) {
-        return Err(BootError::Damaged { partition, source });
-    }
-    match verity::open(VERIFIED, &found.device, root, OnCorruption::Panic) {
-        Ok(device) => {
-            // The kernel's own message has a number and no remedy.
-            print(&format!(
-                "initramfs: {partition} is checked as it is read: if the kernel stops with \"dm-verity device \
-                 corrupted\", write the image to the disk again"
-            ));
-            Ok(device)
-        }
-        Err(source) => Err(BootError::Verity { partition, source }),
-    }
 }
 
 /// Makes the mounted image the root and becomes its `/init`.
