@@ -1,6 +1,6 @@
 //! What a case works with: a namespace of its own, and verbs.
 
-use crate::{Failure, PATIENCE, Seen, eventually, observer};
+use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -15,7 +15,7 @@ use workload::Volumes;
 /// Which case an object without a namespace belongs to.
 const LABEL: &str = "e2e-case";
 
-/// One test of a suite: its namespace, and what can be done in it. A clone is the same one.
+/// The namespace of a test or of a part of a suite, and what can be done in it. A clone is the same one.
 #[derive(Clone)]
 pub struct Case {
     client: Client,
@@ -91,6 +91,11 @@ impl Case {
         observer::look(&self.client).await
     }
 
+    /// The pod that looks, which has more rights than a tenant's.
+    pub fn observer(&self) -> Server {
+        observer::server(&self.client)
+    }
+
     /// Sends a signal to a program of the node by its name; returns the process IDs that it had.
     ///
     /// # Errors
@@ -106,29 +111,6 @@ impl Case {
     pub async fn get(&self, path: &str) -> Result<String, Failure> {
         let request = http::Request::get(path).body(Vec::new()).map_err(Failure::Request)?;
         self.client.request_text(request).await.map_err(Failure::api(format!("get {path}")))
-    }
-
-    /// Waits for an event about an object of the namespace, and returns its message.
-    ///
-    /// # Errors
-    /// No event with this reason.
-    pub async fn event(&self, object: &str, reason: &str) -> Result<String, Failure> {
-        self.event_with(object, reason, "").await
-    }
-
-    /// Waits for an event whose message has this part.
-    ///
-    /// # Errors
-    /// No such event.
-    pub async fn event_with(&self, object: &str, reason: &str, part: &str) -> Result<String, Failure> {
-        let what = format!("event {reason} with {part:?} about {object}");
-        eventually(PATIENCE, &what, async || {
-            let events = self.events(object).await?;
-            let mut messages = events.iter().filter_map(|event| event.strip_prefix(reason)?.strip_prefix(": "));
-            let found = messages.find(|message| message.contains(part));
-            Ok(found.map_or_else(|| Seen::NotYet(events.join("; ")), |message| Seen::Done(message.to_owned())))
-        })
-        .await
     }
 
     /// `REASON: MESSAGE` of each event about an object.

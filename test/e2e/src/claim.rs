@@ -17,12 +17,8 @@ pub struct Claim {
     pub size: u64,
     /// What pods get.
     pub mode: VolumeMode,
-    /// Who may use it.
-    pub access: AccessMode,
     /// The cluster's default class if absent.
     pub class: Option<String>,
-    /// A claim whose content it is to start with.
-    pub source: Option<&'static str>,
 }
 
 /// What pods get of a volume.
@@ -34,23 +30,7 @@ pub enum VolumeMode {
     Block,
 }
 
-/// Who may use a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessMode {
-    /// Pods of one node.
-    ReadWriteOnce,
-    /// One pod.
-    ReadWriteOncePod,
-    /// Pods of all nodes, which cannot write.
-    ReadOnlyMany,
-    /// Pods of all nodes.
-    ReadWriteMany,
-}
-
 impl VolumeMode {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Filesystem, Self::Block];
-
     /// As the API names it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,26 +40,13 @@ impl VolumeMode {
     }
 }
 
-impl AccessMode {
-    /// As the API names it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ReadWriteOnce => "ReadWriteOnce",
-            Self::ReadWriteOncePod => "ReadWriteOncePod",
-            Self::ReadOnlyMany => "ReadOnlyMany",
-            Self::ReadWriteMany => "ReadWriteMany",
-        }
-    }
-}
-
 impl Claim {
-    /// A new volume of the default class with a file system, for one node.
+    /// A new volume of the default class with a file system.
     pub fn new(name: &'static str, size: u64) -> Self {
-        let (mode, access) = (VolumeMode::Filesystem, AccessMode::ReadWriteOnce);
-        Self { name, size, mode, access, class: None, source: None }
+        Self { name, size, mode: VolumeMode::Filesystem, class: None }
     }
 
-    /// A new block volume of the default class, for one node.
+    /// A new block volume of the default class.
     pub fn block(name: &'static str, size: u64) -> Self {
         Self { mode: VolumeMode::Block, ..Self::new(name, size) }
     }
@@ -97,12 +64,10 @@ impl Claim {
 
     /// The specification alone, as templates of claims have it.
     pub fn spec(&self) -> Value {
-        let source = self.source.map(|name| json!({"kind": "PersistentVolumeClaim", "name": name}));
         json!({
-            "accessModes": [self.access.as_str()],
+            "accessModes": ["ReadWriteOnce"],
             "volumeMode": self.mode.as_str(),
             "storageClassName": self.class,
-            "dataSource": source,
             "resources": {"requests": {"storage": self.size.to_string()}},
         })
     }
@@ -115,10 +80,6 @@ pub struct Class {
     pub name: &'static str,
     /// Parameters of the driver.
     pub parameters: BTreeMap<&'static str, &'static str>,
-    /// What mounts of the volumes should be given.
-    pub mount_options: Vec<&'static str>,
-    /// Whether volumes outlive their claims.
-    pub retain: bool,
 }
 
 impl Class {
@@ -128,8 +89,7 @@ impl Class {
             "metadata": {"name": name, "labels": labels},
             "provisioner": DRIVER,
             "parameters": self.parameters,
-            "mountOptions": self.mount_options,
-            "reclaimPolicy": if self.retain { "Retain" } else { "Delete" },
+            "reclaimPolicy": "Delete",
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowVolumeExpansion": true,
         }))
@@ -143,7 +103,7 @@ mod tests {
     #[test]
     fn what_is_not_asked_for_is_not_sent() {
         let spec = Claim::new("data", 4096).object().unwrap().spec.unwrap();
-        assert_eq!((spec.storage_class_name, spec.data_source), (None, None));
+        assert_eq!(spec.storage_class_name, None);
         assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "4096");
     }
 }

@@ -5,26 +5,13 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Persis
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use workload::{Entry, Loop, Mount, Project, Volumes};
 
 /// Where objects of the node's driver are.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
 impl Case {
-    /// A storage class of the cluster.
-    ///
-    /// # Errors
-    /// It never appears.
-    pub async fn class(&self, name: &str) -> Result<StorageClass, Failure> {
-        let classes: Api<StorageClass> = self.cluster();
-        eventually(PATIENCE, &format!("storage class {name}"), async || {
-            let found = classes.get_opt(name).await.map_err(Failure::api("look for a storage class"))?;
-            Ok(found.map_or_else(|| Seen::NotYet("no such class".to_owned()), Seen::Done))
-        })
-        .await
-    }
-
     /// Makes a class that goes with the case; returns its name.
     ///
     /// # Errors
@@ -74,24 +61,6 @@ impl Case {
         patched.map(drop).map_err(Failure::api(format!("resize claim {claim}")))
     }
 
-    /// Waits until a claim's status is as wanted.
-    ///
-    /// # Errors
-    /// It never is.
-    pub async fn claim_status(
-        &self,
-        claim: &str,
-        what: &str,
-        wanted: impl Fn(&PersistentVolumeClaimStatus) -> bool,
-    ) -> Result<PersistentVolumeClaimStatus, Failure> {
-        eventually(PATIENCE, &format!("claim {claim} to be {what}"), async || {
-            let status = self.read_claim(claim).await?.status.unwrap_or_default();
-            let seen = serde_json::to_string(&status)?;
-            Ok(if wanted(&status) { Seen::Done(status) } else { Seen::NotYet(seen) })
-        })
-        .await
-    }
-
     /// Waits until a claim has this size, and no more is to be done about it.
     ///
     /// # Errors
@@ -105,7 +74,12 @@ impl Case {
             let waits = status.conditions.iter().flatten().any(|one| resizing(&one.type_) && one.status == "True");
             capacity.and_then(|size| bytes(&size.0)) == Some(size) && settled && !waits
         };
-        self.claim_status(claim, &what, settled).await.map(drop)
+        eventually(PATIENCE, &format!("claim {claim} to be {what}"), async || {
+            let status = self.read_claim(claim).await?.status.unwrap_or_default();
+            let seen = serde_json::to_string(&status)?;
+            Ok(if settled(&status) { Seen::Done(()) } else { Seen::NotYet(seen) })
+        })
+        .await
     }
 
     /// The volume that a claim is bound to.
@@ -133,30 +107,14 @@ impl Case {
         Ok(self.volume_of(claim).await?.metadata.name.unwrap_or_default())
     }
 
-    /// A persistent volume, if it is there.
-    ///
-    /// # Errors
-    /// The API server does not answer.
-    pub async fn find_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Failure> {
-        self.volumes().get_opt(name).await.map_err(Failure::api(format!("look for volume {name}")))
-    }
-
-    /// Changes a persistent volume.
-    ///
-    /// # Errors
-    /// The API server refuses it.
-    pub async fn patch_volume(&self, name: &str, patch: &Value) -> Result<(), Failure> {
-        let patched = self.volumes().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.map(drop).map_err(Failure::api(format!("change volume {name}")))
-    }
-
     /// Waits until nothing of a volume is left: neither its object, nor anything on the node.
     ///
     /// # Errors
     /// Something stays.
     pub async fn volume_is_gone(&self, volume: &str, project: Option<u32>) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the removal of all of volume {volume}"), async || {
-            if let Some(found) = self.find_volume(volume).await? {
+            let found = self.volumes().get_opt(volume).await;
+            if let Some(found) = found.map_err(Failure::api(format!("look for volume {volume}")))? {
                 let phase = found.status.and_then(|status| status.phase);
                 return Ok(Seen::NotYet(format!("its object is {phase:?}")));
             }

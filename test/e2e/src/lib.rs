@@ -1,8 +1,9 @@
 //! Tests of the whole node: the image is booted, real Kubernetes runs on it, pods check their volumes
 //! from the inside.
 //!
-//! One boot serves a [`Suite`]. Each of its cases gets a [`Case`]: a namespace of its own, and verbs that
-//! read like a user's ([`Case::claim`], [`Case::open`]). A pod that stays is a [`Server`], which is asked to look
+//! One node serves a [`Suite`]. A pod costs more than a boot: each [`Part`] of a suite starts a few pods and reports each
+//! behaviour that they show as a case of its own ([`Part::shows`]). It works with a [`Case`]: a namespace of its own, and
+//! verbs that read like a user's ([`Case::claim`], [`Case::open`]). A pod is a [`Server`], which is asked to look
 //! at its volumes. Nothing sleeps for a fixed time: [`eventually`] waits for what is to come, and ends with the
 //! last thing that it saw.
 #![forbid(unsafe_code)]
@@ -14,22 +15,28 @@ mod claim;
 mod claims;
 mod failure;
 pub mod observer;
+mod part;
 mod pod;
 mod pods;
+mod ready;
 mod report;
+mod restored;
 mod server;
 mod setting;
 mod suite;
 
 pub use capture::{Capture, CaptureError, Packet, Transport};
 pub use case::Case;
-pub use claim::{AccessMode, Claim, Class, DRIVER, VolumeMode};
+pub use claim::{Claim, Class, DRIVER, VolumeMode};
 pub use claims::{OnNode, is_ours, promised};
 pub use eventually::Seen;
 pub use failure::Failure;
+pub use part::{Part, Stopped};
 pub use pod::{Pod, Volume, WEBHOOK_PORT};
+pub use ready::ReadyError;
+pub use restored::has_the_hosts_time;
 pub use server::Server;
-pub use setting::{Setting, SettingError};
+pub use setting::{DATA_SIZE, KEEP_FREE, NETWORKS, Setting, SettingError};
 pub use suite::{End, Suite};
 
 use std::time::Duration;

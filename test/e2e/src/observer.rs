@@ -36,6 +36,6 @@ pub(crate) async fn signal(client: &Client, program: &str, number: i32) -> Resul
     Ok(server(client).ask::<Signalled>(&check).await?.processes)
 }
 
-fn server(client: &Client) -> Server {
+pub(crate) fn server(client: &Client) -> Server {
     Server::of(&Case::resume(client.clone(), NAME.to_owned()), NAME)
 }

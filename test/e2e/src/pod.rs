@@ -1,6 +1,6 @@
 //! A pod that checks its volumes.
 
-use crate::Claim;
+use crate::{Claim, VolumeMode};
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -62,6 +62,14 @@ impl Volume {
         Self { place: Place::Device(format!("/dev/{claim}")), ..Self::claim(claim) }
     }
 
+    /// What a claim is for, where [`Volume::claim`] or [`Volume::device`] has it.
+    pub fn of(claim: &Claim) -> Self {
+        match claim.mode {
+            VolumeMode::Filesystem => Self::claim(claim.name),
+            VolumeMode::Block => Self::device(claim.name),
+        }
+    }
+
     /// The claim's directory or device, read-only.
     #[must_use]
     pub fn read_only(mut self) -> Self {
@@ -76,16 +84,15 @@ impl Volume {
         self
     }
 
+    /// The directory at another path of the container. A pod may have one claim at several.
+    #[must_use]
+    pub fn at(self, path: &str) -> Self {
+        Self { place: Place::Directory(path.to_owned()), ..self }
+    }
+
     /// A directory of the node that the pod has for itself, at `/NAME`.
     pub fn empty_directory(name: &str) -> Self {
         Self::new(name, json!({"name": name, "emptyDir": {}}), Place::Directory(format!("/{name}")))
-    }
-
-    /// A claim that comes and goes with the pod, at `/NAME`.
-    pub fn ephemeral(claim: &Claim) -> Self {
-        let template = json!({"volumeClaimTemplate": {"spec": claim.spec()}});
-        let source = json!({"name": claim.name, "ephemeral": template});
-        Self::new(claim.name, source, Place::Directory(format!("/{}", claim.name)))
     }
 
     /// The files of a Secret, at `/NAME`.
@@ -110,11 +117,6 @@ impl Pod {
     pub const PATH: &str = "/data";
     /// Where the claim `data` is, if it is a block volume.
     pub const DEVICE: &str = "/dev/data";
-
-    /// A pod that makes one check of claim `claim`, and ends.
-    pub fn new(name: impl Into<String>, claim: &str, check: Check) -> Self {
-        Self { check, ..Self::server(name).with(Volume::claim(claim)) }
-    }
 
     /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
     pub fn server(name: impl Into<String>) -> Self {
@@ -175,11 +177,14 @@ impl Pod {
 
     /// The specification alone, as templates of pods have it.
     pub fn spec(&self) -> Value {
-        let stays = matches!(self.check, Check::Serve { .. } | Check::Webhook { .. });
-        let request = Request { check: self.check.clone(), report: !stays };
+        let request = Request { check: self.check.clone(), report: false };
         let mut mounts = Vec::new();
         let mut devices = Vec::new();
+        let mut sources: Vec<&Value> = Vec::new();
         for volume in &self.volumes {
+            if !sources.contains(&&volume.source) {
+                sources.push(&volume.source);
+            }
             match &volume.place {
                 Place::Directory(path) => {
                     mounts.push(json!({"name": volume.name, "mountPath": path, "subPath": volume.sub_path}));
@@ -195,6 +200,8 @@ impl Pod {
         };
         json!({
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
+            // No pod asks the API server: kubelet has no token to fetch and to mount.
+            "automountServiceAccountToken": false,
             "nodeSelector": self.node.as_ref().map(|node| json!({"kubernetes.io/hostname": node})),
             "hostPID": self.of_the_node,
             "securityContext": {
@@ -211,7 +218,7 @@ impl Pod {
                 "volumeMounts": mounts,
                 "volumeDevices": devices,
             }],
-            "volumes": self.volumes.iter().map(|volume| &volume.source).collect::<Vec<&Value>>(),
+            "volumes": sources,
         })
     }
 }
@@ -229,6 +236,16 @@ mod tests {
         let tenant = Pod::server("a").with(Volume::claim("data"));
         assert_eq!(capabilities(&tenant), None);
         assert_eq!(capabilities(&tenant.of_the_node()), Some(vec!["SYS_ADMIN".to_owned()]));
+    }
+
+    #[test]
+    fn a_claim_at_two_paths_is_one_volume() {
+        let below = Volume::claim("data").sub_path("below").at("/below");
+        let pod = Pod::server("a").with(Volume::claim("data")).with(below).object().unwrap();
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.volumes.unwrap().len(), 1);
+        let paths = spec.containers[0].volume_mounts.iter().flatten().map(|mount| mount.mount_path.as_str());
+        assert_eq!(paths.collect::<Vec<_>>(), ["/data", "/below"]);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use k8s_openapi::api::core::v1 as core;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::Value;
-use workload::Finding;
 
 impl Case {
     /// Makes a pod and leaves it to its fate.
@@ -57,30 +56,6 @@ impl Case {
         Err(Failure::Late(late))
     }
 
-    /// Makes a pod, waits for its end, removes it, and returns what it found.
-    ///
-    /// # Errors
-    /// The pod does not end, or its check could not be made.
-    pub async fn run(&self, pod: &Pod) -> Result<Finding, Failure> {
-        self.start(pod).await?;
-        let what = format!("the end of pod {}", pod.name);
-        let ended = eventually(PATIENCE, &what, async || {
-            let found = self.pods().get(&pod.name).await.map_err(Failure::api("read the pod"))?;
-            let status = found.status.unwrap_or_default();
-            match status.phase.as_deref() {
-                Some(phase @ ("Succeeded" | "Failed")) => Ok(Seen::Done((phase.to_owned(), message(&status)))),
-                phase => Ok(Seen::NotYet(phase.unwrap_or_default().to_owned())),
-            }
-        });
-        let ended = ended.await;
-        let (phase, message) = self.with_events(&pod.name, ended).await?;
-        self.remove(&pod.name).await?;
-        if phase == "Failed" {
-            return Err(Failure::Pod { pod: pod.name.clone(), message });
-        }
-        serde_json::from_str(&message).map_err(|source| Failure::Report { pod: pod.name.clone(), message, source })
-    }
-
     /// Deletes a pod and waits until it is gone.
     ///
     /// # Errors
@@ -91,21 +66,6 @@ impl Case {
         eventually(PATIENCE, &format!("the removal of pod {pod}"), async || {
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
             Ok(found.map_or(Seen::Done(()), |_| Seen::NotYet("it is there".to_owned())))
-        })
-        .await
-    }
-
-    /// Waits until a pod that the scheduler cannot place says why, with this part in it.
-    ///
-    /// # Errors
-    /// It is placed, or says something else.
-    pub async fn unschedulable(&self, pod: &str, part: &str) -> Result<String, Failure> {
-        eventually(PATIENCE, &format!("pod {pod} to wait because of {part:?}"), async || {
-            let found = self.pods().get(pod).await.map_err(Failure::api("read the pod"))?;
-            let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
-            let reason = conditions.into_iter().find(|one| one.type_ == "PodScheduled" && one.status == "False");
-            let message = reason.and_then(|reason| reason.message).unwrap_or_default();
-            Ok(if message.contains(part) { Seen::Done(message) } else { Seen::NotYet(message) })
         })
         .await
     }
@@ -132,11 +92,4 @@ impl Case {
     pub(crate) fn pods(&self) -> Api<core::Pod> {
         self.api()
     }
-}
-
-/// What the container reported, or what kubelet says about the pod.
-fn message(status: &core::PodStatus) -> String {
-    let container = status.container_statuses.iter().flatten().next();
-    let reported = container.and_then(|container| container.state.as_ref()?.terminated.as_ref()?.message.clone());
-    reported.or_else(|| status.message.clone()).unwrap_or_default()
 }

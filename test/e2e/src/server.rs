@@ -5,7 +5,7 @@ use crate::{Case, Failure};
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 use std::path::Path;
-use workload::{Check, Checksum, Device, Fill, FillInodes, Inspect, Paint, Scan, Text, Tried, serve};
+use workload::{Check, Checksum, Device, Executed, Fill, FillInodes, Inspect, Paint, Scan, Text, Tried, serve};
 
 /// A pod of [`crate::Pod::server`] that runs.
 #[derive(Clone, Debug)]
@@ -111,6 +111,22 @@ impl Server {
     /// As [`Server::ask`].
     pub async fn checksum(&self, path: impl AsRef<Path>) -> Result<String, Failure> {
         Ok(self.ask::<Checksum>(&Check::Checksum { path: path.as_ref().into() }).await?.sha256)
+    }
+
+    /// See [`Check::Execute`].
+    ///
+    /// # Errors
+    /// As [`Server::ask`].
+    pub async fn execute(&self, path: impl AsRef<Path>) -> Result<Executed, Failure> {
+        self.ask(&Check::Execute { path: path.as_ref().into() }).await
+    }
+
+    /// The error of [`Check::Unshare`]; `None` if it worked.
+    ///
+    /// # Errors
+    /// As [`Server::ask`].
+    pub async fn unshare(&self) -> Result<Option<String>, Failure> {
+        Ok(self.ask::<Tried>(&Check::Unshare).await?.errno)
     }
 
     /// See [`Check::Device`].

@@ -1,10 +1,19 @@
 //! What a test gets from its target: the image's files, and a place for what it makes.
 
 use launch::{Image, Options};
+use serde_json::json;
 use std::env;
 use std::io;
 use std::path::PathBuf;
 use tempfile::TempDir;
+use units::Bytes;
+
+/// The cluster's networks of [`Setting::common_options`]: of pods, and of Services.
+pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
+/// What volumes do not get of the disk of [`Setting::common_options`].
+pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
+/// The data disk of [`Setting::common_options`].
+pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 
 /// The target does not give what a test needs.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +63,19 @@ impl Setting {
     /// To boot the image with a temporary data disk.
     pub fn options(&self) -> Options {
         Options::new(self.image.clone(), self.directory.path())
+    }
+
+    /// To boot the node that most suites share. Its operator has chosen much of what can be left out.
+    pub fn common_options(&self) -> Options {
+        let [pods, services] = NETWORKS;
+        let configuration = json!({
+            "controlPlane": {"podNetwork": pods, "serviceNetwork": services},
+            "storage": {"serial": "data", "keepFree": KEEP_FREE.get().to_string()},
+        });
+        let mut options = self.options();
+        options.data_size = DATA_SIZE;
+        options.configuration = Some(configuration.to_string());
+        options
     }
 
     /// A path for a file that is gone after the test.

@@ -1,18 +1,18 @@
-//! Cases that share one boot.
+//! Cases that share one node.
 
 use crate::case::{self, Case};
-use crate::report::{self, Outcome};
-use crate::{Failure, Setting, observer};
+use crate::part::{self, Outcomes, Part, Stopped};
+use crate::report;
+use crate::{Setting, observer, restored};
 use eventually::chain;
 use kube::Client;
-use launch::{Node, Options, SHUTDOWN_LIMIT};
-use std::any::Any;
+use launch::{Node, SHUTDOWN_LIMIT};
 use std::env;
 use std::fs;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
@@ -24,15 +24,11 @@ const SIGTERM: i32 = 15;
 /// The kernel's last words.
 const POWER_OFF: &str = "reboot: Power down";
 
-/// How many cases run beside each other: mostly they wait, for kubelet or for a container's start.
-const AT_ONCE: usize = 5;
+type Body = Box<dyn FnOnce(Part) -> Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>> + Send>;
 
-type Body = Box<dyn FnOnce(Case) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send>;
-
-/// Cases that share one boot of the node.
+/// Parts that share one node of [`Setting::common_options`].
 pub struct Suite {
     name: &'static str,
-    options: fn(&mut Options),
     end: End,
     beside: Vec<Planned>,
     alone: Vec<Planned>,
@@ -47,22 +43,16 @@ pub enum End {
     Signal,
 }
 
-/// A case that has not begun.
+/// A part that has not begun.
 struct Planned {
     name: &'static str,
     body: Body,
 }
 
 impl Suite {
-    /// A suite without cases.
+    /// A suite without parts.
     pub fn new(name: &'static str) -> Self {
-        Self { name, options: |_| {}, end: End::Button, beside: Vec::new(), alone: Vec::new() }
-    }
-
-    /// Changes what the node is booted with.
-    #[must_use]
-    pub fn options(self, options: fn(&mut Options)) -> Self {
-        Self { options, ..self }
+        Self { name, end: End::Button, beside: Vec::new(), alone: Vec::new() }
     }
 
     /// Changes how the node ends, which is by its power button if nothing is said.
@@ -71,34 +61,39 @@ impl Suite {
         Self { end, ..self }
     }
 
-    /// Adds a case that runs beside others. Its name is the behaviour that it shows.
+    /// Adds a part that runs beside others.
     #[must_use]
-    pub fn case<F, T>(mut self, name: &'static str, body: F) -> Self
+    pub fn part<F, T>(mut self, name: &'static str, body: F) -> Self
     where
-        F: FnOnce(Case) -> T + Send + 'static,
-        T: Future<Output = Result<(), Failure>> + Send + 'static,
+        F: FnOnce(Part) -> T + Send + 'static,
+        T: Future<Output = Result<(), Stopped>> + Send + 'static,
     {
-        self.beside.push(Planned { name, body: Box::new(move |case| Box::pin(body(case))) });
+        self.beside.push(Planned { name, body: Box::new(move |part| Box::pin(body(part))) });
         self
     }
 
-    /// Adds a case that would disturb others. It runs after them, by itself.
+    /// Adds a part that would disturb others. It runs after them, by itself.
     #[must_use]
     pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
     where
-        F: FnOnce(Case) -> T + Send + 'static,
-        T: Future<Output = Result<(), Failure>> + Send + 'static,
+        F: FnOnce(Part) -> T + Send + 'static,
+        T: Future<Output = Result<(), Stopped>> + Send + 'static,
     {
-        self.alone.push(Planned { name, body: Box::new(move |case| Box::pin(body(case))) });
+        self.alone.push(Planned { name, body: Box::new(move |part| Box::pin(body(part))) });
         self
     }
 
-    /// Boots the node and runs the cases whose names contain one of the arguments, all if there are none;
-    /// then shuts the node down. Prints a line for each, and writes JUnit XML to `XML_OUTPUT_FILE`.
+    /// Gets a node that is ready and runs the parts whose names contain one of the arguments, all if there are none;
+    /// then shuts the node down. Prints a line for each case, and writes JUnit XML to `XML_OUTPUT_FILE`.
     pub fn run(mut self) -> ExitCode {
         let wanted: Vec<String> = env::args().skip(1).chain(env::var("TESTBRIDGE_TEST_ONLY")).collect();
-        for cases in [&mut self.beside, &mut self.alone] {
-            cases.retain(|case| matches(case.name, &wanted));
+        let names: Vec<&str> = self.beside.iter().chain(&self.alone).map(|part| part.name).collect();
+        for parts in [&mut self.beside, &mut self.alone] {
+            parts.retain(|part| matches(part.name, &wanted));
+        }
+        if self.beside.is_empty() && self.alone.is_empty() {
+            eprintln!("error: no part of the suite matches {wanted:?}; there are {names:?}");
+            return ExitCode::FAILURE;
         }
         let name = self.name;
         let runtime = match tokio::runtime::Runtime::new() {
@@ -108,7 +103,9 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let outcomes = runtime.block_on(run(self));
+        let outcomes = Outcomes::default();
+        runtime.block_on(run(self, &outcomes));
+        let outcomes = outcomes.all();
         let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
         let verdict = if failed == 0 { "ok" } else { "FAILED" };
         println!("\ntest result: {verdict}. {} passed; {failed} failed", outcomes.len() - failed);
@@ -124,27 +121,31 @@ fn matches(name: &str, wanted: &[String]) -> bool {
     wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()))
 }
 
-/// Boot, cases, end: each is a line, so that a failure of any is counted.
-async fn run(suite: Suite) -> Vec<Outcome> {
+/// Start, parts, end: each is a line, so that a failure of any is counted.
+async fn run(suite: Suite, outcomes: &Outcomes) {
     let start = Instant::now();
     // The setting's directory stays until the end.
-    let (mut node, _setting) = match boot(suite.options).await {
-        Ok(booted) => booted,
-        Err(message) => return vec![outcome("the_node_boots", start, Some(message))],
+    let (mut node, _setting) = match ready().await {
+        Ok(ready) => ready,
+        Err(message) => return outcomes.add("the_node_is_ready", start, Some(message)),
     };
-    let mut outcomes = vec![outcome("the_node_boots", start, None)];
+    outcomes.add("the_node_is_ready", start, None);
+    let start = Instant::now();
+    let clock = restored::has_the_hosts_time(&node.client()).await;
+    outcomes.add("the_nodes_clock_is_right", start, clock.err().map(|error| chain(&error)));
+
     let mut namespaces = Vec::new();
-    let singly = suite.alone.into_iter().map(|case| vec![case]);
+    let singly = suite.alone.into_iter().map(|part| vec![part]);
     for group in [suite.beside].into_iter().chain(singly) {
-        outcomes.extend(together(&mut node, group, &mut namespaces).await);
+        together(&mut node, group, &mut namespaces, outcomes).await;
         if node.has_ended() {
-            return outcomes;
+            return;
         }
     }
     let start = Instant::now();
     let cleaned = case::all_gone(&node.client(), &namespaces).await;
-    outcomes.push(outcome("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error))));
-    if outcomes.iter().any(|outcome| outcome.failure.is_some()) {
+    outcomes.add("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error)));
+    if outcomes.has_failure() {
         show_console(node.console());
     }
     let start = Instant::now();
@@ -155,8 +156,7 @@ async fn run(suite: Suite) -> Vec<Outcome> {
         }
         End::Signal => ("the_node_powers_off_at_a_signal", terminate(node).await),
     };
-    outcomes.push(outcome(name, start, down.err()));
-    outcomes
+    outcomes.add(name, start, down.err());
 }
 
 async fn terminate(mut node: Node) -> Result<(), String> {
@@ -170,86 +170,58 @@ async fn terminate(mut node: Node) -> Result<(), String> {
     if is_off { Ok(()) } else { Err(format!("the node ended, but not with {POWER_OFF:?}: {reason}")) }
 }
 
-async fn boot(change: fn(&mut Options)) -> Result<(Node, Setting), String> {
+async fn ready() -> Result<(Node, Setting), String> {
     let setting = Setting::from_target().map_err(|error| chain(&error))?;
-    let mut options = setting.options();
-    change(&mut options);
-    let node = Node::boot(&options, |event| println!("{event}")).await.map_err(|error| chain(&error))?;
-    observer::start(&node.client()).await.map_err(|error| chain(&error))?;
+    let node = setting.ready_node(&setting.common_options()).await.map_err(|error| chain(&error))?;
     Ok((node, setting))
 }
 
-/// Runs cases beside each other. If the node ends, those that run fail, and no more are started.
-async fn together(node: &mut Node, cases: Vec<Planned>, namespaces: &mut Vec<String>) -> Vec<Outcome> {
-    let client = node.client();
-    let mut outcomes = Vec::new();
-    let mut waiting = cases.into_iter();
+/// Runs parts beside each other. If the node ends, those that run fail.
+async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<String>, outcomes: &Outcomes) {
+    let start = Instant::now();
     let mut running = JoinSet::new();
+    for part in parts {
+        // Objects of the cluster are named after the namespace: its own name would be too long for some.
+        let namespace = format!("part-{}", namespaces.len());
+        namespaces.push(namespace.clone());
+        running.spawn(attempt(node.client(), namespace, part, outcomes.clone()));
+    }
     loop {
-        while running.len() < AT_ONCE
-            && let Some(case) = waiting.next()
-        {
-            let namespace = format!("case-{}", namespaces.len());
-            namespaces.push(namespace.clone());
-            running.spawn(attempt(client.clone(), namespace, case));
-        }
         tokio::select! {
             ended = running.join_next() => match ended {
-                Some(Ok(ended)) => outcomes.push(ended),
+                Some(Ok(())) => {}
                 // What a case asserts does not come here.
-                Some(Err(error)) => outcomes.push(outcome("a_case_is_run", Instant::now(), Some(error.to_string()))),
-                None => return outcomes,
+                Some(Err(error)) => outcomes.add("a_part_is_run", start, Some(panic_message(error))),
+                None => return,
             },
             reason = node.ended() => {
-                outcomes.push(outcome("the_node_runs", Instant::now(), Some(format!("the node ended: {reason}"))));
-                return outcomes;
+                return outcomes.add("the_node_runs", start, Some(format!("the node ended: {reason}")));
             }
         }
     }
 }
 
-/// Runs one case. What it asserts is a panic: it ends the case's task, not the suite.
-async fn attempt(client: Client, namespace: String, planned: Planned) -> Outcome {
+/// Runs one part.
+async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes) {
     let start = Instant::now();
-    let result = match Case::begin(client.clone(), namespace.clone()).await {
+    match Case::begin(client.clone(), namespace.clone()).await {
         Ok(case) => {
-            let mut task = JoinSet::new();
-            task.spawn((planned.body)(case));
-            match task.join_next().await {
-                Some(Ok(result)) => result.map_err(|error| chain(&error)),
-                Some(Err(error)) => Err(panic_message(error)),
-                None => Err("the case was not started".to_owned()),
+            if (planned.body)(Part::new(case, outcomes)).await == Err(Stopped) {
+                println!("the rest of part {} is left out", planned.name);
             }
         }
-        Err(error) => Err(chain(&error)),
-    };
-    let ended = outcome(planned.name, start, result.err());
+        Err(error) => outcomes.add("a_part_has_a_namespace", start, Some(chain(&error))),
+    }
     if let Err(error) = case::end(&client, &namespace).await {
         eprintln!("warning: {}", chain(&error));
     }
-    ended
 }
 
 fn panic_message(error: JoinError) -> String {
-    let Ok(payload) = error.try_into_panic() else { return "the case was cancelled".to_owned() };
-    let text = |payload: &(dyn Any + Send)| {
-        payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
-    };
-    text(payload.as_ref()).unwrap_or_else(|| "the case panicked".to_owned())
-}
-
-fn outcome(name: &str, start: Instant, failure: Option<String>) -> Outcome {
-    let time = start.elapsed();
-    let verdict = if failure.is_some() { "FAILED" } else { "ok" };
-    println!("test {name} ... {verdict} ({})", seconds(time));
-    if let Some(text) = &failure {
-        println!("{text}\n");
+    match error.try_into_panic() {
+        Ok(panic) => part::message(panic.as_ref()),
+        Err(_) => "the part was cancelled".to_owned(),
     }
-    Outcome { name: name.to_owned(), failure, time }
-}
-
-fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
 }
 
 fn show_console(path: &Path) {
@@ -264,17 +236,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_chosen_by_a_part_of_its_name() {
-        assert!(matches("a_volume_ends_at_its_limit", &[]));
-        assert!(matches("a_volume_ends_at_its_limit", &["other".to_owned(), "limit".to_owned()]));
-        assert!(!matches("a_volume_ends_at_its_limit", &["other".to_owned()]));
-    }
-
-    #[tokio::test]
-    async fn what_a_case_asserts_is_its_message() {
-        let mut task = JoinSet::new();
-        task.spawn(async { assert_eq!(1, 2, "one is {}", 2) });
-        let message = panic_message(task.join_next().await.unwrap().unwrap_err());
-        assert!(message.contains("one is 2"), "{message}");
+    fn a_part_is_chosen_by_a_piece_of_its_name() {
+        assert!(matches("volumes", &[]));
+        assert!(matches("volumes", &["burst".to_owned(), "vol".to_owned()]));
+        assert!(!matches("volumes", &["burst".to_owned()]));
     }
 }

@@ -24,15 +24,6 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
 
-/// EROFS itself looks at nothing before its superblock, at byte 1024.
-#[tokio::test]
-async fn a_flipped_bit_of_the_system_stops_the_boot_with_the_partition_and_the_remedy() {
-    let console = console_of_damaged(7).await;
-    expect(&console, "partition SYSTEM-A");
-    expect(&console, "is damaged, and was not started; write the image to the disk again");
-    expect(&console, "reboot: Power down");
-}
-
 /// The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
 /// of `/init`.
 #[tokio::test]

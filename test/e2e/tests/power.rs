@@ -1,8 +1,8 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
 use ::eventually::chain;
-use e2e::{AccessMode, Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume};
-use e2e::{VolumeMode, eventually, observer, promised};
+use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume, VolumeMode};
+use e2e::{eventually, has_the_hosts_time, observer, promised};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
@@ -21,6 +21,8 @@ const MIB: u64 = 1 << 20;
 const SIGINT: i32 = 2;
 /// The namespace of everything below.
 const NAMESPACE: &str = "power";
+/// Of each of the writer's volumes.
+const SIZE: u64 = 64 * MIB;
 /// Where the writer has its block volume.
 const DEVICE: &str = "/dev/device";
 /// Claims of one burst, four for each of its pods.
@@ -29,66 +31,54 @@ const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_promised_and_synced_is_there_after_the_guest_was_lost() {
     let setting = Setting::from_target().expect("the test's files");
-    if let Err(failure) = lose_it_twice(&setting).await {
+    if let Err(failure) = lose_it(&setting).await {
         let console = qemu::console_tail(&setting.file("console.log"), 400).unwrap_or_default();
         panic!("{}\n\nend of the node's console:\n{}", chain(&failure), console.join("\n"));
     }
 }
 
-async fn lose_it_twice(setting: &Setting) -> Result<(), Failure> {
-    let mut options = setting.options();
+async fn lose_it(setting: &Setting) -> Result<(), Failure> {
+    let mut options = setting.common_options();
     options.data = Data::File(setting.file("data.img"));
 
-    // Lost during writes, and while claims are provisioned.
-    let node = boot(&options).await;
-    observer::start(&node.client()).await?;
+    // Lost during writes, while some claims are provisioned and others are deleted.
+    let node = setting.ready_node(&options).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    has_the_hosts_time(&node.client()).await?;
     let case = Case::begin(node.client(), NAMESPACE.to_owned()).await?;
     let writer = Pod::server("writer").with(Volume::claim("data")).with(Volume::device("device")).restarting();
-    case.claim(&Claim::new("data", 64 * MIB)).await?;
-    case.claim(&Claim::block("device", 64 * MIB)).await?;
+    case.claim(&Claim::new("data", SIZE)).await?;
+    case.claim(&Claim::block("device", SIZE)).await?;
+    let [earlier, later] = ["one", "two"].map(Burst::of);
+    earlier.start(&case).await?;
     let writer = case.open(&writer).await?;
+    case.own_project("data", SIZE).await?;
+    earlier.is_there(&case).await?;
     let written = Written::start(&writer);
-    let burst = Burst::of("one");
-    burst.start(&case).await?;
-    let enough = random(BURST.len());
-    eventually(PATIENCE, "a part of the burst to be bound", async || {
-        let bound = burst.bound(&case).await?;
-        Ok(if bound >= enough { Seen::Done(()) } else { Seen::NotYet(format!("{bound} of {enough}")) })
+    tokio::try_join!(earlier.delete(&case), later.start(&case))?;
+    // Claims of one burst are bound while the pods of the other end, whose volumes then go.
+    let enough = random(2 * BURST.len());
+    let done = eventually(PATIENCE, "a part of the bursts to be done", async || {
+        let (deleted, bound) = (earlier.deleted(&case).await?, later.bound(&case).await?);
+        let done = format!("{deleted} claims deleted and {bound} bound, {enough} wanted");
+        Ok(if deleted + bound >= enough { Seen::Done(done) } else { Seen::NotYet(done) })
     })
     .await?;
-    println!("the guest is lost with {} of {} claims bound", burst.bound(&case).await?, BURST.len());
+    println!("the guest is lost: {done}");
     node.power_cut().await;
     let promise = written.end().await;
 
-    // All of it is there, and what was begun is finished. Lost again, while claims go and others come.
-    let node = boot(&options).await;
-    observer::find(&node.client()).await?;
-    let case = Case::resume(node.client(), NAMESPACE.to_owned());
-    let writer = promise.is_kept(&case).await?;
-    burst.is_there(&case).await?;
-    is_in_order(&case).await?;
-    let written = Written::start(&writer);
-    let later = Burst::of("two");
-    burst.delete(&case).await?;
-    later.start(&case).await?;
-    let enough = random(BURST.len());
-    eventually(PATIENCE, "a part of the burst to be deleted", async || {
-        let left = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;
-        let left = left.map_err(Failure::api("list volumes"))?.items;
-        let left = left.iter().filter(|volume| burst.has(volume)).count();
-        Ok(if left + enough <= BURST.len() { Seen::Done(()) } else { Seen::NotYet(format!("{left} are left")) })
-    })
-    .await?;
-    println!("the guest is lost with at least {enough} of {} claims deleted", BURST.len());
-    node.power_cut().await;
-    let promise = written.end().await;
-
-    // And once more; then it is asked to restart, as by Ctrl-Alt-Del. Other tests press the power button.
+    // All of it is there, and what was begun is finished. Then the node is asked to restart, as by Ctrl-Alt-Del. Other
+    // tests press the power button.
     let mut node = boot(&options).await;
     observer::find(&node.client()).await?;
     let case = Case::resume(node.client(), NAMESPACE.to_owned());
     promise.is_kept(&case).await?;
     later.is_there(&case).await?;
+    eventually(PATIENCE, "the end of the burst that was deleted", async || {
+        let deleted = earlier.deleted(&case).await?;
+        Ok(if deleted == BURST.len() { Seen::Done(()) } else { Seen::NotYet(format!("{deleted} are deleted")) })
+    })
+    .await?;
     is_in_order(&case).await?;
     // The answer may come too late.
     _ = case.signal("init", SIGINT).await;
@@ -180,19 +170,15 @@ impl Burst {
             // Names live as long as the test.
             let name: &'static str = Box::leak(format!("{name}-{letter}").into_boxed_str());
             let mode = if number % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
-            Claim { mode, access: AccessMode::ReadWriteOnce, ..Claim::new(name, 16 * MIB) }
+            Claim { mode, ..Claim::new(name, 16 * MIB) }
         };
         Self { name, claims: BURST.iter().enumerate().map(claim).collect() }
     }
 
     fn pods(&self) -> impl Iterator<Item = Pod> {
         self.claims.chunks(BURST.len() / 2).enumerate().map(|(number, claims)| {
-            claims.iter().fold(Pod::server(format!("{}-{number}", self.name)).restarting(), |pod, claim| {
-                pod.with(match claim.mode {
-                    VolumeMode::Filesystem => Volume::claim(claim.name),
-                    VolumeMode::Block => Volume::device(claim.name),
-                })
-            })
+            let pod = Pod::server(format!("{}-{number}", self.name)).restarting();
+            claims.iter().fold(pod, |pod, claim| pod.with(Volume::of(claim)))
         })
     }
 
@@ -207,12 +193,20 @@ impl Burst {
     }
 
     async fn bound(&self, case: &Case) -> Result<usize, Failure> {
-        let mut bound = 0;
-        for claim in &self.claims {
-            let phase = case.read_claim(claim.name).await?.status.and_then(|status| status.phase);
-            bound += usize::from(phase.as_deref() == Some("Bound"));
-        }
-        Ok(bound)
+        let claims = case.api::<PersistentVolumeClaim>().list(&ListParams::default()).await;
+        let claims = claims.map_err(Failure::api("list claims"))?.items;
+        let is_bound = |claim: &&PersistentVolumeClaim| {
+            let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+            phase == Some("Bound") && self.claims.iter().any(|own| own.name == claim.name_any())
+        };
+        Ok(claims.iter().filter(is_bound).count())
+    }
+
+    /// Claims whose volumes are gone.
+    async fn deleted(&self, case: &Case) -> Result<usize, Failure> {
+        let volumes = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;
+        let volumes = volumes.map_err(Failure::api("list volumes"))?.items;
+        Ok(self.claims.len() - volumes.iter().filter(|volume| self.has(volume)).count())
     }
 
     /// Every claim gets bound, and every pod comes back.

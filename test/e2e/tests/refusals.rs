@@ -37,6 +37,24 @@ async fn a_data_disk_with_a_foreign_file_system_is_refused_and_not_touched() {
     assert_eq!(state(&path), before);
 }
 
+/// An empty disk is formatted by a node whose configuration does not name another one.
+#[tokio::test]
+async fn a_disk_that_the_configuration_does_not_name_is_not_touched() {
+    let setting = Setting::from_target().unwrap();
+    let path = setting.file("empty.img");
+    File::create_new(&path).unwrap().set_len(DISK_SIZE).unwrap();
+    let before = state(&path);
+
+    let mut options = setting.options();
+    options.data = Data::File(path.clone());
+    options.configuration = Some(r#"{"onFailure": "REBOOT", "storage": {"serial": "other"}}"#.to_owned());
+    let Refusal { error, .. } = Refusal::of(options).await;
+    let BootError::Fatal { message } = error else { panic!("the node did not say why: {error}") };
+    let wanted = r#"no disk has the serial number "other", which the configuration names; there are "#;
+    assert!(message.contains(wanted), "{wanted:?} is not in {message}");
+    assert_eq!(state(&path), before);
+}
+
 /// An empty disk is formatted by a node that starts.
 #[tokio::test]
 async fn a_configuration_with_mistakes_is_refused_as_a_whole_and_nothing_is_done() {

@@ -1,0 +1,122 @@
+//! A part of a suite: cases that share a namespace and pods.
+
+use crate::report::Outcome;
+use crate::{Case, Failure};
+use eventually::chain;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// A case failed that the rest of the part needs. The report has it already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+/// A part of a suite. It starts its pods once, and reports each behaviour that they show as a case of its own.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The namespace of the part.
+    pub case: Case,
+    outcomes: Outcomes,
+}
+
+impl Part {
+    pub(crate) fn new(case: Case, outcomes: Outcomes) -> Self {
+        Self { case, outcomes }
+    }
+
+    /// A case that nothing else needs: the part goes on if it fails. A failed assertion (a panic) fails this case alone.
+    pub async fn shows(&self, behaviour: &str, shown: impl Future<Output = Result<(), Failure>>) {
+        // The report has the failure.
+        _ = self.must_show(behaviour, shown).await;
+    }
+
+    /// A case that the rest of the part needs, such as the start of a pod. Returns what it has found.
+    ///
+    /// # Errors
+    /// [`Stopped`]: it failed.
+    pub async fn must_show<T>(
+        &self,
+        behaviour: &str,
+        shown: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Stopped> {
+        let start = Instant::now();
+        let (found, failure) = match caught(shown).await {
+            Ok(Ok(found)) => (Ok(found), None),
+            Ok(Err(failure)) => (Err(Stopped), Some(chain(&failure))),
+            Err(panic) => (Err(Stopped), Some(message(panic.as_ref()))),
+        };
+        self.outcomes.add(behaviour, start, failure);
+        found
+    }
+}
+
+/// The outcomes of a suite, in the order in which its cases ended. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcomes(Arc<Mutex<Vec<Outcome>>>);
+
+impl Outcomes {
+    /// Adds and prints one.
+    pub(crate) fn add(&self, name: &str, start: Instant, failure: Option<String>) {
+        let time = start.elapsed();
+        let verdict = if failure.is_some() { "FAILED" } else { "ok" };
+        println!("test {name} ... {verdict} ({})", seconds(time));
+        if let Some(text) = &failure {
+            println!("{text}\n");
+        }
+        let outcome = Outcome { name: name.to_owned(), failure, time };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+    }
+
+    pub(crate) fn all(&self) -> Vec<Outcome> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn has_failure(&self) -> bool {
+        self.all().iter().any(|outcome| outcome.failure.is_some())
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// The future's output, or its panic. It is not polled again after a panic, so no broken state is seen.
+async fn caught<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+        Ok(Poll::Pending) => Poll::Pending,
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
+/// The message of a panic.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+    text.unwrap_or_else(|| "the case panicked".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_message_of_an_assertion_is_reported() {
+        let panic = caught(async {
+            tokio::task::yield_now().await;
+            assert_eq!(1, 2, "one is {}", 2);
+        });
+        let message = message(panic.await.unwrap_err().as_ref());
+        assert!(message.contains("one is 2"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn a_future_without_a_panic_returns_its_output() {
+        assert_eq!(caught(async { 7 }).await.unwrap(), 7);
+    }
+}

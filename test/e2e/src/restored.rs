@@ -1,0 +1,59 @@
+//! What a node has to show before a suite believes anything else of it. A node that was restored from a saved state has
+//! the clock, identities and counters of the moment of the save; one that has just booted shows the same.
+
+use crate::{Case, Failure, OnNode, PATIENCE, Seen, eventually};
+use kube::Client;
+use serde_json::Value;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use workload::Project;
+
+/// How far the node's clock may be off: a machine's clock tells whole seconds. A saved state is older.
+const TOLERANCE: Duration = Duration::from_secs(5);
+const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
+
+/// Waits until the clock of the control plane is that of this machine.
+///
+/// # Errors
+/// It is another one.
+pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
+    eventually(PATIENCE, "the node's clock to be that of this machine", async || {
+        let request = http::Request::get(STATUS).body(Vec::new()).map_err(Failure::Request)?;
+        let before = now();
+        let text = client.request_text(request).await.map_err(Failure::api("read the node's status"))?;
+        let after = now();
+        let facts: Value = serde_json::from_str(&text)?;
+        let told = Duration::from_secs(facts["unix_seconds"].as_u64().unwrap_or_default());
+        let is_right = (before.saturating_sub(TOLERANCE)..=after + TOLERANCE).contains(&told);
+        let seen = || format!("{told:?} on the node, {after:?} here; uptime {} s", facts["uptime_seconds"]);
+        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(seen()) })
+    })
+    .await
+}
+
+/// Since 1970.
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Case {
+    /// The project of a claim's new volume, which no other directory of the node has, and which has the limits of the
+    /// claim's size. A pod that uses the claim shows the rest: it was scheduled, started and answers.
+    ///
+    /// # Errors
+    /// The node cannot be looked at.
+    ///
+    /// # Panics
+    /// The volume has no project of its own, or other limits.
+    pub async fn own_project(&self, claim: &str, size: u64) -> Result<Project, Failure> {
+        let volume = self.volume_name(claim).await?;
+        let node = self.look_at_the_node().await?;
+        let project = OnNode::of(&node, &volume, None).project;
+        let project = project.unwrap_or_else(|| panic!("volume {volume} has no project: {node:?}"));
+        assert_eq!((project.bytes, project.inodes), (Some(size), Some(size / 2048)), "{volume}");
+        let others = node.entries.iter().filter(|entry| entry.project == Some(project.id));
+        let others: Vec<&str> =
+            others.map(|entry| entry.path.as_str()).filter(|path| !path.contains(&volume)).collect();
+        assert!(others.is_empty(), "project {} of {volume} is that of {others:?}", project.id);
+        Ok(project)
+    }
+}

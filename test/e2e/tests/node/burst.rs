@@ -1,0 +1,102 @@
+//! Claims and pods that come and go at once, while the tasks of the storage are started again.
+
+use crate::killed::no_place_has_two_mounts;
+use crate::status::restarts;
+use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as PodObject};
+use kube::api::{DeleteParams, ListParams};
+
+const MIB: u64 = 1 << 20;
+/// signal(7), x86.
+const SIGUSR1: i32 = 10;
+const PODS: usize = 3;
+/// Claims of each pod, of both modes.
+const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
+/// Services that start again at SIGUSR1: the CSI plugin, and the provisioner.
+const STORAGE: [&str; 2] = ["csi", "provisioner"];
+
+pub async fn run(part: Part) -> Result<(), Stopped> {
+    let case = &part.case;
+    let created = create(case);
+    let pods = part.must_show("a_burst_is_created_although_the_storage_tasks_end", created).await?;
+    part.shows("a_burst_is_deleted_although_the_storage_tasks_end", delete(case, pods)).await;
+    Ok(())
+}
+
+/// Names live as long as the test.
+fn claims(number: usize) -> impl Iterator<Item = Claim> {
+    CLAIMS.into_iter().map(move |letter| {
+        let name: &'static str = Box::leak(format!("{letter}{number}").into_boxed_str());
+        let is_block = number.is_multiple_of(2) && letter < "c";
+        if is_block { Claim::block(name, 8 * MIB) } else { Claim::new(name, 8 * MIB) }
+    })
+}
+
+async fn create(case: &Case) -> Result<Vec<Server>, Failure> {
+    let mut pods = Vec::new();
+    for number in 0..PODS {
+        let mut pod = Pod::server(format!("burst-{number}"));
+        for claim in claims(number) {
+            case.claim(&claim).await?;
+            pod = pod.with(Volume::of(&claim));
+        }
+        case.start(&pod).await?;
+        pods.push(pod.name);
+    }
+    eventually(PATIENCE, "the first claim to be bound", async || {
+        let all = case.api::<PersistentVolumeClaim>().list(&ListParams::default()).await;
+        let all = all.map_err(Failure::api("list claims"))?.items;
+        let phases = all.into_iter().filter_map(|claim| claim.status?.phase);
+        let bound = phases.filter(|phase| phase == "Bound").count();
+        Ok(if bound > 0 { Seen::Done(()) } else { Seen::NotYet("none is".to_owned()) })
+    })
+    .await?;
+    // While the others are made; and while pods get them.
+    end_the_storage_tasks(case).await?;
+    end_the_storage_tasks(case).await?;
+    let mut servers = Vec::new();
+    for pod in &pods {
+        servers.push(case.find(pod).await?);
+    }
+    no_place_has_two_mounts(case).await?;
+    for device in ["a0", "b0", "a2", "b2"] {
+        let found = case.on_the_node(&case.volume_name(device).await?).await?;
+        assert_eq!(found.loops.len(), 1, "{found:?}");
+    }
+    Ok(servers)
+}
+
+async fn delete(case: &Case, pods: Vec<Server>) -> Result<(), Failure> {
+    let mut volumes = Vec::new();
+    for (number, pod) in pods.iter().enumerate() {
+        pod.write(format!("/d{number}/note"), "hello").await?;
+        for claim in claims(number) {
+            volumes.push(case.volume_name(claim.name).await?);
+        }
+    }
+    // Claims stay as long as a pod uses them.
+    for (number, pod) in pods.iter().enumerate() {
+        let deleted = case.api::<PodObject>().delete(pod.name(), &DeleteParams::default()).await;
+        deleted.map_err(Failure::api("delete a pod"))?;
+        for claim in claims(number) {
+            case.delete_claim(claim.name).await?;
+        }
+    }
+    end_the_storage_tasks(case).await?;
+    for volume in volumes {
+        case.volume_is_gone(&volume, None).await?;
+    }
+    Ok(())
+}
+
+/// SIGUSR1 ends the tasks wherever they are. Waits until each was started once more, and does its work.
+async fn end_the_storage_tasks(case: &Case) -> Result<(), Failure> {
+    let before = restarts(case, STORAGE).await?;
+    assert_eq!(case.signal("init", SIGUSR1).await?, [1]);
+    eventually(PATIENCE, "another start of the storage's tasks", async || {
+        let now = restarts(case, STORAGE).await?;
+        let is_done = now.iter().zip(&before).all(|(now, before)| now.is_ready && now.count > before.count);
+        Ok(if is_done { Seen::Done(()) } else { Seen::NotYet(format!("{before:?}, then {now:?}")) })
+    })
+    .await
+}
