@@ -8,15 +8,23 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use supervisor::Context;
 use tokio::sync::{Mutex, watch};
-use tokio::time::sleep;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::ask::{AskError, ask};
 use crate::correction::{Allowed, Correction, Poll};
+use crate::jump::{Jump, Look};
 use crate::{Clock, Leap, Sample};
 
 /// A clock that is off by more, and is not set any more, is a person's business.
 const WRONG: i64 = 1_000_000_000;
+
+/// Between two looks for a jump. One reads the RTC, a hundred microseconds in a VM.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// After a jump, the time servers' time to answer before the clock is set by the RTC.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// The kernel does not let the clock be corrected.
 #[derive(Debug, thiserror::Error)]
@@ -26,12 +34,14 @@ pub struct CorrectError(#[from] Errno);
 /// How good the clock is.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The last comparison.
+    /// The last comparison, if there was one since the clock jumped.
     pub last: Option<Comparison>,
     /// Why the last attempt failed, if it did.
     pub problem: Option<Arc<str>>,
-    /// How often the clock was set.
+    /// How often the clock was set, by the kernel after a suspension too.
     pub steps: u32,
+    /// How often the clock has jumped.
+    pub jumps: u32,
 }
 
 /// A comparison with a server.
@@ -48,8 +58,9 @@ pub struct Comparison {
 /// Keeps a clock by servers. It outlives the service that it runs as.
 pub struct Keeper {
     servers: Vec<SocketAddr>,
-    clock: Box<dyn Clock>,
+    clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
+    missed: watch::Sender<Duration>,
     /// One question at a time.
     turn: Mutex<()>,
 }
@@ -57,7 +68,8 @@ pub struct Keeper {
 impl Keeper {
     /// Keeps `clock` by these servers, the preferred one first.
     pub fn new(servers: Vec<SocketAddr>, clock: impl Clock) -> Self {
-        Self { servers, clock: Box::new(clock), state: watch::Sender::default(), turn: Mutex::default() }
+        let (state, missed, turn) = Default::default();
+        Self { servers, clock: Arc::new(clock), state, missed, turn }
     }
 
     /// Who is asked.
@@ -68,6 +80,11 @@ impl Keeper {
     /// How good the clock is, now and later.
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.subscribe()
+    }
+
+    /// All time that passed unseen by timers, in clock jumps.
+    pub fn missed(&self) -> watch::Receiver<Duration> {
+        self.missed.subscribe()
     }
 
     /// Asks until one of the servers has answered, and sets a clock that is far off to any time: before others rely on
@@ -84,26 +101,79 @@ impl Keeper {
         Ok(())
     }
 
-    /// The service: keeps the clock until it is cancelled, and never sets it back. Healthy from the start, since the
-    /// clock goes on alone.
+    /// The service: keeps the clock until it is cancelled, and never sets it back. Healthy when it would detect a jump; it
+    /// waits for no server, since the clock goes on alone.
     ///
     /// # Errors
     /// [`CorrectError`].
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), CorrectError> {
+        let mut seen = self.look().await;
         cx.healthy();
         let mut poll = Poll::default();
+        let mut jump = None;
         loop {
+            let compare = async {
+                match jump {
+                    Some(jump) => self.recover(jump).await,
+                    None => self.compare(poll, Allowed::Forwards).await,
+                }
+            };
             let compared = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                compared = self.compare(poll, Allowed::Forwards) => compared?,
+                compared = compare => compared?,
             };
             let wait = poll.time();
             poll = compared.map_or(poll.longer(), |sample| poll.after(sample.offset));
-            tokio::select! {
+            jump = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                () = sleep(wait) => {}
+                () = sleep(wait) => None,
+                jump = self.jump(&mut seen) => Some(jump),
+            };
+            if jump.is_some() {
+                poll = Poll::default();
             }
         }
+    }
+
+    async fn look(&self) -> Look {
+        let clock = Arc::clone(&self.clock);
+        // It does not panic; a look without an RTC is none of a jump.
+        spawn_blocking(move || clock.look()).await.unwrap_or_default()
+    }
+
+    /// Waits for the next jump. Cancel-safe: `seen` is the last look.
+    async fn jump(&self, seen: &mut Look) -> Jump {
+        loop {
+            sleep(LOOK).await;
+            let now = self.look().await;
+            if let Some(jump) = Jump::between(std::mem::replace(seen, now), now) {
+                return jump;
+            }
+        }
+    }
+
+    /// Compares the clock at once, as at a start: the first answer may set it forwards. Without an answer, the RTC does.
+    async fn recover(&self, jump: Jump) -> Result<Option<Sample>, CorrectError> {
+        self.state.send_modify(|state| state.last = None);
+        let compared = timeout(ANSWER, self.compare(Poll::default(), Allowed::Forwards)).await;
+        let sample = compared.unwrap_or(Ok(None))?;
+        let (source, behind) = match (sample, jump.behind) {
+            (Some(sample), _) => ("time server", sample.offset.max(0)),
+            (None, Some(behind)) => {
+                self.clock.step(behind)?;
+                ("RTC", behind)
+            }
+            (None, None) => ("kernel", 0),
+        };
+        let passed = Duration::from_nanos(behind.max(jump.suspended.unwrap_or(0)).unsigned_abs());
+        info!(passed_seconds = passed.as_secs_f64(), source, "clock jumped");
+        self.state.send_modify(|state| {
+            state.jumps += 1;
+            // A step by a server's answer is counted already.
+            state.steps += u32::from(sample.is_none() || jump.suspended.is_some());
+        });
+        self.missed.send_modify(|missed| *missed += passed);
+        Ok(sample)
     }
 
     /// Compares and corrects, the `first` time by what is allowed then; nothing if no server told the time.
@@ -148,9 +218,11 @@ impl Keeper {
                 }
             }
         }
-        let steps = before.steps + u32::from(matches!(correction, Correction::Step(_)));
-        let last = Some(Comparison { server, sample, at: Instant::now() });
-        self.state.send_replace(State { last, problem: None, steps });
+        self.state.send_modify(|state| {
+            state.last = Some(Comparison { server, sample, at: Instant::now() });
+            state.problem = None;
+            state.steps += u32::from(matches!(correction, Correction::Step(_)));
+        });
         Ok(())
     }
 
@@ -170,13 +242,21 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
+    use supervisor::{Settings, Supervisor};
+
     use super::*;
-    use crate::Nanoseconds;
+    use crate::{Difference, Nanoseconds};
 
-    const HOUR: Nanoseconds = 3600 * 1_000_000_000;
+    const SECOND: Nanoseconds = 1_000_000_000;
+    const HOUR: Nanoseconds = 3600 * SECOND;
 
-    /// A clock that tells by how much it was set.
-    struct FakeClock(watch::Sender<Nanoseconds>);
+    /// A clock that tells by how much it was set, with an RTC, in a machine that may have been suspended.
+    #[derive(Clone, Debug, Default)]
+    struct FakeClock {
+        set: watch::Sender<Nanoseconds>,
+        rtc: watch::Sender<Nanoseconds>,
+        suspended: watch::Sender<Nanoseconds>,
+    }
 
     impl Clock for FakeClock {
         fn now(&self) -> Nanoseconds {
@@ -184,26 +264,61 @@ mod tests {
         }
 
         fn step(&self, by: Nanoseconds) -> Result<(), Errno> {
-            self.0.send_modify(|set| *set += by);
+            self.set.send_modify(|set| *set += by);
             Ok(())
         }
 
         fn slew(&self, _: Nanoseconds, _: u8, _: Leap) -> Result<(), Errno> {
             Ok(())
         }
+
+        fn look(&self) -> Look {
+            let [set, rtc, suspended] = [&self.set, &self.rtc, &self.suspended].map(|time| *time.borrow());
+            Look {
+                rtc: Some(Difference::new([rtc, rtc + SECOND], [set; 2])),
+                suspended: Difference::new([suspended; 2], [0; 2]),
+            }
+        }
+    }
+
+    /// What a keeper without servers does about a jump.
+    async fn recovered(jump: impl FnOnce(&FakeClock)) -> (Nanoseconds, State, Duration) {
+        let clock = FakeClock::default();
+        let keeper = Arc::new(Keeper::new(Vec::new(), clock.clone()));
+        let (state, mut missed) = (keeper.state(), keeper.missed());
+        let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
+        tree.handle().healthy().await.unwrap();
+        jump(&clock);
+        timeout(30 * LOOK, missed.changed()).await.unwrap().unwrap();
+        tree.stop(Duration::from_secs(5)).await.unwrap();
+        (*clock.set.borrow(), state.borrow().clone(), *missed.borrow())
+    }
+
+    #[tokio::test]
+    async fn without_a_server_the_rtc_sets_the_clock_forwards_within_seconds() {
+        let (set, state, missed) = recovered(|clock| _ = clock.rtc.send_replace(HOUR)).await;
+        assert!((set - HOUR).abs() <= SECOND, "{set}");
+        assert_eq!((missed, state.steps, state.jumps), (Duration::from_nanos(set.unsigned_abs()), 1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_suspension_is_a_jump_of_a_clock_that_the_kernel_has_set() {
+        let (set, state, missed) = recovered(|clock| _ = clock.suspended.send_replace(HOUR)).await;
+        assert_eq!((set, state.steps, state.jumps), (0, 1, 1));
+        assert_eq!(missed, Duration::from_secs(3600));
     }
 
     /// By how much the answers set a clock, the first with what is allowed then.
     fn set_by(first: Allowed, offsets: &[Nanoseconds]) -> (Nanoseconds, u32) {
-        let set = watch::Sender::new(0);
-        let keeper = Keeper::new(Vec::new(), FakeClock(set.clone()));
+        let clock = FakeClock::default();
+        let keeper = Keeper::new(Vec::new(), clock.clone());
         let server = SocketAddr::from(([127, 0, 0, 1], 123));
         for &offset in offsets {
             let sample = Sample { offset, delay: 0, leap: Leap::None };
             keeper.correct(server, sample, Poll::default(), first).unwrap();
         }
         let steps = keeper.state.borrow().steps;
-        let by = *set.borrow();
+        let by = *clock.set.borrow();
         (by, steps)
     }
 

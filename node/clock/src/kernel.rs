@@ -1,10 +1,18 @@
 //! The machine's clock.
 
+use std::fs;
+
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 
+use crate::jump::{Difference, Look};
 use crate::packet::Leap;
 use crate::{Nanoseconds, sys};
+
+const SECOND: Nanoseconds = 1_000_000_000;
+
+/// The RTC that the kernel sets `CLOCK_REALTIME` by at its start (`CONFIG_RTC_HCTOSYS_DEVICE`), in whole seconds of UTC.
+const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
 
 /// A clock that can be corrected.
 pub trait Clock: Send + Sync + 'static {
@@ -23,6 +31,11 @@ pub trait Clock: Send + Sync + 'static {
     /// # Errors
     /// The kernel's refusal.
     fn slew(&self, by: Nanoseconds, poll: u8, leap: Leap) -> Result<(), Errno>;
+
+    /// Compares the machine's clocks. May take as long as the RTC takes to be read, milliseconds.
+    fn look(&self) -> Look {
+        Look::default()
+    }
 }
 
 /// The kernel's, `CLOCK_REALTIME`.
@@ -31,8 +44,7 @@ pub struct Kernel;
 
 impl Clock for Kernel {
     fn now(&self) -> Nanoseconds {
-        // EINVAL alone, for clocks that the kernel does not have.
-        clock_gettime(ClockId::CLOCK_REALTIME).map_or(0, |now| now.tv_sec() * 1_000_000_000 + now.tv_nsec())
+        read(ClockId::CLOCK_REALTIME)
     }
 
     fn step(&self, by: Nanoseconds) -> Result<(), Errno> {
@@ -42,4 +54,25 @@ impl Clock for Kernel {
     fn slew(&self, by: Nanoseconds, poll: u8, leap: Leap) -> Result<(), Errno> {
         sys::slew(by, poll, leap)
     }
+
+    fn look(&self) -> Look {
+        let before = self.now();
+        let rtc = rtc();
+        let rtc = rtc.map(|seconds| Difference::new([seconds, seconds + SECOND], [before, self.now()]));
+        let before = read(ClockId::CLOCK_MONOTONIC);
+        let boot = read(ClockId::CLOCK_BOOTTIME);
+        let suspended = Difference::new([boot; 2], [before, read(ClockId::CLOCK_MONOTONIC)]);
+        Look { rtc, suspended }
+    }
+}
+
+fn read(clock: ClockId) -> Nanoseconds {
+    // EINVAL alone, for clocks that the kernel does not have.
+    clock_gettime(clock).map_or(0, |now| now.tv_sec() * SECOND + now.tv_nsec())
+}
+
+/// The second that the RTC shows.
+fn rtc() -> Option<Nanoseconds> {
+    let seconds: i64 = fs::read_to_string(RTC).ok()?.trim_end().parse().ok()?;
+    seconds.checked_mul(SECOND).filter(|time| *time < Nanoseconds::MAX - SECOND)
 }

@@ -5,6 +5,11 @@
 //! answer may still set it, but only forwards; later the clock is only made faster or slower, by the kernel, so that time
 //! never goes back under the node's programs. Without an answer the clock goes on as it is.
 //!
+//! A clock jump is time that passed unseen by the clock or by timers: the machine is a VM that was restored from a saved
+//! state, paused or migrated, or it slept. The service detects one within a second or two and asks the servers at once. Their
+//! first answer may set the clock forwards; without one within seconds, the RTC sets it forwards by as much as passed. Timers,
+//! which run on `CLOCK_MONOTONIC`, do not see that time: [`Keeper::missed`] is for those that need it.
+//!
 //! It refuses to believe a server that says of itself that it does not know the time, answers to nobody who asks it, and
 //! has no server of its own.
 //!
@@ -14,6 +19,7 @@
 
 mod ask;
 mod correction;
+mod jump;
 mod keeper;
 mod kernel;
 mod packet;
@@ -21,6 +27,7 @@ mod sample;
 #[expect(unsafe_code, reason = "clock_adjtime(2) has no wrapper in nix")]
 mod sys;
 
+pub use jump::{Difference, Look};
 pub use keeper::{Comparison, CorrectError, Keeper, State};
 pub use kernel::{Clock, Kernel};
 pub use packet::Leap;

@@ -1,10 +1,13 @@
 //! What the kernel makes of corrections. In a VM only: they change the machine's clock.
 
 use std::env;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use clock::{Clock, Kernel, Leap};
+use clock::{Clock, Keeper, Kernel, Leap};
 use nix::time::{ClockId, clock_gettime};
+use supervisor::{Settings, Supervisor};
+use tokio::time::timeout;
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -28,10 +31,13 @@ impl Moment {
     }
 }
 
-/// The machine has one clock: one thing after the other.
+/// The machine has one clock: one test after the other.
+static CLOCK: Mutex<()> = Mutex::new(());
+
 #[test]
 fn a_step_sets_the_clock_at_once_and_a_slew_makes_up_by_and_by() {
     assert!(env::var_os("KTEST_DISKS").is_some(), "this sets the clock: only in a guest of ktest");
+    let _turn = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     for by in [3600 * SECOND + SECOND / 4, -3600 * SECOND - SECOND / 4] {
         let before = Moment::now();
         Kernel.step(by).unwrap();
@@ -54,4 +60,28 @@ fn a_step_sets_the_clock_at_once_and_a_slew_makes_up_by_and_by() {
         assert!(Instant::now() < end, "the clock has made up for {gained} s");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// As in a VM that was saved an hour ago and restored: the RTC shows the host's time, the clock that of the save.
+#[test]
+fn a_clock_that_is_behind_the_rtc_after_a_jump_is_right_within_seconds() {
+    assert!(env::var_os("KTEST_DISKS").is_some(), "this sets the clock: only in a guest of ktest");
+    let _turn = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let keeper = Arc::new(Keeper::new(Vec::new(), Kernel));
+        let (mut state, missed) = (keeper.state(), keeper.missed());
+        let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
+        tree.handle().healthy().await.unwrap();
+
+        let before = Moment::now();
+        Kernel.step(-3600 * SECOND).unwrap();
+        let jumped = timeout(Duration::from_secs(30), state.wait_for(|state| state.jumps == 1)).await;
+        assert_eq!(jumped.expect("the jump is detected").unwrap().steps, 1);
+        let off = before.gained();
+        assert!(off.abs() < 2.0, "the clock is right again, but for the RTC's seconds: {off} s");
+        let off = missed.borrow().abs_diff(Duration::from_secs(3600));
+        assert!(off < Duration::from_secs(2), "the time that was missed is off by {off:?}");
+        tree.stop(Duration::from_secs(5)).await.unwrap();
+    });
 }

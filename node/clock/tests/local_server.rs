@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clock::{Clock, Keeper, Leap, Nanoseconds};
+use clock::{Clock, Difference, Keeper, Leap, Look, Nanoseconds};
 use nix::errno::Errno;
 use supervisor::{Settings, State as Service, Supervisor};
 use tokio::net::UdpSocket;
@@ -15,9 +15,9 @@ const SECOND: Nanoseconds = 1_000_000_000;
 /// More than a question on loopback takes, less than a step.
 const CLOSE: Nanoseconds = SECOND / 20;
 
-/// A clock that is off by something, and what was done to it.
+/// A clock that is off by something, the same of its RTC, and what was done to it.
 #[derive(Clone, Debug, Default)]
-struct FakeClock(Arc<Mutex<(Nanoseconds, Vec<Done>)>>);
+struct FakeClock(Arc<Mutex<(Nanoseconds, Vec<Done>, Nanoseconds)>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
@@ -27,7 +27,7 @@ enum Done {
 
 impl FakeClock {
     fn off_by(offset: Nanoseconds) -> Self {
-        Self(Arc::new(Mutex::new((offset, Vec::new()))))
+        Self(Arc::new(Mutex::new((offset, Vec::new(), 0))))
     }
 
     fn done(&self) -> Vec<Done> {
@@ -50,6 +50,11 @@ impl Clock for FakeClock {
     fn slew(&self, by: Nanoseconds, _: u8, _: Leap) -> Result<(), Errno> {
         self.0.lock().unwrap().1.push(Done::Slew(by));
         Ok(())
+    }
+
+    fn look(&self) -> Look {
+        let (offset, _, rtc) = *self.0.lock().unwrap();
+        Look { rtc: Some(Difference::new([rtc, rtc + SECOND], [offset; 2])), ..Look::default() }
     }
 }
 
@@ -164,4 +169,35 @@ async fn without_a_server_the_clock_goes_on_and_the_service_is_healthy() {
     assert!(problem.starts_with(&format!("cannot ask {nobody}: ")), "{problem}");
     assert_eq!((tree.status().state, clock.done()), (Service::Healthy, Vec::new()));
     tree.stop(Duration::from_secs(5)).await.unwrap();
+}
+
+/// What a keeper whose server knows the time does to a right clock that jumps, and all time that was missed.
+async fn after(jump: impl FnOnce(&FakeClock)) -> (Vec<Done>, Duration) {
+    let (address, _server) = server(good).await;
+    let clock = FakeClock::off_by(0);
+    let keeper = Arc::new(Keeper::new(vec![address], clock.clone()));
+    let (mut state, mut missed) = (keeper.state(), keeper.missed());
+    let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
+    state.wait_for(|state| state.last.is_some()).await.unwrap();
+    let before = clock.done().len();
+    jump(&clock);
+    tokio::time::timeout(Duration::from_secs(30), missed.changed()).await.unwrap().unwrap();
+    tree.stop(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((state.borrow().jumps, state.borrow().last.unwrap().server), (1, address));
+    (clock.done().split_off(before), *missed.borrow())
+}
+
+#[tokio::test]
+async fn after_a_jump_a_server_sets_the_clock_though_it_is_not_its_first_answer() {
+    let (done, missed) = after(|clock| clock.0.lock().unwrap().0 = -3600 * SECOND).await;
+    let [Done::Step(by), Done::Slew(0)] = done[..] else { panic!("{done:?}") };
+    assert!((by - 3600 * SECOND).abs() < CLOSE, "{by}");
+    assert_eq!(missed, Duration::from_nanos(by.unsigned_abs()));
+}
+
+#[tokio::test]
+async fn an_rtc_that_was_set_does_not_set_a_clock_that_a_server_knows_to_be_right() {
+    let (done, missed) = after(|clock| clock.0.lock().unwrap().2 = 3600 * SECOND).await;
+    let [Done::Slew(by)] = done[..] else { panic!("{done:?}") };
+    assert!(by.abs() < CLOSE && missed < Duration::from_secs(1), "{by} {missed:?}");
 }
