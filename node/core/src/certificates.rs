@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use services::{Credentials, Expiry, Identity, PkiError};
+use services::{Credentials, Expiry, Identity, Lasting, PkiError};
 use supervisor::Context;
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -74,12 +74,6 @@ impl Certificates {
                 kept.administrators += u32::from(administrator);
             });
             cx.healthy();
-            let is_set = async {
-                if clock.wait_for(|state| state.steps != steps).await.is_err() {
-                    // Nobody keeps the clock any more.
-                    std::future::pending::<()>().await;
-                }
-            };
             let is_due = async {
                 match renewal.lasting {
                     Some(lasting) => lasting.renewal().await,
@@ -93,8 +87,27 @@ impl Certificates {
                 Ok(()) = requested.changed() => {}
                 // An authority near its end is told again, long before the next certificate is due.
                 () = sleep(LOOK) => {}
-                () = is_set => {}
+                () = is_set(&mut clock, steps) => {}
             }
+        }
+    }
+}
+
+/// Waits until the clock has been set another time than so often. Cancel-safe.
+async fn is_set(clock: &mut watch::Receiver<clock::State>, steps: u32) {
+    if clock.wait_for(|state| state.steps != steps).await.is_err() {
+        // Nobody keeps the clock any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits until it is time for another certificate, and looks at once when the clock is set. Cancel-safe.
+pub(crate) async fn renewal(lasting: Lasting, mut clock: watch::Receiver<clock::State>) {
+    loop {
+        let steps = clock.borrow().steps;
+        tokio::select! {
+            () = lasting.renewal() => return,
+            () = is_set(&mut clock, steps) => {}
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::certificates::{Certificates, Kept};
-use crate::member::{Ground, Member, Own};
+use crate::member::{Ground, Member, Own, Server};
 
 /// A control plane, which runs pods too.
 pub(crate) struct ControlPlane {
@@ -22,7 +22,7 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     pub(crate) fn new(member: Arc<Member>, credentials: Arc<Credentials>, certificates: Arc<Certificates>) -> Self {
-        let own = Own::new(&member.services, &credentials);
+        let own = Own::new(&member, &credentials, Server::Here);
         Self { member, credentials, certificates, own }
     }
 

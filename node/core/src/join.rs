@@ -12,6 +12,8 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::{JoinError as TaskError, spawn_blocking};
 use tracing::{info, warn};
 
+use crate::certificates::renewal;
+
 /// The data disk belongs to a node that cannot be this one.
 #[derive(Debug, thiserror::Error)]
 pub enum OtherCluster {
@@ -67,6 +69,7 @@ pub(crate) struct Join {
     /// Kept over failures: others work with these credentials, and what was asked for is waited for again.
     known: OnceCell<Known>,
     joined: watch::Sender<bool>,
+    clock: watch::Receiver<clock::State>,
 }
 
 /// What there is as soon as the authority is known.
@@ -77,8 +80,8 @@ struct Known {
 }
 
 impl Join {
-    pub(crate) fn new(services: Config, worker: Worker) -> Self {
-        Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default() }
+    pub(crate) fn new(services: Config, worker: Worker, clock: watch::Receiver<clock::State>) -> Self {
+        Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default(), clock }
     }
 
     /// Where the API server is.
@@ -120,7 +123,7 @@ impl Join {
         loop {
             let lasting = Lasting::first(known.kubelet.ensure().await?, known.server.ensure().await?);
             self.is_in(cx);
-            lasting.renewal().await;
+            renewal(lasting, self.clock.clone()).await;
         }
     }
 
@@ -235,7 +238,7 @@ mod tests {
             token: Some(Token::generate().unwrap()),
             networks: Networks::default(),
         };
-        let join = Arc::new(Join::new(config(&pki), worker));
+        let join = Arc::new(Join::new(config(&pki), worker, watch::Sender::default().subscribe()));
         let its = Arc::clone(&join);
         let tree = Supervisor::start("join", Settings::default(), move |cx| Arc::clone(&its).run(cx));
         eventually(LONG, "two attempts", async || {

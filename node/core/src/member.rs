@@ -13,8 +13,10 @@ use kube::{Api, Client};
 use provisioner::csinode;
 use services::{Credentials, Identity, Requested, Stale, containerd, kubelet, pods, proxy};
 use supervisor::{BoxError, Context, Handle};
+use tokio::sync::watch;
 use tracing::info;
 
+use crate::certificates::renewal;
 use crate::host::Host;
 use crate::mesh::Mesh;
 use crate::status::Facts;
@@ -53,9 +55,10 @@ impl Member {
     pub(crate) fn begin(&self, cx: &Context, server: Option<Ipv4Addr>) -> Ground {
         cx.start("orphans", orphans::run);
         let uplink = Arc::clone(&self.uplink);
+        let keeper = Arc::clone(&self.keeper);
         cx.start("uplink", move |cx| {
-            let uplink = Arc::clone(&uplink);
-            async move { uplink.run(cx).await }
+            let (uplink, missed) = (Arc::clone(&uplink), keeper.missed());
+            async move { uplink.run(cx, missed).await }
         });
         let keeper = Arc::clone(&self.keeper);
         cx.start("clock", move |cx| Arc::clone(&keeper).run(cx));
@@ -154,17 +157,28 @@ impl Member {
     }
 }
 
+/// Which node runs the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    /// This one.
+    Here,
+    /// Another one.
+    Elsewhere,
+}
+
 /// The node's own identity, that of its storage.
 #[derive(Clone)]
 pub(crate) struct Own {
     credentials: Arc<Credentials>,
     certificate: Arc<Requested>,
+    clock: watch::Receiver<::clock::State>,
+    server: Server,
 }
 
 impl Own {
-    pub(crate) fn new(services: &services::Config, credentials: &Arc<Credentials>) -> Self {
-        let certificate = Arc::new(Requested::storage(services, credentials));
-        Self { credentials: Arc::clone(credentials), certificate }
+    pub(crate) fn new(member: &Member, credentials: &Arc<Credentials>, server: Server) -> Self {
+        let certificate = Arc::new(Requested::storage(&member.services, credentials));
+        Self { credentials: Arc::clone(credentials), certificate, clock: member.keeper.state(), server }
     }
 
     /// Done when there is a certificate, though it may be time for another one.
@@ -179,13 +193,14 @@ impl Own {
         Ok(())
     }
 
-    /// Has services work with this identity, started anew with each of its certificates. Healthy when the first of them is.
+    /// Has services work with this identity, started anew when they need another client. Healthy when the first of them is.
     async fn with_client(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
         loop {
             let lasting = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 lasting = self.certificate.ensure() => lasting?,
             };
+            let jumps = self.clock.borrow().jumps;
             let [first, second] = start(self.credentials.client(Identity::Storage).await?);
             let ready = async {
                 let ready = first.healthy().await;
@@ -199,12 +214,22 @@ impl Own {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 // Also of one that is refused because the clock was wrong when it was looked at.
-                () = lasting.renewal() => info!("the certificate of the node's storage is renewed"),
+                () = renewal(lasting, self.clock.clone()) => info!("the certificate of the node's storage is renewed"),
+                () = disconnected(self.clock.clone(), jumps, self.server) => info!("clock jumped, connecting to the API server again"),
                 failed = ready => failed?,
             }
             second.stop().await;
             first.stop().await;
         }
+    }
+}
+
+/// Waits until the clock has jumped another time than so often, if the API server runs on another node: it may have closed
+/// connections while this node stood still, and a watch, which only listens, would see that after minutes. On the control
+/// plane both ends stood still. Cancel-safe.
+async fn disconnected(mut clock: watch::Receiver<::clock::State>, jumps: u32, server: Server) {
+    if server == Server::Here || clock.wait_for(|state| state.jumps != jumps).await.is_err() {
+        pending().await
     }
 }
 
@@ -214,4 +239,22 @@ async fn network_modules(cx: Context) -> Result<(), BoxError> {
     info!(loaded = report.loaded.len(), "network modules loaded");
     cx.done();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    /// A watch of an API server that had closed the connection waited for minutes.
+    #[tokio::test]
+    async fn a_jump_has_clients_of_another_nodes_api_server_connect_again() {
+        let sender = watch::Sender::new(::clock::State::default());
+        let disconnected = |server| disconnected(sender.subscribe(), 0, server).now_or_never();
+        assert_eq!(disconnected(Server::Elsewhere), None);
+        sender.send_modify(|state| state.jumps = 1);
+        assert_eq!(disconnected(Server::Elsewhere), Some(()));
+        assert_eq!(disconnected(Server::Here), None);
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clock::State;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use services::Expiry;
 use status::Service;
 
@@ -27,6 +27,8 @@ struct Gauges {
     memory: IntGauge,
     clock_synchronized: IntGauge,
     clock_offset: Gauge,
+    /// The keeper counts.
+    clock_jumps: IntCounter,
     certificates: GaugeVec,
     ready: IntGaugeVec,
     restarts: IntGaugeVec,
@@ -84,6 +86,10 @@ impl Gauges {
                 "granary_clock_offset_seconds",
                 "What the clock lacked at its last comparison with a time server, before it was corrected.",
             )?,
+            clock_jumps: IntCounter::new(
+                "granary_clock_jumps_total",
+                "How often time passed unseen by the clock or by timers: the machine was restored, migrated, paused or suspended.",
+            )?,
             certificates: GaugeVec::new(
                 Opts::new("granary_certificate_expiry_timestamp_seconds", "When a certificate of the node expires."),
                 &["certificate"],
@@ -103,12 +109,13 @@ impl Gauges {
         })
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 8] {
+    fn collectors(&self) -> [Box<dyn Collector>; 9] {
         [
             Box::new(self.kernel_built.clone()),
             Box::new(self.memory.clone()),
             Box::new(self.clock_synchronized.clone()),
             Box::new(self.clock_offset.clone()),
+            Box::new(self.clock_jumps.clone()),
             Box::new(self.certificates.clone()),
             Box::new(self.ready.clone()),
             Box::new(self.restarts.clone()),
@@ -133,6 +140,8 @@ impl Gauges {
             let size = Duration::from_nanos(last.sample.offset.unsigned_abs()).as_secs_f64();
             self.clock_offset.set(if last.sample.offset < 0 { -size } else { size });
         }
+        self.clock_jumps.reset();
+        self.clock_jumps.inc_by(clock.jumps.into());
         for expiry in certificates {
             self.certificates.with_label_values(&[expiry.name]).set(expiry.at.unix_timestamp() as f64);
         }
@@ -172,7 +181,8 @@ mod tests {
     fn a_scrape_tells_how_the_node_is_now() {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
-            let families = metrics.gather(services, &State::default(), &[EXPIRY], &[("etcd", 2)]);
+            let clock = State { jumps: 1, ..State::default() };
+            let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)]);
             TextEncoder::new().encode_to_string(&families).unwrap()
         };
         // Counted by the kernel, and not once more with each scrape.
@@ -184,6 +194,7 @@ mod tests {
             r#"granary_service_restarts{service="granary.etcd"} 3"#,
             r#"granary_certificate_expiry_timestamp_seconds{certificate="admin"} 0"#,
             "granary_clock_synchronized 0",
+            "granary_clock_jumps_total 1",
             r#"granary_program_oom_kills_total{program="etcd"} 2"#,
         ] {
             assert!(found.lines().any(|found| found == line), "{line} in:\n{found}");

@@ -365,7 +365,7 @@ mod tests {
         let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
         let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
         let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
-            clock(clock::State { last, problem: problem.map(Into::into), steps: 0 }, servers)
+            clock(clock::State { last, problem: problem.map(Into::into), ..clock::State::default() }, servers)
         };
         assert_eq!(told(None, None, &[]), status::Clock::Alone);
         assert!(matches!(

@@ -4,10 +4,11 @@ use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use network::{Addressing, LinkError, Network};
 use supervisor::Context;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
 /// What the kernel gives a device of Ethernet.
@@ -45,11 +46,11 @@ impl Uplink {
         self.moved.notified().await;
     }
 
-    /// Keeps the address, as a service.
+    /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
     ///
     /// # Errors
     /// [`LinkError`].
-    pub async fn run(&self, cx: Context) -> Result<(), LinkError> {
+    pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), LinkError> {
         cx.healthy();
         let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
             Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
@@ -57,7 +58,7 @@ impl Uplink {
         };
         tokio::select! {
             () = cx.cancelled() => {}
-            next = self.network.keep(&self.first, told) => {
+            next = self.network.keep(&self.first, missed, told) => {
                 let next = next?.interface;
                 error!(address = %self.first.interface, %next, "DHCP gives the node another address; it starts anew");
                 self.moved.notify_one();

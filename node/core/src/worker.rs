@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::certificates::{Certificates, Kept};
 use crate::join::Join;
-use crate::member::{Ground, Member, Own};
+use crate::member::{Ground, Member, Own, Server};
 
 /// A worker.
 pub(crate) struct Worker {
@@ -19,7 +19,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(member: Arc<Member>, worker: config::Worker, kept: watch::Sender<Kept>) -> Self {
-        let join = Arc::new(Join::new(member.services.clone(), worker));
+        let join = Arc::new(Join::new(member.services.clone(), worker, member.keeper.state()));
         Self { member, join, kept }
     }
 
@@ -39,7 +39,7 @@ impl Worker {
         let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept.clone()));
         let clock = member.keeper.state();
         cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let own = Own::new(&member.services, &credentials);
+        let own = Own::new(member, &credentials, Server::Elsewhere);
         let its = own.clone();
         let identity = cx.start("storage-identity", move |cx| its.clone().identify(cx));
         // kube-proxy shows the certificate of the node's storage.

@@ -30,7 +30,7 @@ use std::future;
 use std::time::Duration;
 
 use config::{Addresses, Static};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
@@ -57,11 +57,17 @@ const AGAIN: Duration = Duration::from_secs(10);
 trait Leases: Send {
     /// What changes next. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Change> + Send;
+    /// Leases are older by this than timers say.
+    fn set_missed(&mut self, missed: Duration);
 }
 
 impl Leases for Session {
     fn next(&mut self) -> impl Future<Output = Change> + Send {
         Self::next(self)
+    }
+
+    fn set_missed(&mut self, missed: Duration) {
+        Self::set_missed(self, missed);
     }
 }
 
@@ -152,12 +158,20 @@ impl Network {
     /// Renews what [`configure`](Self::configure) gave, and tells of each change but of the address. Returns when
     /// DHCP gives another address than this one, which is not taken. Never without DHCP. Cancel-safe.
     ///
+    /// `missed` is the time that passed unseen by timers, while the machine was a VM that stood still or slept: a lease that
+    /// is due by it is renewed at once.
+    ///
     /// # Errors
     /// [`LinkError`]: an address that was lost cannot be taken away.
-    pub async fn keep(&self, now: &Addressing, changed: impl FnMut(&Addressing)) -> Result<Addressing, LinkError> {
+    pub async fn keep(
+        &self,
+        now: &Addressing,
+        missed: watch::Receiver<Duration>,
+        changed: impl FnMut(&Addressing),
+    ) -> Result<Addressing, LinkError> {
         let Some(session) = &self.session else { return future::pending().await };
         let mut session = session.lock().await;
-        keep_taken(&mut *session, &self.link, &self.settings, now.clone(), changed).await
+        keep_taken(&mut *session, &self.link, &self.settings, now.clone(), missed, changed).await
     }
 }
 
@@ -184,12 +198,21 @@ async fn keep_taken(
     device: &impl Device,
     settings: &config::Network,
     mut now: Addressing,
+    mut missed: watch::Receiver<Duration>,
     mut changed: impl FnMut(&Addressing),
 ) -> Result<Addressing, LinkError> {
     // What the device has not taken yet.
     let mut given = None;
+    leases.set_missed(*missed.borrow_and_update());
     loop {
-        match next_or_again(leases, given.is_some()).await {
+        let change = tokio::select! {
+            change = next_or_again(leases, given.is_some()) => change,
+            Ok(()) = missed.changed() => {
+                leases.set_missed(*missed.borrow_and_update());
+                continue;
+            }
+        };
+        match change {
             Some(Change::Bound(lease)) => {
                 let next = with(settings, lease);
                 if next.interface != now.interface {
@@ -275,6 +298,8 @@ mod tests {
                 None => future::pending().await,
             }
         }
+
+        fn set_missed(&mut self, _: Duration) {}
     }
 
     /// A device that takes nothing for so many times.
@@ -349,7 +374,8 @@ mod tests {
         let mut leases = FakeLeases([Change::Lost(lease()), Change::Bound(lease())].into());
         let device = FakeDevice::refusing(2);
         let now = with(&settings, lease());
-        let kept = keep_taken(&mut leases, &device, &settings, now, |_| panic!("nothing has changed"));
+        let missed = watch::Sender::default().subscribe();
+        let kept = keep_taken(&mut leases, &device, &settings, now, missed, |_| panic!("nothing has changed"));
         assert!(timeout(HOUR, kept).await.is_err());
         assert_eq!(device.applied.load(Ordering::Relaxed), 1);
     }

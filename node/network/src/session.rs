@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::client::{Change, Client, Send};
@@ -51,6 +51,7 @@ pub struct Session {
     socket: UdpSocket,
     device: String,
     start: Instant,
+    missed: Duration,
 }
 
 impl Session {
@@ -70,7 +71,17 @@ impl Session {
             Ok(socket)
         };
         let socket = open.await.map_err(|source| SessionError::Socket { device: device.clone(), source })?;
-        Ok(Self { client: Client::new(hardware, u64::from_ne_bytes(seed)), socket, device, start: Instant::now() })
+        let (client, start) = (Client::new(hardware, u64::from_ne_bytes(seed)), Instant::now());
+        Ok(Self { client, socket, device, start, missed: Duration::ZERO })
+    }
+
+    /// Time that passed unseen by timers since the start, while the machine stood still: leases age in it.
+    pub(crate) fn set_missed(&mut self, missed: Duration) {
+        self.missed = missed;
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed().saturating_add(self.missed)
     }
 
     /// What changes next. Waits for ever if nothing does; tells the log while nobody answers. Cancel-safe: what was
@@ -78,17 +89,17 @@ impl Session {
     pub async fn next(&mut self) -> Change {
         let mut bytes = [0; LARGEST];
         loop {
-            let (send, change) = self.client.wake(self.start.elapsed());
+            let (send, change) = self.client.wake(self.now());
             if let Some(send) = send {
                 self.send(send).await;
             }
             if let Some(change) = change {
                 return change;
             }
-            let deadline = self.client.deadline().map(|deadline| self.start + deadline);
+            let left = self.client.deadline().map(|deadline| deadline.saturating_sub(self.now()));
             let woken = async {
-                match deadline {
-                    Some(deadline) => sleep_until(deadline).await,
+                match left {
+                    Some(left) => sleep(left).await,
                     None => future::pending().await,
                 }
             };
@@ -99,7 +110,7 @@ impl Session {
             match received {
                 Ok((length, from)) => match Reply::parse(&bytes[..length]) {
                     Ok(reply) => {
-                        let (send, change) = self.client.receive(self.start.elapsed(), &reply);
+                        let (send, change) = self.client.receive(self.now(), &reply);
                         if let Some(send) = send {
                             self.send(send).await;
                         }

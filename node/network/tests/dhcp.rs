@@ -13,9 +13,9 @@ use network::{Link, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::{LinkUnspec, LinkVeth};
 use tokio::net::UdpSocket;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 
@@ -166,6 +166,40 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
     assert_eq!(gateways(&cable.near), [Ipv4Addr::from(SERVER)]);
     assert_eq!(fs::read_to_string(format!("/sys/class/net/{}/mtu", cable.near)).unwrap().trim(), "1400");
+    cable.cut().await;
+}
+
+/// The node used the address on until half of the lease had passed by its own timers.
+#[tokio::test]
+async fn a_lease_that_ended_while_the_machine_stood_still_is_asked_for_at_once() {
+    let _turn = TURN.lock().await;
+    let cable = Cable::lay(2).await;
+    // Both ends are this machine's: each gets packets with the machine's own address.
+    for end in [&cable.near, &cable.far] {
+        fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
+    }
+    let network = Network::on(Link::named(&cable.near).await.unwrap(), config::Network::default()).await.unwrap();
+    let (heard, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
+    let renewed = async {
+        let given = network.configure().await.unwrap();
+        assert_eq!(heard.load(Ordering::SeqCst), 2);
+        let renewed = async {
+            missed.send_replace(Duration::from_secs(7200));
+            while heard.load(Ordering::SeqCst) < 4 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            moved = network.keep(&given, missed.subscribe(), |_| panic!("nothing has changed")) => panic!("{moved:?}"),
+            () = renewed => {}
+        }
+    };
+    tokio::select! {
+        () = serve(&cable, 0, &heard) => unreachable!("it never returns"),
+        renewed = timeout(LIMIT, renewed) => renewed.expect("the client asks again in time"),
+    }
+    assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
     cable.cut().await;
 }
 
