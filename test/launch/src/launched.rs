@@ -2,8 +2,10 @@
 
 use crate::screen::{Kind, Screen};
 use crate::{PATIENCE, Process, WHOLE, sys};
+use launch_stub::Stub;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -17,14 +19,19 @@ use tempfile::TempDir;
 /// How often a process is looked at that is about to end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The image's files, as arguments of the launcher and as variables of the test's target.
-const IMAGE: [(&str, &str); 5] = [
+/// The image's files, as arguments of the launcher and as variables of the test's target. The command line comes beside
+/// them: that of a stub selects what it does.
+const IMAGE: [(&str, &str); 4] = [
     ("--kernel", "GRANARY_KERNEL"),
     ("--initramfs", "GRANARY_INITRAMFS"),
     ("--system", "GRANARY_SYSTEM"),
-    ("--cmdline", "GRANARY_CMDLINE"),
     ("--disk", "GRANARY_DISK"),
 ];
+/// The command line of a stub, without [`launch_stub::VARIABLE`].
+const STUB: &str = "console=ttyS0 quiet panic=-1 nowatchdog audit=0 apparmor=0";
+
+/// Marks the processes of one launcher: each launcher has a value of its own, and what it starts inherits it.
+const MARK: &str = "TMPDIR";
 
 /// A launcher that was started, with all that it writes on one [`Screen`]. Killed on drop.
 #[derive(Debug)]
@@ -35,8 +42,9 @@ pub struct Launched {
     place: TempDir,
     /// How long anything may take.
     patience: Duration,
-    /// Everything that it was seen to start.
-    started: Vec<Process>,
+    /// A process with the launcher's [`MARK`] that is not the launcher's: the search for processes is not empty as long as
+    /// this one runs, so that an empty result is never taken for "no process is left".
+    witness: Child,
 }
 
 /// A launcher that has ended, and left nothing.
@@ -46,10 +54,30 @@ pub struct Ended {
     pub status: ExitStatus,
     /// All that it wrote; to the point where its reader went away.
     pub text: String,
+    /// What is in the directory for logs, by the names of the files.
+    pub logs: BTreeMap<String, String>,
+}
+
+impl Ended {
     /// The console of the first guest.
-    pub console: String,
-    /// The console of the first worker; empty, if there was none.
-    pub worker: String,
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn console(&self) -> &str {
+        self.log("console.log")
+    }
+
+    /// The console of the first worker.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn worker_console(&self) -> &str {
+        self.log("granary-1.console.log")
+    }
+
+    fn log(&self, name: &str) -> &str {
+        self.logs.get(name).unwrap_or_else(|| panic!("no {name} among {:?}", self.logs.keys()))
+    }
 }
 
 /// A directory for what outlives a launcher.
@@ -63,36 +91,43 @@ pub fn directory() -> TempDir {
 }
 
 impl Launched {
-    /// Starts it for the beginning of a boot: with as little memory as it takes, and with further arguments.
+    /// Starts it with a stub in place of the image, with as little memory and as few CPUs as it takes, and with further
+    /// arguments.
     ///
     /// # Panics
     /// It cannot be started.
-    pub fn start(kind: Kind, more: &[&str]) -> Self {
-        Self::with(kind, PATIENCE, &[&["--memory=1280M"], more].concat())
+    pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
+        let place = directory();
+        let command_line = place.path().join("cmdline.txt");
+        let text = format!("{STUB} {}={}", launch_stub::VARIABLE, stub.name());
+        fs::write(&command_line, text).expect("a file can be written");
+        let arguments = [&["--memory=1280M", "--cpus=1"], more].concat();
+        Self::with(kind, place, PATIENCE, command_line.into(), &arguments)
     }
 
-    /// Starts it for a boot to its end and for all that is shown then, with these arguments and no others.
+    /// Starts it with the image, for a boot to its end and for all that is shown then, with these arguments and no others.
     ///
     /// # Panics
     /// It cannot be started.
     pub fn start_whole(kind: Kind, arguments: &[&str]) -> Self {
-        Self::with(kind, WHOLE, arguments)
+        Self::with(kind, directory(), WHOLE, variable("GRANARY_CMDLINE"), arguments)
     }
 
-    fn with(kind: Kind, patience: Duration, arguments: &[&str]) -> Self {
-        let place = directory();
-        fs::create_dir(place.path().join("tmp")).expect("a directory can be made");
+    fn with(kind: Kind, place: TempDir, patience: Duration, command_line: OsString, arguments: &[&str]) -> Self {
+        let temporary = place.path().join("tmp");
+        fs::create_dir(&temporary).expect("a directory can be made");
         let (screen, writer) = Screen::open(kind);
         let mut command = Command::new(variable("GRANARY_LAUNCH"));
-        for (argument, name) in IMAGE {
+        let image = IMAGE.map(|(argument, name)| (argument, variable(name)));
+        for (argument, path) in image.into_iter().chain([("--cmdline", command_line)]) {
             let mut word = OsString::from(format!("{argument}="));
-            word.push(variable(name));
+            word.push(path);
             command.arg(word);
         }
         command.arg(format!("--keep-logs={}", place.path().join("logs").display()));
         command.args(arguments);
         let terminal = if kind == Kind::DumbTerminal { "dumb" } else { "xterm" };
-        command.env("TMPDIR", place.path().join("tmp")).env("TERM", terminal).env_remove("BUILD_WORKING_DIRECTORY");
+        command.env(MARK, &temporary).env("TERM", terminal).env_remove("BUILD_WORKING_DIRECTORY");
         let standard = || Stdio::from(writer.try_clone().expect("a descriptor can be copied"));
         match kind {
             Kind::Pipe => command.stdin(Stdio::null()),
@@ -101,8 +136,11 @@ impl Launched {
                 command.stdin(standard())
             }
         };
+        // It ends with its input.
+        let mut witness = Command::new("cat");
+        let witness = witness.env(MARK, &temporary).stdin(Stdio::piped()).spawn().expect("cat can be started");
         let child = command.stdout(standard()).stderr(standard()).spawn().expect("the launcher can be started");
-        Self { child, screen: Some(screen), place, patience, started: Vec::new() }
+        Self { child, screen: Some(screen), place, patience, witness }
     }
 
     /// Reads until the text is on the screen.
@@ -111,11 +149,6 @@ impl Launched {
     /// It does not come.
     pub fn wait_for(&mut self, text: &str) {
         self.screen.as_mut().expect("the screen is open").wait_for(text, self.patience);
-        for process in Process::below(self.id()) {
-            if !self.started.contains(&process) {
-                self.started.push(process);
-            }
-        }
     }
 
     /// What it wrote so far, as far as it was read.
@@ -123,11 +156,23 @@ impl Launched {
         self.screen.as_ref().map(Screen::text).unwrap_or_default()
     }
 
+    /// The launcher, and all that it has started and that runs.
+    ///
+    /// # Panics
+    /// The search does not find what certainly runs.
+    pub fn processes(&self) -> Vec<Process> {
+        let mut found = Process::with_variable(MARK, self.place.path().join("tmp").as_os_str());
+        let all = found.len();
+        found.retain(|process| process.id != self.witness.id().cast_signed());
+        assert_eq!(found.len() + 1, all, "the search for processes does not find the witness");
+        found
+    }
+
     /// The process that runs the first guest.
     ///
     /// # Panics
     /// There is none.
-    pub fn qemu(&self) -> &Process {
+    pub fn qemu(&self) -> Process {
         self.machine(|kind| kind != "none")
     }
 
@@ -135,7 +180,7 @@ impl Launched {
     ///
     /// # Panics
     /// There is none.
-    pub fn network(&self) -> &Process {
+    pub fn network(&self) -> Process {
         self.machine(|kind| kind == "none")
     }
 
@@ -143,15 +188,18 @@ impl Launched {
     ///
     /// # Panics
     /// There is none.
-    pub fn sweeper(&self) -> &Process {
-        let found = self.started.iter().find(|process| process.words.iter().any(|word| word == "--sweep-up"));
-        found.expect("a sweeper was started")
+    pub fn sweeper(&self) -> Process {
+        self.process("the sweeper", |process| process.words.iter().any(|word| word == "--sweep-up"))
     }
 
-    fn machine(&self, is_it: impl Fn(&str) -> bool) -> &Process {
+    fn machine(&self, is_it: impl Fn(&str) -> bool) -> Process {
         let kind = |process: &Process| process.words.iter().skip_while(|word| *word != "-machine").nth(1).cloned();
-        let found = self.started.iter().find(|process| kind(process).is_some_and(|kind| is_it(&kind)));
-        found.expect("QEMU was started")
+        self.process("QEMU", |process| kind(process).is_some_and(|kind| is_it(&kind)))
+    }
+
+    fn process(&self, name: &str, is_it: impl Fn(&Process) -> bool) -> Process {
+        let all = self.processes();
+        all.iter().find(|process| is_it(process)).unwrap_or_else(|| panic!("{name} does not run, but {all:?}")).clone()
     }
 
     /// Sends a signal to the launcher alone.
@@ -198,16 +246,20 @@ impl Launched {
             status = self.child.try_wait().expect("the launcher is this test's child");
             status.is_some()
         });
-        until("no process is left", || !self.started.iter().any(Process::runs));
+        until("no process is left", || self.processes().is_empty());
         until("no file is left", || is_empty(&self.place.path().join("tmp")));
-        let (console, worker) = (self.log("console.log"), self.log("granary-1.console.log"));
         let status = status.unwrap_or_else(|| ExitStatus::from_raw(0));
-        Ended { status, text: self.close_screen(), console, worker }
+        Ended { status, text: self.close_screen(), logs: self.logs() }
     }
 
-    fn log(&self, name: &str) -> String {
-        let log = fs::read(self.place.path().join("logs").join(name)).unwrap_or_default();
-        String::from_utf8_lossy(&log).into_owned()
+    /// A launcher that rejects its arguments does not make the directory.
+    fn logs(&self) -> BTreeMap<String, String> {
+        let entries = fs::read_dir(self.place.path().join("logs")).into_iter().flatten();
+        let read = |entry: fs::DirEntry| {
+            let text = fs::read(entry.path()).expect("a log can be read");
+            (entry.file_name().to_string_lossy().into_owned(), String::from_utf8_lossy(&text).into_owned())
+        };
+        entries.map(|entry| read(entry.expect("a directory can be read"))).collect()
     }
 
     fn id(&self) -> i32 {
@@ -218,8 +270,10 @@ impl Launched {
 impl Drop for Launched {
     fn drop(&mut self) {
         // Fails if it has ended.
-        _ = self.child.kill();
-        _ = self.child.wait();
+        for child in [&mut self.child, &mut self.witness] {
+            _ = child.kill();
+            _ = child.wait();
+        }
     }
 }
 
@@ -231,7 +285,7 @@ fn send(id: i32, signal: Signal) {
     kill(Pid::from_raw(id), signal).unwrap_or_else(|errno| panic!("cannot send {signal} to {id}: {errno}"));
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} until {what}");

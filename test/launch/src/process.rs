@@ -1,93 +1,63 @@
 //! Processes, as /proc shows them.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 
-/// One process, and not another that got its number later.
+/// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Its number.
     pub id: i32,
-    /// In clock ticks since the start of the machine.
-    begun: u64,
     /// Its program and arguments.
     pub words: Vec<String>,
 }
 
-/// Fields of `/proc/PID/stat`, proc_pid_stat(5).
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    state: char,
-    parent: i32,
-    begun: u64,
-}
-
 impl Process {
-    /// The processes that this one has started, and those that they have started.
-    pub fn below(id: i32) -> Vec<Self> {
-        let mut all = Vec::new();
-        for (child, stat) in every() {
-            if stat.parent == id {
-                all.extend(Self::of(child, &stat));
-                all.extend(Self::below(child));
-            }
-        }
-        all
+    /// All processes that were started with this environment variable. Processes inherit it, so that these are all that
+    /// a program with a value of its own has started, directly or not, and whether or not their parents still run.
+    ///
+    /// A process that has ended and was not yet waited for has no environment, proc_pid_environ(5).
+    pub fn with_variable(name: &str, value: &OsStr) -> Vec<Self> {
+        let wanted = [name.as_bytes(), b"=", value.as_bytes()].concat();
+        let entries = fs::read_dir("/proc").expect("/proc is mounted");
+        let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        ids.filter(|id| has(*id, &wanted)).filter_map(Self::of).collect()
     }
 
-    fn of(id: i32, stat: &Stat) -> Option<Self> {
+    fn of(id: i32) -> Option<Self> {
         let line = fs::read(format!("/proc/{id}/cmdline")).ok()?;
         let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-        Some(Self { id, begun: stat.begun, words })
-    }
-
-    /// Whether it still runs. One that has ended and was not yet waited for does not.
-    pub fn runs(&self) -> bool {
-        let stat = stat(self.id);
-        stat.is_some_and(|stat| stat.begun == self.begun && !matches!(stat.state, 'Z' | 'X'))
+        Some(Self { id, words })
     }
 }
 
-fn every() -> Vec<(i32, Stat)> {
-    let entries = fs::read_dir("/proc").expect("/proc is mounted");
-    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    ids.filter_map(|id| Some((id, stat(id)?))).collect()
-}
-
-fn stat(id: i32) -> Option<Stat> {
-    parse(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
-}
-
-/// The name in brackets may hold brackets and spaces.
-fn parse(text: &str) -> Option<Stat> {
-    let (_, rest) = text.rsplit_once(") ")?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    Some(Stat {
-        state: fields.first()?.chars().next()?,
-        parent: fields.get(1)?.parse().ok()?,
-        begun: fields.get(19)?.parse().ok()?,
-    })
+/// Another user's process is not one of them.
+fn has(id: i32, variable: &[u8]) -> bool {
+    let environment = fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|found| found == variable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launched::until;
+    use std::process::{Command, Stdio, id};
+
+    const NAME: &str = "LAUNCH_TEST_MARK";
 
     #[test]
-    fn a_name_with_brackets_does_not_confuse() {
-        let text = "42 (a) Z (b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 123456 4096 1";
-        assert_eq!(parse(text), Some(Stat { state: 'S', parent: 7, begun: 123_456 }));
-        assert_eq!(parse("42 no brackets"), None);
-    }
-
-    #[test]
-    fn a_child_is_seen_until_it_has_ended() {
-        use std::process::{Command, Stdio, id};
-        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let children = Process::below(id().cast_signed());
-        let seen = children.iter().find(|process| process.id == child.id().cast_signed()).unwrap();
-        assert!(seen.runs());
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        assert!(!seen.runs());
+    fn a_process_whose_parent_has_ended_is_found_until_it_ends() {
+        let mark = format!("orphan of {}", id());
+        let find = || Process::with_variable(NAME, OsStr::new(&mark));
+        let mut shell = Command::new("/bin/sh");
+        // A shell takes the input of what it does not wait for away. The orphan ends with its input.
+        shell.args(["-c", "exec 3<&0; cat <&3 &"]).env(NAME, &mark).stdin(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let input = shell.stdin.take();
+        assert!(shell.wait().unwrap().success());
+        until("the orphan is found", || find().iter().any(|process| process.words[0] == "cat"));
+        drop(input);
+        until("the orphan has ended", || find().is_empty());
     }
 }
