@@ -1,36 +1,46 @@
-//! Disks that hold something else. Each format that `blkid` knows is refused by its name, and nothing is
+//! Disks that hold something else. Each format that `blkid -k` lists is refused by its name, and nothing is
 //! written.
+
+use std::collections::BTreeSet;
 
 use super::partition::divide;
 use super::*;
 
-/// Asserts that the machine's disk is refused for a format of this name.
+/// Asserts that the machine's disk is refused for a format of this name, and that the reason names it.
 fn is_refused_as(machine: &Machine, format: &str) {
     match machine.is_refused() {
-        Signature::Known(marks) if marks.iter().any(|mark| mark.format == format) => {}
+        Signature::Known(marks) if marks.iter().any(|mark| mark.format == format) => {
+            let reason = Signature::Known(marks).to_string();
+            assert!(reason.contains(format), "{format} is not named: {reason}");
+        }
         other => panic!("refused for {other}, not for {format}"),
     }
 }
 
-/// Has a tool write a format on an empty disk.
-fn made(machine: &Machine, format: &str, program: &str, arguments: &[&str]) {
-    machine.wipe();
-    run(program, &[arguments, &[machine.path()]].concat());
-    is_refused_as(machine, format);
-}
+/// Formats that a tool of the guest writes: name, program, and arguments before the device.
+#[rustfmt::skip]
+const TOOLS: &[(&str, &str, &[&str])] = &[
+    ("ext2", "mke2fs", &["-q", "-F", "-t", "ext2"]),
+    ("ext3", "mke2fs", &["-q", "-F", "-t", "ext3"]),
+    ("ext4", "mke2fs", &["-q", "-F", "-t", "ext4"]),
+    // Clusters so large that their number fits into 12, 16 and 32 bits.
+    ("vfat", "mkfs.fat", &["-I", "-F", "12", "-S", "4096", "-s", "128"]),
+    ("vfat", "mkfs.fat", &["-I", "-F", "16", "-S", "512", "-s", "64"]),
+    ("vfat", "mkfs.fat", &["-I", "-F", "32", "-S", "512", "-s", "8"]),
+    ("minix", "mkfs.minix", &[]),
+    ("btrfs", "mkfs.btrfs", &["-q", "-f"]),
+    ("swap", "mkswap", &["-q"]),
+    ("xfs", "mkfs.xfs", &["-q", "-f", "-K"]),
+];
 
 #[test]
-fn file_systems_are_refused() {
+fn what_tools_write_is_refused_by_name() {
     let machine = Machine::new();
-    for format in ["ext2", "ext3", "ext4"] {
-        made(&machine, format, "mke2fs", &["-q", "-F", "-t", format]);
+    for (format, program, arguments) in TOOLS {
+        machine.wipe();
+        run(program, &[arguments, &[machine.path()][..]].concat());
+        is_refused_as(&machine, format);
     }
-    // Clusters so large that their number fits into so many bits.
-    for (bits, sector, cluster) in [("12", "4096", "128"), ("16", "512", "64"), ("32", "512", "8")] {
-        made(&machine, "vfat", "mkfs.fat", &["-I", "-F", bits, "-S", sector, "-s", cluster]);
-    }
-    made(&machine, "minix", "mkfs.minix", &[]);
-    made(&machine, "btrfs", "mkfs.btrfs", &["-q", "-f"]);
     machine.wipe();
     let directory = machine.place.path().join("image");
     fs::create_dir(&directory).unwrap();
@@ -46,12 +56,6 @@ fn another_xfs_is_refused_with_its_label() {
     assert_eq!(machine.is_refused().to_string(), "a file system (xfs, label \"home\")");
     machine.mkfs(&[]);
     assert_eq!(machine.is_refused().to_string(), "a file system (xfs)");
-}
-
-#[test]
-fn swap_space_is_refused() {
-    let machine = Machine::new();
-    made(&machine, "swap", "mkswap", &["-q"]);
 }
 
 #[test]
@@ -121,7 +125,7 @@ fn nothing_is_formatted_when_nobody_can_tell_what_is_there() {
 /// The name of a format, and the bytes by which `blkid` knows it: those below zero count from the end.
 type Mark = (&'static str, &'static [(i64, &'static [u8])]);
 
-/// Formats for which there is no tool here.
+/// Formats for which the guest has no tool: what util-linux 2.38 checks of each, checksums included.
 #[rustfmt::skip]
 const MARKS: &[Mark] = &[
     ("crypto_LUKS", &[(0, b"LUKS\xba\xbe\0\x01")]),
@@ -170,7 +174,37 @@ const MARKS: &[Mark] = &[
     ("ntfs", &[(3, b"NTFS    \0\x02\x08"), (40, b"@B\x0f\0\0\0\0\0\x04\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\xf6\0\0\0\x01"), (510, b"U\xaa"), (16384, b"FILE"), (17408, b"FILE"), (18432, b"FILE"), (19456, b"FILE"), (32768, b"FILE")]),
     ("exfat", &[(0, b"\xebv\x90EXFAT   "), (64, b"\0\0\0\0\0\0\0\0@B\x0f\0\0\0\0\0\x18\0\0\0\x80\0\0\0\0\x10\0\0\xd0\x07\0\0\x05\0\0\0\0\0\0\0\x01\0\0\0"), (108, b"\x09\x03\x01\x80"), (510, b"U\xaa")]),
     ("swsuspend", &[(4086, b"S1SUSPEND")]),
+    ("via_raid_member", &[(-512, b"U\xaa"), (-462, b"\xff")]),
+    ("silicon_medley_raid_member", &[(-416, b"\0\0\0/"), (-194, b"\0\xd1")]),
+    ("hpt45x_raid_member", &[(-5632, b"\xf3\x16xZ")]),
+    ("hpt37x_raid_member", &[(4640, b"\xf0\x16xZ")]),
+    ("adaptec_raid_member", &[(-512, b"7\xfcM\x1e"), (-256, b"DPTM")]),
+    ("jmicron_raid_member", &[(-512, b"JM")]),
+    ("drbdmanage_control_volume", &[(0, b"$DRBDmgr=q"), (11, b"0123456789abcdef0123456789abcdef\n")]),
+    ("drbdproxy_datalog", &[(0, b"DRBDdlh*")]),
+    ("stratis", &[(512, b"g!n\xcf!Stra0tis\x86\xff\x02^Arh")]),
+    ("BitLocker", &[(0, b"\xebR\x90-FVE-FS-")]),
+    ("xfs_external_log", &[(0, b"\xfe\xed\xba\xbe"), (8, b"\0\0\0\x01\0\0\0\x01"), (300, b"\0\0\0\x01")]),
+    ("exfs", &[(0, b"EXFS\0\0\x10\0\0\0\0\0\0\x04\0\0"), (80, b"\0\0\0\x01\0\x04\0\0\0\0\0\x01"), (102, b"\x02\0\x02\0"), (120, b"\x0c\x09\x09\x03")]),
+    ("ext4dev", &[(1080, b"S\xef"), (1116, b"\x04\0\0\0@\0\0\0"), (1376, b"\x04")]),
+    ("jbd", &[(1080, b"S\xef"), (1120, b"\x08")]),
+    ("reiserfs", &[(65548, b"\x12"), (65580, b"\0\x10"), (65588, b"ReIsEr2Fs")]),
+    ("udf", &[(32769, b"BEA01"), (34817, b"NSR02"), (131072, b"\x02"), (131084, b"\0\x01\0\0")]),
+    ("hpfs", &[(8192, b"I\xe8\x95\xf9"), (8704, b"I\x18\x91\xf9")]),
+    ("xenix", &[(2048, b"+UD")]),
+    ("ReFS", &[(3, b"ReFS")]),
+    ("gfs", &[(65536, b"\x01\x16\x19p"), (65560, b"\0\0\x05\x1d\0\0\x05y")]),
+    ("ocfs", &[(8192, b"OracleCFS")]),
+    ("squashfs3", &[(0, b"sqsh"), (28, b"\0\x03")]),
+    ("bfs", &[(0, b"\xce\xfa\xad\x1b")]),
+    ("befs", &[(32, b"1SFBEGIB\0\x04\0\0\n\0\0\0"), (68, b"1\x10\x12\xdd"), (112, b"\x0e\x83\xb6\x15\0\0\0\0\x01\0\x01\0"), (1024, b"\xd9\n\xbe;")]),
+    ("nilfs2", &[(1024, b"\x02\0\0\0\0\x0044\x14\0\0\0\0\0\0\0\x19\xecj\xb0")]),
+    ("mpool", &[(0, b"mpoolDev"), (62, b"\xaf\xac,`")]),
+    ("apfs", &[(24, b"\x01"), (32, b"NXSB\0\x10")]),
+    // Partition tables, which `blkid -k` does not list.
     ("mac", &[(0, b"ER\x02\0"), (512, b"PM\0\0")]),
+    ("aix", &[(0, b"\xc9\xc2\xd4\xc1")]),
+    ("ultrix", &[(16312, b"W)\x03\0\x01\0\0\0")]),
 ];
 
 #[test]
@@ -187,4 +221,16 @@ fn whatever_blkid_knows_by_its_mark_is_refused_by_name() {
         }
     }
     assert!(DataDisk::find().is_ok(), "a mark is left");
+}
+
+#[test]
+fn every_format_that_blkid_lists_is_tested() {
+    let listed = Command::new("blkid").arg("-k").output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let listed: BTreeSet<&str> = listed.lines().collect();
+    assert!(listed.len() > 70, "{listed:?}");
+    let tested = TOOLS.iter().map(|(format, ..)| *format).chain(MARKS.iter().map(|(format, _)| *format)).collect();
+    let untested: Vec<_> = listed.difference(&tested).collect();
+    assert!(untested.is_empty(), "add a disk to TOOLS or MARKS for each of {untested:?}");
 }
