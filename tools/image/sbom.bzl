@@ -93,7 +93,10 @@ def _sbom_impl(ctx):
         mnemonic = "Sbom",
         progress_message = "Listing what is in %{label}",
     )
-    return [DefaultInfo(files = depset([out]))]
+    return [
+        DefaultInfo(files = depset([out])),
+        OutputGroupInfo(description = depset([description])),
+    ]
 
 sbom = rule(
     implementation = _sbom_impl,

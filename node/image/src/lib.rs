@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -10,6 +10,9 @@ use buildinfo::lock::{self, Package};
 use buildinfo::program::Program;
 use buildinfo::sysroot::Sysroot;
 use serde_json::Value;
+
+/// How the name of a crate's directory begins, of those that crate_universe fetches.
+pub const CRATE: &str = "crates__";
 
 /// The parts, where the build says.
 #[derive(Debug)]
@@ -72,6 +75,36 @@ impl Parts {
         let locks = variable("IMAGE_LOCKS");
         let texts = locks.split(' ').map(|path| String::from_utf8(read(Path::new(path))).unwrap());
         texts.flat_map(|text| lock::parse(&text).unwrap()).collect()
+    }
+
+    /// The crates of Cargo.lock as `NAME VERSION`, by the directory, without [`CRATE`], that the build keeps each in.
+    #[must_use]
+    pub fn locked_crates(&self) -> BTreeMap<String, String> {
+        let text = String::from_utf8(read(Path::new(&variable("IMAGE_CARGO_LOCK")))).unwrap();
+        let packages = text.split("[[package]]").skip(1).map(|package| {
+            let value = |key: &str| package.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
+            let name = value("name = \"").expect("a package has a name");
+            let version = value("version = \"").expect("a package has a version");
+            (format!("{name}-{}", version.replace('+', "-")), format!("{name} {version}"))
+        });
+        packages.collect()
+    }
+
+    /// The crates of a registry that the build links into each program, by the program's path in the image.
+    ///
+    /// # Panics
+    /// Cargo.lock does not have one.
+    #[must_use]
+    pub fn linked_crates(&self, locked: &BTreeMap<String, String>) -> BTreeMap<String, BTreeSet<String>> {
+        let linked: Value = serde_json::from_slice(&read(Path::new(&variable("IMAGE_LINKED")))).unwrap();
+        let named = |directory: &Value| {
+            let directory = directory.as_str().expect("a directory");
+            let name = directory.split_once(CRATE).and_then(|(_, name)| locked.get(name));
+            name.unwrap_or_else(|| panic!("{directory} is not in Cargo.lock")).clone()
+        };
+        let programs = linked["programs"].as_object().expect("programs by their paths").iter();
+        let crates = |program: &Value| program["crates"].as_array().expect("crates").iter().map(named).collect();
+        programs.map(|(path, program)| (path.clone(), crates(program))).collect()
     }
 
     /// A JSON file below /usr/share.
