@@ -20,6 +20,9 @@ use serde_json::{Value, json};
 /// Where the plain manifests put the pods.
 pub const NAMESPACE: &str = "kube-system";
 
+/// The container of the DaemonSet's pods, as the API server names it.
+const CONTAINER: &str = "spec.template.spec.containers[0]";
+
 /// What Helm makes of the chart, or what it says against the values.
 fn render(namespace: &str, values: &Value) -> Result<Result<String, String>, Failure> {
     let render = env::var_os("HELM_RENDER").ok_or("HELM_RENDER is not set; run the test by its Bazel target")?;
@@ -61,7 +64,7 @@ async fn apply(client: &Client, object: &Value, params: &PatchParams) -> Result<
     api(client, object).patch(name(object), &params, &Patch::Apply(object)).await.map(drop)
 }
 
-/// What this API server takes of a daemon set: it is one of ours, which allows no privileged containers.
+/// What this API server accepts of a DaemonSet: it runs as on a node of ours, without `--allow-privileged`.
 fn unprivileged(mut object: Value) -> Value {
     if object["kind"] == "DaemonSet" {
         let container = &mut object["spec"]["template"]["spec"]["containers"][0];
@@ -71,6 +74,16 @@ fn unprivileged(mut object: Value) -> Value {
         }
     }
     object
+}
+
+/// Asserts that the API server rejects a DaemonSet for one field only, for this reason. It reports all errors of an
+/// object at once.
+fn is_forbidden(answer: Result<(), kube::Error>, field: &str, reason: &str) {
+    let Err(kube::Error::Api(status)) = answer else { panic!("{answer:?}, not an error for {field}") };
+    let causes: Vec<_> = status.details.iter().flat_map(|details| &details.causes).collect();
+    let [cause] = &*causes else { panic!("not only {field}: {status:?}") };
+    assert_eq!(cause.field, field, "{status:?}");
+    assert!(cause.message.contains(reason), "{status:?}");
 }
 
 /// Makes what the chart has with its default values; once is enough.
@@ -167,15 +180,16 @@ pub async fn every_object_is_valid_whatever_is_chosen(cluster: Arc<Cluster>) -> 
     let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
     assert_eq!(kinds(&default), kinds(&other));
     for object in default.iter().chain(&other) {
-        match apply(&admin, object, &dry).await {
-            Ok(()) => assert_ne!(object["kind"], "DaemonSet", "it is privileged"),
-            // All that is wrong is told at once: nothing else is.
-            Err(kube::Error::Api(status)) if object["kind"] == "DaemonSet" => {
-                let causes = status.details.iter().flat_map(|details| &details.causes);
-                let fields: Vec<&str> = causes.map(|cause| cause.field.as_str()).collect();
-                assert_eq!(fields, ["spec.template.spec.containers[0].securityContext.privileged"], "{status:?}");
-            }
-            Err(error) => panic!("{} {}: {error}", object["kind"], name(object)),
+        let answer = apply(&admin, object, &dry).await;
+        if object["kind"] == "DaemonSet" {
+            // This API server's policy is the only objection: Bidirectional is accepted of a privileged container.
+            is_forbidden(answer, &format!("{CONTAINER}.securityContext.privileged"), "disallowed by cluster policy");
+            let mut refused = object.clone();
+            refused["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] = false.into();
+            let answer = apply(&admin, &refused, &dry).await;
+            is_forbidden(answer, &format!("{CONTAINER}.volumeMounts.mountPropagation"), "Bidirectional");
+        } else {
+            answer.unwrap_or_else(|error| panic!("{} {}: {error}", object["kind"], name(object)));
         }
         apply(&admin, &unprivileged(object.clone()), &dry).await?;
     }
