@@ -25,6 +25,7 @@ mod colour;
 mod connection;
 mod look;
 mod node;
+mod picture;
 mod tab;
 
 pub use browser::{Browser, Files};
@@ -32,4 +33,5 @@ pub use colour::Colour;
 pub use connection::Error;
 pub use look::{Header, Look, Text};
 pub use node::Served;
+pub use picture::Picture;
 pub use tab::{Landmark, Media, Scheme, Screen, Tab};

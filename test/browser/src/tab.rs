@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::browser::Browser;
 use crate::connection::Error;
 use crate::look::{LOOK, Look};
+use crate::picture::Picture;
 
 /// What a person has set in the browser or the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,13 +219,14 @@ impl<'browser> Tab<'browser> {
     ///
     /// # Errors
     /// [`Error`].
-    pub fn picture(&mut self) -> Result<Vec<u8>, Error> {
+    pub fn picture(&mut self) -> Result<Picture, Error> {
         let [width, height]: [u32; 2] =
             self.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollHeight]")?;
         let clip = json!({"x": 0, "y": 0, "width": width, "height": height, "scale": 1});
         let request = "Page.captureScreenshot";
         let answer = self.call(request, json!({"format": "png", "captureBeyondViewport": true, "clip": clip}))?;
-        Ok(BASE64_STANDARD.decode(field(&answer, request, "data")?)?)
+        let png = BASE64_STANDARD.decode(field(&answer, request, "data")?)?;
+        Picture::new(png).ok_or_else(|| Error::Refused { request: request.to_owned(), answer })
     }
 
     fn call(&mut self, request: &str, parameters: Value) -> Result<Value, Error> {

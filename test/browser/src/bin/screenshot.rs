@@ -21,13 +21,15 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let workspace =
         env::var_os("BUILD_WORKSPACE_DIRECTORY").ok_or("run it with: bazel run //test/browser:screenshot")?;
-    let served = Served::start(sample::example())?;
+    let page = sample::example();
+    let html = page.html();
+    let served = Served::start(page)?;
     let mut browser = Browser::start(&Files::from_target()?)?;
     let mut tab = Tab::open(&mut browser)?;
     tab.be(Screen::DESK)?;
     tab.visit(&served.url("/statusz"))?;
     let path = Path::new(&workspace).join("docs/statusz.png");
-    fs::write(&path, tab.picture()?)?;
+    fs::write(&path, tab.picture()?.of_page(&html).bytes())?;
     println!("{}", path.display());
     Ok(())
 }
