@@ -106,7 +106,7 @@ fn a_program_that_runs_nothing_is_no_success() {
 
 #[test]
 fn a_test_that_hangs_is_named_and_shows_what_it_waits_for() {
-    let run = Run::of("hangs", "45");
+    let run = Run::of("hangs", "20");
     run.assert_refused("the test did not end within");
     run.assert_refused("; it ran hangs");
     run.assert_refused("task:hangs");
