@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use std::{fs, io};
 
+use kerneltext::Stat;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
 use supervisor::Context;
@@ -70,51 +71,12 @@ fn zombies() -> io::Result<Vec<Zombie>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         // A process may end between the two calls.
         if let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat"))
-            && let Some((state, its_parent, start)) = parse(&text)
-            && state == 'Z'
-            && its_parent == parent
+            && let Some(stat) = Stat::parse(&text)
+            && stat.state == 'Z'
+            && stat.parent == parent
         {
-            found.push(Zombie { pid, start });
+            found.push(Zombie { pid, start: stat.start });
         }
     }
     Ok(found)
-}
-
-/// State, parent and start time of `/proc/PID/stat`, proc_pid_stat(5). The name in brackets may hold
-/// anything, brackets and line feeds included.
-fn parse(stat: &str) -> Option<(char, i32, u64)> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let start = fields.nth(17)?.parse().ok()?;
-    Some((state, parent, start))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn a_name_with_brackets_does_not_confuse() {
-        let stat = "42 (a) Z 7 (b)) Z 1 42 42 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 987 0 0\n";
-        assert_eq!(parse(stat), Some(('Z', 1, 987)));
-    }
-
-    #[test]
-    fn this_process_is_no_zombie() {
-        let text = fs::read_to_string("/proc/self/stat").unwrap();
-        let (state, _, start) = parse(&text).unwrap();
-        assert_ne!(state, 'Z');
-        assert!(start > 0);
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_it_panic(text in ".{0,100}") {
-            let _ = parse(&text);
-        }
-    }
 }

@@ -250,7 +250,9 @@ fn look(sites: &[Site]) -> Result<Host, Refusal> {
     }
     let meminfo = Path::new("/proc/meminfo");
     let available = fs::read_to_string(meminfo)
-        .and_then(|text| available(&text).ok_or_else(|| io::Error::other("it has no line MemAvailable")))
+        .and_then(|text| {
+            kerneltext::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("it has no line MemAvailable"))
+        })
         .map_err(|source| Refusal::Look { path: meminfo.into(), source })?;
     let port = sites.iter().find_map(|site| site.options.port).map(|port| {
         let port = port.get();
@@ -304,13 +306,6 @@ fn allocated(path: &Path) -> Bytes {
     fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
 }
 
-/// The line `MemAvailable:   123 kB` of proc_meminfo(5).
-fn available(meminfo: &str) -> Option<Bytes> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kilobytes = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Bytes::KIB.checked_mul(kilobytes)
-}
-
 fn data_file(path: &Path) -> DataFile {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -350,7 +345,6 @@ fn directory_of(path: &Path) -> Option<&Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
@@ -509,19 +503,6 @@ mod tests {
             assert!(matches!(data_file(&path), DataFile::Usable(LEAST_DATA)));
             fs::remove_file(&target).unwrap();
             fs::remove_file(&path).unwrap();
-        }
-    }
-
-    #[test]
-    fn available_memory_is_read_in_kibibytes() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(Bytes::new(2 << 20)));
-        assert_eq!(available("MemTotal: 9 kB\n"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_meminfo_is_read_or_refused(text in "(MemAvailable:)?[ 0-9a-zA-Z\n:]*") {
-            _ = available(&text);
         }
     }
 }

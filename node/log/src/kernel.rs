@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::thread;
 use std::time::SystemTime;
 
+use kerneltext::Message;
 use nix::errno::Errno;
 use tracing::Level;
 
@@ -42,7 +43,7 @@ fn read(mut messages: File, stream: &Stream) {
                 return;
             }
         };
-        let Some(message) = kmsg::parse(record) else { continue };
+        let Some(message) = Message::parse(record) else { continue };
         let lost = message.sequence.saturating_sub(expected);
         expected = message.sequence.saturating_add(1);
         if lost > 0 {
@@ -50,7 +51,7 @@ fn read(mut messages: File, stream: &Stream) {
             let text = format!("{lost} messages of the kernel were overwritten before they were read");
             stream.log(Record::now(Level::WARN, Origin::Kernel, text));
         }
-        stream.log(message.record(SystemTime::now(), uptime()));
+        stream.log(kmsg::record(message, SystemTime::now(), uptime()));
     }
 }
 

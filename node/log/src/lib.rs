@@ -40,7 +40,6 @@ mod writer;
 
 pub use clip::clip;
 pub use files::Bounds;
-pub use kmsg::{Message, parse as parse_kernel_message};
 pub use layer::Layer;
 pub use metrics::Metrics;
 pub use rate::{Bucket, Rate};

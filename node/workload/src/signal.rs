@@ -2,6 +2,7 @@
 
 use crate::CheckError;
 use crate::finding::Signalled;
+use kerneltext::Stat;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
@@ -38,7 +39,7 @@ pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> 
         let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         // It may end between the two calls.
         let Ok(stat) = fs::read_to_string(proc.join(&name).join("stat")) else { continue };
-        if parse(&stat).is_some_and(|(name, parent)| name == kept && (parent == 1 || process == 1)) {
+        if Stat::parse(&stat).is_some_and(|stat| stat.name == kept && (stat.parent == 1 || process == 1)) {
             kill(Pid::from_raw(process), signal).map_err(CheckError::of("signal", Path::new(program)))?;
             processes.push(process);
         }
@@ -49,23 +50,9 @@ pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> 
     Ok(Signalled { processes })
 }
 
-/// Name and parent in `/proc/PID/stat`, proc_pid_stat(5). The name in brackets may hold brackets.
-fn parse(stat: &str) -> Option<(&str, i32)> {
-    let (head, tail) = stat.rsplit_once(')')?;
-    let (_, name) = head.split_once('(')?;
-    let parent = tail.split_ascii_whitespace().nth(1)?;
-    Some((name, parent.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_with_brackets_does_not_confuse() {
-        assert_eq!(parse("42 (a) Z (b)) S 1 42 42 0 -1"), Some(("a) Z (b)", 1)));
-        assert_eq!(parse("42 no brackets"), None);
-    }
 
     #[test]
     fn a_program_that_does_not_run_is_named() {

@@ -1,0 +1,140 @@
+//! Records of `/dev/kmsg`.
+
+use std::time::Duration;
+
+/// A record of `/dev/kmsg`: a message of the kernel, or of a program that wrote one into the kernel's buffer.
+///
+/// `Documentation/ABI/testing/dev-kmsg` of the kernel's sources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// 0 (emergency) to 7 (debug), as in syslog(2).
+    pub severity: u8,
+    /// 0 is the kernel itself; the kernel refuses it to programs.
+    pub facility: u32,
+    /// Its number. One that is missing was overwritten before it was read.
+    pub sequence: u64,
+    /// The kernel's clock when it was written.
+    pub since_boot: Duration,
+    /// The text.
+    pub text: String,
+    /// Names and values: `SUBSYSTEM`, `DEVICE`.
+    pub fields: Vec<(String, String)>,
+}
+
+impl Message {
+    /// Parses `priority,sequence,microseconds,flags[,…];text` and the lines ` NAME=value` after it. `None` if it is
+    /// anything else.
+    ///
+    /// ```
+    /// use kerneltext::Message;
+    ///
+    /// let message = Message::parse(b"11,160,424069,-;ready\n DEVICE=b8:0\n").unwrap();
+    /// assert_eq!((message.severity, message.facility), (3, 1));
+    /// assert_eq!(message.text, "ready");
+    /// ```
+    pub fn parse(record: &[u8]) -> Option<Self> {
+        let record = String::from_utf8_lossy(record);
+        let (prefix, rest) = record.split_once(';')?;
+        let mut numbers = prefix.split(',');
+        let priority: u32 = numbers.next()?.parse().ok()?;
+        let sequence = numbers.next()?.parse().ok()?;
+        let micros = numbers.next()?.parse().ok()?;
+        let mut lines = rest.lines();
+        let text = unescape(lines.next().unwrap_or_default());
+        let field = |line: &str| {
+            let (name, value) = line.strip_prefix(' ')?.split_once('=')?;
+            Some((unescape(name), unescape(value)))
+        };
+        Some(Self {
+            severity: (priority % 8) as u8,
+            facility: priority / 8,
+            sequence,
+            since_boot: Duration::from_micros(micros),
+            text,
+            fields: lines.filter_map(field).collect(),
+        })
+    }
+}
+
+/// The kernel writes bytes that are not printable, and the backslash, as `\xNN`.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("\\x") {
+        bytes.extend_from_slice(before.as_bytes());
+        let digits = after.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.extend_from_slice(b"\\x");
+                rest = after;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// As the kernel writes it, `record_print_text` and `msg_add_ext_text` in kernel/printk/printk.c.
+    fn written(message: &Message) -> Vec<u8> {
+        fn escaped(text: &str) -> String {
+            text.bytes()
+                .map(|byte| match byte {
+                    b' '..=b'~' if byte != b'\\' => char::from(byte).to_string(),
+                    _ => format!("\\x{byte:02x}"),
+                })
+                .collect()
+        }
+        let Message { severity, facility, sequence, since_boot, text, fields } = message;
+        let priority = facility * 8 + u32::from(*severity);
+        let mut record = format!("{priority},{sequence},{},-;{}\n", since_boot.as_micros(), escaped(text));
+        for (name, value) in fields {
+            record += &format!(" {name}={}\n", escaped(value));
+        }
+        record.into_bytes()
+    }
+
+    #[test]
+    fn the_example_of_the_kernels_documentation_is_read() {
+        let record = b"7,160,424069,-;pci_root PNP0A03:00: host bridge window [io  0x0000-0x0cf7] (ignored)\n SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n";
+        let message = Message::parse(record).unwrap();
+        assert_eq!((message.severity, message.facility, message.sequence), (7, 0, 160));
+        assert_eq!(message.since_boot, Duration::from_micros(424_069));
+        assert_eq!(message.text, "pci_root PNP0A03:00: host bridge window [io  0x0000-0x0cf7] (ignored)");
+        let fields = [("SUBSYSTEM", "acpi"), ("DEVICE", "+acpi:PNP0A03:00")];
+        assert_eq!(message.fields, fields.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+
+    #[test]
+    fn later_kernels_may_say_more_before_the_text() {
+        assert_eq!(Message::parse(b"6,1,2,c,caller=T1;x").unwrap().text, "x");
+    }
+
+    #[test]
+    fn anything_else_is_none() {
+        for record in ["", ";", "6,1,2", "6,1;x", "x,1,2,-;x", "6,-1,2,-;x", "6,1,2.5,-;x"] {
+            assert_eq!(Message::parse(record.as_bytes()), None, "{record}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_writes_is_read_back(
+            severity in 0_u8..8, facility in 0_u32..24, sequence: u64, micros in 0_u64..1 << 50, text in "[^\n]{0,60}",
+            fields in prop::collection::vec(("[A-Z]{1,9}", "[^\n]{0,20}"), 0..3),
+        ) {
+            let since_boot = Duration::from_micros(micros);
+            let message = Message { severity, facility, sequence, since_boot, text, fields };
+            prop_assert_eq!(Message::parse(&written(&message)), Some(message));
+        }
+    }
+}
