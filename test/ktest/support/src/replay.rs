@@ -40,7 +40,6 @@ mod device_mapper;
 mod recorder;
 #[expect(unsafe_code, reason = "the device mapper is controlled by an ioctl")]
 mod sys;
-pub mod write_log;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -53,15 +52,16 @@ use std::thread;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
+use writelog::{Entry, Extent};
 
 use self::cut::{END_MARK, Kept, Part, SECTOR};
 use self::device_mapper::Mapped;
 use self::recorder::Disks;
-use self::write_log::{Entry, Extent};
 use crate::mounted::Mounted;
 
 pub use self::cut::{Cut, Tearing};
 pub use self::recorder::Recorder;
+pub use writelog as write_log;
 
 /// A finished recording, which can be cut anywhere.
 #[derive(Debug)]

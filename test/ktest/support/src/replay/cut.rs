@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::write_log::{Completion, Content, Entry, Write};
+use writelog::{Completion, Content, Entry, Write};
 
 /// The kernel's own last word in a log.
 pub(crate) const END_MARK: &str = "dm-log-writes-end";
@@ -231,8 +231,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
+    use writelog::Extent;
 
-    use super::super::write_log::Extent;
     use super::*;
 
     fn write(completion: Completion) -> Entry {
