@@ -131,14 +131,14 @@ fn free_batch<E>(
 
 /// What the counter file says: the first ID that was not given away yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counter(u32);
+pub struct Counter(u32);
 
 impl Counter {
     /// Ten digits and a line feed.
     const SIZE: usize = 11;
 
-    /// An empty file is a new one.
-    fn parse(text: &[u8], first: ProjectId) -> Option<Self> {
+    /// Parses the content of the file. An empty file is a new one.
+    pub fn parse(text: &[u8], first: ProjectId) -> Option<Self> {
         if text.is_empty() {
             return Some(Self(first.get()));
         }
@@ -150,7 +150,8 @@ impl Counter {
         (next > 0).then_some(Self(next))
     }
 
-    fn text(self) -> Vec<u8> {
+    /// The content of the file.
+    pub fn text(self) -> Vec<u8> {
         format!("{:010}\n", self.0).into_bytes()
     }
 }

@@ -62,6 +62,9 @@ mod strays;
 mod sys;
 
 pub use allocator::Allocator;
+/// For its fuzz target only.
+#[doc(hidden)]
+pub use allocator::Counter;
 pub use dir::Ensured;
 pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, WalkError};
 pub use limits::{Limits, Quota, Usage, default_inodes};

@@ -66,7 +66,7 @@ fn read(disk: &[u8], sector: usize) -> Option<PartitionTable> {
 }
 
 /// Gives the header in this sector, and the array that it names, right checksums.
-fn sign(disk: &mut [u8], sector: usize, lba: usize) {
+pub(crate) fn sign(disk: &mut [u8], sector: usize, lba: usize) {
     let at = lba * sector;
     let Some(header) = disk.get(at..at + 92).and_then(|header| header.first_chunk::<92>()).copied() else { return };
     let u32_at = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -90,10 +90,25 @@ fn sign(disk: &mut [u8], sector: usize, lba: usize) {
 
 /// CRC-32 as in Ethernet, UEFI specification 2.10, section 4.2.
 fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |rest, byte| {
-        (0..8).fold(rest ^ u32::from(*byte), |rest, _| (rest >> 1) ^ (0xedb8_8320 * (rest & 1)))
-    })
+    !bytes.iter().fold(u32::MAX, |rest, byte| (rest >> 8) ^ CRC32[usize::from(rest.to_le_bytes()[0] ^ byte)])
 }
+
+/// The remainder of each byte.
+const CRC32: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let mut rest = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            rest = (rest >> 1) ^ (0xedb8_8320 * (rest & 1));
+            bit += 1;
+        }
+        table[byte] = rest;
+        byte += 1;
+    }
+    table
+};
 
 #[cfg(test)]
 mod tests {

@@ -7,9 +7,12 @@
 
 pub mod disk;
 pub mod gpt;
+pub mod gpt_writer;
+pub mod kernel_text;
 pub mod mountinfo;
 pub mod needle;
 pub mod signatures;
+pub mod stored;
 pub mod sysfs;
 pub mod write_log;
 

@@ -4,14 +4,15 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What is read, written as the kernel would, is read again as the same. Codes are those of an octal
-/// number and nothing else.
+/// There is an entry for each line. What is read, written as the kernel would, is read again as the same.
+/// Codes are those of an octal number and nothing else.
 ///
 /// # Panics
 /// If not.
 pub fn check(input: &[u8]) {
     let Ok(table) = mount::parse_table(input) else { return };
-    let lines = input.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines: Vec<&[u8]> = lines(input).collect();
+    assert_eq!(table.len(), lines.len(), "a line without an entry, or an entry without a line");
     let mut text = String::new();
     for (entry, line) in table.iter().zip(lines) {
         let (major, minor) = entry.device;
@@ -21,6 +22,10 @@ pub fn check(input: &[u8]) {
         assert!(entry.point.as_os_str().len() <= line.len());
     }
     assert_eq!(mount::parse_table(text.as_bytes()).expect("what was written here"), table);
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
 /// More than the kernel escapes, so that it is text; the same codes.
@@ -41,8 +46,8 @@ mod tests {
     #[test]
     fn seeds_are_tables() {
         for (name, seed) in crate::seeds("mountinfo") {
-            let lines = seed.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
-            assert_eq!(mount::parse_table(&seed).map(|table| table.len()).ok(), Some(lines), "{name}");
+            let found = mount::parse_table(&seed).map(|table| table.len());
+            assert_eq!(found.ok(), Some(lines(&seed).count()), "{name}");
             check(&seed);
         }
     }

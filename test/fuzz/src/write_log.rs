@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use ktest_support::replay::write_log::{Entry, parse};
+use writelog::{Entry, parse};
 
 /// What a log says is in it, is: data lies in it, and every place on the disk has an end.
 ///

@@ -1,0 +1,66 @@
+//! Text of the kernel in which others choose parts: messages of `/dev/kmsg`, names in `/proc/PID/stat`; and tables of sizes.
+
+use std::fmt::Write;
+
+use kerneltext::{Message, Stat, size};
+
+/// What is read, written as the kernel would, is read again as the same.
+///
+/// # Panics
+/// If not.
+pub fn check(input: &[u8]) {
+    if let Some(message) = Message::parse(input) {
+        assert_eq!(Message::parse(written(&message).as_bytes()), Some(message));
+    }
+    let text = String::from_utf8_lossy(input);
+    if let Some(stat) = Stat::parse(&text) {
+        let Stat { name, state, parent, start } = stat;
+        let again = format!("1 ({name}) {state} {parent} {}{start} 0\n", "0 ".repeat(17));
+        assert_eq!(Stat::parse(&again), Some(stat));
+    }
+    if let Some(found) = size(&text, "MemTotal:") {
+        assert!(text.contains("MemTotal:"));
+        assert_eq!(size(&format!("MemTotal:  {} kB\n", found.get() / 1024), "MemTotal:"), Some(found));
+    }
+}
+
+fn written(message: &Message) -> String {
+    let Message { severity, facility, sequence, since_boot, text, fields } = message;
+    let priority = facility * 8 + u32::from(*severity);
+    let mut record = format!("{priority},{sequence},{},-;{}\n", since_boot.as_micros(), escaped(text));
+    for (name, value) in fields {
+        writeln!(record, " {}={}", escaped(name), escaped(value)).expect("memory");
+    }
+    record
+}
+
+/// More than the kernel escapes: `=` ends the name of a field.
+fn escaped(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        match byte {
+            b' '..=b'<' | b'>'..=b'[' | b']'..=b'~' => escaped.push(char::from(byte)),
+            other => write!(escaped, "\\x{other:02x}").expect("memory"),
+        }
+        escaped
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_what_their_names_say() {
+        for (name, seed) in crate::seeds("kernel_text") {
+            check(&seed);
+            let text = String::from_utf8_lossy(&seed);
+            match name.as_str() {
+                "fields" => assert!(Message::parse(&seed).is_some_and(|message| message.fields.len() == 2)),
+                "escaped" => assert!(Message::parse(&seed).is_some_and(|message| message.text.contains('\\'))),
+                "stat" => assert_eq!(Stat::parse(&text).map(|stat| stat.name), Some("a) Z (b)")),
+                "meminfo" => assert!(size(&text, "MemTotal:").is_some()),
+                _ => {} // found by the fuzzer
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What the node itself keeps on its data disk: records of volumes, and the counter of project IDs. A disk that fails, or
+//! that somebody wrote to, has other bytes there.
+
+use fsquota::{Counter, ProjectId};
+use volume::{Record, State};
+
+/// A record that is read is read again from what would be written, and does not promise less than its size. A counter
+/// is read only from the text that it is written as.
+///
+/// # Panics
+/// If not.
+pub fn check(input: &[u8]) {
+    for state in [State::Staged, State::Announced] {
+        let Ok(record) = Record::parse(input, state) else { continue };
+        let again = Record::parse(&record.to_bytes(), record.state);
+        assert_eq!(again.expect("what was written here"), record);
+        assert!(record.promised() >= record.size, "{record:?}");
+    }
+    match Counter::parse(input, ProjectId::FIRST) {
+        Some(counter) if !input.is_empty() => assert_eq!(counter.text(), input),
+        Some(counter) => assert_eq!(Counter::parse(&counter.text(), ProjectId::FIRST), Some(counter)),
+        None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_what_their_names_say() {
+        for (name, seed) in crate::seeds("stored") {
+            check(&seed);
+            let is_record = Record::parse(&seed, State::Announced).is_ok();
+            let is_counter = Counter::parse(&seed, ProjectId::FIRST).is_some();
+            match name.as_str() {
+                "block" | "filesystem" | "version-1" => assert!(is_record, "{name}"),
+                "counter" => assert!(is_counter, "{name}"),
+                _ => {} // found by the fuzzer
+            }
+        }
+    }
+}
