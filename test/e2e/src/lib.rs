@@ -13,6 +13,7 @@ mod capture;
 mod case;
 mod claim;
 mod claims;
+mod cost;
 mod failure;
 pub mod observer;
 mod part;

@@ -15,8 +15,11 @@ const VOLUMES: &str = "/data/volumes";
 /// It does not start.
 pub async fn start(client: &Client) -> Result<(), Failure> {
     let case = Case::begin(client.clone(), NAME.to_owned()).await?;
-    let pod = Pod::server(NAME).with(Volume::node("volumes", VOLUMES)).of_the_node();
-    case.open(&pod).await.map(drop)
+    case.open(&pod()).await.map(drop)
+}
+
+pub(crate) fn pod() -> Pod {
+    Pod::server(NAME).with(Volume::node("volumes", VOLUMES)).of_the_node()
 }
 
 /// Waits until the pod that an earlier boot of the same disk had is there again.

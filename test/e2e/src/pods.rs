@@ -1,5 +1,6 @@
 //! What a case does with pods.
 
+use crate::cost::cost;
 use crate::{Case, Failure, PATIENCE, Pod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1 as core;
 use kube::Api;
@@ -14,6 +15,7 @@ impl Case {
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
         let doing = format!("create pod {}", pod.name);
         self.pods().create(&PostParams::default(), &pod.object()?).await.map_err(Failure::api(doing))?;
+        cost("pods");
         Ok(())
     }
 

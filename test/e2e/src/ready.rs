@@ -1,7 +1,13 @@
-//! Where suites that do not test booting get their nodes.
+//! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
+use crate::cost::cost;
 use crate::{Failure, Setting, observer};
-use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options};
+use guests::{Guests, Key, StoreError};
+use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options, Origin};
+use std::io;
+use std::path::Path;
+use tokio::runtime::Handle;
+use tokio::task::{JoinError, spawn_blocking};
 
 /// There is no node to work with.
 #[derive(Debug, thiserror::Error)]
@@ -9,20 +15,43 @@ pub enum ReadyError {
     /// The node does not boot.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The cluster does not boot.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The pod that looks at the node does not start on it.
     #[error("cannot start the observer")]
     Observer(#[from] Failure),
+    /// The node is not saved.
+    #[error("cannot save the node")]
+    Save(#[from] launch::SaveError),
+    /// It is not known what the saved node depends on.
+    #[error("cannot read what the saved node depends on")]
+    Key(#[from] io::Error),
+    /// There is no QEMU.
+    #[error("cannot read what the saved node depends on")]
+    Qemu(#[from] qemu::FindError),
+    /// The saved node is not there.
+    #[error(transparent)]
+    Store(#[from] Box<StoreError<ReadyError>>),
+    /// A panic on the way.
+    #[error("a part of the test panicked")]
+    Panicked(#[from] JoinError),
 }
 
 impl Setting {
     /// A node that is Ready, with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). It is
-    /// the only function that suites with one node get it from, so that all of them can share one saved state.
+    /// the only function that suites with one node get it from, so that all of them share one saved state.
     ///
     /// # Errors
     /// [`ReadyError`]. No guest runs then.
     pub async fn ready_node(&self, options: &Options) -> Result<Node, ReadyError> {
-        let node = Node::boot(options, |event| println!("{event}")).await?;
-        observer::start(&node.client()).await?;
+        let mut options = options.clone();
+        let is_restored = restore(&mut options).await?;
+        let node = Node::boot(&options, |event| println!("{event}")).await?;
+        if !is_restored {
+            cost("boots");
+            observer::start(&node.client()).await?;
+        }
         Ok(node)
     }
 
@@ -30,8 +59,58 @@ impl Setting {
     /// plane from.
     ///
     /// # Errors
-    /// [`ClusterError`]. No guest runs then.
-    pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, ClusterError> {
-        Cluster::boot(options, |node, event| println!("{node}: {event}")).await
+    /// [`ReadyError`]. No guest runs then.
+    pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, ReadyError> {
+        let mut options = options.clone();
+        if !restore(&mut options.control_plane).await? {
+            cost("boots");
+        }
+        for _ in 1..options.nodes.get() {
+            cost("boots");
+        }
+        Ok(Cluster::boot(&options, |node, event| println!("{node}: {event}")).await?)
     }
+}
+
+/// Changes options so that the node is restored. `false` if the machine keeps no saved guests.
+async fn restore(options: &mut Options) -> Result<bool, ReadyError> {
+    let Some(guests) = Guests::of_machine() else { return Ok(false) };
+    let wanted = options.clone();
+    let handle = Handle::current();
+    let state = spawn_blocking(move || {
+        let key = key(&wanted)?;
+        let state = guests.get(&key, |dir| handle.block_on(save(&wanted, dir)));
+        Ok::<_, ReadyError>(state.map_err(Box::new)?)
+    });
+    // The directory may be deleted when the lock of the state is released at the end of this function, but only if it is
+    // the least recently used of many.
+    let state = state.await??;
+    options.origin = Origin::Saved(state.dir().to_owned());
+    cost("restores");
+    Ok(true)
+}
+
+async fn save(options: &Options, dir: &Path) -> Result<(), ReadyError> {
+    let options = Options { origin: Origin::Savable(dir.to_owned()), ..options.clone() };
+    cost("boots");
+    let node = Node::boot(&options, |event| println!("{event}")).await?;
+    observer::start(&node.client()).await?;
+    node.save().await?;
+    println!("the node is saved");
+    Ok(())
+}
+
+/// What the state of a node depends on.
+fn key(options: &Options) -> Result<Key, ReadyError> {
+    let mut key = Key::new("node")?;
+    key.add_file(qemu::Program::find()?.path())?;
+    let image = &options.image;
+    for file in [&image.kernel, &image.initramfs, &image.system, &image.command_line] {
+        key.add_file(file)?;
+    }
+    let Options { boot, memory, cpus, data_size, overcommit, configuration, .. } = options;
+    key.add(&format!("{boot:?} {memory} {cpus} {data_size} {overcommit} {configuration:?}"));
+    let pod = observer::pod().object().and_then(|pod| serde_json::to_string(&pod)).map_err(Failure::from)?;
+    key.add(&pod);
+    Ok(key)
 }

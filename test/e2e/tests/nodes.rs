@@ -36,7 +36,7 @@ const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_are_one_cluster() {
     let setting = Setting::from_target().expect("the test's files");
-    let mut options = ClusterOptions::new(setting.options(), "2".parse().expect("a number"));
+    let mut options = ClusterOptions::new(setting.common_options(), "2".parse().expect("a number"));
     options.capture = launch::Capture::On;
     if let Err(failure) = live(&setting, &options).await {
         for (node, console) in options.consoles() {

@@ -1,0 +1,8 @@
+//! What a test starts, for the table of `//tools/times`.
+
+use std::io::{self, Write as _};
+
+/// Counts one of `boots`, `restores` or `pods`. Not by `eprintln`: a test's harness would keep that for failures.
+pub(crate) fn cost(what: &str) {
+    _ = writeln!(io::stderr(), "granary-cost: {what}=1");
+}
