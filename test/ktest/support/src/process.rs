@@ -17,6 +17,7 @@
 
 mod call;
 mod child;
+mod flush;
 #[expect(unsafe_code, reason = "a fork is as safe as the work that is done in it")]
 mod sys;
 mod traced;
@@ -25,6 +26,7 @@ use nix::libc;
 
 pub use self::call::Call;
 pub use self::child::Child;
+pub use self::flush::Flush;
 pub use self::traced::Traced;
 
 /// About a process' own memory, locks, signals and end; and what a build with debug assertions asks before it closes a
@@ -76,4 +78,49 @@ pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: im
         passed += 1;
     }
     false
+}
+
+/// Does some work in a copy of this process, in which the `omitted`th of the calls that make something durable
+/// ([`Call::flush`]), from 0, makes nothing durable. Returns all of these calls in their order.
+///
+/// So a test removes each flush of a program in turn, without a change of the program: a recording
+/// ([`replay`](crate::replay)) in which one is missing must not pass the checks.
+///
+/// # Panics
+/// If the work does.
+pub fn without_flush(omitted: usize, work: impl FnOnce()) -> Vec<Flush> {
+    let mut child = Traced::start(work);
+    let mut flushes = Vec::new();
+    while let Some(call) = child.next_call() {
+        let Some(flush) = call.flush() else { continue };
+        if flushes.len() == omitted {
+            call.omit_flush();
+        }
+        flushes.push(flush);
+    }
+    flushes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    #[test]
+    fn flushes_are_found_in_their_order_and_a_missing_one_is_not_noticed() {
+        let scratch = std::env::temp_dir().join(format!("without-flush-{}", std::process::id()));
+        fs::create_dir(&scratch).unwrap();
+        let path = fs::canonicalize(&scratch).unwrap().join("file");
+        let work = || {
+            let file = File::create(&path).unwrap();
+            file.sync_all().unwrap();
+            file.sync_data().unwrap();
+        };
+        for omitted in 0..3 {
+            let flushes = without_flush(omitted, work);
+            assert_eq!(flushes, [Flush::Fsync(path.clone()), Flush::Fdatasync(path.clone())], "{omitted}");
+        }
+        fs::remove_dir_all(&scratch).unwrap();
+    }
 }

@@ -1,8 +1,11 @@
 //! A system call of a child.
 
+use std::fs;
+
 use nix::libc::{self, user_regs_struct};
 use nix::sys::ptrace;
 
+use super::flush::Flush;
 use super::traced::Traced;
 
 /// Calls that leave every file as it is, whatever their arguments.
@@ -61,11 +64,27 @@ impl<'a> Call<'a> {
         match self.number() {
             libc::SYS_openat2 => {
                 let [_, _, how, ..] = self.arguments();
-                // The first field of `struct open_how`, include/uapi/linux/openat2.h.
-                let flags = ptrace::read(self.child.pid(), how as ptrace::AddressType).expect("a struct open_how");
-                flags & i64::from(libc::O_CREAT | libc::O_TRUNC) != 0
+                self.how(how) & i64::from(libc::O_CREAT | libc::O_TRUNC) != 0
             }
             other => !HARMLESS.contains(&other),
+        }
+    }
+
+    /// What it makes durable, if that is what it is for.
+    ///
+    /// # Panics
+    /// If the child passes a pointer that is none.
+    pub fn flush(&self) -> Option<Flush> {
+        let [first, _, how, ..] = self.arguments();
+        // A descriptor is an `int`: the upper half of the register may hold anything.
+        let descriptor =
+            || fs::read_link(format!("/proc/{}/fd/{}", self.child.pid(), first as u32)).unwrap_or_default();
+        match self.number() {
+            libc::SYS_fsync => Some(Flush::Fsync(descriptor())),
+            libc::SYS_fdatasync => Some(Flush::Fdatasync(descriptor())),
+            libc::SYS_syncfs => Some(Flush::Syncfs(descriptor())),
+            libc::SYS_openat2 if self.how(how) & i64::from(libc::O_DIRECT) != 0 => Some(Flush::Direct(descriptor())),
+            _ => None,
         }
     }
 
@@ -74,7 +93,38 @@ impl<'a> Call<'a> {
     /// # Panics
     /// If the child cannot go on.
     pub fn refuse(mut self) {
-        // No call has this number.
+        self.skip();
+    }
+
+    /// Makes nothing durable, and the child does not notice: a sync returns 0 without being carried out, and a file that
+    /// is to be written past the page cache is written through it.
+    ///
+    /// # Panics
+    /// If the call has no [`Call::flush`], or the child cannot go on.
+    pub fn omit_flush(mut self) {
+        let pid = self.child.pid();
+        match self.flush().expect("a call that makes something durable") {
+            Flush::Direct(_) => {
+                let [_, _, how, ..] = self.arguments();
+                let flags = self.how(how) & !i64::from(libc::O_DIRECT);
+                ptrace::write(pid, how as ptrace::AddressType, flags).expect("a struct open_how");
+            }
+            Flush::Fsync(_) | Flush::Fdatasync(_) | Flush::Syncfs(_) => {
+                self.skip();
+                let mut registers = ptrace::getregs(pid).expect("the child stands still");
+                registers.rax = 0;
+                ptrace::setregs(pid, registers).expect("the child stands still");
+            }
+        }
+    }
+
+    /// The first field of `struct open_how`, include/uapi/linux/openat2.h: the flags of an opening.
+    fn how(&self, address: u64) -> i64 {
+        ptrace::read(self.child.pid(), address as ptrace::AddressType).expect("a struct open_how")
+    }
+
+    /// Lets the child run to the end of the call, which is not carried out: no call has this number.
+    fn skip(&mut self) {
         self.registers.orig_rax = u64::MAX;
         ptrace::setregs(self.child.pid(), self.registers).expect("the child stands still");
         assert!(self.child.go_on(), "it ended in a call that does not exist");
