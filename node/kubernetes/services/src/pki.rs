@@ -248,6 +248,8 @@ fn tell_of_authoritys_end(authority: Validity, now: OffsetDateTime) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    mod cut;
+
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
@@ -259,6 +261,11 @@ mod tests {
     use crate::config::example;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
+    /// When leaves are renewed, and the authority is not.
+    const LATER: OffsetDateTime = time::macros::datetime!(2027-02-04 12:00 UTC);
+
+    /// What the directory has, by name.
+    type Files = BTreeMap<String, String>;
 
     /// Whose certificates are made, and not asked for.
     const MADE: [Identity; 5] =
@@ -542,38 +549,6 @@ mod tests {
         let error = disk.ensure(time::macros::datetime!(1970-01-01 00:00 UTC)).err().unwrap();
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
         assert_eq!(disk.changed(&before), Vec::<String>::new());
-    }
-
-    #[test]
-    fn wherever_the_power_fails_the_next_boot_finishes() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let whole = disk.files();
-        // The authority is not there without the rest.
-        for lost in whole.keys().filter(|name| !name.starts_with("ca.")) {
-            fs::remove_file(disk.config.paths.pki.join(lost)).unwrap();
-            disk.ensure(NOW).unwrap();
-            assert!(disk.files().keys().eq(whole.keys()), "without {lost}");
-            let settled = disk.files();
-            disk.ensure(NOW).unwrap();
-            assert_eq!(disk.changed(&settled), Vec::<String>::new(), "without {lost}");
-        }
-    }
-
-    #[test]
-    fn a_first_boot_that_was_cut_is_finished_by_the_next() {
-        let written = ["ca.key", "ca.crt", "sa.key", "sa.pub"];
-        for cut in 0..=written.len() {
-            let disk = Disk::new();
-            disk.ensure(NOW).unwrap();
-            let whole = disk.files();
-            for name in whole.keys().filter(|name| !written[..cut].contains(&name.as_str())) {
-                fs::remove_file(disk.config.paths.pki.join(name)).unwrap();
-            }
-            disk.ensure(NOW).unwrap();
-            assert!(disk.files().keys().eq(whole.keys()), "{cut}");
-            assert_eq!(!disk.changed(&whole).contains(&"ca.crt".to_owned()), cut >= 2, "{cut}");
-        }
     }
 
     #[test]

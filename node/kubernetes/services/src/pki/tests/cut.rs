@@ -1,0 +1,117 @@
+//! Boots that a power cut ended.
+
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a power cut, or a damaged disk, made of a file.
+#[derive(Clone, Copy, Debug)]
+enum Left {
+    Whole,
+    Absent,
+    Empty,
+    /// The first half.
+    Half,
+    /// What it was before the certificates were renewed: of a pair the key may be new and the certificate not.
+    Former,
+}
+
+impl Left {
+    fn of(self, former: &str, text: &str) -> Option<String> {
+        Some(match self {
+            Self::Absent => return None,
+            Self::Whole => text.to_owned(),
+            Self::Empty => String::new(),
+            Self::Half => text[..text.len() / 2].to_owned(),
+            Self::Former => former.to_owned(),
+        })
+    }
+}
+
+fn left() -> impl Strategy<Value = Left> {
+    prop_oneof![
+        3 => Just(Left::Whole),
+        2 => Just(Left::Absent),
+        1 => Just(Left::Empty),
+        1 => Just(Left::Half),
+        2 => Just(Left::Former),
+    ]
+}
+
+/// The files of a node before and after its certificates were renewed, in the order of their names.
+fn renewed() -> &'static (Files, Files) {
+    static RENEWED: OnceLock<(Files, Files)> = OnceLock::new();
+    RENEWED.get_or_init(|| {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let former = disk.files();
+        disk.ensure(LATER).unwrap();
+        (former, disk.files())
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any of the files but the authority's, which is not there without the rest; and beside each of them what a
+    /// write that was cut leaves.
+    #[test]
+    fn wherever_the_power_fails_the_next_boot_finishes(
+        lefts in prop::collection::vec(left(), 64),
+        siblings in prop::collection::vec(any::<bool>(), 64),
+    ) {
+        let (former, whole) = renewed();
+        let disk = Disk::new();
+        let pki = &disk.config.paths.pki;
+        fs::create_dir(pki).unwrap();
+        for (((name, text), left), sibling) in whole.iter().zip(lefts).zip(siblings) {
+            let left = if name.starts_with("ca.") { Left::Whole } else { left };
+            if let Some(text) = left.of(&former[name], text) {
+                fs::write(pki.join(name), text).unwrap();
+            }
+            if sibling {
+                fs::write(pki.join(format!(".{name}.new")), &text[..text.len() / 3]).unwrap();
+            }
+        }
+        disk.ensure(LATER).unwrap();
+        let settled = disk.files();
+        prop_assert!(settled.keys().filter(|name| !name.starts_with('.')).eq(whole.keys()), "{:?}", settled.keys());
+        for file in ["ca.crt", "ca.key"] {
+            prop_assert_eq!(&settled[file], &whole[file]);
+        }
+        let store = Store::open(pki).unwrap();
+        let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), LATER).unwrap();
+        let clients = MADE.map(|identity| identity.wanted("granary"));
+        for wanted in clients.into_iter().chain(wanted::of_programs(&disk.config)) {
+            let pair = store.read_pair(wanted.name).unwrap().unwrap();
+            prop_assert_eq!(authority.check(&wanted, &pair, LATER), Ok(()), "{}", wanted.name);
+        }
+        let signs = rcgen::KeyPair::from_pem(&settled["sa.key"]).unwrap();
+        prop_assert_eq!(signs.public_key_pem(), &*settled["sa.pub"]);
+        for (name, text) in whole.iter().filter(|(name, _)| name.ends_with(".kubeconfig")) {
+            // They name the files by their paths, and each disk is a directory of its own.
+            prop_assert_eq!(settled[name].lines().count(), text.lines().count(), "{}", name);
+            prop_assert!(settled[name].contains(&*pki.to_string_lossy()), "{}", name);
+        }
+        disk.ensure(LATER).unwrap();
+        prop_assert_eq!(disk.changed(&settled), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_first_boot_that_was_cut_is_finished_by_the_next() {
+    let written = ["ca.key", "ca.crt", "sa.key", "sa.pub"];
+    for cut in 0..=written.len() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let whole = disk.files();
+        for name in whole.keys().filter(|name| !written[..cut].contains(&name.as_str())) {
+            fs::remove_file(disk.config.paths.pki.join(name)).unwrap();
+        }
+        disk.ensure(NOW).unwrap();
+        assert!(disk.files().keys().eq(whole.keys()), "{cut}");
+        assert_eq!(!disk.changed(&whole).contains(&"ca.crt".to_owned()), cut >= 2, "{cut}");
+    }
+}
