@@ -35,12 +35,14 @@
 //!
 //! A check that never fails shows nothing: run it again with [`Recorder::drop_flushes`], it must fail.
 
+mod content;
 mod cut;
 mod device_mapper;
 mod recorder;
 #[expect(unsafe_code, reason = "the device mapper is controlled by an ioctl")]
 mod sys;
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::marker::PhantomData;
@@ -54,6 +56,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
 use writelog::{Entry, Extent};
 
+use self::content::Content;
 use self::cut::{END_MARK, Kept, Part, SECTOR};
 use self::device_mapper::Mapped;
 use self::recorder::Disks;
@@ -101,6 +104,27 @@ impl Replay {
     /// Cuts at each entry of the log, nothing lost before it: one for each different state of the disk.
     pub fn every_cut(&self) -> Vec<Cut> {
         cut::every(&self.log.entries)
+    }
+
+    /// The same, but of cuts with the same marks that leave the same bytes only the first: formatting, for one, writes
+    /// zeros where zeros are.
+    ///
+    /// # Panics
+    /// If it is not a recording [of an empty disk](Recorder::on_empty_disk).
+    pub fn every_different_cut(&mut self) -> Vec<Cut> {
+        assert!(self.disks.empty, "what was on the disk before the recording is not known");
+        let entries = Arc::clone(&self.log.entries);
+        let (mut content, mut applied) = (Content::default(), 0);
+        let mut seen = HashSet::new();
+        let mut cuts = self.every_cut();
+        cuts.retain(|cut| {
+            for entry in &entries[applied..cut.position()] {
+                self.log.note(entry, &mut content);
+            }
+            applied = cut.position();
+            seen.insert((cut.marks().count(), content.digest()))
+        });
+        cuts
     }
 
     /// `count` cuts at random places: of what was not durable there, a random part is lost, so later writes can be
@@ -223,6 +247,24 @@ impl Log {
             }
         };
         written.unwrap_or_else(|error| panic!("cannot replay entry {entry} of the log of writes: {error}"));
+    }
+
+    /// What an entry leaves on a disk.
+    fn note(&mut self, entry: &Entry, content: &mut Content) {
+        match entry {
+            Entry::Flush | Entry::Mark(_) => {}
+            Entry::Discard(extent) => content.discard(*extent),
+            Entry::Write(write) => {
+                let mut done = 0;
+                while done < write.extent.length {
+                    let piece = self.buffer.first(write.extent.length - done);
+                    let read = self.file.read_exact_at(piece, write.data + done);
+                    read.unwrap_or_else(|error| panic!("cannot read the log of writes: {error}"));
+                    content.write(write.extent.start + done, piece);
+                    done += piece.len() as u64;
+                }
+            }
+        }
     }
 
     fn copy(&mut self, data: u64, to: Extent, device: &File) -> io::Result<()> {

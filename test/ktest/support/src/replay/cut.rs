@@ -73,6 +73,11 @@ impl Cut {
         self.marks().any(|passed| passed == mark)
     }
 
+    /// Whether the disk lost, or has in part, something that was written before the cut or at that moment.
+    pub fn is_lossy(&self) -> bool {
+        self.lost().next().is_some() || self.kept.iter().any(|kept| kept.part != Part::All)
+    }
+
     /// So many entries, from the first on, are on the disk entirely.
     pub(crate) fn durable(&self) -> usize {
         self.durable
@@ -361,6 +366,7 @@ mod tests {
             let log = log(entries);
             let describe = || lossy(&log, seed, 20, Tearing::Sectors).iter().map(|cut| (cut.position, cut.kept.clone())).collect::<Vec<_>>();
             prop_assert_eq!(describe(), describe());
+            prop_assert!(!every(&log).iter().any(Cut::is_lossy));
             prop_assert!(describe().is_sorted_by_key(|(position, _)| *position));
         }
     }

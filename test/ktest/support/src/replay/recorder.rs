@@ -36,6 +36,8 @@ pub(crate) struct Disks {
     pub(crate) base: Disk,
     pub(crate) copies: Disk,
     pub(crate) log: Disk,
+    /// The base had nothing but zeros when the recording began.
+    pub(crate) empty: bool,
 }
 
 impl Disks {
@@ -66,7 +68,7 @@ impl Recorder {
     /// # Panics
     /// Without three scratch disks and the modules.
     pub fn on_empty_disk() -> Self {
-        let disks = take();
+        let disks = Disks { empty: true, ..take() };
         zero(disks.base.path());
         Self::start(disks)
     }
@@ -132,7 +134,7 @@ impl Recorder {
 
 fn take() -> Disks {
     let [base, copies, log] = Disk::take_several();
-    Disks { base, copies, log }
+    Disks { base, copies, log, empty: false }
 }
 
 fn zero(device: &Path) {
