@@ -6,11 +6,11 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use fsquota::ProjectId;
-use units::Bytes;
+use fsquota::{Limits, ProjectId};
+use volume::Mode;
 
-use crate::facts::{Directory, Facts, Found, IMAGE, look};
-use crate::history::{Body, Number, SLOT, Shape};
+use crate::facts::{Directory, Facts, Found, IMAGE, Image, look};
+use crate::history::{Body, IMAGE_INODES, Number, SLOT, Shape, Size};
 use crate::marker;
 use crate::model::{Expected, Place};
 use crate::violation::Violation;
@@ -57,30 +57,37 @@ fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: 
         return Err(Violation::Where { volume, found: spot, allowed: expected.spots.clone() });
     }
     let (Some(record), Some(body)) = (record, &expected.body) else { return Ok(()) };
-    let size = |what, found: Option<Bytes>| {
+    let size = |what, found: Option<Size>| {
         let allowed = expected.sizes.clone();
         let right = found.is_some_and(|found| allowed.contains(&found));
         if right { Ok(()) } else { Err(Violation::Size { volume, what, found, allowed }) }
     };
-    size("record", Some(record.size))?;
+    let inodes = match record.mode {
+        Mode::Filesystem { inodes } => inodes,
+        Mode::Block { .. } => IMAGE_INODES,
+    };
+    size("record", Some(Size { bytes: record.size, inodes }))?;
     let Some((Place::Live, Directory { project, image, .. })) = directory else { return Ok(()) };
     if *project != Some(record.project) {
         return Err(Violation::Project { volume, found: *project, recorded: record.project });
     }
-    let limit = facts.limits.get(&record.project).and_then(|limits| limits.bytes);
-    match (body.shape, image) {
-        (Shape::Filesystem, _) => size("limit", limit),
-        (Shape::Thick | Shape::Thin, None) => size("image", None),
-        (shape, Some(image)) => {
-            size("image", Some(image.length))?;
-            if limit.is_none_or(|limit| limit < record.size) {
-                size("limit", limit)?;
-            }
-            if shape == Shape::Thick && image.allocated < record.size {
-                return Err(Violation::NotThick { volume, allocated: image.allocated, size: record.size });
-            }
-            Ok(())
+    let mut needed = record.size;
+    if body.shape != Shape::Filesystem {
+        size("image", image.as_ref().map(|image| Size { bytes: image.length, inodes: IMAGE_INODES }))?;
+        needed = image.as_ref().map_or(needed, |image| needed.max(image.length));
+    }
+    // They are raised before the image and the record, and the log has them in this order.
+    let allowed = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| size.limits(body.shape));
+    let allowed: Vec<Limits> = allowed.collect();
+    let found = facts.limits.get(&record.project).copied().unwrap_or_default();
+    if !allowed.contains(&found) {
+        return Err(Violation::Limits { volume, found, allowed });
+    }
+    match image {
+        Some(Image { allocated, .. }) if body.shape == Shape::Thick && *allocated < record.size => {
+            Err(Violation::NotThick { volume, allocated: *allocated, size: record.size })
         }
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -148,12 +155,10 @@ pub(crate) fn file(slot: u16) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fsquota::Limits;
-    use units::Inodes;
+    use units::{Bytes, Inodes};
     use volume::{Record, State};
 
     use super::*;
-    use crate::facts::Image;
     use crate::model::{Register, Wants};
     use crate::node::request;
 
@@ -175,17 +180,20 @@ mod tests {
     /// Two volumes as they should be: a directory and a thick image.
     fn well() -> (Facts, BTreeMap<Number, Expected>) {
         let shapes = [(1, Shape::Filesystem), (2, Shape::Thick)];
-        let limits = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(256)) };
+        let files = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(256)) };
+        // 256 blocks need 3 for their map, and 640 are reserved for writes in flight.
+        let image = Limits { bytes: Some(Bytes::new((256 + 3 + 640) << 12)), inodes: Some(Inodes::new(2)) };
         let facts = Facts {
             volumes: shapes.map(|(number, shape)| found(number, shape, project(number.into()))).into(),
-            limits: [(project(1), limits), (project(2), limits)].into(),
+            limits: [(project(1), files), (project(2), image)].into(),
             rest: vec![],
         };
         let expected = shapes.map(|(number, shape)| {
-            let body = Body { shape, asked: SIZE, size: SIZE, written: BTreeSet::new(), opened: true };
+            let size = Size::new(shape, SIZE);
+            let body = Body { shape, asked: SIZE, size, written: BTreeSet::new(), opened: true };
             let spots = [Some((Register::Records, Some(Place::Live)))].into();
-            let wants = Wants::Bound(SIZE);
-            (Number(number), Expected { body: Some(body), spots, sizes: [SIZE].into(), fading: false, wants })
+            let wants = Wants::Bound(size);
+            (Number(number), Expected { body: Some(body), spots, sizes: [size].into(), fading: false, wants })
         });
         (facts, expected.into())
     }
@@ -247,9 +255,61 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_limit_a_short_image_and_missing_blocks_are_noticed() {
+    fn limits_that_are_lost_too_low_or_too_high_are_noticed() {
+        for number in [1, 2] {
+            let limited = |change: fn(Limits) -> Limits| {
+                broken(|facts| {
+                    let limits = facts.limits.get_mut(&project(number)).expect("they are there");
+                    *limits = change(*limits);
+                })
+            };
+            let changes: [fn(Limits) -> Limits; 6] = [
+                |_| Limits::default(),
+                |limits| Limits { inodes: None, ..limits },
+                |limits| Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_sub(Bytes::new(4096))), ..limits },
+                |limits| Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(Bytes::new(4096))), ..limits },
+                |limits| Limits { inodes: limits.inodes.map(|inodes| inodes.saturating_sub(Inodes::new(1))), ..limits },
+                |limits| Limits { inodes: limits.inodes.map(|inodes| inodes.saturating_add(Inodes::new(1))), ..limits },
+            ];
+            for violation in changes.map(limited) {
+                assert!(matches!(violation, Violation::Limits { .. }), "{violation}");
+            }
+        }
         let violation = broken(|facts| facts.limits.retain(|found, _| *found != project(1)));
-        assert!(matches!(violation, Violation::Size { what: "limit", found: None, .. }), "{violation}");
+        assert!(matches!(violation, Violation::Limits { .. }), "{violation}");
+    }
+
+    /// An expansion raises the limits first: what is on the disk of the larger volume has them.
+    #[test]
+    fn a_grown_volume_with_its_former_limits_is_noticed() {
+        let (mut grown, mut expected) = well();
+        let larger = Bytes::new(2 << 20);
+        for (number, shape) in [(1, Shape::Filesystem), (2, Shape::Thick)] {
+            let size = Size { bytes: larger, inodes: Inodes::new(if number == 1 { 512 } else { 2 }) };
+            expected.get_mut(&Number(number)).unwrap().sizes.insert(size);
+            facts(&grown, &expected).unwrap();
+            let raised = grown.limits.insert(project(number.into()), size.limits(shape)).unwrap();
+            facts(&grown, &expected).unwrap();
+            grown.limits.insert(project(number.into()), raised);
+        }
+        let image = Image { length: larger, allocated: larger };
+        of(&mut grown, "pvc-2").directories[0].1.image = Some(image);
+        let violation = facts(&grown, &expected).unwrap_err();
+        assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_record_of_too_many_files_is_noticed() {
+        let violation = broken(|facts| {
+            let record = of(facts, "pvc-1").record("pvc-1").unwrap().unwrap();
+            let record = Record { mode: Mode::Filesystem { inodes: Inodes::new(257) }, ..record };
+            of(facts, "pvc-1").records[0].1 = record.to_bytes();
+        });
+        assert!(matches!(violation, Violation::Size { what: "record", .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_short_image_and_missing_blocks_are_noticed() {
         let image = |length, allocated| {
             broken(move |facts| of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated }))
         };

@@ -1,15 +1,18 @@
 //! A history, its log of writes, and cuts of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ktest_support::replay::{Cut, Recorder, Replay, Restored, Tearing};
 
 use crate::check;
+use crate::choice;
 use crate::facts::Facts;
-use crate::history::{History, Operation};
-use crate::model::{self, Progress, begin, end};
+use crate::history::{Case, History, Number, Operation};
+use crate::model::{self, Expected, Progress, begin, end};
 use crate::node::Node;
 use crate::random::Random;
 use crate::reconcile::{next_tenants, reconcile};
@@ -21,7 +24,19 @@ pub const OPERATIONS: usize = 30;
 /// Points of one history: enough to pass each of its operations.
 pub const POINTS: usize = 50;
 
-const OPTIONS: &str = "prjquota";
+/// The histories of every run of the tests. Together they do everything to every kind of volume.
+pub const SEEDS: [u64; 2] = [3832, 4562];
+
+/// The history that is run on a disk that ignores flushes.
+pub const CONTROL_SEED: u64 = 45;
+
+/// One point of so many loses nothing that was written.
+const LOSSLESS: usize = 4;
+
+/// So many lossy cuts are drawn for each that is chosen.
+const DRAWN: usize = 8;
+
+pub(crate) const OPTIONS: &str = "prjquota";
 
 /// What the recorded disk does with flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +61,17 @@ pub struct Experiment {
     pub patience: Duration,
 }
 
+/// What the points of an experiment were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// How many.
+    pub points: usize,
+    /// At so many of them the disk had lost something.
+    pub lossy: usize,
+    /// What they [show](model::Progress::shown).
+    pub shown: BTreeSet<Case>,
+}
+
 /// An invariant was broken.
 #[derive(Debug)]
 pub struct Failure {
@@ -68,14 +94,14 @@ struct Broken {
 }
 
 impl Experiment {
-    /// Records the history and looks at every point. Returns the number of points that were looked at.
+    /// Records the history and looks at every point. Returns what was looked at.
     ///
     /// # Errors
     /// [`Failure`], with a history as short as patience allows.
     ///
     /// # Panics
     /// As [`Recorder::on_xfs`].
-    pub fn run(&self) -> Result<usize, Box<Failure>> {
+    pub fn run(&self) -> Result<Looked, Box<Failure>> {
         let history = History::from_seed(self.seed, OPERATIONS);
         let operations = history.operations().count();
         self.try_history(&history).map_err(|broken| {
@@ -102,17 +128,20 @@ impl Experiment {
         }
     }
 
-    fn try_history(&self, history: &History) -> Result<usize, Box<Broken>> {
+    fn try_history(&self, history: &History) -> Result<Looked, Box<Broken>> {
         let mut replay = self.record(history).map_err(|violation| Box::new(Broken { at: None, violation }))?;
-        let cuts = self.cuts(&replay);
-        for cut in &cuts {
+        let mut looked = Looked::default();
+        for cut in &self.cuts(&replay, history) {
+            looked.points += 1;
+            looked.lossy += usize::from(cut.is_lossy());
+            looked.shown.extend(Progress::from_marks(cut.marks()).shown(history));
             let disk = replay.restore(cut);
             match check(&disk, history) {
                 Err(violation) if self.flushes == Flushes::Dropped && violation.is_of_xfs() => {}
                 checked => checked.map_err(|violation| Box::new(Broken { at: Some(cut.clone()), violation }))?,
             }
         }
-        Ok(cuts.len())
+        Ok(looked)
     }
 
     fn record(&self, history: &History) -> Result<Replay, Violation> {
@@ -140,13 +169,28 @@ impl Experiment {
         Ok(recorder.finish())
     }
 
-    /// Half of them lose nothing that was written, the other half anything that was not flushed.
-    fn cuts(&self, replay: &Replay) -> Vec<Cut> {
-        let mut cuts = Random::from_seed(self.seed).some_of(replay.every_cut(), self.points / 2);
-        cuts.extend(replay.lossy_cuts(self.seed, self.points - cuts.len(), Tearing::Sectors));
+    /// Most of them lose some of what was not flushed. Each operation that can be cut is.
+    fn cuts(&self, replay: &Replay, history: &History) -> Vec<Cut> {
+        let mut random = Random::from_seed(self.seed);
+        let mut shown = BTreeSet::new();
+        let mut choose = |cuts: Vec<Cut>, count| {
+            let shows = |cut: &Cut| Progress::from_marks(cut.marks()).shown(history);
+            choice::of(cuts.into_iter().map(|cut| (shows(&cut), cut)).collect(), count, &mut shown, &mut random)
+        };
+        let mut lossy = replay.lossy_cuts(self.seed, self.points * DRAWN, Tearing::Sectors);
+        lossy.retain(Cut::is_lossy);
+        let mut cuts = choose(lossy, self.points - self.points / LOSSLESS);
+        cuts.extend(choose(replay.every_cut(), self.points - cuts.len()));
         cuts.sort_by_key(Cut::position);
         cuts
     }
+}
+
+/// Looks at what a power cut left, as it is.
+pub(crate) fn check_left(root: &Path, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
+    let left = Facts::look(root)?;
+    check::facts(&left, expected)?;
+    check::data(&left, expected)
 }
 
 /// Looks at what a power cut left, lets the node start, and looks at what that made of it.
@@ -154,9 +198,7 @@ fn check(disk: &Restored<'_>, history: &History) -> Result<(), Violation> {
     let expected = model::expected(history, &Progress::from_marks(disk.cut().marks()));
     let mounted = disk.try_mount(OPTIONS).map_err(Violation::Mount)?;
     let root = mounted.path();
-    let left = Facts::look(root)?;
-    check::facts(&left, &expected)?;
-    check::data(&left, &expected)?;
+    check_left(root, &expected)?;
 
     let settled = expected.iter().map(|(number, expected)| (*number, expected.reconciled())).collect();
     reconcile(&Node::start(root)?.store, &expected)?;
@@ -192,5 +234,30 @@ impl fmt::Display for Failure {
         writeln!(f, "the shortest history that fails, {found} of {operations} operations:\n{history}")?;
         let Experiment { seed, points, .. } = experiment;
         write!(f, "again: bazel run //test/crash -- --seed={seed} --points={points}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Action, Shape};
+
+    fn cases(seed: u64) -> BTreeSet<Case> {
+        History::from_seed(seed, OPERATIONS).cases().into_iter().collect()
+    }
+
+    #[test]
+    fn the_histories_of_every_run_do_everything_to_every_kind_of_volume() {
+        let all = Shape::ALL.into_iter().flat_map(|shape| Action::NAMES.map(|action| (action, shape)));
+        let found: BTreeSet<Case> = SEEDS.into_iter().flat_map(cases).collect();
+        assert_eq!(found, all.collect());
+    }
+
+    #[test]
+    fn the_history_of_the_control_discards_every_kind_of_volume() {
+        let found = cases(CONTROL_SEED);
+        for shape in Shape::ALL {
+            assert!(found.contains(&("discard", shape)), "{shape:?}");
+        }
     }
 }

@@ -3,12 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use units::Bytes;
+use units::{Bytes, Inodes};
 
 use crate::random::Random;
 
 /// What one [write](Action::Write) takes: a file of this length, or as much of an image.
 pub const SLOT: Bytes = Bytes::new(8 << 10);
+
+/// How many files a directory may hold when it is made.
+pub(crate) const INODES: Inodes = Inodes::new(256);
+
+/// The directory and the image of a block volume.
+pub(crate) const IMAGE_INODES: Inodes = Inodes::new(2);
 
 /// Small volumes: each cut reads them as a whole.
 const SIZES: [u64; 4] = [1, 2, 3, 4];
@@ -24,7 +30,7 @@ const PARALLEL: usize = 3;
 pub struct Number(pub u16);
 
 /// How a volume is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shape {
     /// A directory.
     Filesystem,
@@ -32,6 +38,11 @@ pub enum Shape {
     Thick,
     /// An image without blocks.
     Thin,
+}
+
+impl Shape {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::Filesystem, Self::Thick, Self::Thin];
 }
 
 /// What the provisioner or a pod does to a volume.
@@ -46,6 +57,8 @@ pub enum Action {
     },
     /// There is a PV.
     Announce,
+    /// The volume is opened for a pod, which writes nothing.
+    Open,
     /// The volume is published, marked in this slot, synced, and taken back from the pod.
     Write {
         /// Which file, or which place of the image.
@@ -99,6 +112,18 @@ pub enum Life {
     Gone,
 }
 
+/// An action by its name, and the kind of volume that it is done to.
+pub type Case = (&'static str, Shape);
+
+/// How large a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size {
+    /// The size of the claim.
+    pub bytes: Bytes,
+    /// How many files and directories it may hold.
+    pub inodes: Inodes,
+}
+
 /// What a volume has while it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
@@ -107,7 +132,7 @@ pub struct Body {
     /// What it was made with.
     pub asked: Bytes,
     /// What it has now.
-    pub size: Bytes,
+    pub size: Size,
     /// The slots that were written and synced.
     pub written: BTreeSet<u16>,
     /// Whether it was ever opened for a pod.
@@ -119,16 +144,18 @@ impl Life {
     pub fn after(self, action: Action) -> Option<Self> {
         match (self, action) {
             (Self::Unborn, Action::Provision { shape, size }) => {
-                Some(Self::Staged(Body { shape, asked: size, size, written: BTreeSet::new(), opened: false }))
+                let (asked, size) = (size, Size::new(shape, size));
+                Some(Self::Staged(Body { shape, asked, size, written: BTreeSet::new(), opened: false }))
             }
             (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
             (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone),
+            (Self::Announced(body), Action::Open) => Some(Self::Announced(Body { opened: true, ..body })),
             (Self::Announced(mut body), Action::Write { slot, .. }) if slot < slots(body.size) => {
                 body.opened = true;
                 body.written.insert(slot).then_some(Self::Announced(body))
             }
-            (Self::Announced(body), Action::Expand { to }) if to > body.size => {
-                Some(Self::Announced(Body { size: to, ..body }))
+            (Self::Announced(body), Action::Expand { to }) if to > body.size.bytes => {
+                Some(Self::Announced(Body { size: body.size.grown(body.shape, to), ..body }))
             }
             (Self::Announced(body), Action::Retire) => Some(Self::Retired(body)),
             (Self::Retired(body), Action::Restore) => Some(Self::Announced(body)),
@@ -137,12 +164,78 @@ impl Life {
     }
 }
 
+impl Size {
+    /// What a claim of `bytes` gets.
+    pub(crate) const fn new(shape: Shape, bytes: Bytes) -> Self {
+        let inodes = match shape {
+            Shape::Filesystem => INODES,
+            Shape::Thick | Shape::Thin => IMAGE_INODES,
+        };
+        Self { bytes, inodes }
+    }
+
+    /// A directory may hold more files in the same proportion.
+    fn grown(self, shape: Shape, to: Bytes) -> Self {
+        let inodes = match shape {
+            Shape::Filesystem => Inodes::new((self.inodes.get() * to.get()).div_ceil(self.bytes.get())),
+            Shape::Thick | Shape::Thin => self.inodes,
+        };
+        Self { bytes: to, inodes }
+    }
+}
+
 /// So many slots has a volume of this size. The last one is at its end.
-fn slots(size: Bytes) -> u16 {
-    u16::try_from(size.get() / SLOT.get()).unwrap_or(u16::MAX)
+fn slots(size: Size) -> u16 {
+    u16::try_from(size.bytes.get() / SLOT.get()).unwrap_or(u16::MAX)
+}
+
+impl Action {
+    /// Each of them by its name.
+    pub const NAMES: [&'static str; 9] =
+        ["provision", "announce", "open", "write", "expand", "retire", "restore", "discard", "undo"];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Provision { .. } => "provision",
+            Self::Announce => "announce",
+            Self::Open => "open",
+            Self::Write { .. } => "write",
+            Self::Expand { .. } => "expand",
+            Self::Retire => "retire",
+            Self::Restore => "restore",
+            Self::Discard => "discard",
+            Self::Undo => "undo",
+        }
+    }
 }
 
 impl History {
+    /// These operations, one after the other.
+    ///
+    /// # Panics
+    /// If one is not possible where it stands.
+    pub fn sequence(operations: impl IntoIterator<Item = Operation>) -> Self {
+        let all = Self { rounds: operations.into_iter().map(|operation| vec![operation]).collect() };
+        assert_eq!(all.only(|_, _| true), all, "an operation is not possible where it stands");
+        all
+    }
+
+    /// What each operation is and what it is done to, in the order of their numbers.
+    ///
+    /// # Panics
+    /// If a volume was never provisioned.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut shapes = BTreeMap::new();
+        let case = |Operation { volume, action }: Operation| {
+            if let Action::Provision { shape, .. } = action {
+                shapes.insert(volume, shape);
+            }
+            (action.name(), shapes[&volume])
+        };
+        self.operations().map(case).collect()
+    }
+
     /// A history of `count` operations.
     pub fn from_seed(seed: u64, count: usize) -> Self {
         let mut random = Random::from_seed(seed);
@@ -230,7 +323,7 @@ fn next_action(life: &Life, random: &mut Random) -> Option<Action> {
     let mebibytes = |random: &mut Random| random.one_of(&SIZES).map(|size| Bytes::new(size << 20));
     match life {
         Life::Unborn => {
-            let shape = *random.one_of(&[Shape::Filesystem, Shape::Filesystem, Shape::Thick, Shape::Thin])?;
+            let shape = *random.one_of(&Shape::ALL)?;
             Some(Action::Provision { shape, size: mebibytes(random)? })
         }
         Life::Staged(_) => {
@@ -238,9 +331,10 @@ fn next_action(life: &Life, random: &mut Random) -> Option<Action> {
         }
         Life::Announced(body) => match random.below(8) {
             0 | 1 => Some(Action::Retire),
-            2 | 3 if body.size < Bytes::new(16 << 20) => {
-                Some(Action::Expand { to: body.size.saturating_add(mebibytes(random)?) })
+            2 | 3 if body.size.bytes < Bytes::new(16 << 20) => {
+                Some(Action::Expand { to: body.size.bytes.saturating_add(mebibytes(random)?) })
             }
+            4 if !body.opened => Some(Action::Open),
             _ => {
                 let free: Vec<u16> = (0..slots(body.size)).filter(|slot| !body.written.contains(slot)).collect();
                 // The last one now and then: what an expansion added.
@@ -265,14 +359,12 @@ impl fmt::Display for Action {
             Self::Provision { shape: Shape::Filesystem, size } => write!(f, "provision directory of {size}"),
             Self::Provision { shape: Shape::Thick, size } => write!(f, "provision thick image of {size}"),
             Self::Provision { shape: Shape::Thin, size } => write!(f, "provision thin image of {size}"),
-            Self::Announce => f.write_str("announce"),
             Self::Write { slot, leave: false } => write!(f, "write slot {slot}"),
             Self::Write { slot, leave: true } => write!(f, "write slot {slot}, leave it attached"),
             Self::Expand { to } => write!(f, "expand to {to}"),
-            Self::Retire => f.write_str("retire"),
-            Self::Restore => f.write_str("restore"),
-            Self::Discard => f.write_str("discard"),
-            Self::Undo => f.write_str("undo"),
+            Self::Announce | Self::Open | Self::Retire | Self::Restore | Self::Discard | Self::Undo => {
+                f.write_str(self.name())
+            }
         }
     }
 }
@@ -338,14 +430,8 @@ mod tests {
     }
 
     #[test]
-    fn a_few_seeds_have_all_actions_and_rounds_of_several_operations() {
-        let histories: Vec<History> = (0..8).map(|seed| History::from_seed(seed, 30)).collect();
-        let kinds: BTreeSet<_> = histories
-            .iter()
-            .flat_map(History::operations)
-            .map(|operation| operation.action.to_string().split(' ').next().map(str::to_owned))
-            .collect();
-        assert_eq!(kinds.len(), 8, "{kinds:?}");
-        assert!(histories.iter().flat_map(History::rounds).any(|round| round.len() == PARALLEL));
+    fn operations_of_a_round_run_at_once() {
+        let widest = (0..8).flat_map(|seed| History::from_seed(seed, 30).rounds).map(|round| round.len()).max();
+        assert_eq!(widest, Some(PARALLEL));
     }
 }

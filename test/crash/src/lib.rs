@@ -13,6 +13,7 @@
 #![warn(missing_docs)]
 
 mod check;
+mod choice;
 mod experiment;
 mod facts;
 pub mod history;
@@ -23,4 +24,4 @@ mod random;
 mod reconcile;
 pub mod violation;
 
-pub use experiment::{Experiment, Failure, Flushes, OPERATIONS, POINTS};
+pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, SEEDS};

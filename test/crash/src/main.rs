@@ -30,8 +30,8 @@ fn main() -> ExitCode {
         let experiment = Experiment { seed, points, flushes: Flushes::Kept, patience: Duration::from_secs(patience) };
         match experiment.run() {
             Ok(looked) => {
-                done += looked.max(1);
-                println!("seed {seed}: {looked} points hold, {done} in {} s", start.elapsed().as_secs());
+                done += looked.points.max(1);
+                println!("seed {seed}: {} points hold, {done} in {} s", looked.points, start.elapsed().as_secs());
             }
             Err(failure) => {
                 eprintln!("{failure}");

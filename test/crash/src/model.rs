@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fsquota::Limits;
 use units::Bytes;
 
-use crate::history::{Action, Body, History, Life, Number, Operation};
+use crate::history::{Action, Body, Case, History, Life, Number, Operation, Shape, Size};
 
 /// How far a history had come when the power failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +42,33 @@ impl Progress {
     pub fn begun(&self) -> &BTreeSet<usize> {
         &self.begun
     }
+
+    /// What a cut at this moment shows: the operations that were under way. An announcement and an opening may write
+    /// nothing themselves, so that these are shown by any cut before the next operation on their volume, too.
+    pub fn shown(&self, history: &History) -> BTreeSet<Case> {
+        let mut last = BTreeMap::new();
+        for (number, Operation { volume, .. }) in history.rounds().flatten() {
+            if self.begun.contains(&number) {
+                last.insert(volume, number);
+            }
+        }
+        let cases = history.cases();
+        let is_shown = |number: &usize| !self.ended.contains(number) || matches!(cases[*number].0, "announce" | "open");
+        last.into_values().filter(is_shown).map(|number| cases[number]).collect()
+    }
+}
+
+impl Size {
+    /// What the quota of a volume of this size allows. An image may take its size, one block of 4 KiB in 124 for the map
+    /// of its extents, and 2.5 MiB: see "What may be promised" in the README of `//node/kubernetes/volume`.
+    pub fn limits(self, shape: Shape) -> Limits {
+        let map = self.bytes.div_ceil::<4096>().div_ceil(124) << 12;
+        let bytes = match shape {
+            Shape::Filesystem => self.bytes,
+            Shape::Thick | Shape::Thin => Bytes::new(self.bytes.get() + map + (5 << 19)),
+        };
+        Limits { bytes: Some(bytes), inodes: Some(self.inodes) }
+    }
 }
 
 /// Which of the store's two directories has the record.
@@ -73,8 +101,8 @@ pub struct Expected {
     pub body: Option<Body>,
     /// Where it may be.
     pub spots: BTreeSet<Spot>,
-    /// What its limit, its image and its record may be: both sizes while it is expanded.
-    pub sizes: BTreeSet<Bytes>,
+    /// What its limits, its image and its record may be: both sizes while it is expanded.
+    pub sizes: BTreeSet<Size>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
     /// What the cluster wants.
@@ -87,7 +115,7 @@ pub enum Wants {
     /// A claim waits, and there is no PV yet.
     Claimed,
     /// There is a PV that stays, and its claim wants this size.
-    Bound(Bytes),
+    Bound(Size),
     /// There is a PV that is to be deleted with its data.
     Released,
     /// Neither claim nor PV.
@@ -154,7 +182,12 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
         Action::Provision { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
         Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
         Action::Discard => &[bare(Pending), bare(Records)],
-        Action::Announce | Action::Write { .. } | Action::Expand { .. } | Action::Retire | Action::Restore => &[],
+        Action::Announce
+        | Action::Open
+        | Action::Write { .. }
+        | Action::Expand { .. }
+        | Action::Retire
+        | Action::Restore => &[],
     };
     // What is being written need not be there, so the body is the one before.
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());

@@ -12,12 +12,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use dir::Dir;
 use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
-use units::{Bytes, Inodes};
+use units::Bytes;
 use volume::{Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId};
 
 use crate::check;
 use crate::facts::VOLUMES;
-use crate::history::{Action, Number, Operation, SLOT, Shape};
+use crate::history::{Action, INODES, Number, Operation, SLOT, Shape};
 use crate::marker;
 use crate::violation::Violation;
 
@@ -60,6 +60,7 @@ impl Node {
                 store.provision(&id, &request).map(drop).map_err(called("provision", volume))
             }
             Action::Announce => store.announce(&id).map(drop).map_err(called("announce", volume)),
+            Action::Open => store.open_volume(&id).map(drop).map_err(called("open", volume)),
             Action::Write { slot, leave } => self.write(volume, slot, leave),
             Action::Expand { to } => store.expand(&id, to).map(drop).map_err(called("expand", volume)),
             Action::Retire => {
@@ -179,7 +180,7 @@ pub(crate) fn id(volume: Number) -> VolumeId {
 pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
     let claim = Claim { uid: volume.0.to_string(), namespace: "default".into(), name: volume.to_string() };
     let mode = match shape {
-        Shape::Filesystem => Mode::Filesystem { inodes: Inodes::new(256) },
+        Shape::Filesystem => Mode::Filesystem { inodes: INODES },
         Shape::Thick => Mode::Block { allocation: Allocation::Thick },
         Shape::Thin => Mode::Block { allocation: Allocation::Thin },
     };

@@ -27,29 +27,4 @@ impl Random {
     pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
         choices.get(self.below(choices.len()))
     }
-
-    /// So many of them, all if there are fewer, in their order.
-    pub fn some_of<T>(&mut self, mut choices: Vec<T>, count: usize) -> Vec<T> {
-        while choices.len() > count {
-            choices.remove(self.below(choices.len()));
-        }
-        choices
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_choice_keeps_its_order_and_repeats_with_its_seed(seed: u64, total in 0usize..60, count in 0usize..60) {
-            let choose = || Random::from_seed(seed).some_of((0..total).collect(), count);
-            prop_assert_eq!(choose().len(), total.min(count));
-            prop_assert!(choose().is_sorted_by(|one, next| one < next));
-            prop_assert_eq!(choose(), choose());
-        }
-    }
 }

@@ -41,7 +41,7 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
                 if retired.contains(id) {
                     store.restore(id).map_err(called("restore", number))?;
                 }
-                store.expand(id, *size).map_err(called("expand", number))?;
+                store.expand(id, size.bytes).map_err(called("expand", number))?;
             }
             (Wants::Released, _) => {
                 store.retire(id).map_err(called("retire", number))?;

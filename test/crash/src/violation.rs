@@ -8,7 +8,7 @@ use fsquota::{Limits, ProjectId};
 use nix::errno::Errno;
 use units::Bytes;
 
-use crate::history::Number;
+use crate::history::{Number, Size};
 use crate::model::{Place, Register, Spot};
 
 /// An invariant that does not hold, or a failure where there should be none.
@@ -123,12 +123,22 @@ pub enum Violation {
     Size {
         /// The volume.
         volume: Number,
-        /// Record, limit, image.
+        /// Record or image.
         what: &'static str,
         /// What it is.
-        found: Option<Bytes>,
+        found: Option<Size>,
         /// What it may be.
-        allowed: BTreeSet<Bytes>,
+        allowed: BTreeSet<Size>,
+    },
+    /// Other limits than the volume's size gives, or lower ones than what there is of the volume needs.
+    #[error("the limits of {volume} are {found:?}, they can only be one of {allowed:?}")]
+    Limits {
+        /// The volume.
+        volume: Number,
+        /// What they are.
+        found: Limits,
+        /// What they may be.
+        allowed: Vec<Limits>,
     },
     /// Less than was promised.
     #[error("the image of {volume} is thick and has {allocated} of {size} allocated")]
@@ -206,6 +216,7 @@ impl Violation {
             | Self::Where { .. }
             | Self::Project { .. }
             | Self::Size { .. }
+            | Self::Limits { .. }
             | Self::NotThick { .. }
             | Self::Lost { .. }
             | Self::Foreign { .. }
