@@ -20,6 +20,7 @@ pub mod history;
 mod marker;
 pub mod model;
 mod node;
+pub mod omission;
 mod random;
 mod reconcile;
 pub mod violation;
