@@ -2,14 +2,17 @@
 //! the next one starts, finishes the work, and finds nothing more to do.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use dir::Ensured;
+use fsquota::Limits;
 use ktest_support::XfsDisk;
 use ktest_support::process::{Call, killed_before};
 use nix::libc;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Error, Mode, Record, Request, Store, Strays};
+use volume::{Access, Allocation, Error, Mode, Record, Request, Store, Strays};
 
 use crate::node::{Node, id, settings, sized};
 
@@ -78,10 +81,37 @@ fn made(store: &Store, request: &Request) -> Record {
     store.provision(&id, request).unwrap();
     store.announce(&id).unwrap();
     let record = store.records().unwrap().readable.remove(&id).unwrap();
-    // It is whole, and one more call changes nothing.
+    // One more call changes nothing.
     assert_eq!(store.provision(&id, request).unwrap(), Ensured::Unchanged(record.clone()));
-    assert!(store.open_volume(&id).unwrap().quota().unwrap().limits.bytes >= Some(record.size));
+    assert_eq!(record.size, request.size);
+    is_whole(store, &record);
     record
+}
+
+/// The kernel and the image have what the record says, as after a run that nobody killed.
+fn is_whole(store: &Store, record: &Record) {
+    let opened = store.open_volume(&id(&record.claim.name)).unwrap();
+    let limits = match record.mode {
+        // One for each 16 KiB, as `FILES` has for `SIZE`.
+        Mode::Filesystem { .. } => {
+            Limits { bytes: Some(record.size), inodes: Some(Inodes::new(record.size.div_ceil::<{ 16 << 10 }>())) }
+        }
+        // See "What may be promised" in the README: the map of the extents, 2.5 MiB; the directory and the image.
+        Mode::Block { .. } => {
+            let map = Bytes::new(record.size.div_ceil::<4096>().div_ceil(124) << 12);
+            let bytes = record.size.saturating_add(map).saturating_add(Bytes::new(5 << 19));
+            Limits { bytes: Some(bytes), inodes: Some(Inodes::new(2)) }
+        }
+    };
+    assert_eq!(opened.quota().unwrap().limits, limits, "{record:?}");
+    if let Mode::Block { allocation } = record.mode {
+        let image = File::from(opened.image(Access::ReadOnly).unwrap()).metadata().unwrap();
+        let allocated = match allocation {
+            Allocation::Thick => record.size,
+            Allocation::Thin => Bytes::ZERO,
+        };
+        assert_eq!((image.len(), image.blocks() * 512), (record.size.get(), allocated.get()), "{record:?}");
+    }
 }
 
 fn deleted(store: &Store, request: &Request) {
@@ -129,6 +159,7 @@ fn a_killed_expansion_is_finished_by_the_next() {
             let id = id(&request.claim.name);
             let record = store.expand(&id, LARGER).unwrap().into_inner();
             assert_eq!(record.size, LARGER);
+            is_whole(store, &record);
             assert_eq!(store.expand(&id, LARGER).unwrap(), Ensured::Unchanged(record.clone()));
             assert_eq!(store.space().unwrap().promised, record.promised());
             deleted(store, request);
