@@ -62,20 +62,6 @@ mod tests {
     use crate::config::example;
 
     #[test]
-    fn nobody_is_let_in_without_an_identity() {
-        let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
-        config.paths.pki = scratch.path().join("pki");
-        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        let arguments = program(&config, &credentials).arguments;
-        for wanted in
-            ["--anonymous-auth=false", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"]
-        {
-            assert!(arguments.iter().any(|flag| flag == wanted), "{wanted}");
-        }
-    }
-
-    #[test]
     fn every_file_that_it_is_told_of_is_there() {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();

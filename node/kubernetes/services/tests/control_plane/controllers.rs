@@ -1,0 +1,81 @@
+//! What the controller manager does, and what outlives the API server.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+pub fn cases(suite: Suite) -> Suite {
+    suite
+        .case("the_controllers_bind_a_claim_to_a_volume", the_controllers_bind_a_claim_to_a_volume)
+        .case("a_claim_of_a_missing_class_gets_an_event", a_claim_of_a_missing_class_gets_an_event)
+        .case("what_was_written_outlives_the_api_server", what_was_written_outlives_the_api_server)
+}
+
+fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
+    serde_json::from_value(json!({
+        "metadata": {"name": class},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": class,
+        },
+    }))
+}
+
+async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (volumes, claims) = (Api::all(cluster.admin()), Api::default_namespaced(cluster.admin()));
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": "by-hand"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "by-hand",
+            "hostPath": {"path": "/nowhere"},
+        },
+    }))?;
+    volumes.create(&PostParams::default(), &volume).await?;
+    claims.create(&PostParams::default(), &claim("by-hand")?).await?;
+    eventually(PATIENCE, "the claim's phase Bound", async || {
+        let phase = claims.get("by-hand").await?.status.and_then(|status| status.phase).unwrap_or_default();
+        Ok::<_, kube::Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
+    })
+    .await?;
+    claims.delete("by-hand", &DeleteParams::default()).await?;
+    volumes.delete("by-hand", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// The provisioner cannot report it: only a class names a provisioner.
+async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
+    let uid = claims.create(&PostParams::default(), &claim("missing")?).await?.uid();
+    let events = Api::<Event>::default_namespaced(cluster.admin());
+    let note = eventually(PATIENCE, "the event ProvisioningFailed", async || {
+        let all = events.list(&ListParams::default()).await?.items;
+        let about = |event: &&Event| event.regarding.as_ref().is_some_and(|object| object.uid == uid);
+        let failed = |event: &&Event| event.reason.as_deref() == Some("ProvisioningFailed");
+        Ok::<_, kube::Error>(match all.iter().filter(about).find(failed) {
+            Some(event) => Seen::Done(event.note.clone().unwrap_or_default()),
+            None => Seen::NotYet(format!("{} events", all.len())),
+        })
+    })
+    .await?;
+    assert!(note.contains("\"missing\" not found"), "{note}");
+    let phase = claims.get("missing").await?.status.and_then(|status| status.phase);
+    assert_eq!(phase.as_deref(), Some("Pending"));
+    claims.delete("missing", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn what_was_written_outlives_the_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let maps = Api::<ConfigMap>::default_namespaced(cluster.admin());
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "kept"}}))?;
+    let uid = maps.create(&PostParams::default(), &map).await?.uid();
+    cluster.stop_api_server().await?;
+    assert!(maps.get("kept").await.is_err(), "nothing answers while the API server is away");
+    cluster.start_api_server().await?;
+    assert_eq!(maps.get("kept").await?.uid(), uid);
+    Ok(())
+}

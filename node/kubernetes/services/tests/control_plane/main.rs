@@ -1,0 +1,19 @@
+//! The control plane's programs with the node's flags: which clients they accept, and what they decide without the help
+//! of the node's own controllers.
+
+mod admission;
+mod clients;
+mod controllers;
+mod etcd;
+
+use std::process::ExitCode;
+
+use envtest::Suite;
+
+fn main() -> ExitCode {
+    let suite = Suite::new();
+    let suite = etcd::cases(suite);
+    let suite = clients::cases(suite);
+    let suite = admission::cases(suite);
+    controllers::cases(suite).run()
+}
