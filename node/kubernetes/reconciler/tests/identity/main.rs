@@ -1,10 +1,11 @@
-//! What the identities of a node may do, and what not: decided by a real API server.
+//! The objects in a real API server, and what they let the identities of a node do.
 
 mod capacity;
 mod certificate;
 mod joining;
 mod kubelet;
 mod node;
+mod objects;
 mod pods;
 mod removed;
 mod resize;
@@ -20,9 +21,11 @@ use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use supervisor::{Settings, Supervisor};
+use tokio::sync::OnceCell;
 
 fn main() -> ExitCode {
-    let suite = Suite::new();
+    // First: no other case deletes or changes the objects, and the first case finds none.
+    let suite = objects::cases(Suite::new());
     let suite = storage::cases(suite);
     let suite = resize::cases(suite);
     let suite = capacity::cases(suite);
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
 }
 
 /// Nodes whose rights are in force.
+#[derive(Clone)]
 struct Nodes {
     own: Client,
     other: Client,
@@ -42,7 +46,13 @@ struct Nodes {
 }
 
 impl Nodes {
+    /// Creates the objects of the reconciler and waits for them, once for all cases.
     async fn of(cluster: &Cluster) -> Result<Self, Failure> {
+        static NODES: OnceCell<Nodes> = OnceCell::const_new();
+        Ok(NODES.get_or_try_init(|| Self::start(cluster)).await?.clone())
+    }
+
+    async fn start(cluster: &Cluster) -> Result<Self, Failure> {
         let admin = cluster.admin();
         let client = admin.clone();
         let reconciler =

@@ -1,6 +1,5 @@
-//! The objects in a real API server.
+//! The objects that the reconciler keeps.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,9 +36,10 @@ impl Reconciler {
     }
 }
 
-fn main() -> ExitCode {
-    Suite::new()
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite
         .case("what_is_missing_is_made", what_is_missing_is_made)
+        .case("a_claim_without_a_class_gets_the_nodes_class", a_claim_without_a_class_gets_the_nodes_class)
         .case("what_was_deleted_is_made_again", what_was_deleted_is_made_again)
         .case("a_field_that_drifted_is_set_again", a_field_that_drifted_is_set_again)
         .case("what_cannot_be_changed_is_made_anew", what_cannot_be_changed_is_made_anew)
@@ -51,7 +51,6 @@ fn main() -> ExitCode {
         .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
         .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
         .case("a_claim_goes_back_to_the_scheduler_when_its_node_is_gone", a_claim_goes_back_when_its_node_is_gone)
-        .run()
 }
 
 async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -66,6 +65,28 @@ async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let storage = Api::<StorageClass>::all(cluster.client(Identity::Storage).await?);
     eventually(PATIENCE, "the storage identity's role", async || {
         storage.list(&ListParams::default()).await.map(|_| Seen::Done(()))
+    })
+    .await?;
+    Ok(())
+}
+
+/// The API server's part; the reconciler marks the class as the default.
+async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let claims = Api::default_namespaced(cluster.admin());
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": "unclassed"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }))?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    // The admission plugin reads a cache.
+    eventually(PATIENCE, "the default class", async || {
+        let class = claims.create(&dry, &claim).await?.spec.and_then(|spec| spec.storage_class_name);
+        Ok::<_, kube::Error>(if class.as_deref() == Some(CLASS) {
+            Seen::Done(())
+        } else {
+            Seen::NotYet(format!("{class:?}"))
+        })
     })
     .await?;
     Ok(())
