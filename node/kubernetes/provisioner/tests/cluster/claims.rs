@@ -5,6 +5,7 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
+use kube::api::DeleteParams;
 use serde_json::json;
 use units::Bytes;
 use volume::{Allocation, Mode, State};
@@ -120,5 +121,28 @@ pub async fn a_block_claim_gets_a_disk_as_its_class_says(cluster: Arc<Cluster>) 
         let note = node.event(name, "ProvisioningSucceeded").await?;
         assert!(note.contains("a disk of 1 GiB") && note.contains(&allocation.to_string()), "{note}");
     }
+    node.end().await
+}
+
+/// Kubernetes' controllers create the claim for the pod and delete it with the pod.
+pub async fn a_generic_ephemeral_volume_goes_with_its_pod(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "ephemeral").await?;
+    let spec = json!({
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": node.class,
+    });
+    let pods = node.pod("tenant", &json!({"ephemeral": {"volumeClaimTemplate": {"spec": spec}}})).await?;
+    let claims = node.claims();
+    let claim = eventually(PATIENCE, "the claim of the pod", async || {
+        let found = claims.get_opt("tenant-v").await?;
+        Ok::<_, kube::Error>(found.map_or(Seen::NotYet("none".into()), Seen::Done))
+    })
+    .await?;
+    let owners: Vec<_> = claim.owner_references().iter().map(|owner| Some(owner.uid.clone())).collect();
+    assert_eq!(owners, [pods.get("tenant").await?.uid()]);
+    node.schedule("tenant-v", &node.name).await?;
+    let pv = node.bound("tenant-v").await?;
+    pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
+    node.gone(&pv).await?;
+    assert_eq!(claims.get_opt("tenant-v").await?, None);
     node.end().await
 }

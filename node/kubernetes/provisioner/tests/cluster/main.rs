@@ -1,13 +1,16 @@
 //! The provisioner against a real API server, with the PV controller that binds claims. The disk is a fake; the tests
-//! play the scheduler and kubelet.
+//! play kubelet, and the scheduler except in `scheduling`.
 
 mod burst;
 mod by_hand;
+mod capacity;
 mod claims;
 mod comparison;
 mod deletion;
 mod expansion;
+mod kills;
 mod node;
+mod scheduling;
 
 use std::process::ExitCode;
 
@@ -22,12 +25,13 @@ macro_rules! suite {
 }
 
 fn main() -> ExitCode {
-    suite![
+    let suite = suite![
         claims::a_claim_gets_a_volume_with_what_it_asked_for,
         claims::a_block_claim_gets_a_disk_as_its_class_says,
         claims::a_claim_of_another_node_is_left_alone,
         claims::what_cannot_be_honoured_is_refused_by_name,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
+        claims::a_generic_ephemeral_volume_goes_with_its_pod,
         expansion::a_filesystem_grows_without_kubelet,
         expansion::a_disk_that_no_pod_has_grows_without_kubelet,
         expansion::a_disk_that_a_pod_has_waits_for_kubelet,
@@ -51,9 +55,13 @@ fn main() -> ExitCode {
         comparison::a_pv_without_a_volume_is_reported,
         comparison::an_empty_answer_of_the_api_server_deletes_nothing,
         comparison::the_api_server_may_be_away_for_a_while,
-        burst::a_burst_of_claims_is_served,
-    ]
-    .run()
+    ];
+    // From here on there is a Node.
+    let suite = capacity::cases(suite);
+    let suite = scheduling::cases(suite);
+    // These leave claims and PVs behind.
+    let suite = kills::cases(suite);
+    burst::cases(suite).run()
 }
 
 fn id_of(uid: &str) -> Result<VolumeId, Failure> {

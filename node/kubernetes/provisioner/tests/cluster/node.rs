@@ -6,7 +6,7 @@ use std::time::Duration;
 use envtest::{Cluster, Failure, Identity, PATIENCE};
 use eventually::{Seen, eventually};
 use fakevolumes::FakeVolumes;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -15,12 +15,27 @@ use prometheus::Registry;
 use provisioner::{Metrics, Settings};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
+use tokio::sync::OnceCell;
 use units::Bytes;
 use volume::{State, VolumeId};
 
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const STOP: Duration = Duration::from_secs(20);
+
+/// Creates the objects that the reconciler keeps, once for all cases: none of them changes one.
+pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
+    static RECONCILED: OnceCell<()> = OnceCell::const_new();
+    let reconciled = async || {
+        let client = cluster.admin();
+        let tree = Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
+            reconciler::run(cx, client.clone())
+        });
+        tree.handle().healthy().await?;
+        Ok::<_, Failure>(tree.stop(STOP).await?)
+    };
+    RECONCILED.get_or_try_init(reconciled).await.copied()
+}
 
 /// A node with its own disk, its own classes and its own namespace.
 pub struct Node {
@@ -30,7 +45,6 @@ pub struct Node {
     pub namespace: String,
     pub class: String,
     /// What Prometheus reads.
-    #[allow(dead_code, reason = "the suite of capacities reads it")]
     pub registry: Registry,
     metrics: Metrics,
     storage: Client,
@@ -52,13 +66,8 @@ impl Node {
 
     /// Whose provisioner does not run yet.
     pub async fn stopped(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
+        reconcile(cluster).await?;
         let admin = cluster.admin();
-        let client = admin.clone();
-        let reconciler = Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
-            reconciler::run(cx, client.clone())
-        });
-        reconciler.handle().healthy().await?;
-        reconciler.stop(STOP).await?;
         let space = json!({"metadata": {"name": namespace}});
         Api::all(admin.clone())
             .create(&PostParams::default(), &serde_json::from_value::<k8s_openapi::api::core::v1::Namespace>(space)?)
@@ -164,6 +173,27 @@ impl Node {
         let claim = self.claim(name, more).await?;
         self.schedule(name, &self.name).await?;
         Ok(claim)
+    }
+
+    /// Creates a pod with this one volume, which any node may run. The namespace's service account may come late.
+    pub async fn pod(&self, name: &str, volume: &Value) -> Result<Api<Pod>, Failure> {
+        let mut volume = volume.clone();
+        volume["name"] = "v".into();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "containers": [{"name": "c", "image": "granary.invalid/none"}],
+                "volumes": [volume],
+                // Without a kubelet, no node is ready.
+                "tolerations": [{"operator": "Exists"}],
+            },
+        }))?;
+        let pods = Api::namespaced(self.admin.clone(), &self.namespace);
+        eventually(PATIENCE, &format!("pod {name}"), async || {
+            pods.create(&PostParams::default(), &pod).await.map(|_| Seen::Done(()))
+        })
+        .await?;
+        Ok(pods)
     }
 
     /// Waits until the claim is bound; its PV.

@@ -1,55 +1,45 @@
-//! What the scheduler is told of a node's room, and what Prometheus is, against a real API server. The disk is a fake;
-//! the tests play kubelet, and the scheduler in all cases but one.
+//! The capacity that a node publishes for the scheduler, and its metrics. The tests play kubelet and the scheduler.
 
-// Half of it is for claims.
-#[allow(dead_code, reason = "the suite of claims uses the rest")]
-#[path = "../cluster/node.rs"]
-mod node;
-
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::TextEncoder;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use units::Bytes;
+use units::{Bytes, Inodes};
+use volume::Mode;
 
 use crate::node::Node;
 
-fn main() -> ExitCode {
-    Suite::new()
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .case("the_scheduler_is_told_once_the_node_is_there", the_scheduler_is_told_once_the_node_is_there)
-        .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
         .case("classes_are_followed", classes_are_followed)
         .case("a_volume_leaves_less_until_it_is_deleted", a_volume_leaves_less_until_it_is_deleted)
         .case("a_burst_of_claims_is_told_of_once_a_second", a_burst_of_claims_is_told_of_once_a_second)
         .case("what_is_stale_is_deleted_and_what_is_not_ours_is_kept", what_is_stale_is_deleted)
         .case("what_somebody_changes_is_mended", what_somebody_changes_is_mended)
         .case("objects_go_with_their_node_and_come_back_with_a_new_one", objects_go_with_their_node)
-        .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
+        .case(
+            "capacity_is_published_after_the_api_server_was_away",
+            capacity_is_published_after_the_api_server_was_away,
+        )
         .case("metrics_tell_what_was_done", metrics_tell_what_was_done)
-        .run()
 }
 
 /// As much as the disk has.
-const DISK: Bytes = Bytes::new(100 << 30);
-
-/// How long the scheduler may take to end.
-const STOP: Duration = Duration::from_secs(20);
+pub const DISK: Bytes = Bytes::new(100 << 30);
 
 fn objects(node: &Node) -> Api<CSIStorageCapacity> {
     Api::namespaced(node.admin.clone(), "kube-system")
 }
 
 /// kubelet's part; the node that there is, if there is one.
-async fn register(node: &Node) -> Result<String, Failure> {
+pub async fn register(node: &Node) -> Result<String, Failure> {
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
     if let Some(found) = nodes.get_opt(&node.name).await? {
         return Ok(found.uid().unwrap_or_default());
@@ -67,7 +57,7 @@ async fn told(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, kube:
 }
 
 /// Waits until the class's one object says so: `capacity` and `maximumVolumeSize`.
-async fn tells(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
+pub async fn tells(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
     let what = format!("{capacity} and {largest} told of class {class}");
     let found = eventually(PATIENCE, &what, async || {
         let found = told(node, class).await?;
@@ -127,66 +117,6 @@ async fn the_scheduler_is_told_once_the_node_is_there(cluster: Arc<Cluster>) -> 
     node.end().await
 }
 
-/// Makes a pod of one claim, which would run on any node.
-async fn make_pod(node: &Node, claim: &str) -> Result<Api<Pod>, Failure> {
-    let pods = Api::<Pod>::namespaced(node.admin.clone(), &node.namespace);
-    let pod = json!({
-        "metadata": {"name": claim},
-        "spec": {
-            "containers": [{"name": "c", "image": "granary.invalid/none"}],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
-            // No kubelet says that the node is ready.
-            "tolerations": [{"operator": "Exists"}],
-        },
-    });
-    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-    Ok(pods)
-}
-
-/// Waits until the scheduler says that the pod finds no room.
-async fn finds_no_room(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
-    eventually(PATIENCE, &format!("no room for pod {name}"), async || {
-        let status = pods.get(name).await?.status.unwrap_or_default();
-        let scheduled = status.conditions.into_iter().flatten().find(|condition| condition.type_ == "PodScheduled");
-        let message = scheduled.and_then(|condition| condition.message).unwrap_or_default();
-        let full = message.contains("did not have enough free storage");
-        Ok::<_, kube::Error>(if full { Seen::Done(()) } else { Seen::NotYet(message) })
-    })
-    .await?;
-    Ok(())
-}
-
-async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::stopped(&cluster, "scheduled", DISK).await?;
-    register(&node).await?;
-    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
-    let status = Patch::Merge(json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}}));
-    nodes.patch_status(&node.name, &PatchParams::default(), &status).await?;
-    let scheduler = cluster.start_scheduler().await?;
-    let large = json!({"resources": {"requests": {"storage": "81Gi"}}});
-    node.claim("fits", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
-    node.claim("large", large).await?;
-    let pods = make_pod(&node, "fits").await?;
-    // Nothing is told yet: the node counts as full.
-    finds_no_room(&pods, "fits").await?;
-    node.run().await?;
-    let pv = node.bound("fits").await?;
-    eventually(PATIENCE, "the pod on its node", async || {
-        let chosen = pods.get("fits").await?.spec.and_then(|spec| spec.node_name);
-        Ok::<_, kube::Error>(chosen.map_or(Seen::NotYet("nowhere".into()), |_| Seen::Done(())))
-    })
-    .await?;
-    // One that does not fit does not come here at all.
-    make_pod(&node, "large").await?;
-    finds_no_room(&pods, "large").await?;
-    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
-    scheduler.stop(STOP).await?;
-    for name in ["fits", "large"] {
-        pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
-    }
-    node.end().await
-}
-
 async fn classes_are_followed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "classes").await?;
     register(&node).await?;
@@ -198,6 +128,12 @@ async fn classes_are_followed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     tells(&node, "few-files", "100Gi", &format!("{}Ki", few * 4)).await?;
     tells(&node, "odd", "100Gi", "80Gi").await?;
     assert_eq!(told(&node, "foreign").await?, []);
+    node.claim_here("few", json!({"storageClassName": "few-files"})).await?;
+    let pv = node.bound("few").await?;
+    let record = node.volumes.record(&pv.name_any().parse()?).ok_or("no record")?;
+    assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new((1 << 30) / 16384) });
+    node.claims().delete("few", &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
     for name in ["few-files", "odd", "foreign"] {
         delete_class(&node, name).await?;
         silent(&node, name).await?;
@@ -305,7 +241,7 @@ async fn objects_go_with_their_node(cluster: Arc<Cluster>) -> Result<(), Failure
     node.end().await
 }
 
-async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn capacity_is_published_after_the_api_server_was_away(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "told-away").await?;
     register(&node).await?;
     tells(&node, &node.class, "100Gi", "80Gi").await?;

@@ -7,7 +7,7 @@ use kube::Client;
 use kube::client::Body;
 use tower::service_fn;
 
-use crate::fuse::Fuse;
+use super::fuse::Fuse;
 
 /// Before a request is sent, the API server knows nothing of it; after its answer arrived, it has done what it says.
 /// Must be called where the process runs: a part of the client is a task.
@@ -17,7 +17,7 @@ pub fn fused(client: Client, fuse: Arc<Fuse>) -> Client {
         let (client, fuse) = (client.clone(), Arc::clone(&fuse));
         async move {
             let writes = ![Method::GET, Method::HEAD].contains(request.method());
-            let what = format!("{} {}", request.method(), request.uri().path());
+            let what = format!("{} {}", request.method(), resource(request.uri().path()));
             if writes {
                 fuse.pass(&format!("before {what}")).await;
             }
@@ -29,4 +29,15 @@ pub fn fused(client: Client, fuse: Arc<Fuse>) -> Client {
         }
     });
     Client::new(service, namespace)
+}
+
+/// The kind of object at a path, with the subresource: `/api/v1/persistentvolumes/NAME/status`,
+/// `/apis/GROUP/v1/namespaces/NAME/events`.
+fn resource(path: &str) -> String {
+    let mut rest: Vec<_> = path.trim_start_matches('/').split('/').collect();
+    rest.drain(..if rest.first() == Some(&"api") { 2 } else { 3 }.min(rest.len()));
+    if rest.first() == Some(&"namespaces") && rest.len() > 2 {
+        rest.drain(..2);
+    }
+    rest.into_iter().step_by(2).collect::<Vec<_>>().join("/")
 }

@@ -1,5 +1,6 @@
 //! Where a provisioner is killed.
 
+use std::collections::BTreeMap;
 use std::future;
 use std::panic;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,15 +8,24 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// The boundary at which the process is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kill {
     /// At none.
     Never,
-    /// At the n-th from now on, counted from 1.
-    At(usize),
-    /// At the first of this name.
-    On(&'static str),
+    /// At the n-th of this name from now on, counted from 1. Not at the n-th of all: tasks write beside each other, so that
+    /// their order differs from run to run.
+    At(String, usize),
 }
+
+impl Kill {
+    /// At the first of this name.
+    pub fn first(boundary: &str) -> Self {
+        Self::At(boundary.to_owned(), 1)
+    }
+}
+
+/// How often each boundary was passed.
+pub type Passed = BTreeMap<String, usize>;
 
 /// Counts the boundaries of one process: each is before or after something that stays when the process is killed. Once
 /// it has burnt, nobody passes any more: what the process does after that, nobody sees.
@@ -27,21 +37,26 @@ pub struct Fuse {
 
 struct State {
     kill: Kill,
-    passed: usize,
+    passed: Passed,
     burnt: bool,
     buried: bool,
 }
 
 impl Fuse {
     pub fn new(kill: Kill) -> Self {
-        let state = Mutex::new(State { kill, passed: 0, burnt: false, buried: false });
+        let state = Mutex::new(State { kill, passed: Passed::new(), burnt: false, buried: false });
         Self { state, burnt: watch::Sender::new(None), buried: Condvar::new() }
     }
 
     /// Counts from here.
     pub fn arm(&self, kill: Kill) {
         let mut state = self.state();
-        (state.kill, state.passed) = (kill, 0);
+        (state.kill, state.passed) = (kill, Passed::new());
+    }
+
+    /// The boundaries since it was armed.
+    pub fn passed(&self) -> Passed {
+        self.state().passed.clone()
     }
 
     /// Returns if the process lives on.
@@ -87,11 +102,12 @@ impl Fuse {
         if state.burnt {
             return false;
         }
-        state.passed += 1;
-        state.burnt = match state.kill {
+        let State { kill, passed, burnt, .. } = &mut *state;
+        let count = passed.entry(boundary.to_owned()).or_default();
+        *count += 1;
+        *burnt = match kill {
             Kill::Never => false,
-            Kill::At(number) => state.passed == number,
-            Kill::On(name) => name == boundary,
+            Kill::At(name, nth) => name == boundary && nth == count,
         };
         if state.burnt {
             self.burnt.send_replace(Some(boundary.to_owned()));

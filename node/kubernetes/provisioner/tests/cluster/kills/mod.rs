@@ -9,9 +9,7 @@ mod disk;
 mod fuse;
 mod node;
 
-use std::collections::BTreeMap;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use envtest::{Cluster, Failure, Suite};
 use futures::future::join_all;
@@ -20,57 +18,56 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-use supervisor::Supervisor;
 use tokio::sync::OnceCell;
 use units::Bytes;
 use volume::State;
 
-use crate::fuse::Kill;
-use crate::node::{CLASS, NAMESPACE, Node, Place, User, at};
+use self::fuse::{Kill, Passed};
+use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
+use crate::node::reconcile;
 
 /// Nodes whose provisioners are killed at the same time.
 const AT_ONCE: usize = 4;
 
-/// How long the reconciler may take to end.
-const STOP: Duration = Duration::from_secs(20);
-
-/// No story has so many boundaries.
-const MOST: usize = 120;
-
 const DISK: Bytes = Bytes::new(100 << 30);
 const SMALL_DISK: Bytes = Bytes::new(512 << 20);
 
-fn main() -> ExitCode {
-    Suite::new()
+/// What the process writes in each story, at least.
+const PROVISION: [&str; 4] = ["provision on the disk", "POST persistentvolumes", "announce on the disk", "POST events"];
+const UNDO: [&str; 1] = ["undo on the disk"];
+const EXPAND: [&str; 4] =
+    ["PATCH persistentvolumeclaims/status", "expand on the disk", "PATCH persistentvolumes", "POST events"];
+const DELETE: [&str; 4] =
+    ["retire on the disk", "DELETE persistentvolumes", "PATCH persistentvolumes", "discard on the disk"];
+const RESTORE: [&str; 2] = ["restore on the disk", "PATCH persistentvolumes"];
+const RELEASE: [&str; 3] = ["provision on the disk", "PATCH persistentvolumeclaims", "POST events"];
+
+pub fn cases(suite: Suite) -> Suite {
+    suite
         .case("a_volume_is_made_once_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "provision", DISK, provision).await
+            everywhere(&cluster, "provision", DISK, &PROVISION, provision).await
         })
         .case("a_volume_without_a_claim_is_undone_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "undo", DISK, undo).await
+            everywhere(&cluster, "undo", DISK, &UNDO, undo).await
         })
         .case("a_volume_grows_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "expand", DISK, expand).await
+            everywhere(&cluster, "expand", DISK, &EXPAND, expand).await
         })
         .case("a_volume_is_deleted_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "delete", DISK, delete).await
+            everywhere(&cluster, "delete", DISK, &DELETE, delete).await
         })
         .case("a_volume_that_became_retained_comes_back_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "restore", DISK, restore).await
+            everywhere(&cluster, "restore", DISK, &RESTORE, restore).await
         })
         .case("a_claim_without_room_is_released_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "release", SMALL_DISK, release).await
+            everywhere(&cluster, "release", SMALL_DISK, &RELEASE, release).await
         })
-        .run()
 }
 
 /// The objects that all cases share.
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
+    reconcile(cluster).await?;
     let admin = cluster.admin();
-    let client = admin.clone();
-    let reconciler =
-        Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| reconciler::run(cx, client.clone()));
-    reconciler.handle().healthy().await?;
-    reconciler.stop(STOP).await?;
     let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
     Api::<Namespace>::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
     let class = json!({
@@ -81,35 +78,36 @@ async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the story once for each boundary, on a node of its own, until it ends before the process is killed.
+/// Tells the story without a kill, and then once for each boundary that it had, on a node of its own. The boundaries
+/// include those before and after each of `writes`: a write that is no boundary would be found by nobody else.
 async fn everywhere(
     cluster: &Cluster,
     story: &str,
     disk: Bytes,
+    writes: &[&str],
     tell: impl AsyncFn(&mut Node, Kill) -> Result<Option<String>, Failure>,
 ) -> Result<(), Failure> {
     static PREPARED: OnceCell<()> = OnceCell::const_new();
     PREPARED.get_or_try_init(|| prepare(cluster)).await?;
-    let once = async |number: usize| -> Result<Option<String>, Failure> {
+    let once = async |(number, kill): (usize, Kill)| -> Result<(Option<String>, Passed), Failure> {
         let mut node = Node::new(cluster, format!("{story}-{number}"), disk).await?;
-        let killed = tell(&mut node, Kill::At(number)).await;
-        killed.map_err(|error| format!("{story}, boundary {number}: {}", eventually::chain(error.as_ref())).into())
+        let killed = tell(&mut node, kill.clone()).await;
+        let at = |error: Failure| format!("{story}, {kill:?}: {}", eventually::chain(error.as_ref()));
+        Ok((killed.map_err(at)?, node.passed.clone()))
     };
-    let mut boundaries = Vec::new();
-    for first in (1..MOST).step_by(AT_ONCE) {
-        let told = join_all((first..first + AT_ONCE).map(&once)).await;
-        let killed = told.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let ends = killed.contains(&None);
-        boundaries.extend(killed.into_iter().flatten());
-        if ends && boundaries.is_empty() {
-            return Err(format!("{story} has no boundary").into());
-        }
-        if ends {
-            println!("killed at {} boundaries: {}", boundaries.len(), boundaries.join(", "));
-            return Ok(());
+    let (_, passed) = once((0, Kill::Never)).await?;
+    let kills = passed.iter().flat_map(|(name, count)| (1..=*count).map(|nth| Kill::At(name.clone(), nth)));
+    let kills: Vec<_> = (1..).zip(kills).collect();
+    let mut killed = BTreeSet::new();
+    for kills in kills.chunks(AT_ONCE) {
+        for told in join_all(kills.iter().cloned().map(&once)).await {
+            killed.extend(told?.0);
         }
     }
-    Err(format!("{story} has no end after {MOST} boundaries: {boundaries:?}").into())
+    println!("{story}: {} kills, at {killed:?}", kills.len());
+    let wanted = writes.iter().flat_map(|write| ["before", "after"].map(|when| format!("{when} {write}")));
+    let missed: Vec<_> = wanted.filter(|boundary| !killed.contains(boundary)).collect();
+    if missed.is_empty() { Ok(()) } else { Err(format!("{story} was not killed {missed:?}, but {killed:?}").into()) }
 }
 
 /// Ends the story: also what comes after the last thing that a user sees may be killed. `wrong` says what is not as it
@@ -175,7 +173,7 @@ async fn provision(node: &mut Node, kill: Kill) -> Result<Option<String>, Failur
 async fn undo(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     let user = node.user.clone();
     user.claim().await?;
-    node.start(Kill::On("after provision on the disk")).await?;
+    node.start(Kill::first("after provision on the disk")).await?;
     node.dies().await?;
     user.delete().await?;
     node.start(kill).await?;
@@ -215,7 +213,7 @@ async fn restore(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure>
     }
 
     let user = with_volume(node).await?;
-    node.arm(Kill::On("after retire on the disk"));
+    node.arm(Kill::first("after retire on the disk"));
     user.delete().await?;
     node.dies().await?;
     user.retain().await?;

@@ -7,7 +7,7 @@ use provisioner::{Held, HeldError, Volumes};
 use units::Bytes;
 use volume::{Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId, VolumeUsage};
 
-use crate::fuse::Fuse;
+use super::fuse::Fuse;
 
 /// The volumes as one process has them: what is below stays when the process is killed.
 pub struct Fused<V> {

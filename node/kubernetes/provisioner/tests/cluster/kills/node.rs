@@ -17,9 +17,9 @@ use tokio::runtime::{self, Runtime};
 use units::Bytes;
 use volume::{State, VolumeId};
 
-use crate::api;
-use crate::disk::Fused;
-use crate::fuse::{Fuse, Kill};
+use super::api;
+use super::disk::Fused;
+use super::fuse::{Fuse, Kill, Passed};
 
 pub const CLASS: &str = "kills";
 pub const NAMESPACE: &str = "kills";
@@ -37,6 +37,8 @@ pub enum Place {
 /// The node: a disk that stays and a process that does not.
 pub struct Node {
     pub user: User,
+    /// The boundaries of the process that was halted last.
+    pub passed: Passed,
     storage: Client,
     process: Option<Process>,
 }
@@ -62,7 +64,7 @@ impl Node {
         let storage = cluster.storage_of(&name).await?;
         let volumes = Arc::new(FakeVolumes::with_size(size));
         let user = User { admin: cluster.admin(), claim: name.clone(), node: name, volumes };
-        Ok(Self { user, storage, process: None })
+        Ok(Self { user, passed: Passed::new(), storage, process: None })
     }
 
     /// Starts the provisioner, in a process of its own as far as tasks and threads go.
@@ -129,6 +131,7 @@ impl Node {
         };
         runtime.shutdown_background();
         fuse.bury();
+        self.passed = fuse.passed();
         Ok(killed)
     }
 

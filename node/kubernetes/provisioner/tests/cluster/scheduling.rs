@@ -1,0 +1,176 @@
+//! The real scheduler, which reads the node's capacity. The tests play kubelet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::capacity::{DISK, register, tells};
+use crate::node::{Node, SELECTED_NODE};
+
+/// How long the scheduler may take to end.
+const STOP: Duration = Duration::from_secs(20);
+
+/// What the scheduler reports of a node whose capacity is too small.
+const NO_SPACE: &str = "did not have enough free storage";
+
+pub fn cases(suite: Suite) -> Suite {
+    suite
+        .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
+        .case("of_two_claims_that_do_not_fit_together_one_is_served", of_two_claims_one_is_served)
+        .case("a_claim_for_one_pod_keeps_the_second_pod_waiting", a_claim_for_one_pod_keeps_the_second_waiting)
+}
+
+/// A node that can run pods, with a provisioner that does not run yet.
+async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure> {
+    let node = Node::stopped(cluster, namespace, DISK).await?;
+    register(&node).await?;
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    let status = Patch::Merge(json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}}));
+    nodes.patch_status(&node.name, &PatchParams::default(), &status).await?;
+    Ok(node)
+}
+
+/// A pod of the same name as its claim.
+async fn make_pod(node: &Node, claim: &str) -> Result<Api<Pod>, Failure> {
+    node.pod(claim, &of_claim(claim)).await
+}
+
+fn of_claim(claim: &str) -> Value {
+    json!({"persistentVolumeClaim": {"claimName": claim}})
+}
+
+/// Waits until the scheduler gives this reason for leaving the pod without a node.
+async fn unschedulable(pods: &Api<Pod>, name: &str, reason: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("{reason:?} about pod {name}"), async || {
+        let pod = pods.get(name).await?;
+        let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+        let scheduled = conditions.into_iter().find(|condition| condition.type_ == "PodScheduled");
+        let message = scheduled.and_then(|condition| condition.message).unwrap_or_default();
+        let chosen = pod.spec.and_then(|spec| spec.node_name);
+        Ok::<_, kube::Error>(if chosen.is_none() && message.contains(reason) {
+            Seen::Done(())
+        } else {
+            Seen::NotYet(format!("{message:?} on {chosen:?}"))
+        })
+    })
+    .await?;
+    Ok(())
+}
+
+/// Waits until the scheduler has bound the pod to a node.
+async fn scheduled(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("a node for pod {name}"), async || {
+        let chosen = pods.get(name).await?.spec.and_then(|spec| spec.node_name);
+        Ok::<_, kube::Error>(chosen.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
+    })
+    .await?;
+    Ok(())
+}
+
+/// kubelet's part: the pod has ended.
+async fn end_pod(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
+    pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
+    Ok(())
+}
+
+async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = schedulable(&cluster, "scheduled").await?;
+    let scheduler = cluster.start_scheduler().await?;
+    let large = json!({"resources": {"requests": {"storage": "81Gi"}}});
+    node.claim("fits", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
+    node.claim("large", large).await?;
+    let pods = make_pod(&node, "fits").await?;
+    // Nothing is told yet: the node counts as full.
+    unschedulable(&pods, "fits", NO_SPACE).await?;
+    node.run().await?;
+    let pv = node.bound("fits").await?;
+    scheduled(&pods, "fits").await?;
+    // One that does not fit does not come here at all.
+    make_pod(&node, "large").await?;
+    unschedulable(&pods, "large", NO_SPACE).await?;
+    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+    scheduler.stop(STOP).await?;
+    for name in ["fits", "large"] {
+        end_pod(&pods, name).await?;
+    }
+    node.end().await
+}
+
+/// The scheduler chooses the node for both claims by the same published capacity.
+async fn of_two_claims_one_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = schedulable(&cluster, "race").await?;
+    node.run().await?;
+    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    node.halt().await?;
+    let scheduler = cluster.start_scheduler().await?;
+    let names = ["one", "two"];
+    for name in names {
+        node.claim(name, json!({"resources": {"requests": {"storage": "48Gi"}}})).await?;
+    }
+    let claims = node.claims();
+    let chosen = async |name: &str| {
+        let annotations = claims.get(name).await?.metadata.annotations.unwrap_or_default();
+        Ok::<_, kube::Error>(annotations.get(SELECTED_NODE).cloned())
+    };
+    let pods = make_pod(&node, "one").await?;
+    make_pod(&node, "two").await?;
+    for name in names {
+        eventually(PATIENCE, &format!("the node of claim {name}"), async || {
+            Ok::<_, kube::Error>(chosen(name).await?.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
+        })
+        .await?;
+    }
+    node.run().await?;
+    let (first, second) = eventually(PATIENCE, "one of the claims to be bound", async || {
+        for (name, other) in [("one", "two"), ("two", "one")] {
+            let phase = claims.get(name).await?.status.and_then(|status| status.phase);
+            if phase.as_deref() == Some("Bound") {
+                return Ok::<_, kube::Error>(Seen::Done((name, other)));
+            }
+        }
+        Ok(Seen::NotYet("neither is".to_owned()))
+    })
+    .await?;
+    let note = node.event(second, "ProvisioningFailed").await?;
+    assert!(note.contains("60 GiB") && note.contains("40 GiB to promise"), "{note}");
+    unschedulable(&pods, second, NO_SPACE).await?;
+    assert_eq!(chosen(second).await?, None, "the claim went back to the scheduler");
+    let pv = node.bound(first).await?;
+    scheduled(&pods, first).await?;
+    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+
+    // Free space is all that it waits for.
+    end_pod(&pods, first).await?;
+    claims.delete(first, &DeleteParams::default()).await?;
+    node.gone(&pv).await?;
+    node.bound(second).await?;
+    scheduled(&pods, second).await?;
+    scheduler.stop(STOP).await?;
+    end_pod(&pods, second).await?;
+    node.end().await
+}
+
+async fn a_claim_for_one_pod_keeps_the_second_waiting(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = schedulable(&cluster, "one-pod").await?;
+    let scheduler = cluster.start_scheduler().await?;
+    node.run().await?;
+    let claim = node.claim("data", json!({"accessModes": ["ReadWriteOncePod"]})).await?;
+    let pods = node.pod("one", &of_claim("data")).await?;
+    let pv = node.bound("data").await?;
+    assert_eq!(pv.spec.and_then(|spec| spec.access_modes).unwrap_or_default(), ["ReadWriteOncePod"]);
+    scheduled(&pods, "one").await?;
+    node.pod("two", &of_claim("data")).await?;
+    unschedulable(&pods, "two", "ReadWriteOncePod").await?;
+    end_pod(&pods, "one").await?;
+    scheduled(&pods, "two").await?;
+    assert_eq!(node.claims().get("data").await?.uid(), claim.uid());
+    scheduler.stop(STOP).await?;
+    end_pod(&pods, "two").await?;
+    node.end().await
+}
