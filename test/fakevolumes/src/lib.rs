@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dir::Ensured;
-use fsquota::ProjectId;
+use fsquota::{Limits, ProjectId};
 use provisioner::{Held, HeldError, Volumes};
 use units::{Bytes, Inodes};
 use volume::{
@@ -18,7 +18,7 @@ use volume::{
 const BLOCK: u64 = 4096;
 
 /// A node's volumes in memory. What a real [`volume::Store`] does with a disk is shown by its own kernel tests; this
-/// one keeps the same records and gives the same answers.
+/// one keeps the same records and gives the same answers, which `//node/kubernetes/provisioner:volumes_ktest` compares.
 pub struct FakeVolumes {
     size: Bytes,
     state: Mutex<Disk>,
@@ -113,37 +113,58 @@ impl Disk {
         Space { size, promised: self.promised(), reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
+    /// The record of a volume, and whether its data is in the trash.
+    fn look(&self, id: &VolumeId) -> Option<(Record, bool)> {
+        self.records.get(id).map(|record| (record.clone(), self.trash.contains(id)))
+    }
+
     fn retire(&mut self, id: &VolumeId) -> Ensured<()> {
         let there = self.records.contains_key(id);
         if there && self.trash.insert(id.clone()) { Ensured::Created(()) } else { Ensured::Unchanged(()) }
     }
 
     fn discard(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        if !self.records.contains_key(id) {
-            return Ok(Ensured::Unchanged(()));
+        let source = match self.look(id) {
+            None => return Ok(Ensured::Unchanged(())),
+            Some((_, false)) => Refusal::NotRetired,
+            Some((_, true)) if self.stuck.contains(id) => Refusal::Foreign,
+            Some((_, true)) => {
+                self.trash.remove(id);
+                self.records.remove(id);
+                return Ok(Ensured::Created(()));
+            }
+        };
+        Err(Error::Refused { id: id.clone(), source })
+    }
+}
+
+/// The mode after the volume grew: it may hold more files in the same proportion.
+fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
+    match mode {
+        Mode::Filesystem { inodes } => {
+            let share = u128::from(inodes.get()) * u128::from(to.get());
+            let share = share.div_ceil(u128::from(from.get().max(1)));
+            Mode::Filesystem { inodes: Inodes::new(u64::try_from(share).unwrap_or(u64::MAX)) }
         }
-        if !self.trash.remove(id) {
-            return Err(Error::Refused { id: id.clone(), source: Refusal::NotRetired });
-        }
-        if self.stuck.contains(id) {
-            self.trash.insert(id.clone());
-            return Err(Error::Refused { id: id.clone(), source: Refusal::Foreign });
-        }
-        self.records.remove(id);
-        Ok(Ensured::Created(()))
+        block @ Mode::Block { .. } => block,
     }
 }
 
 impl Volumes for FakeVolumes {
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
         let mut disk = self.disk();
-        if let Some(record) = disk.records.get(id) {
-            if record.claim.uid == want.claim.uid && record.size == want.size && !disk.trash.contains(id) {
-                return Ok(Ensured::Unchanged(record.clone()));
+        let refused = |source| Err(Error::Refused { id: id.clone(), source });
+        match disk.look(id) {
+            None => {}
+            Some((Record { claim, mode, size, .. }, _))
+                if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
+            {
+                return refused(Refusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
-            let Record { claim, size, .. } = record;
-            let source = Refusal::Differs { claim: claim.to_string(), uid: claim.uid.clone(), size: *size };
-            return Err(Error::Refused { id: id.clone(), source });
+            Some((record, false)) => return Ok(Ensured::Unchanged(record)),
+            Some((Record { state: State::Announced, .. }, true)) => return refused(Refusal::Lost),
+            // It was being undone.
+            Some((Record { state: State::Staged, .. }, true)) => drop(disk.discard(id)?),
         }
         let free = disk.space(self.size).free();
         if want.promised() > free {
@@ -170,37 +191,49 @@ impl Volumes for FakeVolumes {
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         let mut disk = self.disk();
-        let Some(record) = disk.records.get(id).cloned() else { return Err(Error::Unknown { id: id.clone() }) };
-        let to = to.round_up::<BLOCK>().ok_or(Error::TooLarge { id: id.clone(), wanted: to })?;
-        if to <= record.size {
-            return Ok(Ensured::Unchanged(record));
-        }
-        let mode = match record.mode {
-            Mode::Filesystem { inodes } => {
-                let share = u128::from(inodes.get()) * u128::from(to.get()) / u128::from(record.size.get().max(1));
-                Mode::Filesystem { inodes: Inodes::new(u64::try_from(share).unwrap_or(u64::MAX)) }
+        let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
+        let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
+        let source = match disk.look(id) {
+            None => return Err(Error::Unknown { id: id.clone() }),
+            Some((Record { state: State::Staged, .. }, _)) => Refusal::NotAnnounced,
+            Some((_, true)) => Refusal::Lost,
+            Some((record, false)) if size <= record.size => return Ok(Ensured::Unchanged(record)),
+            Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
+            Some((record, false)) => {
+                let mode = grown(record.mode, record.size, size);
+                let wanted = mode.promised(size).saturating_sub(record.promised());
+                let free = disk.space(self.size).free();
+                if wanted > free {
+                    return Err(Error::Full { id: id.clone(), wanted, free });
+                }
+                let record = Record { mode, size, ..record };
+                disk.records.insert(id.clone(), record.clone());
+                return Ok(Ensured::Created(record));
             }
-            block @ Mode::Block { .. } => block,
         };
-        let (wanted, free) = (mode.promised(to).saturating_sub(record.promised()), disk.space(self.size).free());
-        if wanted > free {
-            return Err(Error::Full { id: id.clone(), wanted, free });
-        }
-        let record = Record { mode, size: to, ..record };
-        disk.records.insert(id.clone(), record.clone());
-        Ok(Ensured::Created(record))
+        Err(Error::Refused { id: id.clone(), source })
     }
 
     fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        Ok(if self.disk().trash.remove(id) { Ensured::Created(()) } else { Ensured::Unchanged(()) })
+        let mut disk = self.disk();
+        match disk.look(id) {
+            None | Some((_, false)) => Ok(Ensured::Unchanged(())),
+            Some((Record { state: State::Staged, .. }, true)) => {
+                Err(Error::Refused { id: id.clone(), source: Refusal::NotAnnounced })
+            }
+            Some((Record { state: State::Announced, .. }, true)) => {
+                disk.trash.remove(id);
+                Ok(Ensured::Created(()))
+            }
+        }
     }
 
     fn held(&self, id: &VolumeId) -> Result<Held, HeldError> {
         let disk = self.disk();
-        match disk.records.get(id).filter(|_| !disk.trash.contains(id)) {
-            Some(record) if record.state == State::Staged => Err(OpenError::NotAnnounced { id: id.clone() }.into()),
-            Some(record) => Ok(Held { size: record.size, attached: disk.attached.contains(id) }),
-            None => Err(OpenError::Unknown { id: id.clone() }.into()),
+        match disk.look(id) {
+            Some((Record { state: State::Staged, .. }, _)) => Err(OpenError::NotAnnounced { id: id.clone() }.into()),
+            Some((record, false)) => Ok(Held { size: record.size, attached: disk.attached.contains(id) }),
+            None | Some((_, true)) => Err(OpenError::Unknown { id: id.clone() }.into()),
         }
     }
 

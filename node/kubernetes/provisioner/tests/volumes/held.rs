@@ -1,32 +1,21 @@
 //! Whether a volume is attached, on a real disk: it decides who ends an expansion.
 
-use std::fs;
-
-use dir::{Dir, Ensured};
-use ktest_support::XfsDisk;
+use dir::Ensured;
 use loopdev::{Config, Control, Detach};
 use provisioner::{Held, HeldError, Volumes as _};
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Claim, Mode, OpenError, Request, Settings, Store, VolumeId};
+use volume::{Access, Allocation, Claim, Mode, OpenError, Request, Settings, VolumeId};
+
+use crate::node::Node;
 
 const SIZE: Bytes = Bytes::new(16 << 20);
 const LARGER: Bytes = Bytes::new(40 << 20);
 
-struct Node {
-    store: Store,
-    // Last: it can only be unmounted when nothing on it is open.
-    _disk: XfsDisk,
+fn node() -> Node {
+    Node::new(Settings { reserve: Bytes::new(64 << 20), ..Settings::default() })
 }
 
 impl Node {
-    fn new() -> Self {
-        let disk = XfsDisk::with_project_quota();
-        fs::create_dir(disk.path().join("volumes")).unwrap();
-        let volumes = Dir::open(&disk.path().join("volumes")).unwrap();
-        let settings = Settings { reserve: Bytes::new(64 << 20), ..Settings::default() };
-        Self { store: Store::open(&volumes, settings).unwrap(), _disk: disk }
-    }
-
     fn made(&self, name: &str, mode: Mode) -> VolumeId {
         let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
         let id = name.parse().unwrap();
@@ -37,7 +26,7 @@ impl Node {
 
 #[test]
 fn a_disk_is_attached_as_long_as_a_loop_device_stands_on_its_image() {
-    let node = Node::new();
+    let node = node();
     let [id, other] = ["pvc-1", "pvc-2"].map(|name| node.made(name, Mode::Block { allocation: Allocation::Thick }));
     let early = node.store.held(&id).unwrap_err();
     assert!(matches!(early, HeldError::Open(OpenError::NotAnnounced { .. })), "{early}");
@@ -57,7 +46,7 @@ fn a_disk_is_attached_as_long_as_a_loop_device_stands_on_its_image() {
 
 #[test]
 fn a_filesystem_is_never_attached_and_a_missing_volume_is_told_apart() {
-    let node = Node::new();
+    let node = node();
     let id = node.made("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
     node.store.announce(&id).unwrap();
     assert_eq!(node.store.held(&id).unwrap(), Held { size: SIZE, attached: false });

@@ -1,0 +1,200 @@
+//! One set of calls for the store on a disk and for the fake that the envtests use: both give the same answers.
+
+use std::collections::BTreeMap;
+
+use dir::Ensured;
+use fakevolumes::FakeVolumes;
+use provisioner::{HeldError, Volumes};
+use units::{Bytes, Inodes};
+use volume::{Allocation, Claim, Error, Mode, Record, Request, Settings, VolumeId};
+
+use crate::node::Node;
+
+const MIB: u64 = 1 << 20;
+const SIZE: Bytes = Bytes::new(4 * MIB);
+
+/// One that is not whole in blocks of 4 KiB.
+const ODD: Bytes = Bytes::new(6 * MIB + 1);
+
+/// More than the disk has.
+const TOO_MUCH: Bytes = Bytes::TIB;
+
+/// More than any file system has.
+const IMPOSSIBLE: Bytes = Bytes::new(i64::MAX as u64);
+
+/// The inodes do not divide the size.
+const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(67) };
+const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
+
+#[derive(Clone, Debug)]
+enum Call {
+    Provision(Request),
+    Announce,
+    Expand(Bytes),
+    Retire,
+    Restore,
+    Discard,
+    Undo,
+    Held,
+}
+
+fn request(mode: Mode, size: Bytes) -> Request {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
+    Request { claim, class: "local".into(), mode, size }
+}
+
+/// Without the project: the store reuses none, the fake counts from 1.
+fn shown(record: &Record) -> String {
+    let Record { claim, class, mode, size, project: _, state } = record;
+    format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
+}
+
+fn recorded(answer: Result<Ensured<Record>, Error>) -> String {
+    match answer {
+        Ok(Ensured::Created(record)) => format!("created {}", shown(&record)),
+        Ok(Ensured::Unchanged(record)) => format!("unchanged {}", shown(&record)),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+impl Call {
+    fn of(&self, volumes: &dyn Volumes, id: &VolumeId) -> String {
+        match self {
+            Self::Provision(want) => recorded(volumes.provision(id, want)),
+            Self::Announce => format!("{:?}", volumes.announce(id)),
+            Self::Expand(to) => recorded(volumes.expand(id, *to)),
+            Self::Retire => format!("{:?}", volumes.retire(id)),
+            Self::Restore => format!("{:?}", volumes.restore(id)),
+            Self::Discard => format!("{:?}", volumes.discard(id)),
+            Self::Undo => format!("{:?}", volumes.undo(id)),
+            Self::Held => match volumes.held(id) {
+                // The store's error has the errno of the missing directory.
+                Err(HeldError::Open(error)) => error.to_string(),
+                other => format!("{other:?}"),
+            },
+        }
+    }
+}
+
+/// Everything that the provisioner lists, but for what the volumes use.
+fn listed(volumes: &dyn Volumes) -> String {
+    let records = volumes.records().unwrap();
+    let readable: BTreeMap<_, _> = records.readable.iter().map(|(id, record)| (id, shown(record))).collect();
+    let usage = volumes.usage().unwrap();
+    let mut used: Vec<_> = usage.iter().map(|usage| (&usage.id, shown(&usage.record))).collect();
+    used.sort();
+    let mut retired = volumes.retired().unwrap();
+    retired.sort();
+    let (unreadable, strays) = (records.unreadable.len(), volumes.strays().unwrap());
+    format!("{readable:?} {unreadable} {used:?} {retired:?} {strays:?} {:?}", volumes.space().unwrap())
+}
+
+/// The same disk twice.
+struct Both {
+    node: Node,
+    fake: FakeVolumes,
+}
+
+impl Both {
+    fn new() -> Self {
+        let node = Node::new(Settings::default());
+        let fake = FakeVolumes::with_size(node.store.space().unwrap().size);
+        Self { node, fake }
+    }
+
+    /// Returns the answer that both give.
+    fn call(&self, id: &VolumeId, call: &Call, when: &str) -> String {
+        let [real, fake] = [&self.node.store as &dyn Volumes, &self.fake].map(|volumes| {
+            let answer = call.of(volumes, id);
+            format!("{answer}; then {}", listed(volumes))
+        });
+        assert_eq!(fake, real, "{call:?} {when}");
+        real
+    }
+}
+
+/// How far a volume got, and the calls that bring it there.
+fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
+    use Call::{Announce, Provision, Retire};
+    let made = || Provision(request(mode, SIZE));
+    [
+        ("of no volume", vec![]),
+        ("of a staged volume", vec![made()]),
+        ("of an announced volume", vec![made(), Announce]),
+        ("of a staged volume in the trash", vec![made(), Retire]),
+        ("of an announced volume in the trash", vec![made(), Announce, Retire]),
+    ]
+}
+
+fn calls(mode: Mode) -> Vec<Call> {
+    use Call::{Announce, Discard, Expand, Held, Provision, Restore, Retire, Undo};
+    let other = if mode.is_block() { FILES } else { THICK };
+    let mut of_another = request(mode, SIZE);
+    of_another.claim.uid = "another".into();
+    vec![
+        Provision(request(mode, SIZE)),
+        Provision(request(mode, ODD.round_up::<4096>().unwrap())),
+        Provision(request(other, SIZE)),
+        Provision(request(mode, TOO_MUCH)),
+        Provision(of_another),
+        Announce,
+        Expand(Bytes::new(1)),
+        Expand(ODD),
+        Expand(TOO_MUCH),
+        Expand(IMPOSSIBLE),
+        Retire,
+        Restore,
+        Discard,
+        Undo,
+        Held,
+    ]
+}
+
+/// Every call in every state, twice.
+#[test]
+fn the_fake_answers_as_the_store_does() {
+    let both = Both::new();
+    let empty = both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the beginning");
+    for (mode, name) in [(FILES, "files"), (THICK, "thick")] {
+        for (number, call) in calls(mode).into_iter().enumerate() {
+            for (place, (state, before)) in states(mode).into_iter().enumerate() {
+                let id: VolumeId = format!("pvc-{name}-{number}-{place}").parse().unwrap();
+                for step in &before {
+                    both.call(&id, step, "on the way");
+                }
+                both.call(&id, &call, state);
+                both.call(&id, &call, &format!("{state}, again"));
+                // The next one finds nothing.
+                for step in [Call::Retire, Call::Discard] {
+                    both.call(&id, &step, "at the end");
+                }
+            }
+        }
+    }
+    assert_eq!(both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the end"), empty);
+}
+
+/// The promises of several volumes add up, and deleted ones free theirs.
+#[test]
+fn the_fake_is_full_when_the_store_is() {
+    let both = Both::new();
+    let size = both.node.store.space().unwrap().size;
+    let half = Bytes::new(size.get() / 2).round_up::<4096>().unwrap();
+    let [one, two, three] = ["pvc-one", "pvc-two", "pvc-three"].map(|name| name.parse::<VolumeId>().unwrap());
+    let files = |size| Call::Provision(request(FILES, size));
+    both.call(&one, &files(half), "of an empty disk");
+    let full = both.call(&two, &files(half), "of a disk that is half full");
+    assert!(full.starts_with("Full {"), "{full}");
+    both.call(&two, &files(SIZE), "with space");
+    both.call(&two, &Call::Announce, "with space");
+    let full = both.call(&two, &Call::Expand(half), "of a disk that is half full");
+    assert!(full.starts_with("Full {"), "{full}");
+    both.call(&two, &Call::Expand(ODD), "with space");
+    both.call(&two, &Call::Expand(Bytes::new(9 * MIB)), "of what has grown");
+    // A staged volume that is undone frees its promise, a retired one only when it is discarded.
+    both.call(&one, &Call::Retire, "of a staged volume");
+    both.call(&three, &files(half), "while it is in the trash");
+    both.call(&one, &Call::Undo, "in the trash");
+    let made = both.call(&three, &files(half), "after it was undone");
+    assert!(made.starts_with("created "), "{made}");
+}

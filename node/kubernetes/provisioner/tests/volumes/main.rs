@@ -1,0 +1,5 @@
+//! The provisioner's view of a real disk.
+
+mod contract;
+mod held;
+mod node;

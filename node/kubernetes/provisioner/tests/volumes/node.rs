@@ -1,0 +1,22 @@
+//! A store on a disk of its own.
+
+use std::fs;
+
+use dir::Dir;
+use ktest_support::XfsDisk;
+use volume::{Settings, Store};
+
+pub struct Node {
+    pub store: Store,
+    // Last: it can only be unmounted when nothing on it is open.
+    _disk: XfsDisk,
+}
+
+impl Node {
+    pub fn new(settings: Settings) -> Self {
+        let disk = XfsDisk::with_project_quota();
+        fs::create_dir(disk.path().join("volumes")).unwrap();
+        let volumes = Dir::open(&disk.path().join("volumes")).unwrap();
+        Self { store: Store::open(&volumes, settings).unwrap(), _disk: disk }
+    }
+}
