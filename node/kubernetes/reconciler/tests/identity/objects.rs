@@ -242,7 +242,7 @@ async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> R
 
 async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
-    cluster.stop_api_server().await?;
+    cluster.stop_api_server().await;
     cluster.start_api_server().await?;
     let drivers = Api::<CSIDriver>::all(cluster.admin());
     drivers.delete(DRIVER, &DeleteParams::default()).await?;
