@@ -1,8 +1,8 @@
 //! The arrangement of the conformity suite: a node whose CSI plugin is served on its real sockets, and what a
 //! behaviour needs to act as kubelet does.
 //!
-//! A behaviour is shown by [`hold`]: ten times in a row and ten times at once, each time with volumes and directories
-//! of its own. After them the mounts, the loop devices, the open descriptors, the files below kubelet's directory and
+//! A behaviour is shown by [`hold`]: once, three times in a row and six times at once, each time with volumes and
+//! directories of its own. After them the mounts, the loop devices, the open descriptors, the files below kubelet's directory and
 //! the volumes are those that were there before ([`Census`]).
 //!
 //! ```no_run

@@ -1,11 +1,15 @@
 //! Several calls for one volume at a time: kubelet sends them when it lost its memory. Each behaviour is at once by
 //! itself, and shown in a row.
 
-use std::time::Duration;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use conformity::{Case, Kind, hold_in_turn, with_mode};
 use futures::future::{join, join_all};
 use proto::csi::volume_capability::access_mode::Mode;
+use tokio::task::yield_now;
 use tonic::Code;
 
 const TIMES: usize = 10;
@@ -141,20 +145,56 @@ fn a_call_that_is_given_up_leaves_nothing_that_the_next_cannot_finish() {
         for &kind in case.kinds() {
             let volume = case.volume(kind);
             let target = case.target(&volume, "pod");
-            for patience in [0, 400, 1600, 6400].map(Duration::from_micros) {
-                given_up(patience, case.publish(case.publishing(&volume, &target))).await;
+            let publish = || case.publish(case.publishing(&volume, &target));
+            let unpublish = || case.unpublish(case.unpublishing(&volume, &target));
+            let mut whole = [Duration::MAX; 2];
+            for _ in 0..3 {
+                whole = [whole[0].min(taken(publish()).await), whole[1].min(taken(unpublish()).await)];
+            }
+            // At once, and when about a quarter, a half and three quarters of the call are done.
+            let mut given_up = [0; 2];
+            for quarters in 0..4 {
+                let [for_publish, for_unpublish] = whole.map(|whole| whole * quarters / 4);
+                let published = is_given_up(for_publish, publish()).await;
                 case.publish(case.publishing(&volume, &target)).await.expect("publish");
                 case.assert_published(&volume, &target, false);
-                given_up(patience, case.unpublish(case.unpublishing(&volume, &target))).await;
+                let unpublished = is_given_up(for_unpublish, unpublish()).await;
                 case.withdraw(&volume, &target).await;
+                if quarters > 0 {
+                    given_up = [given_up[0] + usize::from(published), given_up[1] + usize::from(unpublished)];
+                } else {
+                    assert!(published && unpublished, "no call is answered before it was sent");
+                }
             }
+            assert!(
+                given_up.iter().all(|count| *count > 0),
+                "{given_up:?} of 3 were given up on their way, of {whole:?}"
+            );
         }
     });
 }
 
-async fn given_up(patience: Duration, call: impl Future<Output = Result<(), Code>>) {
-    if let Ok(answer) = tokio::time::timeout(patience, call).await {
-        answer.expect("a call that was in time");
+/// How long a call takes that succeeds.
+async fn taken(call: impl Future<Output = Result<(), Code>>) -> Duration {
+    let start = Instant::now();
+    call.await.expect("a call that nobody gives up");
+    start.elapsed()
+}
+
+/// Drops the call unless it is answered in this time, and returns whether it was dropped. The runtime's timer is not used:
+/// its steps of a millisecond are longer than some calls.
+async fn is_given_up(patience: Duration, call: impl Future<Output = Result<(), Code>>) -> bool {
+    let mut call = pin!(call);
+    let start = Instant::now();
+    loop {
+        match poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
+            Poll::Ready(answer) => {
+                answer.expect("a call that was in time");
+                return false;
+            }
+            Poll::Pending if start.elapsed() >= patience => return true,
+            Poll::Pending => yield_now().await,
+        }
     }
 }
 
