@@ -2,14 +2,17 @@
 
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 
-def _elsewhere_impl(_settings, _attr):
-    return {"//tools/image:build": "second"}
+_PLATFORMS = "//command_line_option:platforms"
 
-# Another configuration has another output directory, and no action is shared with the first one's.
+def _elsewhere_impl(_settings, _attr):
+    return {_PLATFORMS: [Label("//tools/platforms:again")]}
+
+# Another configuration has another output directory, and shares no action with the first one. Tools are shared: their
+# configuration has its own platform, whereas it would inherit a build setting, and all of them would be compiled again.
 _elsewhere = transition(
     implementation = _elsewhere_impl,
     inputs = [],
-    outputs = ["//tools/image:build"],
+    outputs = [_PLATFORMS],
 )
 
 def _again_impl(ctx):
