@@ -41,6 +41,8 @@ def _go_programs_impl(ctx):
         # In a place of its own, so that an error names the vendored path.
         lines.append("mkdir -p $work/overlay/$(dirname {path}) && cp $root/{file} $work/overlay/{path}".format(path = path, file = file.path))
         overlay[path] = file
+    for path in ctx.attr.removed:
+        lines.append("rm $work/src/vendor/" + path)
     if overlay:
         lines.append("{ printf '{\"Replace\":{'; printf '%s' \"" + ",".join(
             ["\\\"$work/src/vendor/{p}\\\":\\\"$work/overlay/{p}\\\"".format(p = p) for p in overlay],
@@ -77,6 +79,7 @@ go_programs = rule(
         "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
         "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
         "programs": attr.string_dict(mandatory = True, doc = "Name -> Go package."),
+        "removed": attr.string_list(doc = "Vendored files to leave out; a missing one fails the build."),
         "src": attr.label(mandatory = True, allow_single_file = [".tar"], doc = "The vendored module, an archive."),
         "stamps": attr.string_list(doc = "Values for the linker's -X."),
         "_cc": attr.label(default = "@sysroot//:cc", allow_single_file = True),
