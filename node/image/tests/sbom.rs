@@ -190,7 +190,8 @@ fn every_package_has_its_texts_and_every_text_is_of_one() {
     let without_text = BTreeMap::from(WITHOUT_TEXT);
     let mut used = BTreeSet::new();
     let mut remarked = BTreeSet::new();
-    for package in list(&Bill::of(&parts).document, "packages") {
+    let bill = Bill::of(&parts);
+    for package in list(&bill.document, "packages") {
         let name = text(package, "name");
         if programs.contains(name) {
             continue;
