@@ -52,7 +52,7 @@ impl Full {
         let thin = Class { name: "thin", parameters: [("blockAllocation", "thin")].into() };
         let thin = case.make_class(&thin).await?;
         let offered = offered_when(case, "local", |_| true).await?;
-        // Devices are not offered more than directories: the same for a class of which nobody knows what it is used for.
+        // The object of a class does not say for which mode it is: a class for devices is offered the same.
         offered_when(case, &thin, |now| now == offered).await?;
         case.claim(&Claim::new("files", FILES)).await?;
         case.claim(&Claim::block("thin", DEVICE).of(&thin)).await?;
