@@ -16,7 +16,9 @@ use crate::guest::{Guest, GuestError};
 use crate::scratch::Scratch;
 
 /// `oops=panic`: a kernel that goes on after a fault proves nothing. `panic=-1`: then the VM ends.
-const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog audit=0 apparmor=0";
+/// `no_timer_check`: on a busy host the check that the timer interrupts fails at times.
+const COMMAND_LINE: &str =
+    "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog no_timer_check audit=0 apparmor=0";
 
 /// Serial number of the disk with the payload.
 const PAYLOAD: &str = "payload";
