@@ -1,6 +1,6 @@
-"""Examples in documentation as tests."""
+"""Tests of Rust crates on the host."""
 
-load("@rules_rust//rust:defs.bzl", "rust_doc_test")
+load("@rules_rust//rust:defs.bzl", "rust_doc_test", _rust_test = "rust_test")
 
 # All of the target is static, and the pinned libraries are. rustdoc is not given rustc's flags.
 _STATIC = "'-Ctarget-feature=+crt-static'"
@@ -26,6 +26,23 @@ _static_test = rule(
         "script": attr.label(mandatory = True, executable = True, cfg = "target", doc = "The rust_doc_test."),
     },
 )
+
+def rust_test(name, rustc_flags = [], **kwargs):
+    """A rust_test whose own crate is compiled without optimization, with overflow checks. A macro.
+
+    That takes a third of the CPU time. Crates below it are those of the programs. Not for a test whose own code computes
+    much, nor for one that runs in an emulated guest.
+
+    Args:
+        name: name of the test.
+        rustc_flags: as for every rust_test.
+        **kwargs: other attributes of a rust_test.
+    """
+    _rust_test(
+        name = name,
+        rustc_flags = ["-Copt-level=0"] + rustc_flags,
+        **kwargs
+    )
 
 def doc_test(name, crate, deps = [], size = "small", **kwargs):
     """The examples of a crate's documentation, linked as the node's programs are. A macro.
