@@ -45,7 +45,8 @@ pub(crate) fn build(run: &Run, steps: &[Step]) -> String {
     let sum: Duration = actions.iter().map(|step| step.time).sum();
     let row = |name: String, count: usize, time: Duration, cpu: Duration| {
         let share = 100.0 * time.as_secs_f64() / sum.as_secs_f64().max(f64::EPSILON);
-        [name, count.to_string(), seconds(time), format!("{share:.1} %"), seconds(cpu)]
+        let cpu = if run.cpu.is_empty() { String::new() } else { seconds(cpu) };
+        [name, count.to_string(), seconds(time), format!("{share:.1} %"), cpu]
     };
     let mut kinds: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
     for step in &actions {
