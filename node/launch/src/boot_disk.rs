@@ -56,8 +56,9 @@ impl Copy {
     }
 
     /// Leaves the file there.
-    pub(crate) fn keep(mut self) {
-        self.path = PathBuf::new();
+    pub(crate) fn keep(self) {
+        // Without its `Drop`, which removes the name.
+        std::mem::forget(self);
     }
 }
 

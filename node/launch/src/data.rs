@@ -87,7 +87,7 @@ impl DataDisk {
         if self.base.is_some() {
             disk.wrap = Wrap::Overlay(self.path.clone());
         }
-        // Who throws a disk away need not wait for the machine's own disk.
+        // A temporary disk is not needed after a crash of the machine.
         disk.cache = if self.kept { Cache::WriteBack } else { Cache::Unsafe };
         disk
     }

@@ -38,6 +38,9 @@ pub enum BootError {
         #[source]
         source: io::Error,
     },
+    /// Firmware boots from a copy of the image, which a saved node would not find again.
+    #[error("a node that boots by firmware cannot be saved or restored; boot its kernel directly")]
+    SavedFirmware,
     /// The node's configuration cannot be written.
     #[error("cannot write the node's configuration to {directory}")]
     Configuration {
@@ -60,7 +63,7 @@ pub enum BootError {
     #[error("the saved node cannot be restored")]
     Restore(#[from] qemu::RestoreError),
     /// Its data disk cannot be used.
-    #[error("the saved node cannot be restored")]
+    #[error("cannot prepare the data disk of the saved node")]
     RestoreData(#[from] crate::data::RestoreError),
     /// Its credentials cannot be read.
     #[error("cannot read the credentials of the saved node in {path}")]

@@ -74,9 +74,10 @@ pub(crate) enum Surroundings<'a> {
 impl Machine {
     /// Makes what is missing of its files.
     pub(crate) fn prepare(host: &Host, site: &Site) -> Result<Self, BootError> {
-        match &site.options.boot {
-            Boot::Kernel => direct(site, host.accelerator),
-            Boot::Firmware(disk) => with_firmware(site, Firmware::find()?, disk, host.accelerator),
+        match (&site.options.boot, &site.options.origin) {
+            (Boot::Kernel, _) => direct(site, host.accelerator),
+            (Boot::Firmware(_), Origin::Savable(_) | Origin::Saved(_)) => Err(BootError::SavedFirmware),
+            (Boot::Firmware(disk), Origin::Boot) => with_firmware(site, Firmware::find()?, disk, host.accelerator),
         }
     }
 

@@ -27,7 +27,7 @@ pub enum ConfigError {
     SamePort(PortName),
 }
 
-/// What the guest's memory is.
+/// The backing of the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory<'a> {
     /// Anonymous memory of QEMU.
@@ -93,8 +93,8 @@ pub(crate) fn spare_port(number: u8) -> String {
     format!("spare{number}")
 }
 
-/// Options whose values the device state of a saved guest depends on.
-const MACHINE: [&str; 6] = ["-accel", "-cpu", "-machine", "-m", "-smp", "-device"];
+/// Options whose values a saved guest depends on: its devices, and the command line that its kernel has read.
+const MACHINE: [&str; 7] = ["-accel", "-cpu", "-machine", "-m", "-smp", "-device", "-append"];
 /// Virtual Machine Generation ID: the kernel reseeds its random number generator when the ID changes.
 const GENERATION: &str = "vmgenid,guid=auto";
 

@@ -29,8 +29,8 @@ const STEP: Duration = Duration::from_millis(2);
 /// the disks, kernel and host CPU, which it cannot compare: use a directory whose name depends on them.
 ///
 /// After a restore the guest's clock continues from the time of the save. The guest's kernel gets a new generation ID
-/// (vmgenid), on which it reseeds its random number generator and sends a uevent; all else that is unique in the guest
-/// (machine ID, keys, connections) is the same in all VMs restored from one state.
+/// (vmgenid), on which it reseeds its random number generator; everything else that is unique in the guest (machine ID, keys,
+/// connections) is the same in all VMs restored from one state.
 #[derive(Clone, Debug)]
 pub struct Saved {
     dir: PathBuf,
@@ -50,7 +50,7 @@ pub enum SaveError {
     /// The VM was not started by [`Vm::start_savable`].
     #[error("the guest's memory is not a file; start a VM that is to be saved with start_savable")]
     NotSavable,
-    /// QEMU does not obey.
+    /// QEMU rejects a command or has ended.
     #[error("cannot control QEMU")]
     Control(#[from] QmpError),
     /// QEMU could not write the state of the devices.
@@ -80,18 +80,20 @@ pub enum RestoreError {
         source: io::Error,
     },
     /// Another QEMU saved it.
-    #[error("the guest was saved by QEMU {saved} and cannot be restored by QEMU {current}; save it again")]
+    #[error("the guest in {} was saved by QEMU {saved}, not by QEMU {current}; delete the directory", dir.display())]
     Program {
+        /// The directory.
+        dir: PathBuf,
         /// The version that saved it.
         saved: String,
         /// The version that is to restore it.
         current: String,
     },
     /// It was saved on another machine.
-    #[error(
-        "the guest was saved with {saved} and cannot be restored with {current}; save it again or use the same configuration"
-    )]
+    #[error("the guest in {} was saved with {saved}, not with {current}; delete the directory", dir.display())]
     Machine {
+        /// The directory.
+        dir: PathBuf,
         /// The first argument of QEMU that differs.
         saved: String,
         /// The argument of the configuration.
@@ -135,7 +137,8 @@ impl Saved {
     /// Compares what QEMU compares badly or not at all.
     pub(crate) fn check(&self, current: &Machine) -> Result<(), RestoreError> {
         if self.machine.qemu != current.qemu {
-            return Err(RestoreError::Program { saved: self.machine.qemu.clone(), current: current.qemu.clone() });
+            let (saved, current) = (self.machine.qemu.clone(), current.qemu.clone());
+            return Err(RestoreError::Program { dir: self.dir.clone(), saved, current });
         }
         let count = self.machine.arguments.len().max(current.arguments.len());
         let at = |all: &[(String, String)], index: usize| {
@@ -143,7 +146,7 @@ impl Saved {
         };
         let pairs = (0..count).map(|index| (at(&self.machine.arguments, index), at(&current.arguments, index)));
         match pairs.into_iter().find(|(saved, current)| saved != current) {
-            Some((saved, current)) => Err(RestoreError::Machine { saved, current }),
+            Some((saved, current)) => Err(RestoreError::Machine { dir: self.dir.clone(), saved, current }),
             None => Ok(()),
         }
     }
@@ -151,8 +154,7 @@ impl Saved {
     /// Loads the state into a VM that waits for it. The guest is paused then.
     pub(crate) fn load(&self, vm: &Vm) -> Result<(), RestoreError> {
         ignore_memory(vm).map_err(RestoreError::Load)?;
-        let uri = uri(&self.dir);
-        vm.execute("migrate-incoming", json!({"uri": uri})).map_err(RestoreError::Load)?;
+        vm.execute("migrate-incoming", json!({"uri": uri(&self.dir)})).map_err(RestoreError::Load)?;
         let ended = transferred(vm, "query-status", |status| !matches!(status, "inmigrate" | "prelaunch"));
         match ended {
             Ok(status) if status == "paused" => Ok(()),
@@ -188,10 +190,11 @@ pub(crate) fn save(vm: &Vm, dir: &Path, machine: Machine) -> Result<Saved, SaveE
     vm.execute("migrate", json!({"uri": uri(dir)}))?;
     let status = transferred(vm, "query-migrate", |status| matches!(status, "completed" | "failed" | "cancelled"))?;
     if status != "completed" {
-        let told = vm.execute("query-migrate", json!({}))?;
-        return Err(SaveError::Devices(told["error-desc"].as_str().unwrap_or(&status).to_owned()));
+        let answer = vm.execute("query-migrate", json!({}))?;
+        return Err(SaveError::Devices(answer["error-desc"].as_str().unwrap_or(&status).to_owned()));
     }
-    // Complete only with this file.
+    vm.quit()?;
+    // The saved guest is complete only with this file.
     let path = dir.join(MACHINE);
     let text = serde_json::to_vec(&machine).map_err(io::Error::from);
     text.and_then(|text| fs::write(&path, text)).map_err(|source| SaveError::Write { path, source })?;
@@ -204,7 +207,7 @@ fn ignore_memory(vm: &Vm) -> Result<(), QmpError> {
     vm.execute("migrate-set-capabilities", json!({"capabilities": [capability]})).map(drop)
 }
 
-/// QEMU takes the rest of the text as a path, whatever is in it.
+/// docs/devel/migration/main.rst of QEMU.
 fn uri(dir: &Path) -> String {
     format!("file:{}", dir.join(DEVICES).display())
 }
@@ -237,10 +240,7 @@ mod tests {
     #[test]
     fn another_qemu_is_named() {
         let error = saved("8.2.0", &[]).check(&saved("9.0.0", &[]).machine).unwrap_err();
-        assert!(
-            error.to_string().contains("saved by QEMU 8.2.0") && error.to_string().contains("QEMU 9.0.0"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("saved by QEMU 8.2.0, not by QEMU 9.0.0"), "{error}");
     }
 
     #[test]
@@ -249,12 +249,12 @@ mod tests {
         guest.check(&guest.machine).unwrap();
         let error = guest.check(&saved("8.2.0", &["one", "three"]).machine).unwrap_err();
         assert!(
-            matches!(&error, RestoreError::Machine { saved, current }
+            matches!(&error, RestoreError::Machine { saved, current, .. }
             if saved == "-device two" && current == "-device three"),
             "{error}"
         );
         let error = guest.check(&saved("8.2.0", &["one"]).machine).unwrap_err();
-        assert!(error.to_string().contains("-device two and cannot be restored with no further device"), "{error}");
+        assert!(error.to_string().contains("-device two, not with no further device"), "{error}");
     }
 
     #[test]

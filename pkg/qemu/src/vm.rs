@@ -87,7 +87,7 @@ pub enum AttachError {
     /// No port is free, see [`Config::spare_ports`].
     #[error("no spare port is left for disk {0}; start the VM with more spare ports")]
     NoPort(Serial),
-    /// QEMU refuses.
+    /// QEMU rejects it.
     #[error("cannot attach disk {serial}")]
     Control {
         /// The disk.
@@ -150,7 +150,6 @@ impl Vm {
     pub fn save(self) -> Result<Saved, SaveError> {
         let (dir, machine) = self.saves.clone().ok_or(SaveError::NotSavable)?;
         let saved = saved::save(&self, &dir, machine)?;
-        self.quit()?;
         self.process.join();
         Ok(saved)
     }

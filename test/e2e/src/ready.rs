@@ -2,7 +2,7 @@
 
 use crate::cost::cost;
 use crate::{Failure, Setting, observer};
-use guests::{Guests, Key, StoreError};
+use guests::{Guest, Guests, Key, StoreError};
 use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options, Origin};
 use std::io;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub enum ReadyError {
     #[error("cannot read what the saved node depends on")]
     Key(#[from] io::Error),
     /// There is no QEMU.
-    #[error("cannot read what the saved node depends on")]
+    #[error("cannot find the QEMU that the saved node depends on")]
     Qemu(#[from] qemu::FindError),
     /// The saved node is not there.
     #[error(transparent)]
@@ -46,9 +46,10 @@ impl Setting {
     /// [`ReadyError`]. No guest runs then.
     pub async fn ready_node(&self, options: &Options) -> Result<Node, ReadyError> {
         let mut options = options.clone();
-        let is_restored = restore(&mut options).await?;
+        // In use until QEMU and the launcher have opened all of its files.
+        let state = restore(&mut options).await?;
         let node = Node::boot(&options, |event| println!("{event}")).await?;
-        if !is_restored {
+        if state.is_none() {
             cost("boots");
             observer::start(&node.client()).await?;
         }
@@ -62,19 +63,18 @@ impl Setting {
     /// [`ReadyError`]. No guest runs then.
     pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, ReadyError> {
         let mut options = options.clone();
-        if !restore(&mut options.control_plane).await? {
-            cost("boots");
-        }
-        for _ in 1..options.nodes.get() {
+        let state = restore(&mut options.control_plane).await?;
+        for _ in 0..options.nodes.get() - u8::from(state.is_some()) {
             cost("boots");
         }
         Ok(Cluster::boot(&options, |node, event| println!("{node}: {event}")).await?)
     }
 }
 
-/// Changes options so that the node is restored. `false` if the machine keeps no saved guests.
-async fn restore(options: &mut Options) -> Result<bool, ReadyError> {
-    let Some(guests) = Guests::of_machine() else { return Ok(false) };
+/// Changes options so that the node is restored from the state that is returned. `None` if the machine keeps no saved
+/// guests.
+async fn restore(options: &mut Options) -> Result<Option<Guest>, ReadyError> {
+    let Some(guests) = Guests::of_machine() else { return Ok(None) };
     let wanted = options.clone();
     let handle = Handle::current();
     let state = spawn_blocking(move || {
@@ -82,12 +82,10 @@ async fn restore(options: &mut Options) -> Result<bool, ReadyError> {
         let state = guests.get(&key, |dir| handle.block_on(save(&wanted, dir)));
         Ok::<_, ReadyError>(state.map_err(Box::new)?)
     });
-    // The directory may be deleted when the lock of the state is released at the end of this function, but only if it is
-    // the least recently used of many.
-    let state = state.await??;
+    let Some(state) = state.await?? else { return Ok(None) };
     options.origin = Origin::Saved(state.dir().to_owned());
     cost("restores");
-    Ok(true)
+    Ok(Some(state))
 }
 
 async fn save(options: &Options, dir: &Path) -> Result<(), ReadyError> {

@@ -2,7 +2,9 @@
 //! the clock, identities and counters of the moment of the save; one that has just booted shows the same.
 
 use crate::{Case, Failure, OnNode, PATIENCE, Seen, eventually};
-use kube::Client;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client};
 use serde_json::Value;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workload::Project;
@@ -26,6 +28,20 @@ pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
         let is_right = (before.saturating_sub(TOLERANCE)..=after + TOLERANCE).contains(&told);
         let seen = || format!("{told:?} on the node, {after:?} here; uptime {} s", facts["uptime_seconds"]);
         Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(seen()) })
+    })
+    .await
+}
+
+/// Waits until kubelet has renewed the lease of its node, which is Ready in the saved state already.
+///
+/// # Errors
+/// It does not.
+pub(crate) async fn kubelet_lives(client: &Client, since: Timestamp) -> Result<(), Failure> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    eventually(PATIENCE, "kubelet to renew the lease of its node", async || {
+        let lease = leases.get("granary").await.map_err(Failure::api("read the lease of the node"))?;
+        let renewed = lease.spec.and_then(|spec| spec.renew_time).map(|time| time.0);
+        Ok(if renewed >= Some(since) { Seen::Done(()) } else { Seen::NotYet(format!("{renewed:?}, now {since}")) })
     })
     .await
 }

@@ -5,6 +5,7 @@ use crate::part::{self, Outcomes, Part, Stopped};
 use crate::report;
 use crate::{Setting, observer, restored};
 use eventually::chain;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use launch::{Node, SHUTDOWN_LIMIT};
 use std::env;
@@ -130,6 +131,7 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
         Err(message) => return outcomes.add("the_node_is_ready", start, Some(message)),
     };
     outcomes.add("the_node_is_ready", start, None);
+    let begun = Timestamp::now();
     let start = Instant::now();
     let clock = restored::has_the_hosts_time(&node.client()).await;
     outcomes.add("the_nodes_clock_is_right", start, clock.err().map(|error| chain(&error)));
@@ -142,6 +144,10 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
             return;
         }
     }
+    // Last, because kubelet renews it every ten seconds only.
+    let start = Instant::now();
+    let lives = restored::kubelet_lives(&node.client(), begun).await;
+    outcomes.add("kubelet_renews_the_lease_of_its_node", start, lives.err().map(|error| chain(&error)));
     let start = Instant::now();
     let cleaned = case::all_gone(&node.client(), &namespaces).await;
     outcomes.add("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error)));

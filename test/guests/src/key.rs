@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 /// Changes when states of earlier versions of the tests cannot be used.
 const FORMAT: &str = "1";
 
-/// Collects everything that a state depends on. Starts with the machine's CPU: a guest that was saved on another one may
-/// have seen other features and another clock rate.
+/// Collects everything that a state depends on. Starts with the machine's CPU, whose features and clock rate the guest has
+/// seen, and with this boot of the machine: a state is not synced, so that a crash of the machine may damage it.
 #[derive(Clone, Debug)]
 pub struct Key {
     name: &'static str,
@@ -21,11 +21,12 @@ impl Key {
     /// `name` is for people who look at the directory.
     ///
     /// # Errors
-    /// /proc/cpuinfo cannot be read.
+    /// A file in /proc cannot be read.
     pub fn new(name: &'static str) -> io::Result<Self> {
         let cpu = fs::read_to_string("/proc/cpuinfo")?;
         let mut key = Self { name, digest: Sha256::new() };
         key.add(FORMAT);
+        key.add(&fs::read_to_string("/proc/sys/kernel/random/boot_id")?);
         for field in ["model name", "flags"] {
             key.add(cpu.lines().find(|line| line.starts_with(field)).unwrap_or_default());
         }

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access};
 
 use crate::key::Key;
@@ -16,8 +17,10 @@ const VARIABLE: &str = "GRANARY_GUESTS";
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// Allocated bytes of all states together: about six Ready nodes.
 const LIMIT: u64 = 12 << 30;
+/// Bytes that must be free to create a state: the memory and the disk of a node.
+const LEAST_FREE: u64 = 4 << 30;
 const LOCK: &str = "lock";
-/// A state that is being created.
+/// A state that is being created, or that a killed process left behind.
 const UNFINISHED: &str = "unfinished";
 
 /// The states of one machine.
@@ -25,6 +28,7 @@ const UNFINISHED: &str = "unfinished";
 pub struct Guests {
     dir: PathBuf,
     limit: u64,
+    least_free: u64,
     lifetime: Duration,
 }
 
@@ -46,9 +50,9 @@ impl Guest {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError<E: std::error::Error + 'static> {
     /// The directory does not work.
-    #[error("cannot use the directory of saved guests {path}; unset {VARIABLE} to boot every guest")]
+    #[error("cannot use the saved guests in {path}; delete them, or boot every guest with --config=cold")]
     Directory {
-        /// The directory or file.
+        /// The directory.
         path: PathBuf,
         /// The system's error.
         #[source]
@@ -73,11 +77,11 @@ impl Guests {
 
     fn at(dir: PathBuf) -> Option<Self> {
         let usable = dir.is_dir() && access(&dir, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
-        usable.then_some(Self { dir, limit: LIMIT, lifetime: LIFETIME })
+        usable.then_some(Self { dir, limit: LIMIT, least_free: LEAST_FREE, lifetime: LIFETIME })
     }
 
     /// The state with this key. If there is none, or it has expired, `create` makes it in the empty directory that it is
-    /// given. Waits while another process creates the same state.
+    /// given. Waits while another process creates the same state. `None` if the disk is too full for another state.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -85,33 +89,38 @@ impl Guests {
         &self,
         key: &Key,
         create: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<Guest, StoreError<E>> {
+    ) -> Result<Option<Guest>, StoreError<E>> {
         let name = key.directory();
         let dir = self.dir.join(&name);
-        let failed = |source| StoreError::Directory { path: dir.clone(), source };
+        let failed = |source| StoreError::Directory { path: self.dir.clone(), source };
         let lock = self.lock_file(&name).map_err(failed)?;
         lock.lock_shared().map_err(failed)?;
         if !self.is_valid(&dir) {
             // Readers of an expired state end first. Another process may have created the state meanwhile.
-            lock.lock().map_err(failed)?;
+            lock.unlock().and_then(|()| lock.lock()).map_err(failed)?;
             if !self.is_valid(&dir) {
-                self.make_room().map_err(failed)?;
                 let unfinished = self.dir.join(format!("{name}.{UNFINISHED}"));
-                remove(&unfinished)
-                    .and_then(|()| remove(&dir))
-                    .and_then(|()| fs::create_dir(&unfinished))
-                    .map_err(failed)?;
+                remove(&dir).and_then(|()| remove(&unfinished)).and_then(|()| self.make_room()).map_err(failed)?;
+                if !self.has_room().map_err(failed)? {
+                    eprintln!("warning: less than 4 GiB are free in {}; the guest boots", self.dir.display());
+                    return Ok(None);
+                }
+                fs::create_dir(&unfinished).map_err(failed)?;
                 if let Err(source) = create(&unfinished) {
-                    remove(&unfinished).map_err(failed)?;
+                    // What cannot be deleted now is deleted by the process that creates the next state.
+                    _ = remove(&unfinished);
                     return Err(StoreError::Create { name, source });
                 }
                 fs::rename(&unfinished, &dir).map_err(failed)?;
             }
-            lock.lock_shared().map_err(failed)?;
+            // The time of the lock file is that of the last use. The most recently used state is deleted last: it is
+            // still there when the shared lock is taken.
+            lock.set_modified(SystemTime::now()).map_err(failed)?;
+            lock.unlock().and_then(|()| lock.lock_shared()).map_err(failed)?;
+            fs::metadata(&dir).map_err(failed)?;
         }
-        // The time of the lock file is that of the last use.
         lock.set_modified(SystemTime::now()).map_err(failed)?;
-        Ok(Guest { dir, _shared: lock })
+        Ok(Some(Guest { dir, _shared: lock }))
     }
 
     fn lock_file(&self, name: &str) -> io::Result<File> {
@@ -120,17 +129,23 @@ impl Guests {
 
     fn is_valid(&self, dir: &Path) -> bool {
         let created = fs::metadata(dir).and_then(|metadata| metadata.modified());
-        // A time in the future is not trusted either.
+        // A time in the future counts as expired.
         created.is_ok_and(|created| created.elapsed().is_ok_and(|age| age < self.lifetime))
     }
 
-    /// Deletes expired states, and the least recently used ones until the rest takes at most half of the limit: the new
-    /// state needs the other half. States in use stay.
+    fn has_room(&self) -> io::Result<bool> {
+        let space = statvfs(&self.dir)?;
+        Ok(space.blocks_available() * space.fragment_size() >= self.least_free)
+    }
+
+    /// Deletes expired states and what killed processes left, then the least recently used ones until the rest takes at
+    /// most half of the limit: the new state needs the other half. States in use stay.
     fn make_room(&self) -> io::Result<()> {
         let mut states = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
-            if path.extension().is_none() && path.is_dir() {
+            let is_state = path.extension().is_none_or(|extension| extension == UNFINISHED);
+            if is_state && path.is_dir() {
                 let used = fs::metadata(path.with_extension(LOCK)).and_then(|lock| lock.modified());
                 states.push((used.unwrap_or(SystemTime::UNIX_EPOCH), allocated(&path)?, path));
             }
@@ -138,10 +153,11 @@ impl Guests {
         states.sort();
         let mut total: u64 = states.iter().map(|(_, size, _)| size).sum();
         for (_, size, path) in states {
-            if self.is_valid(&path) && total <= self.limit / 2 {
+            if path.extension().is_none() && self.is_valid(&path) && total <= self.limit / 2 {
                 continue;
             }
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // A process that creates or uses a state holds its lock.
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             match self.lock_file(&name)?.try_lock() {
                 Ok(()) => {
                     remove(&path)?;
@@ -155,10 +171,15 @@ impl Guests {
     }
 }
 
-/// Bytes that the files of a directory take.
+/// Bytes that the files of a directory take; none if another process deletes it meanwhile.
 fn allocated(dir: &Path) -> io::Result<u64> {
-    let sizes = fs::read_dir(dir)?.map(|entry| entry?.metadata().map(|metadata| metadata.blocks() * 512));
-    sizes.sum()
+    let sizes = || -> io::Result<u64> {
+        fs::read_dir(dir)?.map(|entry| entry?.metadata().map(|metadata| metadata.blocks() * 512)).sum()
+    };
+    match sizes() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        sizes => sizes,
+    }
 }
 
 fn remove(dir: &Path) -> io::Result<()> {
@@ -189,7 +210,7 @@ mod tests {
         }
 
         fn guests(&self) -> Guests {
-            Guests::at(self.dir.path().to_owned()).unwrap()
+            Guests { least_free: 0, ..Guests::at(self.dir.path().to_owned()).unwrap() }
         }
 
         fn get(&self, guests: &Guests, name: &str) -> Guest {
@@ -198,7 +219,7 @@ mod tests {
                 fs::write(dir.join("memory"), vec![1; BIG]).unwrap();
                 Ok::<(), Infallible>(())
             });
-            got.unwrap()
+            got.unwrap().unwrap()
         }
 
         fn created(&self) -> u32 {
@@ -276,6 +297,31 @@ mod tests {
         assert!(matches!(error, Err(StoreError::Create { .. })), "{error:?}");
         drop(machine.get(&machine.guests(), "one"));
         assert_eq!(machine.created(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_deleted_unless_it_is_locked() {
+        let machine = Machine::new();
+        let left = |name: &str| {
+            let dir = machine.dir.path().join(key(name).directory()).with_extension(UNFINISHED);
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("memory"), "half").unwrap();
+            dir
+        };
+        let [dead, live, own] = ["dead", "live", "own"].map(left);
+        let creator = machine.guests().lock_file(&key("live").directory()).unwrap();
+        creator.lock().unwrap();
+        let state = machine.get(&machine.guests(), "own");
+        assert_eq!(fs::read(state.dir().join("memory")).unwrap().len(), BIG);
+        assert_eq!([dead, live, own].map(|dir| dir.exists()), [false, true, false]);
+    }
+
+    #[test]
+    fn nothing_is_created_on_a_disk_that_is_too_full() {
+        let machine = Machine::new();
+        let guests = Guests { least_free: u64::MAX, ..machine.guests() };
+        let state = guests.get(&key("one"), |_| Err(io::Error::other("created")));
+        assert!(matches!(state, Ok(None)), "{state:?}");
     }
 
     #[test]

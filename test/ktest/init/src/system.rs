@@ -45,7 +45,7 @@ pub(crate) enum SetupError {
     Clock(#[source] Errno),
     #[error("no disk has the serial number {serial}; there are {present:?}")]
     NoDisk { serial: String, present: Vec<String> },
-    #[error("there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its initramfs does not have it")]
+    #[error("there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its payload does not have it")]
     NoTool { tool: String },
 }
 

@@ -84,10 +84,12 @@ impl<'a> Machine<'a> {
     /// Starts the VM. The one before has ended.
     pub(crate) fn start(&mut self) -> Result<Guest, GuestError> {
         empty_logs(&self.disks).map_err(GuestError::Disk)?;
-        match self.guests.clone() {
-            Some(guests) => self.restore(&guests),
-            None => self.boot(),
+        if let Some(guests) = self.guests.clone()
+            && let Some(guest) = self.restore(&guests)?
+        {
+            return Ok(guest);
         }
+        self.boot()
     }
 
     /// Payload and disks are there from the start.
@@ -104,10 +106,10 @@ impl<'a> Machine<'a> {
         Guest::new(vm, self.disks.clone(), console, self.margin)
     }
 
-    /// From the saved guest of this host, which has neither payload nor disks.
-    fn restore(&mut self, guests: &Guests) -> Result<Guest, GuestError> {
+    /// From the saved guest of this host, which has neither payload nor disks. `None` if there is no space for it.
+    fn restore(&mut self, guests: &Guests) -> Result<Option<Guest>, GuestError> {
         let key = self.key().map_err(GuestError::Key)?;
-        let state = guests.get(&key, |dir| self.save(dir)).map_err(Box::new)?;
+        let Some(state) = guests.get(&key, |dir| self.save(dir)).map_err(Box::new)? else { return Ok(None) };
         let console = self.next_console();
         let machine = self.savable(console.clone())?;
         let saved = Saved::open(state.dir())?;
@@ -121,7 +123,7 @@ impl<'a> Machine<'a> {
         self.starts.restores += 1;
         let guest = Guest::new(vm, self.disks.clone(), console, self.margin)?;
         guest.unpack(PAYLOAD);
-        Ok(guest)
+        Ok(Some(guest))
     }
 
     fn save(&mut self, dir: &Path) -> Result<(), GuestError> {
@@ -136,6 +138,8 @@ impl<'a> Machine<'a> {
     fn key(&self) -> io::Result<Key> {
         let mut key = Key::new("ktest")?;
         key.add_file(self.program.path())?;
+        // The arguments of QEMU are made by this program.
+        key.add_file(Path::new("/proc/self/exe"))?;
         key.add_file(&self.config.kernel)?;
         key.add_file(&self.config.initramfs)?;
         let Config { memory, cpus, .. } = self.config;
