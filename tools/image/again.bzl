@@ -19,9 +19,15 @@ def _again_impl(ctx):
     # A transition to one configuration, and yet a list.
     [target] = ctx.attr.target
 
+    # Under names of their own: among run files, a path does not name the configuration, and both builds would be one file.
+    files = []
+    for file in target[DefaultInfo].files.to_list():
+        files.append(ctx.actions.declare_file(ctx.label.name + "/" + file.basename))
+        ctx.actions.symlink(output = files[-1], target_file = file)
+
     # What the bill of materials asks a Rust program for.
     crates = [target[DepInfo]] if DepInfo in target else []
-    return [DefaultInfo(files = target[DefaultInfo].files)] + crates
+    return [DefaultInfo(files = depset(files))] + crates
 
 again = rule(
     implementation = _again_impl,
