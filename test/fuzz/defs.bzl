@@ -92,6 +92,7 @@ def fuzz_test(name, src, runs, corpus = None, finds = "", deps = [], size = "sma
         aliases = aliases(),
         crate_name = name + "_program",
         proc_macro_deps = all_crate_deps(proc_macro = True),
+        rustc_flags = ["-Copt-level=3"],
         tags = ["manual"],  # Only with instrumentation.
         visibility = ["//visibility:private"],
         deps = all_crate_deps(normal = True) + deps,

@@ -168,6 +168,8 @@ def kernel_test(name, srcs, crate_root = None, deps = [], crates = None, data = 
         crate_root = crate_root,
         proc_macro_deps = all_crate_deps(package_name = crates, proc_macro = True, proc_macro_dev = True),
         rustc_env = rustc_env,
+        # The program mostly waits for the kernel; the crates that it tests are optimized.
+        rustc_flags = ["-Copt-level=0"],
         # Not on the host.
         tags = ["manual"],
         visibility = ["//visibility:private"],
