@@ -51,6 +51,7 @@ def _go_programs_impl(ctx):
         ) + "\"; printf '}}'; } > $work/overlay.json")
     for name, package in ctx.attr.programs.items():
         cgo = name in ctx.attr.cgo
+
         # The linker would remove the debug information (-s -w).
         lines.append("CGO_ENABLED={} go build -gcflags=all=-dwarf=false {} {} -ldflags '-s -w -buildid= {}' -o $root/{} {}".format(
             1 if cgo else 0,
