@@ -94,7 +94,6 @@ impl Machine {
         config.memory = options.memory;
         config.cpus = options.cpus;
         config.disks.clone_from(&self.disks);
-        // The same device alone and in a segment: a saved control plane can be restored as either.
         let mac = Mac::of(site.index);
         let link = match surroundings {
             Surroundings::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },

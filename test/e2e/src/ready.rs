@@ -3,7 +3,7 @@
 use crate::cost::cost;
 use crate::{Failure, Setting, observer};
 use guests::{Guest, Guests, Key, StoreError};
-use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options, Origin};
+use launch::{BootError, Node, Options, Origin};
 use std::io;
 use std::path::Path;
 use tokio::runtime::Handle;
@@ -15,9 +15,6 @@ pub enum ReadyError {
     /// The node does not boot.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// The cluster does not boot.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
     /// The pod that looks at the node does not start on it.
     #[error("cannot start the observer")]
     Observer(#[from] Failure),
@@ -54,20 +51,6 @@ impl Setting {
             observer::start(&node.client()).await?;
         }
         Ok(node)
-    }
-
-    /// A cluster whose nodes are all Ready. It is the only function that suites with several nodes get their control
-    /// plane from.
-    ///
-    /// # Errors
-    /// [`ReadyError`]. No guest runs then.
-    pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, ReadyError> {
-        let mut options = options.clone();
-        let state = restore(&mut options.control_plane).await?;
-        for _ in 0..options.nodes.get() - u8::from(state.is_some()) {
-            cost("boots");
-        }
-        Ok(Cluster::boot(&options, |node, event| println!("{node}: {event}")).await?)
     }
 }
 
