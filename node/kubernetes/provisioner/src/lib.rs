@@ -37,6 +37,7 @@ mod quantity;
 mod resize;
 mod status;
 mod sweep;
+mod topology;
 mod turns;
 mod volumes;
 
