@@ -84,7 +84,7 @@ pub(crate) struct Guard {
     validations: Vec<Validation>,
 }
 
-/// What a node may write.
+/// What the storage of a node may write, on every cluster.
 pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
@@ -92,9 +92,13 @@ pub(crate) fn guards() -> Vec<Guard> {
         guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
-        guard(NODES, rule("", &["nodes"], WRITES), nodes()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
     ]
+}
+
+/// What the storage identity of a node may write of its Node: the mesh publishes its key there.
+fn node_guard() -> Guard {
+    Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
 /// What somebody may write who gives the claims of nodes back that are gone.
@@ -112,7 +116,7 @@ fn kubelet_guard() -> Guard {
 /// The policies, each with the binding that puts it in force.
 pub(crate) fn all() -> Vec<Object> {
     let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
-    let storage = guards().into_iter().map(|guard| (guard, Writers::identities()));
+    let storage = guards().into_iter().chain([node_guard()]).map(|guard| (guard, Writers::identities()));
     storage
         .chain([(kubelet_guard(), Writers::kubelets())])
         .flat_map(|(guard, writers)| {
