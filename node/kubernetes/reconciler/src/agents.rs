@@ -35,10 +35,10 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
         // Else a token without a node could write what is on none.
-        first: Some(Validation {
-            expression: "variables.node != ''".to_owned(),
-            message: "the token is bound to no pod, or the API server does not tell the node of its pod".to_owned(),
-        }),
+        first: Some(Validation::new(
+            "variables.node != ''",
+            "the token is bound to no pod, or the API server does not tell the node of its pod",
+        )),
     };
     let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };
     let guards = admission::guards();

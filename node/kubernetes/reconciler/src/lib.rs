@@ -30,6 +30,7 @@ mod release;
 mod removed;
 mod run;
 mod tokens;
+mod volumes;
 
 pub use approve::approve;
 pub use control::WatchEnded;

@@ -10,7 +10,7 @@ use volume::DRIVER_NAME;
 use crate::{admission, removed};
 
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 5;
+pub const REVISION: u32 = 6;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
