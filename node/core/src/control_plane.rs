@@ -48,6 +48,7 @@ impl ControlPlane {
         cx.start("kube-scheduler", scheduler::service(&member.services, credentials));
         let admin = credentials.client(Identity::Admin).await?;
         let approver = start_approver(&cx, &admin, &member.services);
+        let tokens = start_tokens(&cx, &admin);
         let own = self.own.clone();
         let identity = cx.start("storage-identity", move |cx| own.clone().identify(cx));
         member.pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
@@ -62,7 +63,7 @@ impl ControlPlane {
         identity.healthy().await?;
         member.network_and_storage(&cx, &self.own);
         cx.healthy();
-        self.administer(&cx, renewals, seen, [approver, reconciler, release]).await
+        self.administer(&cx, renewals, seen, [approver, tokens, reconciler, release]).await
     }
 
     /// Starts the services that work with the administrator's client anew with each of its certificates but the one that
@@ -72,7 +73,7 @@ impl ControlPlane {
         cx: &Context,
         mut renewals: watch::Receiver<Kept>,
         mut seen: u32,
-        mut services: [Handle; 3],
+        mut services: [Handle; 4],
     ) -> Result<(), BoxError> {
         loop {
             let another =
@@ -88,7 +89,12 @@ impl ControlPlane {
             self.announce_credentials();
             let admin = self.credentials.client(Identity::Admin).await?;
             let config = &self.member.services;
-            services = [start_approver(cx, &admin, config), start_reconciler(cx, &admin), start_release(cx, &admin)];
+            services = [
+                start_approver(cx, &admin, config),
+                start_tokens(cx, &admin),
+                start_reconciler(cx, &admin),
+                start_release(cx, &admin),
+            ];
         }
     }
 
@@ -101,6 +107,11 @@ fn start_approver(cx: &Context, admin: &Client, services: &services::Config) -> 
     let client = admin.clone();
     let reserved = vec![services.services, services.cluster_pods];
     cx.start("approver", move |cx| reconciler::approve(cx, client.clone(), reserved.clone()))
+}
+
+fn start_tokens(cx: &Context, admin: &Client) -> Handle {
+    let client = admin.clone();
+    cx.start("tokens", move |cx| reconciler::tokens(cx, client.clone()))
 }
 
 fn start_reconciler(cx: &Context, admin: &Client) -> Handle {

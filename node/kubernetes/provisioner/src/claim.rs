@@ -7,6 +7,7 @@ use volume::{Claim, DRIVER_NAME, Request, VolumeId};
 
 use crate::class::{self, ReclaimPolicy, VolumeMode};
 use crate::quantity::{self, QuantityError};
+use crate::topology::OtherTopology;
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
@@ -71,6 +72,11 @@ pub(crate) enum Refusal {
         #[source]
         source: class::Refusal,
     },
+    #[error(
+        "the storage class {class} allows nodes with {}, and the node {} has {}; select another node for the claim \
+         ({SELECTED_NODE}), or make it again with another class", .found.allowed, .found.node, .found.found
+    )]
+    Topology { class: String, found: OtherTopology },
 }
 
 /// The claim, if it waits for this node to make its volume.
@@ -137,6 +143,7 @@ impl Refusal {
             Self::VolumeMode(_) => "VolumeMode",
             Self::NoSize | Self::Size { .. } | Self::Zero => "Size",
             Self::Class { source, .. } => source.kind(),
+            Self::Topology { .. } => "Topology",
         }
     }
 }

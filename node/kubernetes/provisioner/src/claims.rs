@@ -1,9 +1,10 @@
 //! What happens to a claim: it becomes a volume, or its volume grows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dir::Ensured;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
@@ -18,6 +19,7 @@ use crate::claim::{self, Ask, Ours};
 use crate::controller::{OCCUPIED, Provisioner, UNTIL_BOUND};
 use crate::metrics::Object;
 use crate::resize::{self, ExpandError};
+use crate::topology::Topologies;
 use crate::{expand, pv};
 
 /// Why a claim has not got what it asks for yet.
@@ -131,6 +133,11 @@ impl Provisioner {
             .map_err(api("look up the storage class"))?
             .ok_or_else(|| ClaimError::UnknownClass { class: class.clone() })?;
         let Some(ask) = claim::check(ours, claim, &class)? else { return Ok(()) };
+        if let Some(topologies) = Topologies::of(&class) {
+            let labels = self.labels().await?;
+            let checked = topologies.check(&self.node, &labels);
+            checked.map_err(|found| claim::Refusal::Topology { class: class.name_any(), found })?;
+        }
         if !self.attempts.is_failing(&attempts_key(claim)) {
             self.events.provisioning(claim, &self.node).await;
         }
@@ -144,6 +151,13 @@ impl Provisioner {
             self.events.provisioned(claim, &ask.id, &record, free).await;
         }
         Ok(())
+    }
+
+    /// Those of the Node, as the scheduler sees them.
+    async fn labels(&self) -> Result<BTreeMap<String, String>, ApiError> {
+        let nodes = Api::<Node>::all(self.client.clone());
+        let node = nodes.get_metadata(&self.node).await.map_err(api("look at the labels of the Node"))?;
+        Ok(node.metadata.labels.unwrap_or_default())
     }
 
     /// Makes the PV. `Created` if this call did.

@@ -1,8 +1,7 @@
 //! What the life of a PV means for its volume. Pure.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-
-use crate::{FINALIZER, pv};
+use volume::{FINALIZER, PROVISIONED_BY};
 
 /// What is to be done about a PV of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +24,7 @@ pub(crate) fn judge(pv: &PersistentVolume) -> Verdict {
     let phase = pv.status.as_ref().and_then(|status| status.phase.as_deref());
     let marked = pv.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER);
     let leaving = pv.metadata.deletion_timestamp.is_some();
-    let named = pv.metadata.annotations.iter().flatten().any(|(key, _)| key == pv::PROVISIONED_BY);
+    let named = pv.metadata.annotations.iter().flatten().any(|(key, _)| key == PROVISIONED_BY);
     match (delete, marked, phase) {
         (true, true, Some("Released")) => Verdict::Delete,
         // Nobody may add a finalizer to an object that is being deleted.
@@ -66,7 +65,7 @@ mod tests {
         serde_json::from_value(json!({
             "metadata": {
                 "name": "pvc-1", "finalizers": finalizers, "deletionTimestamp": deletion,
-                "annotations": {pv::PROVISIONED_BY: "local.granary.dev"},
+                "annotations": {PROVISIONED_BY: "local.granary.dev"},
             },
             "spec": {"persistentVolumeReclaimPolicy": policy},
             "status": {"phase": phase},

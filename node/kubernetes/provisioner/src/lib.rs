@@ -37,12 +37,11 @@ mod quantity;
 mod resize;
 mod status;
 mod sweep;
+mod topology;
 mod turns;
 mod volumes;
 
 pub use controller::{RunError, Settings, run};
 pub use metrics::Metrics;
+pub use volume::FINALIZER;
 pub use volumes::{Held, HeldError, Volumes};
-
-/// On the PVs whose data is deleted with them: they stay until it is out of use.
-pub const FINALIZER: &str = "local.granary.dev/volume";

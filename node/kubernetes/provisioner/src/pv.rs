@@ -9,16 +9,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use units::Bytes;
-use volume::{DRIVER_NAME, Record, VolumeId};
+use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, Record, VolumeId};
 
 use crate::claim::Ask;
 use crate::class::{ReclaimPolicy, VolumeMode};
-use crate::{FINALIZER, quantity};
+use crate::quantity;
 
-/// Without it, the PV controller calls a released PV with policy `Delete` failed.
-pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-
-/// The PV that announces the volume, with what it really has.
+/// The PV that announces the volume, with what it really has. An admission policy lets a node create PVs of this shape
+/// only (`reconciler::volumes`): a field more has to be one more there.
 pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume {
     let finalizers = match ask.reclaim {
         ReclaimPolicy::Delete => Some(vec![FINALIZER.to_owned()]),

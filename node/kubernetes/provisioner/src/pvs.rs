@@ -11,13 +11,13 @@ use serde_json::json;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 use tracing::{Instrument as _, info, info_span, warn};
-use volume::{DRIVER_NAME, VolumeId};
+use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, VolumeId};
 
 use crate::api::{ApiError, api};
 use crate::controller::{OCCUPIED, Provisioner};
 use crate::delete::{self, Verdict};
 use crate::metrics::Object;
-use crate::{FINALIZER, pv};
+use crate::pv;
 
 /// How often somebody else may be faster with a PV that is deleted, before it is tried again later.
 const CONFLICTS: usize = 3;
@@ -218,7 +218,7 @@ impl Provisioner {
             "finalizers": finalizers,
         });
         if finalizers.iter().any(|name| name == FINALIZER) {
-            metadata["annotations"][pv::PROVISIONED_BY] = DRIVER_NAME.into();
+            metadata["annotations"][PROVISIONED_BY] = DRIVER_NAME.into();
         }
         let patch = Patch::Merge(json!({ "metadata": metadata }));
         match self.volumes.patch_metadata(&pv.name_any(), &PatchParams::default(), &patch).await {

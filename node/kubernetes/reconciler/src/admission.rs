@@ -12,6 +12,7 @@ use volume::{DRIVER_NAME, TOPOLOGY_KEY};
 
 use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::objects::{Object, metadata};
+use crate::volumes::volumes;
 
 /// Where the scheduler tells which node a claim's volume is to be made on.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -56,10 +57,7 @@ impl Writers {
     /// Users of a group, who have the node's name behind a prefix in their own.
     fn named(prefix: &str, group: &str) -> Self {
         // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
-        let first = Validation {
-            expression: "variables.node != ''".to_owned(),
-            message: format!("users in {group} are named {prefix}NAME"),
-        };
+        let first = Validation::new("variables.node != ''", format!("users in {group} are named {prefix}NAME"));
         Self {
             condition: format!("'{group}' in request.userInfo.groups"),
             // Of another user in the group: no node's name.
@@ -84,7 +82,7 @@ pub(crate) struct Guard {
     validations: Vec<Validation>,
 }
 
-/// What a node may write.
+/// What the storage of a node may write, on every cluster.
 pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
@@ -92,9 +90,13 @@ pub(crate) fn guards() -> Vec<Guard> {
         guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
-        guard(NODES, rule("", &["nodes"], WRITES), nodes()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
     ]
+}
+
+/// What the storage identity of a node may write of its Node: the mesh publishes its key there.
+fn node_guard() -> Guard {
+    Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
 /// What somebody may write who gives the claims of nodes back that are gone.
@@ -112,7 +114,7 @@ fn kubelet_guard() -> Guard {
 /// The policies, each with the binding that puts it in force.
 pub(crate) fn all() -> Vec<Object> {
     let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
-    let storage = guards().into_iter().map(|guard| (guard, Writers::identities()));
+    let storage = guards().into_iter().chain([node_guard()]).map(|guard| (guard, Writers::identities()));
     storage
         .chain([(kubelet_guard(), Writers::kubelets())])
         .flat_map(|(guard, writers)| {
@@ -133,20 +135,28 @@ pub(crate) fn all() -> Vec<Object> {
 pub(crate) struct Validation {
     pub(crate) expression: String,
     pub(crate) message: String,
+    /// Another expression, for a message that names what it finds; `message` is used if it fails.
+    pub(crate) message_expression: Option<String>,
+}
+
+impl Validation {
+    pub(crate) fn new(expression: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { expression: expression.into(), message: message.into(), message_expression: None }
+    }
 }
 
 /// All of them must hold, and one message says what for.
-fn explained(message: &str, expressions: impl IntoIterator<Item = String>) -> Vec<Validation> {
-    expressions.into_iter().map(|expression| Validation { expression, message: message.to_owned() }).collect()
+pub(crate) fn explained(message: &str, expressions: impl IntoIterator<Item = String>) -> Vec<Validation> {
+    expressions.into_iter().map(|expression| Validation::new(expression, message)).collect()
 }
 
 /// Both what is there before and what is there after, as far as there is one.
-fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
+pub(crate) fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
     ["object", "oldObject"].map(|object| format!("{object} == null || ({})", own(object)))
 }
 
 /// The field is what it was.
-fn same(field: &str) -> String {
+pub(crate) fn same(field: &str) -> String {
     format!("object.?{field} == oldObject.?{field}")
 }
 
@@ -155,24 +165,8 @@ fn same_metadata() -> String {
     ["metadata.?labels", "metadata.?finalizers", "metadata.?ownerReferences"].map(same).join(" && ")
 }
 
-fn annotations(object: &str) -> String {
+pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
-}
-
-/// The volume is of our driver, and nowhere but on the node, before and after. That the claim it names was placed on the
-/// node cannot be asked for: an expression sees the written object only.
-fn volumes() -> Vec<Validation> {
-    let own = |pv: &str| {
-        format!(
-            "has({pv}.spec.csi) && {pv}.spec.csi.driver == '{DRIVER_NAME}' && \
-             has({pv}.spec.nodeAffinity) && has({pv}.spec.nodeAffinity.required) && \
-             {pv}.spec.nodeAffinity.required.nodeSelectorTerms.size() > 0 && \
-             {pv}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, has(term.matchExpressions) && \
-             term.matchExpressions.exists(only, only.key == '{TOPOLOGY_KEY}' && only.operator == 'In' && \
-             has(only.values) && only.values == [variables.node]))"
-        )
-    };
-    explained(&format!("a node writes PVs of {DRIVER_NAME} that are on it alone"), before_and_after(own))
 }
 
 /// The claim waits for a node that is so, and nothing but that is taken back.
@@ -313,7 +307,13 @@ pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value
         .first
         .iter()
         .chain(validations)
-        .map(|Validation { expression, message }| json!({"expression": expression, "message": message}))
+        .map(|Validation { expression, message, message_expression }| {
+            let mut validation = json!({"expression": expression, "message": message});
+            if let Some(expression) = message_expression {
+                validation["messageExpression"] = expression.as_str().into();
+            }
+            validation
+        })
         .collect();
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",

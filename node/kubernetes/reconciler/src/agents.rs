@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::admission::{self, Guard, Validation, Writers};
-use crate::objects::{RBAC, csi_driver, may, rules};
+use crate::objects::{RBAC, READ, csi_driver, may, rules};
 use volume::DRIVER_NAME;
 
 /// What the API server knows of a token that it made for a pod: the node of the pod. Kubernetes 1.30
@@ -35,20 +35,17 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
         // Else a token without a node could write what is on none.
-        first: Some(Validation {
-            expression: "variables.node != ''".to_owned(),
-            message: "the token is bound to no pod, or the API server does not tell the node of its pod".to_owned(),
-        }),
+        first: Some(Validation::new(
+            "variables.node != ''",
+            "the token is bound to no pod, or the API server does not tell the node of its pod",
+        )),
     };
     let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };
     let guards = admission::guards();
     let mut objects: Vec<Value> = guards.iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(guarded("release", &admission::release_guard(), &of_release));
-    objects.extend(granted("granary:agent", &rules(), namespace, node));
-    let of_release = [
-        may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
-        may("", "nodes", &["get", "list", "watch"]),
-    ];
+    objects.extend(granted("granary:agent", &rules(READ), namespace, node));
+    let of_release = [may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]), may("", "nodes", READ)];
     objects.extend(granted("granary:release", &of_release, namespace, release));
     objects.push(csi_driver(json!({"name": DRIVER_NAME})));
     objects

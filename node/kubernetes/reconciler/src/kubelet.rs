@@ -1,8 +1,9 @@
 //! Whether a kubelet gets the certificates that it asks for. Pure.
 //!
 //! A machine that joins has a bootstrap token, which was made for one node name: with it, it gets a client's certificate
-//! of that name and no other, as long as no Node has the name. Afterwards a kubelet renews its own, and asks for one to
-//! serve with. kube-controller-manager's approval, which is off, would take any name from any token.
+//! of that name and no other, as long as no Node has the name; then the token is deleted (tokens.rs).
+//! Afterwards a kubelet renews its own, and asks for one to serve with. kube-controller-manager's approval, which is off,
+//! would take any name from any token.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -66,15 +67,15 @@ pub(crate) enum Denial {
     #[error("the subject has to be CN={KUBELET_PREFIX}NAME, O={KUBELETS_GROUP}, and nothing else")]
     Subject,
     #[error(
-        "the bootstrap token {id} is for no node: its Secret needs the annotation {BOOTSTRAP_NODE_ANNOTATION} with the \
-         node's name"
+        "the bootstrap token {id} was deleted or is for no node: its Secret needs the annotation \
+         {BOOTSTRAP_NODE_ANNOTATION} with the node's name"
     )]
     FreeToken { id: String },
     #[error("the bootstrap token {id} is for the node {bound}, not for {asked}; make one for {asked}")]
     OtherName { id: String, bound: String, asked: String },
     #[error(
         "there is a Node {node} already: choose another name, or, if that machine is gone for good or its certificate has \
-         expired, delete the Node first"
+         expired, delete the Node first, and make a new token then"
     )]
     Taken { node: String },
     #[error(transparent)]
@@ -192,9 +193,10 @@ impl<'a> Question<'a> {
 fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
     let id = id.to_owned();
     match &facts.token_is_for {
-        None => Err(Denial::FreeToken { id }),
         Some(bound) if bound != node => Err(Denial::OtherName { id, bound: bound.clone(), asked: node.to_owned() }),
-        Some(_) if facts.registered => Err(Denial::Taken { node: node.to_owned() }),
+        // The token may be deleted by now for this reason.
+        _ if facts.registered => Err(Denial::Taken { node: node.to_owned() }),
+        None => Err(Denial::FreeToken { id }),
         Some(_) => Ok(()),
     }
 }
@@ -320,6 +322,8 @@ mod tests {
     fn a_name_that_is_taken_is_not_given_again() {
         let taken = Facts { registered: true, ..facts() };
         assert_eq!(judged(&joining(), &taken), Err(Denial::Taken { node: "two".into() }));
+        let deleted = Facts { token_is_for: None, ..taken.clone() };
+        assert_eq!(judged(&joining(), &deleted), Err(Denial::Taken { node: "two".into() }));
         let itself = Asked { user: "system:node:two", group: KUBELETS_GROUP, ..joining() };
         assert_eq!(judged(&itself, &taken), Ok("two".to_owned()), "a kubelet renews its own");
     }

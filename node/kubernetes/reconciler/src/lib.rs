@@ -6,12 +6,13 @@
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.
 //!
-//! Two more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
-//! gets a storage identity, and [`release`] gives claims back to the scheduler whose node is gone.
+//! Three more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
+//! gets a storage identity, [`tokens()`] deletes the bootstrap tokens of nodes that have registered, and [`release`] gives
+//! claims back to the scheduler whose node is gone.
 //!
 //! [`agents`] are the objects of other clusters, where pods are the nodes' storage.
 //!
-//! [`run`], [`approve`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
+//! [`run`], [`approve`], [`tokens()`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
 //! do all this.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -28,6 +29,8 @@ mod plan;
 mod release;
 mod removed;
 mod run;
+mod tokens;
+mod volumes;
 
 pub use approve::approve;
 pub use control::WatchEnded;
@@ -35,3 +38,4 @@ pub use objects::{CLASS, REVISION};
 pub use release::release;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};
+pub use tokens::tokens;

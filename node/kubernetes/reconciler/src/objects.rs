@@ -10,7 +10,7 @@ use volume::DRIVER_NAME;
 use crate::{admission, removed};
 
 /// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 5;
+pub const REVISION: u32 = 6;
 
 /// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
@@ -100,22 +100,25 @@ fn role() -> Object {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
             "metadata": metadata(ROLE),
-            "rules": rules(),
+            // The mesh publishes its key in an annotation of the Node.
+            "rules": rules(&["get", "list", "watch", "patch"]),
         }),
         immutable: &[],
     }
 }
 
-/// What a node's storage may do.
-pub(crate) fn rules() -> [Value; 8] {
+pub(crate) const READ: &[&str] = &["get", "list", "watch"];
+
+/// What a node's storage may do, and what it may do with Nodes.
+pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         // How far the expansion is.
         may("", "persistentvolumeclaims/status", &["patch"]),
         may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
-        may("", "nodes", &["get", "list", "watch", "patch"]),
-        may("storage.k8s.io", "storageclasses", &["get", "list", "watch"]),
-        may("storage.k8s.io", "csinodes", &["get", "list", "watch"]),
+        may("", "nodes", nodes),
+        may("storage.k8s.io", "storageclasses", READ),
+        may("storage.k8s.io", "csinodes", READ),
         may("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
         may("events.k8s.io", "events", &["create", "patch"]),
     ]

@@ -18,6 +18,9 @@ use time::format_description::well_known::Rfc3339;
 /// Where the Secrets of tokens are.
 pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
 
+/// The type of the Secrets of tokens.
+pub const BOOTSTRAP_TYPE: &str = "bootstrap.kubernetes.io/token";
+
 /// On the Secret of a token: the name of the node that may join with it.
 pub const BOOTSTRAP_NODE_ANNOTATION: &str = "node.granary.dev/name";
 
@@ -75,7 +78,7 @@ impl Token {
                 "namespace": BOOTSTRAP_NAMESPACE,
                 "annotations": {BOOTSTRAP_NODE_ANNOTATION: node},
             },
-            "type": "bootstrap.kubernetes.io/token",
+            "type": BOOTSTRAP_TYPE,
             "stringData": {
                 "token-id": self.id,
                 "token-secret": self.secret,

@@ -63,7 +63,7 @@ mod store;
 mod sys;
 mod wanted;
 
-pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
+pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
 pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
 pub use expiry::Expiry;

@@ -65,8 +65,9 @@ pub enum IdentityError {
     },
     /// The API server does not take the token.
     #[error(
-        "the API server does not accept the bootstrap token {id}: it has expired, was deleted, or is another cluster's; \
-         make a new one for this node"
+        "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
+         registered, or is another cluster's; delete the Node of this node if there is one, then make a new token, and write \
+         it into worker.token"
     )]
     Token {
         /// The part that is no secret.
@@ -74,14 +75,14 @@ pub enum IdentityError {
     },
     /// Nothing to ask with.
     #[error(
-        "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: make one \
-         for this node, and write it into worker.token"
+        "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: delete the \
+         Node of this node if there is one, then make a token, and write it into worker.token"
     )]
     NoToken,
     /// What it asks with is over, and the API server would say no more than 401.
     #[error(
-        "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one with a \
-         new token in worker.token"
+        "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
+         Node is deleted, and a new token is in worker.token"
     )]
     KubeletExpired {
         /// Its file, without extension.

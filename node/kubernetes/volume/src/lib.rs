@@ -58,6 +58,13 @@ pub const DRIVER_NAME: &str = "local.granary.dev";
 /// The label that names a node, in PVs and in CSI topologies.
 pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
 
+/// On the PVs whose data is deleted with them: they stay until it is out of use.
+pub const FINALIZER: &str = "local.granary.dev/volume";
+
+/// The annotation of a PV that names its provisioner. Without it, the PV controller calls a released PV with policy
+/// `Delete` failed.
+pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+
 /// The names of the store's own directories.
 fn fixed(name: &'static str) -> dir::Name {
     dir::Name::try_from(name).expect("the store's own names are names")

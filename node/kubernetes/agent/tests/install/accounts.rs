@@ -99,12 +99,17 @@ fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
     }))
 }
 
-fn volume(name: &str, node: &str) -> PersistentVolume {
+/// As the provisioner on the node creates it, for a claim with this UID.
+fn volume(uid: &str, node: &str) -> PersistentVolume {
+    let name = format!("pvc-{uid}");
     let only = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [node]});
     let volume = json!({
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": "local.granary.dev"}},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "none",
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "c", "uid": uid,
+            },
             "csi": {"driver": "local.granary.dev", "volumeHandle": name}, "persistentVolumeReclaimPolicy": "Retain",
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [only]}]}},
         },
@@ -145,19 +150,38 @@ pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Resu
     let create = PostParams::default();
     of_one.create(&create, &volume("of-one", "n1")).await?;
     denied(of_one.create(&create, &volume("of-two", "n2")).await, FOREIGN_VOLUME);
-    denied(of_two.delete("of-one", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    denied(of_two.delete("pvc-of-one", &DeleteParams::default()).await, FOREIGN_VOLUME);
     let mine = json!({"metadata": {"labels": {"mine": "yes"}}});
-    denied(of_two.patch("of-one", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
-    of_one.delete("of-one", &DeleteParams::default()).await?;
+    denied(of_two.patch("pvc-of-one", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
+    of_one.delete("pvc-of-one", &DeleteParams::default()).await?;
 
     let events = Api::<Event>::default_namespaced(one.clone());
     events.create(&create, &event("n1")).await?;
     denied(events.create(&create, &event("n2")).await, "in its own name");
     let annotation = Patch::Merge(json!({"metadata": {"annotations": {"node.granary.dev/x": "y"}}}));
     let nodes = Api::<Node>::all(one.clone());
-    nodes.patch("n1", &PatchParams::default(), &annotation).await?;
-    denied(nodes.patch("n2", &PatchParams::default(), &annotation).await, "of its own Node");
+    for node in ["n1", "n2"] {
+        nodes.get(node).await?;
+        forbidden(nodes.patch(node, &PatchParams::default(), &annotation).await);
+    }
     forbidden(Api::<k8s_openapi::api::core::v1::Secret>::all(one).list(&kube::api::ListParams::default()).await);
+    Ok(())
+}
+
+/// With such a PV, the kubelet of the node reads any Secret.
+pub async fn a_pod_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    pods.node("n1", "n1").await?;
+    let volumes = Api::<PersistentVolume>::all(pods.client(STORAGE, Some("n1")).await?);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    volumes.create(&dry, &volume("shape", "n1")).await?;
+    let mut attack = serde_json::to_value(volume("shape", "n1"))?;
+    attack["spec"]["csi"]["nodePublishSecretRef"] = json!({"namespace": "kube-system", "name": "treasure"});
+    let attack = serde_json::from_value(attack)?;
+    denied(volumes.create(&dry, &attack).await, "without spec.csi.nodePublishSecretRef");
+    let mut labelled = volume("shape", "n1");
+    labelled.metadata.labels = Some([("mine".to_owned(), "yes".to_owned())].into());
+    denied(volumes.create(&dry, &labelled).await, "without metadata.labels");
     Ok(())
 }
 

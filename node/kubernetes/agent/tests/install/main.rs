@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         objects::every_object_is_valid_whatever_is_chosen,
         objects::the_api_server_understands_every_expression,
         accounts::a_pod_writes_nothing_of_another_node,
+        accounts::a_pod_makes_volumes_of_the_provisioners_shape_only,
         accounts::a_token_of_no_pod_writes_nothing,
         accounts::claims_of_any_node_are_given_back_and_nothing_else,
         accounts::a_pod_that_is_taken_for_another_is_told_so,

@@ -32,9 +32,31 @@ pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
             reconciler::run(cx, client.clone())
         });
         tree.handle().healthy().await?;
-        Ok::<_, Failure>(tree.stop(STOP).await?)
+        tree.stop(STOP).await?;
+        policies_are_in_force(cluster).await
     };
     RECONCILED.get_or_try_init(reconciled).await.copied()
+}
+
+/// So that the provisioner creates no PV before. The API server puts policies in force a moment after it knows them.
+async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
+    let volumes = Api::<PersistentVolume>::all(cluster.client(Identity::Storage).await?);
+    let foreign: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": "foreign"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "csi": {"driver": "example.invalid", "volumeHandle": "foreign"},
+        },
+    }))?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    eventually(PATIENCE, "the policies", async || {
+        Ok::<_, kube::Error>(match volumes.create(&dry, &foreign).await {
+            Err(kube::Error::Api(status)) if status.message.contains("ValidatingAdmissionPolicy") => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    Ok(())
 }
 
 /// A node with its own disk, its own classes and its own namespace.

@@ -11,6 +11,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::capacity::{DISK, register, tells};
+use crate::id_of;
 use crate::node::{Node, SELECTED_NODE};
 
 /// How long the scheduler may take to end.
@@ -24,6 +25,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
         .case("of_two_claims_that_do_not_fit_together_one_is_served", of_two_claims_one_is_served)
         .case("a_claim_for_one_pod_keeps_the_second_pod_waiting", a_claim_for_one_pod_keeps_the_second_waiting)
+        .case("a_class_keeps_its_topology_when_an_owner_selects_the_node", a_class_keeps_its_topology)
 }
 
 /// A node that can run pods, with a provisioner that does not run yet.
@@ -172,5 +174,32 @@ async fn a_claim_for_one_pod_keeps_the_second_waiting(cluster: Arc<Cluster>) -> 
     assert_eq!(node.claims().get("data").await?.uid(), claim.uid());
     scheduler.stop(STOP).await?;
     end_pod(&pods, "two").await?;
+    node.end().await
+}
+
+/// The scheduler honours it. Here the owner of the claim writes the scheduler's annotation.
+async fn a_class_keeps_its_topology(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const ZONE: &str = "topology.kubernetes.io/zone";
+    let node = Node::start(&cluster, "topology").await?;
+    register(&node).await?;
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    let zone = |zone: Value| Patch::Merge(json!({"metadata": {"labels": {ZONE: zone}}}));
+    nodes.patch(&node.name, &PatchParams::default(), &zone("a".into())).await?;
+    let allow =
+        |zones: [&str; 2]| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": ZONE, "values": zones}]}]});
+    node.make_class(allow(["b", "c"])).await?;
+    let claim = node.claim_here("elsewhere", json!({})).await?;
+    let note = node.event("elsewhere", "ProvisioningFailed").await?;
+    for part in [&node.class, &format!("{ZONE} in (b, c)"), &format!("the node {} has {ZONE}=a", node.name)] {
+        assert!(note.contains(part), "{part}: {note}");
+    }
+    let id = id_of(&claim.uid().unwrap_or_default())?;
+    assert_eq!(node.volumes.record(&id), None);
+    assert_eq!(node.pvs().get_opt(id.as_str()).await?, None);
+
+    node.make_class(allow(["a", "b"])).await?;
+    node.claim_here("here", json!({})).await?;
+    node.bound("here").await?;
+    nodes.patch(&node.name, &PatchParams::default(), &zone(Value::Null)).await?;
     node.end().await
 }

@@ -21,7 +21,7 @@ use time::OffsetDateTime;
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 
-use crate::storage::{FOREIGN_VOLUME, on, volume};
+use crate::storage::{FOREIGN_VOLUME, retained};
 use crate::{Nodes, denied};
 
 pub(crate) fn cases(suite: Suite) -> Suite {
@@ -139,13 +139,13 @@ async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Re
     assert!(user.groups.unwrap_or_default().contains(&"granary:nodes".to_owned()));
 
     let volumes = Api::<PersistentVolume>::all(own);
-    volumes.create(&PostParams::default(), &volume("with-certificate", &on(cluster.node()))).await?;
-    volumes.delete("with-certificate", &DeleteParams::default()).await?;
+    volumes.create(&PostParams::default(), &retained("with-certificate", cluster.node())).await?;
+    volumes.delete("pvc-with-certificate", &DeleteParams::default()).await?;
     let others = Api::<PersistentVolume>::all(nodes.other);
-    others.create(&PostParams::default(), &volume("others", &on("two"))).await?;
-    denied(volumes.delete("others", &DeleteParams::default()).await, FOREIGN_VOLUME);
-    denied(volumes.create(&PostParams::default(), &volume("mine", &on("two"))).await, FOREIGN_VOLUME);
-    others.delete("others", &DeleteParams::default()).await?;
+    others.create(&PostParams::default(), &retained("others", "two")).await?;
+    denied(volumes.delete("pvc-others", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    denied(volumes.create(&PostParams::default(), &retained("mine", "two")).await, FOREIGN_VOLUME);
+    others.delete("pvc-others", &DeleteParams::default()).await?;
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use services::discovery::{self, AuthorityDigest};
 use services::{
     BOOTSTRAP_NAMESPACE, Config, Credentials, Identity, IdentityError, Requested, Token, bootstrap_secret_name,
 };
+use supervisor::{Settings, Supervisor};
 use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 use tokio::time::timeout;
@@ -27,6 +28,9 @@ use crate::certificate::{Approver, decision};
 
 /// Enough to ask once too often.
 const MOMENT: std::time::Duration = std::time::Duration::from_secs(3);
+
+/// How long a service may take to end.
+const STOP: std::time::Duration = std::time::Duration::from_secs(10);
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
@@ -38,6 +42,11 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("a_machine_becomes_a_node", a_machine_becomes_a_node)
         .case("a_node_renews_itself_without_a_token", a_node_renews_itself_without_a_token)
         .case("a_node_that_was_off_for_a_year_needs_a_token", a_node_that_was_off_for_a_year_needs_a_token)
+        .case("a_token_is_deleted_when_its_node_has_registered", a_token_is_deleted_when_its_node_has_registered)
+        .case(
+            "a_node_whose_token_was_deleted_stays_in_the_cluster",
+            a_node_whose_token_was_deleted_stays_in_the_cluster,
+        )
         .case("a_machine_that_cannot_join_is_told_why", a_machine_that_cannot_join_is_told_why)
 }
 
@@ -282,6 +291,15 @@ impl Machine {
         Ok(last.and_then(|request| request.spec.username))
     }
 
+    /// As its kubelet does with its certificate.
+    async fn register(&self) -> Result<(), Failure> {
+        let nodes = Api::<Node>::all(self.credentials.client(Identity::Kubelet).await?);
+        nodes
+            .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": self.config.node}}))?)
+            .await?;
+        Ok(())
+    }
+
     /// Whom the API server takes kubelet for.
     async fn user(&self) -> Result<Option<String>, Failure> {
         let reviews = Api::<SelfSubjectReview>::all(self.credentials.client(Identity::Kubelet).await?);
@@ -349,6 +367,91 @@ async fn a_node_that_was_off_for_a_year_needs_a_token(cluster: Arc<Cluster>) -> 
     machine.kubelet(token.clone()).ensure().await?;
     assert_eq!(machine.asked_by(&cluster).await?, Some(format!("system:bootstrap:{}", token.id())));
     assert_eq!(machine.user().await?.as_deref(), Some("system:node:late"));
+    approver.stop().await
+}
+
+/// What the control plane runs beside the approver.
+async fn tokens(cluster: &Cluster) -> Result<Supervisor, Failure> {
+    let client = cluster.admin();
+    let tree = Supervisor::start("tokens", Settings::default(), move |cx| reconciler::tokens(cx, client.clone()));
+    tree.handle().healthy().await?;
+    Ok(tree)
+}
+
+/// Waits until there is no Secret of the token.
+async fn deleted(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    eventually(PATIENCE, "the end of the token", async || {
+        let found = secrets.get_metadata_opt(&bootstrap_secret_name(token.id())).await?;
+        Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(found.name_any())))
+    })
+    .await?;
+    Ok(())
+}
+
+async fn a_token_is_deleted_when_its_node_has_registered(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let (approver, tokens) = (Approver::start(&cluster).await?, tokens(&cluster).await?);
+    let machine = Machine::of(&cluster, "registering").await?;
+    let used = token(&cluster, "registering", in_an_hour()).await?;
+    let spare = token(&cluster, "registering", in_an_hour()).await?;
+    let of_another = token(&cluster, "another", in_an_hour()).await?;
+    ask_eventually(&cluster, &used, "elsewhere").await?;
+    machine.kubelet(used.clone()).ensure().await?;
+
+    // Until the Node is there, the machine may lose what it got.
+    let again = decision(&cluster, &ask_eventually(&cluster, &used, "registering").await?).await?;
+    assert_eq!(again, "Approved OwnNode: the kubelet of registering");
+    let other = decision(&cluster, &ask_eventually(&cluster, &used, "another").await?).await?;
+    assert!(other.starts_with("Denied TokenOfOtherNode"), "{other}");
+
+    machine.register().await?;
+    deleted(&cluster, &used).await?;
+    deleted(&cluster, &spare).await?;
+    // A token of a name that has a Node is of no use.
+    let late = token(&cluster, "registering", in_an_hour()).await?;
+    deleted(&cluster, &late).await?;
+    let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
+    secrets.get_metadata(&bootstrap_secret_name(of_another.id())).await?;
+    Api::<Node>::all(cluster.admin()).delete("registering", &DeleteParams::default()).await?;
+    secrets.delete(&bootstrap_secret_name(of_another.id()), &DeleteParams::default()).await?;
+    tokens.stop(STOP).await?;
+    approver.stop().await
+}
+
+async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Nodes::of(&cluster).await?;
+    let (approver, tokens) = (Approver::start(&cluster).await?, tokens(&cluster).await?);
+    let machine = Machine::of(&cluster, "staying").await?;
+    let first = token(&cluster, "staying", in_an_hour()).await?;
+    ask_eventually(&cluster, &first, "elsewhere").await?;
+    machine.kubelet(first.clone()).ensure().await?;
+    machine.register().await?;
+    deleted(&cluster, &first).await?;
+    refused(&cluster, &first).await?;
+
+    // Its configuration still has the token.
+    machine.age(&cluster, 250)?;
+    machine.kubelet(first.clone()).ensure().await?;
+    assert_eq!(machine.asked_by(&cluster).await?.as_deref(), Some("system:node:staying"));
+
+    // It was off for longer than its certificate lasts.
+    machine.age(&cluster, 400)?;
+    match machine.kubelet(first.clone()).ensure().await {
+        Err(error @ IdentityError::Token { .. }) => {
+            let text = error.to_string();
+            let remedy = "delete the Node of this node if there is one, then make a new token";
+            assert!(text.contains(first.id()) && text.contains(remedy), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    Api::<Node>::all(cluster.admin()).delete("staying", &DeleteParams::default()).await?;
+    let second = token(&cluster, "staying", in_an_hour()).await?;
+    ask_eventually(&cluster, &second, "elsewhere").await?;
+    machine.kubelet(second.clone()).ensure().await?;
+    assert_eq!(machine.asked_by(&cluster).await?, Some(format!("system:bootstrap:{}", second.id())));
+    assert_eq!(machine.user().await?.as_deref(), Some("system:node:staying"));
+    tokens.stop(STOP).await?;
     approver.stop().await
 }
 

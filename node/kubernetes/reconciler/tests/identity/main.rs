@@ -9,6 +9,7 @@ mod objects;
 mod pods;
 mod removed;
 mod resize;
+mod secrets;
 mod storage;
 
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     // First: no other case deletes or changes the objects, and the first case finds none.
     let suite = objects::cases(Suite::new());
     let suite = storage::cases(suite);
+    let suite = secrets::cases(suite);
     let suite = resize::cases(suite);
     let suite = capacity::cases(suite);
     let suite = node::cases(suite);

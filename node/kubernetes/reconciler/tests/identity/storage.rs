@@ -12,10 +12,22 @@ use serde_json::{Value, json};
 use crate::{Nodes, denied, forbidden};
 
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+const FINALIZER: &str = "local.granary.dev/volume";
+const PROTECTION: &str = "kubernetes.io/pv-protection";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case("a_node_makes_changes_and_deletes_its_own_volume", a_node_makes_changes_and_deletes_its_own_volume)
+        .case(
+            "a_node_makes_volumes_of_the_provisioners_shape_only",
+            a_node_makes_volumes_of_the_provisioners_shape_only,
+        )
+        .case("a_node_changes_nothing_else_of_its_volume", a_node_changes_nothing_else_of_its_volume)
+        .case(
+            "a_volume_that_was_made_by_hand_is_marked_by_its_node",
+            a_volume_that_was_made_by_hand_is_marked_by_its_node,
+        )
         .case("a_node_cannot_touch_another_nodes_volume", a_node_cannot_touch_another_nodes_volume)
         .case("a_node_cannot_make_a_volume_for_another_driver_or_everywhere", a_node_cannot_make_a_foreign_volume)
         .case("a_node_gives_back_only_its_own_claims", a_node_gives_back_only_its_own_claims)
@@ -46,6 +58,31 @@ fn of_driver(name: &str, affinity: &Value, driver: &str) -> PersistentVolume {
     serde_json::from_value(volume).expect("a PV")
 }
 
+/// As the provisioner on the node creates it, for a claim with this UID.
+pub(crate) fn provisioned(uid: &str, node: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": format!("pvc-{uid}"), "annotations": {PROVISIONED_BY: "local.granary.dev"}, "finalizers": [FINALIZER],
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "none",
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "c", "uid": uid,
+            },
+            "csi": {"driver": "local.granary.dev", "volumeHandle": format!("pvc-{uid}")}, "nodeAffinity": on(node),
+            "persistentVolumeReclaimPolicy": "Delete", "volumeMode": "Filesystem",
+        },
+    })
+}
+
+/// With policy `Retain`, and so without a finalizer that somebody has to remove.
+pub(crate) fn retained(uid: &str, node: &str) -> PersistentVolume {
+    let mut volume = provisioned(uid, node);
+    volume["metadata"]["finalizers"] = Value::Null;
+    volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    serde_json::from_value(volume).expect("a PV")
+}
+
 fn claim(name: &str, node: &str) -> PersistentVolumeClaim {
     let claim = json!({
         "metadata": {"name": name, "annotations": {SELECTED_NODE: node, "kept": "yes"}, "labels": {"kept": "yes"}},
@@ -68,30 +105,147 @@ pub(crate) fn event(controller: &str, instance: &str) -> Event {
 }
 
 pub(crate) const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+const SHAPE: &str = "a node creates PVs as its provisioner does";
+const UPDATE: &str = "a node enlarges spec.capacity of its PVs";
 const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
 const FOREIGN_EVENT: &str = "in its own name";
 
 async fn a_node_makes_changes_and_deletes_its_own_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
-    let volumes = Api::all(nodes.own);
-    volumes.create(&PostParams::default(), &volume("own", &on("one"))).await?;
-    let finalizer = json!({"metadata": {"finalizers": ["local.granary.dev/volume"]}});
-    volumes.patch("own", &PatchParams::default(), &Patch::Merge(finalizer)).await?;
-    let none = json!({"metadata": {"finalizers": null}});
-    volumes.patch("own", &PatchParams::default(), &Patch::Merge(none)).await?;
-    volumes.delete("own", &DeleteParams::default()).await?;
+    let volumes = Api::<PersistentVolume>::all(nodes.own);
+    let params = PatchParams::default();
+    volumes.create(&PostParams::default(), &serde_json::from_value(provisioned("own", "one"))?).await?;
+    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    let found = volumes.patch("pvc-own", &params, &Patch::Merge(larger)).await?;
+    assert_eq!(found.spec.and_then(|spec| spec.capacity).unwrap_or_default()["storage"].0, "2Gi");
+    // As when the policy becomes `Retain`, and `Delete` again.
+    let without = json!({"metadata": {"finalizers": [PROTECTION]}});
+    volumes.patch("pvc-own", &params, &Patch::Merge(&without)).await?;
+    let with = json!({"metadata": {"finalizers": [PROTECTION, FINALIZER], "annotations": {PROVISIONED_BY: "local.granary.dev"}}});
+    volumes.patch("pvc-own", &params, &Patch::Merge(with)).await?;
+    volumes.patch("pvc-own", &params, &Patch::Merge(without)).await?;
+    volumes.delete("pvc-own", &DeleteParams::default()).await?;
+    volumes.create(&PostParams::default(), &retained("kept", "one")).await?;
+    volumes.delete("pvc-kept", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// By each field of a PV that is more than a place on the node's disk, the node could get at what is not its own.
+async fn a_node_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let volumes = Api::<PersistentVolume>::all(nodes.own);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let secret = json!({"namespace": "kube-system", "name": "treasure"});
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "one", "uid": "none"}]);
+    let mut two = on("one");
+    two["required"]["nodeSelectorTerms"][0]["matchExpressions"]
+        .as_array_mut()
+        .expect("expressions")
+        .push(json!({"key": "zone", "operator": "Exists"}));
+    let secrets = [
+        "controllerPublishSecretRef",
+        "nodeStageSecretRef",
+        "nodePublishSecretRef",
+        "controllerExpandSecretRef",
+        "nodeExpandSecretRef",
+    ];
+    let secrets = secrets.map(|kind| (json!({"spec": {"csi": {kind: secret}}}), format!("without spec.csi.{kind}")));
+    let others = [
+        (json!({"spec": {"csi": {"volumeAttributes": {"a": "b"}}}}), "without spec.csi.volumeAttributes"),
+        (json!({"spec": {"csi": {"fsType": "xfs"}}}), "without spec.csi.fsType"),
+        (json!({"spec": {"csi": {"readOnly": true}}}), "without spec.csi.readOnly"),
+        (json!({"spec": {"csi": {"volumeHandle": "pvc-other"}}}), "metadata.name and spec.csi.volumeHandle"),
+        (json!({"spec": {"mountOptions": ["sync"]}}), "without spec.mountOptions"),
+        (json!({"spec": {"claimRef": {"resourceVersion": "1"}}}), "without spec.claimRef.resourceVersion"),
+        (json!({"spec": {"claimRef": {"uid": "other"}}}), "the UID of the claim in spec.claimRef"),
+        (json!({"spec": {"claimRef": null}}), "spec has accessModes, capacity, claimRef, "),
+        (json!({"spec": {"accessModes": ["ReadWriteMany"]}}), "spec.accessModes"),
+        (json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), "spec.persistentVolumeReclaimPolicy"),
+        (json!({"spec": {"nodeAffinity": two}}), "spec.nodeAffinity"),
+        (json!({"metadata": {"labels": {"mine": "yes"}}}), "without metadata.labels"),
+        (json!({"metadata": {"annotations": {"mine": "yes"}}}), "without metadata.annotations.mine"),
+        (json!({"metadata": {"annotations": {PROVISIONED_BY: "example.invalid"}}}), "metadata.annotations name"),
+        (json!({"metadata": {"ownerReferences": owner}}), "without metadata.ownerReferences"),
+        (json!({"metadata": {"finalizers": [FINALIZER, "example.invalid/held"]}}), "metadata.finalizers"),
+        (json!({"metadata": {"finalizers": null}}), "metadata.finalizers"),
+    ];
+    let others = others.map(|(change, message)| (change, message.to_owned()));
+    for (change, message) in secrets.into_iter().chain(others) {
+        let mut changed = provisioned("shape", "one");
+        merge(&mut changed, &change);
+        let changed: PersistentVolume = serde_json::from_value(changed)?;
+        let refusal = volumes.create(&dry, &changed).await;
+        denied(refusal, SHAPE);
+        denied(volumes.create(&dry, &changed).await, &message);
+    }
+    volumes.create(&dry, &serde_json::from_value(provisioned("shape", "one"))?).await?;
+    Ok(())
+}
+
+/// As a merge patch, but that `null` stays.
+fn merge(into: &mut Value, change: &Value) {
+    match change.as_object() {
+        Some(fields) => fields.iter().for_each(|(field, change)| merge(&mut into[field], change)),
+        None => *into = change.clone(),
+    }
+}
+
+async fn a_node_changes_nothing_else_of_its_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let volumes = Api::<PersistentVolume>::all(nodes.own);
+    volumes.create(&PostParams::default(), &retained("changed", "one")).await?;
+    let secret = json!({"namespace": "kube-system", "name": "treasure"});
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "one", "uid": "none"}]);
+    for change in [
+        // The API lets it be added to a PV that has none.
+        json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
+        json!({"spec": {"capacity": {"storage": "512Mi"}}}),
+        json!({"spec": {"mountOptions": ["sync"]}}),
+        json!({"spec": {"accessModes": ["ReadWriteMany"]}}),
+        json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}),
+        json!({"spec": {"storageClassName": "another"}}),
+        json!({"spec": {"claimRef": {"namespace": "kube-system", "uid": "another"}}}),
+        json!({"spec": {"claimRef": null}}),
+        json!({"metadata": {"labels": {"mine": "yes"}}}),
+        json!({"metadata": {"ownerReferences": owner}}),
+        json!({"metadata": {"annotations": {"mine": "yes"}}}),
+        json!({"metadata": {"annotations": {PROVISIONED_BY: "example.invalid"}}}),
+        json!({"metadata": {"annotations": {PROVISIONED_BY: null}}}),
+        json!({"metadata": {"finalizers": [PROTECTION, "example.invalid/held"]}}),
+        json!({"metadata": {"finalizers": null}}),
+    ] {
+        denied(volumes.patch("pvc-changed", &PatchParams::default(), &Patch::Merge(change)).await, UPDATE);
+    }
+    volumes.delete("pvc-changed", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// It need not have the provisioner's shape: an administrator made it.
+async fn a_volume_that_was_made_by_hand_is_marked_by_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let (own, admin) = (Api::<PersistentVolume>::all(nodes.own), Api::<PersistentVolume>::all(nodes.admin));
+    let mut by_hand = volume("by-hand", &on("one"));
+    by_hand.metadata.labels = Some([("kept".to_owned(), "yes".to_owned())].into());
+    admin.create(&PostParams::default(), &by_hand).await?;
+    let marked = json!({"metadata": {"finalizers": [PROTECTION, FINALIZER], "annotations": {PROVISIONED_BY: "local.granary.dev"}}});
+    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(marked)).await?;
+    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(larger)).await?;
+    let released = json!({"metadata": {"finalizers": [PROTECTION]}});
+    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(released)).await?;
+    own.delete("by-hand", &DeleteParams::default()).await?;
     Ok(())
 }
 
 async fn a_node_cannot_touch_another_nodes_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, other) = (Api::all(nodes.own), Api::<PersistentVolume>::all(nodes.other));
-    denied(own.create(&PostParams::default(), &volume("another", &on("two"))).await, FOREIGN_VOLUME);
-    other.create(&PostParams::default(), &volume("another", &on("two"))).await?;
-    denied(own.delete("another", &DeleteParams::default()).await, FOREIGN_VOLUME);
-    let mine = json!({"metadata": {"labels": {"mine": "yes"}}});
-    denied(own.patch("another", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
-    other.delete("another", &DeleteParams::default()).await?;
+    denied(own.create(&PostParams::default(), &retained("another", "two")).await, FOREIGN_VOLUME);
+    other.create(&PostParams::default(), &retained("another", "two")).await?;
+    denied(own.delete("pvc-another", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    denied(own.patch("pvc-another", &PatchParams::default(), &Patch::Merge(larger)).await, FOREIGN_VOLUME);
+    other.delete("pvc-another", &DeleteParams::default()).await?;
     Ok(())
 }
 

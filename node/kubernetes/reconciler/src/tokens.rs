@@ -1,0 +1,80 @@
+//! Deletes the bootstrap tokens of nodes that have registered.
+//!
+//! The approver gives nothing for a token while there is a Node of its name. When that Node is deleted, a token that is
+//! left over would let whoever has read it join under the name.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Secret};
+use kube::api::{Api, DeleteParams, Preconditions};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Client, ResourceExt as _};
+use services::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE};
+use supervisor::Context;
+use tracing::info;
+
+use crate::control::{WatchEnded, control};
+
+/// A watch may miss that a Node was created: look again after this.
+const INTERVAL: Duration = Duration::from_mins(5);
+
+/// A token could not be deleted.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error("cannot look at the Node {node}")]
+    Node { node: String, source: Box<kube::Error> },
+    #[error("cannot delete the bootstrap token")]
+    Token(#[source] Box<kube::Error>),
+}
+
+struct Tokens {
+    secrets: Api<Secret>,
+    nodes: Api<Node>,
+}
+
+/// Watches bootstrap tokens and Nodes until it is cancelled. Healthy when it has seen the tokens that were there.
+///
+/// # Errors
+/// [`WatchEnded`]; an API server that is away is waited for and is none.
+pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
+    let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
+    let nodes = Api::<Node>::all(client);
+    let of_type = watcher::Config::default().fields(&format!("type={BOOTSTRAP_TYPE}"));
+    let controller = Controller::new(secrets.clone(), of_type);
+    let seen = controller.store();
+    let controller =
+        controller.watches(nodes.clone(), watcher::Config::default(), move |node| of_node(&seen, &node.name_any()));
+    control(cx, "bootstrap tokens", controller, pass, Arc::new(Tokens { secrets, nodes })).await
+}
+
+/// The node that the token is for.
+fn node_of(token: &Secret) -> Option<&str> {
+    token.annotations().get(BOOTSTRAP_NODE_ANNOTATION).map(String::as_str).filter(|node| !node.is_empty())
+}
+
+fn of_node(tokens: &Store<Secret>, node: &str) -> Vec<ObjectRef<Secret>> {
+    let tokens = tokens.state();
+    let of_node = tokens.iter().filter(|token| node_of(token) == Some(node));
+    of_node.map(|token| ObjectRef::from_obj(&**token)).collect()
+}
+
+async fn pass(token: Arc<Secret>, tokens: Arc<Tokens>) -> Result<Action, PassError> {
+    let Some(node) = node_of(&token) else { return Ok(Action::await_change()) };
+    let found = tokens.nodes.get_metadata_opt(node).await;
+    if found.map_err(|source| PassError::Node { node: node.to_owned(), source: Box::new(source) })?.is_none() {
+        return Ok(Action::requeue(INTERVAL));
+    }
+    let name = token.name_any();
+    // Only the token that was looked at: it may have been made again, for another node.
+    let preconditions = Preconditions { uid: token.uid(), resource_version: token.resource_version() };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match tokens.secrets.delete(&name, &params).await {
+        Ok(_) => info!(secret = name, node, "bootstrap token deleted, its node has registered"),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
+        Err(error) => return Err(PassError::Token(Box::new(error))),
+    }
+    Ok(Action::await_change())
+}

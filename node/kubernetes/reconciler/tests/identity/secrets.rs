@@ -1,0 +1,85 @@
+//! Secrets that a node reads by a PV.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Error, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::storage::retained;
+use crate::{Nodes, certificate, denied, forbidden};
+
+/// The attacker is root on this node.
+const NODE: &str = "intruder";
+/// A Secret of somebody else.
+const NAMESPACE: &str = "victim";
+const TREASURE: &str = "treasure";
+
+pub(crate) fn cases(suite: Suite) -> Suite {
+    suite.case("a_node_reads_no_secret_by_a_pv_of_its_own", a_node_reads_no_secret_by_a_pv_of_its_own)
+}
+
+fn read<T: DeserializeOwned>(object: Value) -> Result<T, serde_json::Error> {
+    serde_json::from_value(object)
+}
+
+/// The Node authorizer gives a kubelet the Secrets of the PVs whose claims its pods use.
+async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let admin = Nodes::of(&cluster).await?.admin;
+    let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
+    let (nodes, volumes) = (Api::<Node>::all(admin.clone()), Api::<PersistentVolume>::all(admin.clone()));
+    let namespaces = Api::<Namespace>::all(admin.clone());
+    let pods = Api::<Pod>::default_namespaced(admin.clone());
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
+    namespaces.create(&post, &read(json!({"metadata": {"name": NAMESPACE}}))?).await?;
+    let treasure = read(json!({"metadata": {"name": TREASURE}, "stringData": {"password": "secret"}}))?;
+    Api::<Secret>::namespaced(admin, NAMESPACE).create(&post, &treasure).await?;
+    nodes.create(&post, &read(json!({"metadata": {"name": NODE}}))?).await?;
+    let claim = json!({
+        "metadata": {"name": "lure"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
+        },
+    });
+    let claim: PersistentVolumeClaim = claims.create(&post, &read(claim)?).await?;
+    let pod = json!({
+        "metadata": {"name": "lure"},
+        "spec": {
+            "nodeName": NODE,
+            "containers": [{"name": "c", "image": "granary.invalid/none"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "lure"}}],
+        },
+    });
+    pods.create(&post, &read(pod)?).await?;
+
+    let honest = serde_json::to_value(retained(&claim.uid().unwrap_or_default(), NODE))?;
+    let mut attack = honest.clone();
+    attack["spec"]["claimRef"]["name"] = "lure".into();
+    attack["spec"]["csi"]["nodePublishSecretRef"] = json!({"namespace": NAMESPACE, "name": TREASURE});
+    let attack: PersistentVolume = read(attack)?;
+    let own = Api::<PersistentVolume>::all(cluster.storage_of(NODE).await?);
+    own.create(&dry, &read(honest)?).await?;
+    denied(own.create(&post, &attack).await, "without spec.csi.nodePublishSecretRef");
+    let secrets = Api::<Secret>::namespaced(certificate::kubelet(&cluster, NODE).await?, NAMESPACE);
+    forbidden(secrets.get(TREASURE).await);
+
+    // The PV is all that was missing.
+    let made = volumes.create(&post, &attack).await?;
+    let read = eventually(PATIENCE, "the Secret", async || match secrets.get(TREASURE).await {
+        Ok(secret) => Ok(Seen::Done(secret)),
+        Err(Error::Api(status)) if status.is_forbidden() => Ok(Seen::NotYet(status.message)),
+        Err(error) => Err(error),
+    });
+    assert_eq!(read.await?.name_any(), TREASURE);
+
+    pods.delete("lure", &DeleteParams::default().grace_period(0)).await?;
+    claims.delete("lure", &DeleteParams::default()).await?;
+    volumes.delete(&made.name_any(), &DeleteParams::default()).await?;
+    nodes.delete(NODE, &DeleteParams::default()).await?;
+    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
+    Ok(())
+}
