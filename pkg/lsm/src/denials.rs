@@ -44,19 +44,31 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Number of denied calls since the programs were loaded.
+/// Numbers of denied calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Denials(pub(crate) [u64; 3]);
+pub struct Denials {
+    project: u64,
+    quota: u64,
+    loops: u64,
+}
 
 impl Denials {
     /// Of this kind.
     pub const fn of(self, operation: Operation) -> u64 {
-        let Self([project, quota, loops]) = self;
         match operation {
-            Operation::Project => project,
-            Operation::Quota => quota,
-            Operation::Loop => loops,
+            Operation::Project => self.project,
+            Operation::Quota => self.quota,
+            Operation::Loop => self.loops,
         }
+    }
+
+    pub(crate) fn set(&mut self, operation: Operation, count: u64) {
+        let field = match operation {
+            Operation::Project => &mut self.project,
+            Operation::Quota => &mut self.quota,
+            Operation::Loop => &mut self.loops,
+        };
+        *field = count;
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use loopdev::DeviceNumber;
 use nix::errno::Errno;
 
+use crate::assembler::AssembleError;
 use crate::btf::BtfError;
 
 /// A [`Guard`](crate::Guard) cannot be loaded or used. What fails leaves nothing attached.
@@ -32,6 +33,15 @@ pub enum Error {
     /// The kernel's types cannot be used.
     #[error("cannot build the programs for this kernel")]
     Btf(#[from] BtfError),
+    /// A program has a jump that leads nowhere: an error of this crate.
+    #[error("cannot build the program for the hook {hook}")]
+    Assemble {
+        /// The hook.
+        hook: &'static str,
+        /// What is wrong.
+        #[source]
+        source: AssembleError,
+    },
     /// A map cannot be created.
     #[error("cannot create the BPF map {map}; CAP_BPF is needed")]
     CreateMap {
@@ -78,8 +88,8 @@ pub enum Error {
     /// The device is not a loop device.
     #[error("{0} is not the number of a loop device; those have the major number 7")]
     NotALoopDevice(DeviceNumber),
-    /// An object of a former process, or a directory for it, cannot be used.
-    #[error("cannot {step} {}; a bpffs is needed there", path.display())]
+    /// A pin, or the directory for pins, cannot be used.
+    #[error("cannot {step} {}; mount bpffs there or above", path.display())]
     Pin {
         /// What was tried.
         step: &'static str,
