@@ -1,10 +1,11 @@
 //! Cgroups, as BPF programs identify them.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{OFlag, openat, readlink};
 use nix::sys::stat::{Mode, fstat};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
 
@@ -32,6 +33,21 @@ impl CgroupId {
             return Err(CgroupError::NotCgroup2);
         }
         sys::kernfs_id(directory).map_err(CgroupError::system("name_to_handle_at")).map(Self)
+    }
+
+    /// The directory of this cgroup, without a search (`open_by_handle_at`). `None` if it was removed. `hierarchy` is any open
+    /// directory of cgroup2; the path is the one in its mount.
+    ///
+    /// # Errors
+    /// [`CgroupError::System`]; `CAP_DAC_READ_SEARCH` and `/proc` are needed.
+    pub fn path(self, hierarchy: impl AsFd) -> Result<Option<PathBuf>, CgroupError> {
+        let directory = match sys::open_kernfs(hierarchy.as_fd(), self.0) {
+            Ok(directory) => directory,
+            Err(Errno::ESTALE) => return Ok(None),
+            Err(source) => return Err(CgroupError::System { operation: "open_by_handle_at", source }),
+        };
+        let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        readlink(link.as_str()).map_err(CgroupError::system("readlink")).map(|path| Some(path.into()))
     }
 
     /// The plain number.

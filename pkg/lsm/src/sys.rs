@@ -362,6 +362,19 @@ pub(crate) fn kernfs_id(inode: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(handle.id))
 }
 
+/// The inode of a kernfs with this ID; `ESTALE` if there is none (`open_by_handle_at`). `directory` is any on that file system.
+pub(crate) fn open_kernfs(directory: BorrowedFd<'_>, id: u64) -> Result<OwnedFd, Errno> {
+    let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id: id.to_ne_bytes() };
+    let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: `directory` is open during the call. The kernel reads the handle, whose length it finds in it, and keeps no
+    // pointer.
+    let result =
+        unsafe { libc::syscall(libc::SYS_open_by_handle_at, directory.as_raw_fd(), &raw mut handle, flags) };
+    let descriptor = Errno::result(result).map(descriptor)?;
+    // SAFETY: the kernel created the descriptor in this call, and nothing else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
 /// Memory below 4 GiB, where the pointers of 32-bit calls lead.
 #[derive(Debug)]
 pub(crate) struct Page(NonNull<c_void>);

@@ -96,6 +96,7 @@ fn every_call_is_denied_in_a_container_and_works_elsewhere() {
         ]
     );
     assert_eq!(guard.recent().unwrap(), []);
+    assert_eq!(container.path(File::open(root).unwrap()), Ok(Some(stage.container.clone())));
 
     drop(guard);
     let calls = calls_of(User::Tenant);
@@ -278,7 +279,9 @@ fn a_cgroup_that_is_created_again_has_another_id() {
         fs::remove_dir(&path).unwrap();
         id
     };
-    assert_ne!(id(), id());
+    let (first, second) = (id(), id());
+    assert_ne!(first, second);
+    assert_eq!(first.path(File::open(&stage.pods).unwrap()), Ok(None), "it was removed");
     let of = |path: &str| Cgroup::of(File::open(path).unwrap()).unwrap_err();
     assert_eq!(of("/sys/fs/cgroup"), CgroupError::Root);
     assert_eq!(of("/sys/fs"), CgroupError::NotCgroup2);
