@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod btf;
 pub mod disk;
 pub mod gpt;
 pub mod gpt_writer;

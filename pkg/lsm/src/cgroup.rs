@@ -1,0 +1,155 @@
+//! Cgroups, as BPF programs identify them.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, readlink};
+use nix::sys::stat::{Mode, fstat};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
+
+use crate::sys;
+
+/// The inode number of the root of the hierarchy.
+const ROOT: u64 = 1;
+
+/// Deeper than any hierarchy; the kernel's own limit is lower for BPF programs on most machines.
+const MAX_LEVEL: u32 = 256;
+
+/// The kernel's ID of a cgroup of the unified hierarchy. A cgroup that is removed and created again has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CgroupId(u64);
+
+impl CgroupId {
+    /// Of an open directory of cgroup2 (`name_to_handle_at`). It equals the directory's inode number.
+    ///
+    /// # Errors
+    /// [`CgroupError`] if it is something else.
+    pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
+        let directory = directory.as_fd();
+        let kind = fstatfs(directory).map_err(CgroupError::system("fstatfs"))?.filesystem_type();
+        if kind != CGROUP2_SUPER_MAGIC {
+            return Err(CgroupError::NotCgroup2);
+        }
+        sys::kernfs_id(directory).map_err(CgroupError::system("name_to_handle_at")).map(Self)
+    }
+
+    /// The directory of this cgroup, without a search (`open_by_handle_at`). `None` if it was removed. `hierarchy` is any open
+    /// directory of cgroup2; the path is the one in its mount.
+    ///
+    /// # Errors
+    /// [`CgroupError::System`]; `CAP_DAC_READ_SEARCH` and `/proc` are needed.
+    pub fn path(self, hierarchy: impl AsFd) -> Result<Option<PathBuf>, CgroupError> {
+        let directory = match sys::open_kernfs(hierarchy.as_fd(), self.0) {
+            Ok(directory) => directory,
+            Err(Errno::ESTALE) => return Ok(None),
+            Err(source) => return Err(CgroupError::System { operation: "open_by_handle_at", source }),
+        };
+        let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        readlink(link.as_str()).map_err(CgroupError::system("readlink")).map(|path| Some(path.into()))
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// From a map that a program wrote.
+    pub(crate) const fn from_kernel(id: u64) -> Self {
+        Self(id)
+    }
+}
+
+impl fmt::Display for CgroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A cgroup and its level below the root of the hierarchy: what a program needs to find it among a task's ancestors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cgroup {
+    id: CgroupId,
+    level: u32,
+}
+
+impl Cgroup {
+    /// Of an open directory below the root of the hierarchy.
+    ///
+    /// # Errors
+    /// [`CgroupError`] if it is something else, or if the mount does not show the root of the hierarchy.
+    pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
+        let directory = directory.as_fd();
+        let id = CgroupId::of(directory)?;
+        let level = level(directory)?;
+        if level == 0 { Err(CgroupError::Root) } else { Ok(Self { id, level }) }
+    }
+
+    /// Its ID.
+    pub const fn id(self) -> CgroupId {
+        self.id
+    }
+
+    /// Number of cgroups above it: 1 for a child of the root.
+    pub const fn level(self) -> u32 {
+        self.level
+    }
+
+    /// For tests of programs, which need no real one.
+    #[cfg(test)]
+    pub(crate) const fn new(id: u64, level: u32) -> Self {
+        Self { id: CgroupId(id), level }
+    }
+}
+
+/// Number of directories between this one and the root of the hierarchy, which is the only one with inode number 1.
+fn level(directory: BorrowedFd<'_>) -> Result<u32, CgroupError> {
+    let start = fstat(directory).map_err(CgroupError::system("fstat"))?;
+    let mut here = (start.st_dev, start.st_ino);
+    let mut above: Option<OwnedFd> = None;
+    for level in 0..MAX_LEVEL {
+        if here.1 == ROOT {
+            return Ok(level);
+        }
+        let below = above.as_ref().map_or(directory, AsFd::as_fd);
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let parent = openat(below, "..", flags, Mode::empty()).map_err(CgroupError::system("open"))?;
+        let found = fstat(&parent).map_err(CgroupError::system("fstat"))?;
+        if found.st_dev != here.0 {
+            return Err(CgroupError::NotFromTheRoot);
+        }
+        here = (found.st_dev, found.st_ino);
+        above = Some(parent);
+    }
+    Err(CgroupError::NotFromTheRoot)
+}
+
+/// A directory is not a cgroup that programs can be applied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CgroupError {
+    /// Another file system.
+    #[error("not a directory of cgroup2; mount it on /sys/fs/cgroup and open a cgroup there")]
+    NotCgroup2,
+    /// All tasks are below it, the node's own too.
+    #[error("the root of the hierarchy; only a cgroup below it can be restricted")]
+    Root,
+    /// The mount shows a part of the hierarchy.
+    #[error("the mount of cgroup2 does not show the root of the hierarchy; use the host's /sys/fs/cgroup")]
+    NotFromTheRoot,
+    /// The kernel failed a call.
+    #[error("{operation} of the cgroup failed")]
+    System {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl CgroupError {
+    fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::System { operation, source }
+    }
+}

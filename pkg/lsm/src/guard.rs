@@ -1,0 +1,194 @@
+//! [`Guard`]: the attached programs and their maps.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use loopdev::DeviceNumber;
+
+use crate::assembler::{AssembleError, Instruction};
+use crate::btf::Btf;
+use crate::cgroup::{Cgroup, CgroupId};
+use crate::denials::{Denials, Recent};
+use crate::error::Error;
+use crate::layout::{Hook, Layout};
+use crate::maps::{self, Maps};
+use crate::programs::{self, Scope};
+use crate::sys;
+
+/// The LSMs that are active, separated by commas.
+const ACTIVE: &str = "/sys/kernel/security/lsm";
+
+/// `LOOP_MAJOR`.
+const LOOP_MAJOR: u32 = 7;
+
+/// The verifier's log of these programs is shorter.
+const LOG_BYTES: usize = 1 << 18;
+/// As much of its end goes into an error.
+const LOG_END: usize = 600;
+
+/// The attached programs. Dropped, it detaches them, unless they are pinned.
+#[derive(Debug)]
+pub struct Guard {
+    pods: Cgroup,
+    maps: Maps,
+    /// Each keeps its program attached.
+    links: Vec<(Hook, OwnedFd)>,
+}
+
+impl Guard {
+    /// Builds, loads and attaches the programs: from now on, tasks in `pods` and below are restricted on `disk` and on
+    /// published loop devices. No loop device is published, no cgroup is exempt.
+    ///
+    /// # Errors
+    /// Nothing is attached then. The error names the step and the remedy.
+    pub fn load(btf: &Btf, pods: Cgroup, disk: DeviceNumber) -> Result<Self, Error> {
+        require_lsm(Path::new(ACTIVE))?;
+        Self::attach(&Layout::of(btf)?, pods, disk, Maps::create()?)
+    }
+
+    /// The same with maps and links that are pinned in a directory of a bpffs and outlive the process. Maps of a former
+    /// process are used with their content. Its links are replaced after the new ones are attached, so that no moment exists
+    /// without programs. The directory is created if it is missing.
+    ///
+    /// # Errors
+    /// As [`Guard::load`]; links of a former process stay attached.
+    pub fn load_pinned(btf: &Btf, pods: Cgroup, disk: DeviceNumber, directory: &Path) -> Result<Self, Error> {
+        require_lsm(Path::new(ACTIVE))?;
+        let layout = Layout::of(btf)?;
+        let pin = |step| move |source: io::Error| Error::Pin { step, path: directory.into(), source };
+        match fs::create_dir(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(pin("create")(error)),
+            Ok(()) | Err(_) => {}
+        }
+        let guard = Self::attach(&layout, pods, disk, Maps::pinned(directory)?)?;
+        for (hook, link) in &guard.links {
+            // A process may have ended between the two steps.
+            let (new, place) = (directory.join(format!("{}-new", hook.name)), directory.join(hook.name));
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(pin("clean")(error)),
+                Ok(()) | Err(_) => {}
+            }
+            maps::pin(link.as_fd(), &new)?;
+            fs::rename(&new, &place).map_err(pin("replace a link in"))?;
+        }
+        Ok(guard)
+    }
+
+    fn attach(layout: &Layout, pods: Cgroup, disk: DeviceNumber, maps: Maps) -> Result<Self, Error> {
+        let scope = Scope { pods, disk, maps: maps.descriptors() };
+        let mut links = Vec::new();
+        for (hook, program) in plan(layout, &scope) {
+            let program = program.map_err(|source| Error::Assemble { hook: hook.name, source })?;
+            let link = sys::link(&load(hook, &program)?);
+            links.push((hook, link.map_err(|source| Error::Link { hook: hook.name, source })?));
+        }
+        Ok(Self { pods, maps, links })
+    }
+
+    /// The cgroup that the programs apply to. If the directory of that name is another one now ([`Cgroup::of`]), the cgroup was
+    /// removed and created again, and the programs apply to nothing.
+    pub const fn cgroup(&self) -> Cgroup {
+        self.pods
+    }
+
+    /// From now on, tasks in the cgroup may not change this loop device. Idempotent.
+    ///
+    /// # Errors
+    /// [`Error::NotALoopDevice`], and [`Error::UseMap`], with `E2BIG` if 4096 devices are published.
+    pub fn publish(&self, device: DeviceNumber) -> Result<(), Error> {
+        if device.major != LOOP_MAJOR {
+            return Err(Error::NotALoopDevice(device));
+        }
+        self.maps.publish(device)
+    }
+
+    /// Reverts [`Guard::publish`]. Idempotent.
+    ///
+    /// # Errors
+    /// [`Error::UseMap`].
+    pub fn withdraw(&self, device: DeviceNumber) -> Result<(), Error> {
+        self.maps.withdraw(device)
+    }
+
+    /// From now on, the programs do not apply to tasks of this cgroup. They apply to its descendants, and to cgroups that were
+    /// exempt before.
+    ///
+    /// # Errors
+    /// [`Error::UseMap`].
+    pub fn exempt(&self, cgroup: CgroupId) -> Result<(), Error> {
+        self.maps.exempt(cgroup)
+    }
+
+    /// The number of denied calls since the maps were created.
+    ///
+    /// # Errors
+    /// [`Error::UseMap`].
+    pub fn denied(&self) -> Result<Denials, Error> {
+        self.maps.denied()
+    }
+
+    /// The calls that were denied since this was last called, by cgroup and operation. The kernel keeps about 1024 of the most
+    /// recent ones.
+    ///
+    /// # Errors
+    /// [`Error::UseMap`].
+    pub fn recent(&self) -> Result<Vec<Recent>, Error> {
+        self.maps.take_recent()
+    }
+}
+
+/// Which program is for which hook.
+fn plan(layout: &Layout, scope: &Scope) -> Vec<(Hook, Result<Vec<Instruction>, AssembleError>)> {
+    let mut plan = vec![
+        (layout.file_ioctl, programs::ioctl(layout, scope)),
+        (layout.file_ioctl_compat, programs::ioctl(layout, scope)),
+        (layout.quotactl, programs::quotactl(scope)),
+    ];
+    plan.extend(layout.attributes.map(|attributes| (attributes.hook, programs::setattr(layout, &attributes, scope))));
+    plan
+}
+
+fn load(hook: Hook, program: &[Instruction]) -> Result<sys::Program, Error> {
+    let name = maps::object_name(hook.name);
+    sys::load(program, hook.function.get(), name, None).map_err(|source| {
+        // Once more for the log. If it succeeds now, the first attempt's reason still stands.
+        let mut log = vec![0; LOG_BYTES];
+        let _ = sys::load(program, hook.function.get(), name, Some(&mut log));
+        Error::Load { hook: hook.name, log: end_of(&log), source }
+    })
+}
+
+/// The last lines of a log that ends with NUL.
+fn end_of(log: &[u8]) -> String {
+    let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
+    let end = &text[text.len().saturating_sub(LOG_END)..];
+    String::from_utf8_lossy(end).trim().to_owned()
+}
+
+/// A kernel with the hooks, but without BPF among its LSMs, attaches programs that it never runs.
+fn require_lsm(list: &Path) -> Result<(), Error> {
+    let active = fs::read_to_string(list).map_err(|source| Error::Securityfs { path: list.into(), source })?;
+    let active = active.trim_end();
+    if active.split(',').any(|name| name == "bpf") {
+        Ok(())
+    } else {
+        Err(Error::Inactive { active: active.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_end_of_the_verifiers_log() {
+        assert_eq!(end_of(b"0: (79) r2 = 1\nR2 invalid\n\0\0\0"), "0: (79) r2 = 1\nR2 invalid");
+        assert_eq!(end_of(&[0; 8]), "");
+        assert_eq!(end_of(&[]), "");
+        let long = [&[b'a'; 4096][..], b"the reason\n\0"].concat();
+        let end = end_of(&long);
+        assert!(end.len() < LOG_END && end.ends_with("athe reason"), "{end}");
+    }
+}

@@ -1,0 +1,222 @@
+//! [`Maps`]: the memory that the programs and this process share.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use loopdev::DeviceNumber;
+use nix::errno::Errno;
+
+use crate::cgroup::CgroupId;
+use crate::denials::{Denials, Operation, Recent};
+use crate::error::Error;
+use crate::programs::{self, kernel_number};
+use crate::sys::{self, MapKind};
+
+/// Published loop devices at most.
+const PUBLISHED: u32 = 4096;
+/// Exempt cgroups at most; more than one only while it changes.
+const EXEMPT: u32 = 8;
+/// Cgroups and operations whose denials are remembered at most.
+const RECENT: u32 = 1024;
+
+/// Names of the maps, also of their pins.
+pub(crate) mod name {
+    pub(crate) const DENIED: &str = "denied";
+    pub(crate) const EXEMPT: &str = "exempt";
+    pub(crate) const PUBLISHED: &str = "published";
+    pub(crate) const RECENT: &str = "recent";
+}
+
+/// A key of [`Maps::recent`]: the cgroup's ID, then the number of the operation.
+type RecentKey = [u8; 16];
+
+/// Keys and values are numbers in the machine's byte order.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    /// Number of an operation → count.
+    denied: sys::Map<4, 8>,
+    /// Cgroup ID → unused.
+    exempt: sys::Map<8, 4>,
+    /// Device number → unused.
+    published: sys::Map<4, 4>,
+    /// Cgroup and operation → count.
+    recent: sys::Map<16, 8>,
+}
+
+impl Maps {
+    /// New ones.
+    pub(crate) fn create() -> Result<Self, Error> {
+        Ok(Self {
+            denied: create(MapKind::Array, Operation::ALL.len() as u32, name::DENIED)?,
+            exempt: create(MapKind::Hash, EXEMPT, name::EXEMPT)?,
+            published: create(MapKind::Hash, PUBLISHED, name::PUBLISHED)?,
+            recent: create(MapKind::LruHash, RECENT, name::RECENT)?,
+        })
+    }
+
+    /// Those that are pinned in a directory; missing ones are created and pinned.
+    pub(crate) fn pinned(directory: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            denied: open(MapKind::Array, Operation::ALL.len() as u32, name::DENIED, directory)?,
+            exempt: open(MapKind::Hash, EXEMPT, name::EXEMPT, directory)?,
+            published: open(MapKind::Hash, PUBLISHED, name::PUBLISHED, directory)?,
+            recent: open(MapKind::LruHash, RECENT, name::RECENT, directory)?,
+        })
+    }
+
+    /// As programs name them.
+    pub(crate) fn descriptors(&self) -> programs::Maps {
+        let number = |descriptor: BorrowedFd<'_>| descriptor.as_raw_fd();
+        programs::Maps {
+            denied: number(self.denied.descriptor()),
+            exempt: number(self.exempt.descriptor()),
+            published: number(self.published.descriptor()),
+            recent: number(self.recent.descriptor()),
+        }
+    }
+
+    pub(crate) fn publish(&self, device: DeviceNumber) -> Result<(), Error> {
+        let key = kernel_number(device).to_ne_bytes();
+        self.published.set(&key, [0; 4]).map_err(failed("add a device to", name::PUBLISHED))
+    }
+
+    pub(crate) fn withdraw(&self, device: DeviceNumber) -> Result<(), Error> {
+        let key = kernel_number(device).to_ne_bytes();
+        self.published.remove(&key).map_err(failed("remove a device from", name::PUBLISHED))
+    }
+
+    /// The new one is added before others are removed: a former process of the same cgroup stays exempt.
+    pub(crate) fn exempt(&self, cgroup: CgroupId) -> Result<(), Error> {
+        let wanted = cgroup.get().to_ne_bytes();
+        let former = keys(&self.exempt, EXEMPT).map_err(failed("read", name::EXEMPT))?;
+        let mut others = former.iter().filter(|key| **key != wanted);
+        // So that there is space for it.
+        if former.len() == EXEMPT as usize {
+            others.next().map_or(Ok(()), |key| self.remove_exempt(key))?;
+        }
+        self.exempt.set(&wanted, [0; 4]).map_err(failed("add a cgroup to", name::EXEMPT))?;
+        others.try_for_each(|key| self.remove_exempt(key))
+    }
+
+    fn remove_exempt(&self, key: &[u8; 8]) -> Result<(), Error> {
+        self.exempt.remove(key).map_err(failed("remove a cgroup from", name::EXEMPT))
+    }
+
+    pub(crate) fn denied(&self) -> Result<Denials, Error> {
+        let mut denials = Denials::default();
+        for operation in Operation::ALL {
+            let found = self.denied.get(&operation.number().to_ne_bytes()).map_err(failed("read", name::DENIED))?;
+            denials.set(operation, u64::from_ne_bytes(found.unwrap_or_default()));
+        }
+        Ok(denials)
+    }
+
+    pub(crate) fn take_recent(&self) -> Result<Vec<Recent>, Error> {
+        let keys = keys(&self.recent, RECENT).map_err(failed("read", name::RECENT))?;
+        let mut taken = Vec::new();
+        for key in keys {
+            // The kernel may have dropped it in favour of a newer one.
+            let Some(count) = self.recent.take(&key).map_err(failed("read", name::RECENT))? else { continue };
+            taken.extend(recent(key, u64::from_ne_bytes(count)));
+        }
+        Ok(taken)
+    }
+}
+
+fn recent(key: RecentKey, count: u64) -> Option<Recent> {
+    let [cgroup, operation] = [*key.first_chunk()?, *key.last_chunk()?].map(u64::from_ne_bytes);
+    let operation = Operation::ALL.into_iter().find(|known| u64::from(known.number()) == operation)?;
+    Some(Recent { cgroup: CgroupId::from_kernel(cgroup), operation, count })
+}
+
+/// The keys of a map that may change meanwhile: at most as many as it can have.
+fn keys<const KEY: usize, const VALUE: usize>(map: &sys::Map<KEY, VALUE>, most: u32) -> Result<Vec<[u8; KEY]>, Errno> {
+    let mut keys: Vec<[u8; KEY]> = Vec::new();
+    for _ in 0..most {
+        let Some(key) = map.next_key(keys.last())? else { break };
+        keys.push(key);
+    }
+    Ok(keys)
+}
+
+fn create<const KEY: usize, const VALUE: usize>(
+    kind: MapKind,
+    entries: u32,
+    name: &'static str,
+) -> Result<sys::Map<KEY, VALUE>, Error> {
+    sys::Map::create(kind, entries, object_name(name)).map_err(|source| Error::CreateMap { map: name, source })
+}
+
+fn open<const KEY: usize, const VALUE: usize>(
+    kind: MapKind,
+    entries: u32,
+    name: &'static str,
+    directory: &Path,
+) -> Result<sys::Map<KEY, VALUE>, Error> {
+    let path = directory.join(name);
+    match sys::Map::open(kind, entries, &c_path(&path)?) {
+        Ok(map) => Ok(map),
+        Err(Errno::EMEDIUMTYPE) => Err(Error::OtherShape { path }),
+        Err(Errno::ENOENT) => {
+            let map = create(kind, entries, name)?;
+            pin(map.descriptor(), &path)?;
+            Ok(map)
+        }
+        Err(source) => Err(Error::Pin { step: "open the pin", path, source: source.into() }),
+    }
+}
+
+/// Pins an object.
+pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> Result<(), Error> {
+    sys::pin(object, &c_path(path)?).map_err(|source| Error::Pin {
+        step: "pin an object at",
+        path: path.into(),
+        source: source.into(),
+    })
+}
+
+fn c_path(path: &Path) -> Result<CString, Error> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::Pin {
+        step: "use",
+        path: path.into(),
+        source: io::ErrorKind::InvalidInput.into(),
+    })
+}
+
+/// The name of a map or program as tools show it: at most 15 bytes.
+pub(crate) fn object_name(name: &str) -> [u8; 16] {
+    let mut padded = [0; 16];
+    padded.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
+    padded
+}
+
+fn failed(step: &'static str, map: &'static str) -> impl FnOnce(Errno) -> Error {
+    move |source| Error::UseMap { step, map, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_a_denial_is_a_cgroup_and_an_operation() {
+        let key = |cgroup: u64, operation: u64| {
+            let mut key = [0; 16];
+            key[..8].copy_from_slice(&cgroup.to_ne_bytes());
+            key[8..].copy_from_slice(&operation.to_ne_bytes());
+            key
+        };
+        let cgroup = CgroupId::from_kernel(77);
+        assert_eq!(recent(key(77, 2), 5), Some(Recent { cgroup, operation: Operation::Loop, count: 5 }));
+        assert_eq!(recent(key(77, 3), 5), None);
+    }
+
+    #[test]
+    fn names_of_objects_are_cut_and_end_with_nul() {
+        assert_eq!(&object_name("denied"), b"denied\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(&object_name("file_ioctl_compat"), b"file_ioctl_comp\0");
+    }
+}
