@@ -27,6 +27,7 @@ use tracing::{info, warn};
 use crate::certificates::{Certificates, Kept};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
+use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
@@ -41,6 +42,7 @@ use crate::worker::Worker;
 use crate::{join, log, timekeeping};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
@@ -226,6 +228,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
             .map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     let mesh = Arc::new(Mesh::new(&services, &registry));
+    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),
@@ -235,6 +238,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         keeper: Arc::clone(&keeper),
         certificates: certificates.subscribe(),
         mesh: Arc::clone(&mesh),
+        guard: Arc::clone(&guard),
         kubernetes: Arc::default(),
     };
     let member = Arc::new(Member {
@@ -244,6 +248,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         storage,
         plugin: Arc::new(plugin),
         mesh,
+        guard,
         uplink: Arc::clone(&uplink),
         facts,
         metrics,

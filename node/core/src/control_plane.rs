@@ -31,14 +31,13 @@ impl ControlPlane {
         let Self { member, credentials, .. } = &*self;
         let (certificates, clock) = (Arc::clone(&self.certificates), member.keeper.state());
         cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let Ground { modules, containerd } = member.begin(&cx, None);
+        let Ground { modules, guard } = member.begin(&cx, None);
         let etcd = cx.start("etcd", etcd::service(&member.services));
         etcd.healthy().await?;
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));
 
         // While the API server starts.
-        containerd.healthy().await?;
-        let runtime = member.runtime(&cx);
+        let runtime = member.runtime(&cx, guard).await?;
 
         apiserver.healthy().await?;
         let renewals = self.certificates.kept();

@@ -15,6 +15,7 @@ mod control_plane;
 pub mod disk;
 #[cfg(test)]
 mod example;
+pub mod guard;
 pub mod host;
 pub mod join;
 pub mod kernel;

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::certificates::renewal;
+use crate::guard::PodGuard;
 use crate::host::Host;
 use crate::mesh::Mesh;
 use crate::status::Facts;
@@ -34,6 +35,7 @@ pub(crate) struct Member {
     pub(crate) storage: Storage,
     pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
     pub(crate) mesh: Arc<Mesh>,
+    pub(crate) guard: Arc<PodGuard>,
     pub(crate) uplink: Arc<Uplink>,
     /// What the status pages tell.
     pub(crate) facts: Facts,
@@ -47,7 +49,8 @@ pub(crate) struct Member {
 /// Services that need nobody, and that others need.
 pub(crate) struct Ground {
     pub(crate) modules: Handle,
-    pub(crate) containerd: Handle,
+    /// Healthy when pods are restricted.
+    pub(crate) guard: Handle,
 }
 
 impl Member {
@@ -65,16 +68,19 @@ impl Member {
         let (address, facts) = (self.services.address, self.facts.clone());
         cx.start("status", move |cx| status::run(cx, address, server, facts.clone()));
         let modules = cx.start("network-modules", network_modules);
-        let containerd = cx.start("containerd", containerd::service(&self.services));
-        Ground { modules, containerd }
+        let guard = Arc::clone(&self.guard);
+        let guard = cx.start("pod-guard", move |cx| Arc::clone(&guard).run(cx));
+        Ground { modules, guard }
     }
 
-    /// Starts what kubelet finds at its start. containerd has to be healthy.
-    pub(crate) fn runtime(&self, cx: &Context) -> [Handle; 2] {
+    /// Starts containerd when pods are restricted, and then what kubelet finds at its start.
+    pub(crate) async fn runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
+        guard.healthy().await?;
+        cx.start("containerd", containerd::service(&self.services)).healthy().await?;
         let images = cx.start("images", containerd::images(&self.services));
         let plugin = Arc::clone(&self.plugin);
         let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
-        [images, csi]
+        Ok([images, csi])
     }
 
     /// Starts kube-proxy with this identity, and kubelet. The credentials of both have to be there.

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clock::State;
+use lsm::Operation;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -34,6 +35,8 @@ struct Gauges {
     restarts: IntGaugeVec,
     /// The kernel counts.
     out_of_memory: IntCounterVec,
+    /// BPF programs count.
+    denied: IntCounterVec,
 }
 
 impl Metrics {
@@ -59,9 +62,14 @@ impl Metrics {
         clock: &State,
         certificates: &[Expiry],
         out_of_memory: &[(&str, u64)],
+        denied: &[(Operation, u64)],
     ) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         gauges.set(services, clock, certificates, out_of_memory);
+        gauges.denied.reset();
+        for (operation, count) in denied {
+            gauges.denied.with_label_values(&[operation.name()]).inc_by(*count);
+        }
         self.registry.gather()
     }
 }
@@ -106,10 +114,17 @@ impl Gauges {
                 ),
                 &["program"],
             )?,
+            denied: IntCounterVec::new(
+                Opts::new(
+                    "granary_denied_total",
+                    "Calls of pods that would change limits or loop devices, and were denied.",
+                ),
+                &["operation"],
+            )?,
         })
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 9] {
+    fn collectors(&self) -> [Box<dyn Collector>; 10] {
         [
             Box::new(self.kernel_built.clone()),
             Box::new(self.memory.clone()),
@@ -120,6 +135,7 @@ impl Gauges {
             Box::new(self.ready.clone()),
             Box::new(self.restarts.clone()),
             Box::new(self.out_of_memory.clone()),
+            Box::new(self.denied.clone()),
         ]
     }
 
@@ -182,7 +198,7 @@ mod tests {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
             let clock = State { jumps: 1, ..State::default() };
-            let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)]);
+            let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)], &[(Operation::Project, 4)]);
             TextEncoder::new().encode_to_string(&families).unwrap()
         };
         // Counted by the kernel, and not once more with each scrape.
@@ -196,6 +212,7 @@ mod tests {
             "granary_clock_synchronized 0",
             "granary_clock_jumps_total 1",
             r#"granary_program_oom_kills_total{program="etcd"} 2"#,
+            r#"granary_denied_total{operation="project"} 4"#,
         ] {
             assert!(found.lines().any(|found| found == line), "{line} in:\n{found}");
         }

@@ -61,6 +61,11 @@ impl Storage {
         Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }
 
+    /// Where the data disk is mounted.
+    pub fn data(&self) -> &Path {
+        self.data.path()
+    }
+
     /// The file system that is gone after a reboot.
     pub fn ephemeral(&self) -> &Path {
         self.ephemeral.path()

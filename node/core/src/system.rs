@@ -77,11 +77,12 @@ const NO_PROGRAMS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC).union(
 /// Kind, target, flags and data. `/dev`, `/proc` and `/sys` come from the initramfs.
 ///
 /// `nsdelegate`: a container's cgroup namespace is a border for the container's own rights.
-const MOUNTS: [(&str, &str, MsFlags, &str); 4] = [
+const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("devpts", "/dev/pts", MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC), "mode=0620,ptmxmode=0666"),
     ("tmpfs", "/dev/shm", MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV), "mode=1777"),
     ("mqueue", "/dev/mqueue", NO_PROGRAMS, ""),
     ("cgroup2", "/sys/fs/cgroup", NO_PROGRAMS, "nsdelegate"),
+    ("securityfs", "/sys/kernel/security", NO_PROGRAMS, ""),
 ];
 
 /// What kubelet checks (`protectKernelDefaults`) and what pods' networks need.

@@ -26,11 +26,10 @@ impl Worker {
     /// The root of the services, in boot order.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let Self { member, join, kept } = &*self;
-        let Ground { modules, containerd } = member.begin(&cx, Some(join.server()));
+        let Ground { modules, guard } = member.begin(&cx, Some(join.server()));
         let its = Arc::clone(join);
         cx.start("join", move |cx| Arc::clone(&its).run(cx));
-        containerd.healthy().await?;
-        let runtime = member.runtime(&cx);
+        let runtime = member.runtime(&cx, guard).await?;
 
         let credentials = tokio::select! {
             () = cx.cancelled() => return Ok(()),
