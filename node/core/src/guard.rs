@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lsm::{Btf, Cgroup, CgroupId, DeviceNumber, Guard, Operation, Probe, Recent};
+use lsm::{Abi, Btf, Cgroup, DeviceNumber, Guard, Operation, Probe, Recent};
 use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
@@ -24,8 +24,6 @@ const PODS: &str = "kubepods";
 const SELF_TEST: &str = "self-test";
 /// The argument with which this program is the self-test's child.
 const ARGUMENT: &str = "guard-self-test";
-/// Names of directories between [`PODS`] and a container's cgroup; deeper ones are a container's own.
-const DEPTH: usize = 4;
 /// How often the cgroup is verified and denials are logged.
 const INTERVAL: Duration = Duration::from_secs(10);
 
@@ -184,7 +182,7 @@ impl PodGuard {
             _ => None,
         };
         match recent {
-            Some(recent) => self.log(&recent),
+            Some(recent) => self.log(&recent)?,
             None => {
                 warn!("the cgroup of the pods was created again: its restrictions are loaded again");
                 self.ensure()?;
@@ -193,23 +191,32 @@ impl PodGuard {
         Ok(())
     }
 
-    fn log(&self, denied: &[Recent]) {
-        for Recent { cgroup, operation, count } in denied {
-            let pod = find(&self.pods(), *cgroup, DEPTH);
-            let pod = pod.as_deref().unwrap_or_else(|| Path::new("a pod that has ended"));
-            warn!(%operation, count, cgroup = %pod.display(), "calls of a pod were denied");
+    /// kubelet names a pod's cgroup after the pod's UID.
+    fn log(&self, denied: &[Recent]) -> Result<(), GuardError> {
+        if denied.is_empty() {
+            return Ok(());
         }
+        let pods = self.open()?;
+        for Recent { cgroup, operation, count } in denied {
+            let path = cgroup.path(&pods)?;
+            let path = path.as_deref().unwrap_or_else(|| Path::new("of a pod that has ended"));
+            warn!(%operation, count, cgroup = %path.display(), "calls of a pod were denied");
+        }
+        Ok(())
     }
 
     fn pods(&self) -> PathBuf {
         self.cgroups.join(PODS)
     }
 
-    fn cgroup(&self) -> Result<Cgroup, GuardError> {
+    fn open(&self) -> Result<File, GuardError> {
         let path = self.pods();
         let created = create(&path).and_then(|()| File::open(&path));
-        let directory = created.map_err(|source| GuardError::CreateCgroup { path, source })?;
-        Ok(Cgroup::of(&directory)?)
+        created.map_err(|source| GuardError::CreateCgroup { path, source })
+    }
+
+    fn cgroup(&self) -> Result<Cgroup, GuardError> {
+        Ok(Cgroup::of(self.open()?)?)
     }
 
     fn disk(&self) -> Result<DeviceNumber, GuardError> {
@@ -253,21 +260,6 @@ fn create(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The cgroup with this ID below a directory, if it still exists. The ID is the inode number, cgroups(7).
-fn find(directory: &Path, cgroup: CgroupId, depth: usize) -> Option<PathBuf> {
-    let entries = fs::read_dir(directory).ok()?.flatten();
-    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    for entry in directories {
-        if entry.metadata().is_ok_and(|found| found.ino() == cgroup.get()) {
-            return Some(entry.path());
-        }
-        if let Some(found) = depth.checked_sub(1).and_then(|depth| find(&entry.path(), cgroup, depth)) {
-            return Some(found);
-        }
-    }
-    None
-}
-
 /// The self-test's child, if these are its arguments: prints each call that was not denied.
 pub fn self_test(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let [mode, cgroup, directory] = [arguments.nth(1)?, arguments.next()?, arguments.next()?];
@@ -291,7 +283,11 @@ fn probe(cgroup: &Path, directory: &Path) -> io::Result<Vec<lsm::Breach>> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     let directory = File::open(directory)?;
     let probe = Probe { directory: directory.as_fd(), control: control.as_fd(), device: None };
-    probe.run().map_err(io::Error::other)
+    let mut breaches = Vec::new();
+    for abi in [Abi::Native, Abi::Compat] {
+        breaches.extend(probe.run(abi).map_err(io::Error::other)?);
+    }
+    Ok(breaches)
 }
 
 #[cfg(test)]
