@@ -36,13 +36,18 @@ struct Waiting {
     since: Instant,
     /// The end of its last pass, or the same.
     queued: Instant,
+    /// Whether its inodes were looked at, as far as they are still there.
+    is_checked: bool,
 }
 
 impl Pending {
     /// Removes the volume's data soon.
     pub(crate) fn add(&self, id: VolumeId) {
         let now = Instant::now();
-        self.volumes().insert(id, Waiting { since: now, queued: now });
+        self.volumes()
+            .entry(id)
+            .and_modify(|waiting| *waiting = Waiting { since: now, queued: now, ..*waiting })
+            .or_insert(Waiting { since: now, queued: now, is_checked: false });
         self.more.notify_one();
     }
 
@@ -51,6 +56,11 @@ impl Pending {
         if let Some(waiting) = self.volumes().get_mut(id) {
             waiting.queued = Instant::now();
         }
+    }
+
+    /// Whether this is the volume's first pass.
+    fn begin(&self, id: &VolumeId) -> bool {
+        self.volumes().get_mut(id).is_some_and(|waiting| !std::mem::replace(&mut waiting.is_checked, true))
     }
 
     /// The volumes in the order in which they wait, and since when they are in the trash.
@@ -123,6 +133,9 @@ impl Provisioner {
         let listing = self.listings.since(moment, &self.volumes, &self.node).await?;
         let (volume, standing) = (id.clone(), listing.of_volume(id));
         if standing.is_empty() {
+            if self.pending.begin(id) {
+                self.look_for_drift(id).await?;
+            }
             match self.on_disk(move |store| store.discard(&volume)).await? {
                 Ok(_) => info!(volume = %id, "deleted volume removed"),
                 Err(error @ volume::Error::Refused { source: volume::Refusal::NotRetired, .. }) => {
