@@ -40,3 +40,4 @@ pub use dir::{Dir, Ensured, MAX_READ};
 pub use error::{Error, Operation};
 pub use name::{Name, NameError};
 pub use nix::{fcntl::OFlag, sys::stat::Mode};
+pub use remove::Progress;

@@ -7,13 +7,24 @@ use std::os::unix::ffi::OsStrExt;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::libc;
-use nix::sys::stat::{Mode, fstatat};
+use nix::sys::stat::{Mode, fchmod, fstatat};
+use nix::unistd::{fchown, getegid, geteuid};
 
 use crate::{Dir, Error, Name, Operation, sys};
 
 /// Descriptors held at once. The owner of a tree chooses its depth, beyond any stack and any limit of descriptors:
 /// what is deeper is moved up first.
 const MAX_DEPTH: usize = 24;
+
+/// How far [`Dir::remove_all_within`] got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the tree may still be there"]
+pub enum Progress {
+    /// Nothing of the tree is left.
+    Done,
+    /// The steps are spent. The next call continues.
+    Unfinished,
+}
 
 impl Dir {
     /// Removes `name` and everything below it, like `rm -r` but by descriptors: it follows no symbolic link and enters
@@ -23,20 +34,46 @@ impl Dir {
     /// directory, as `.NAME.NUMBER`. `name` itself goes last, so as long as it is there, something may be left to do,
     /// and the next call does it.
     ///
-    /// Nobody may add to the tree meanwhile.
+    /// Nobody may add to the tree meanwhile: see [`Dir::remove_all_within`].
     ///
     /// # Errors
     /// `EXDEV` or `EBUSY` if something is mounted in the tree; `EPERM` for what is immutable, without the privilege to
-    /// change that; `EIO`. What was not removed stays.
+    /// change that; `ENOTEMPTY` if another process adds to the tree; `EIO`. What was not removed stays.
     pub fn remove_all(&self, name: &Name) -> Result<(), Error> {
+        self.remove(name, None).map(drop)
+    }
+
+    /// Removes `name` as [`Dir::remove_all`] does, while other processes may still have directories of the tree open
+    /// and create, link and rename in them. Takes at most `steps` steps: each name that a listing returns is one, and
+    /// so is each further attempt to remove a directory. So the call ends, whatever these processes do. A call with 100
+    /// steps or more removes or moves something, if there is anything to remove.
+    ///
+    /// Before a directory is listed, it gets the user and the group of this process and mode 0700, from the top of the
+    /// tree downwards. From then on a process of another user that lacks `CAP_DAC_OVERRIDE` gets `EACCES` for each name
+    /// in it, also through a descriptor that it opened before. Names that disappear meanwhile, and directories that are
+    /// moved or replaced, are no errors.
+    ///
+    /// # Errors
+    /// Those of [`Dir::remove_all`] but `ENOTEMPTY`; `EPERM` without `CAP_CHOWN` and `CAP_FOWNER` if another user owns
+    /// a directory of the tree.
+    ///
+    /// `openat2(2)`, Linux 5.6; `fchown(2)`, `fchmod(2)`.
+    pub fn remove_all_within(&self, name: &Name, steps: u64) -> Result<Progress, Error> {
+        self.remove(name, Some(steps))
+    }
+
+    fn remove(&self, name: &Name, steps: Option<u64>) -> Result<Progress, Error> {
         match self.insist(name, || self.remove_file(name)) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.is_not_found() => return Ok(()),
+            Ok(()) => return Ok(Progress::Done),
+            Err(error) if error.is_not_found() => return Ok(Progress::Done),
             Err(error) if error.errno() == Errno::EISDIR => {}
             Err(error) => return Err(error),
         }
-        self.empty_dir(name)?;
-        self.insist(name, || self.remove_dir(name))
+        match Removal::found_beside(self, name, steps)?.run(name) {
+            Ok(()) => Ok(Progress::Done),
+            Err(Stop::Spent) => Ok(Progress::Unfinished),
+            Err(Stop::Failed(error)) => Err(error),
+        }
     }
 
     /// Takes the flags "immutable" and "append only" off `name`, so that it can be moved and removed. Returns whether it
@@ -69,45 +106,72 @@ impl Dir {
         }
     }
 
-    /// Removes everything below the directory `name` as [`Dir::remove_all`] does, but not the directory itself.
-    ///
-    /// # Errors
-    /// As [`Dir::remove_all`]; `ENOENT` if it is not there, `ENOTDIR` if it is no directory.
-    pub fn empty_dir(&self, name: &Name) -> Result<(), Error> {
-        let dir = self.open_dir(name)?;
-        let mut deep = Deep::found_beside(self, name)?;
-        deep.empty(&dir, 1)?;
-        while let Some(moved) = deep.waiting()? {
-            deep.empty(&self.open_dir(&moved)?, 1)?;
-            self.insist(&moved, || self.remove_dir(&moved))?;
-        }
-        Ok(())
+    /// Makes this process the owner of the directory, and its only user.
+    fn take_over(&self) -> Result<(), Error> {
+        let own = || fchown(self, Some(geteuid()), Some(getegid())).and_then(|()| fchmod(self, Mode::S_IRWXU));
+        let owned = match own() {
+            Err(Errno::EPERM) if sys::unprotect(self.as_fd()).unwrap_or(false) => own(),
+            done => done,
+        };
+        owned.map_err(|errno| Error::new(Operation::SetOwner, ".", errno))
     }
 }
 
-/// The subtrees that were too deep, waiting beside the tree they come from. As many as the tree's owner likes: they are
-/// remembered on the disk only.
-struct Deep<'a> {
+/// Why a removal does not go on.
+enum Stop {
+    /// It took all steps that it may.
+    Spent,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// One removal. Subtrees that were too deep wait beside the tree that they come from. They are as many as the tree's
+/// owner likes, so they are remembered on the disk only.
+struct Removal<'a> {
     beside: &'a Dir,
     prefix: Vec<u8>,
     next: u64,
+    /// The steps that are left; `None` if no other process may change the tree.
+    left: Option<u64>,
 }
 
-impl<'a> Deep<'a> {
-    /// With those that a cut run left.
-    fn found_beside(beside: &'a Dir, name: &Name) -> Result<Self, Error> {
+impl<'a> Removal<'a> {
+    /// With the subtrees that a cut run left.
+    fn found_beside(beside: &'a Dir, name: &Name, left: Option<u64>) -> Result<Self, Error> {
         let prefix = [b".", name.as_os_str().as_bytes(), b"."].concat();
-        let mut deep = Self { beside, prefix, next: 0 };
+        let mut removal = Self { beside, prefix, next: 0, left };
         for entry in beside.stream()?.iter() {
             let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
-            if let Some(number) = deep.number_of(entry.file_name().to_bytes()) {
-                deep.next = deep.next.max(number.saturating_add(1));
+            if let Some(number) = removal.number_of(entry.file_name().to_bytes()) {
+                removal.next = removal.next.max(number.saturating_add(1));
             }
         }
-        Ok(deep)
+        Ok(removal)
     }
 
-    /// One of them, if there is any.
+    fn run(mut self, name: &Name) -> Result<(), Stop> {
+        let mut emptied = false;
+        loop {
+            while let Some(moved) = self.waiting()? {
+                self.remove(self.beside, &moved, 0)?;
+            }
+            if self.is_removed(self.beside, name)? {
+                return Ok(());
+            }
+            if emptied {
+                self.expect_changes(name)?;
+            }
+            self.empty_below(self.beside, name, 0)?;
+            emptied = true;
+        }
+    }
+
+    /// A subtree that waits, if there is any.
     fn waiting(&self) -> Result<Option<Name>, Error> {
         if self.next == 0 {
             return Ok(None);
@@ -130,50 +194,98 @@ impl<'a> Deep<'a> {
         str::from_utf8(digits).ok()?.parse().ok()
     }
 
+    /// Removes `name` and everything below it. `dir` is `depth` levels below the start.
+    fn remove(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Stop> {
+        if self.is_removed(dir, name)? {
+            return Ok(());
+        }
+        if depth == MAX_DEPTH {
+            return self.move_up(dir, name);
+        }
+        self.empty_below(dir, name, depth)?;
+        if self.is_removed(dir, name)? { Ok(()) } else { self.expect_changes(name) }
+    }
+
+    /// Removes `name` unless it is a directory that has entries. Whether it is gone. One step.
+    fn is_removed(&mut self, dir: &Dir, name: &Name) -> Result<bool, Stop> {
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(1).ok_or(Stop::Spent)?;
+        }
+        let removed = match dir.insist(name, || dir.remove_file(name)) {
+            Err(error) if error.errno() == Errno::EISDIR => dir.insist(name, || dir.remove_dir(name)),
+            removed => removed,
+        };
+        match removed {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(true),
+            // A file has replaced the directory: the next listing shows it.
+            Err(error) if matches!(error.errno(), Errno::ENOTEMPTY | Errno::ENOTDIR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes everything in the directory `name`. What is not a directory any more is left to the next listing.
+    fn empty_below(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Stop> {
+        match dir.open_dir(name) {
+            Ok(below) => self.empty(&below, depth + 1),
+            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Removes everything in `dir`, which is `depth` levels below the start.
-    fn empty(&mut self, dir: &Dir, depth: usize) -> Result<(), Error> {
+    fn empty(&mut self, dir: &Dir, depth: usize) -> Result<(), Stop> {
+        if self.left.is_some() {
+            dir.take_over()?;
+        }
         loop {
-            let mut removed = false;
+            let mut found = false;
             for entry in dir.stream()?.iter() {
-                let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    // Another process removed the directory.
+                    Err(Errno::ENOENT) => return Ok(()),
+                    Err(errno) => return Err(Error::new(Operation::List, ".", errno).into()),
+                };
                 // Only `.` and `..` are no names.
                 let Ok(name) = Name::try_from(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
-                match dir.insist(&name, || dir.remove_file(&name)) {
-                    Ok(()) => {}
-                    Err(error) if error.errno() == Errno::EISDIR => self.remove_subtree(dir, &name, depth)?,
-                    Err(error) => return Err(error),
-                }
-                removed = true;
+                found = true;
+                self.remove(dir, &name, depth)?;
             }
             // While names are removed a reader may miss others, so only an empty pass ends.
-            if !removed {
+            if !found {
                 return Ok(());
             }
         }
     }
 
-    fn remove_subtree(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Error> {
-        match dir.insist(name, || dir.remove_dir(name)) {
-            Err(error) if error.errno() == Errno::ENOTEMPTY => {}
-            done => return done,
-        }
-        if depth < MAX_DEPTH {
-            self.empty(&dir.open_dir(name)?, depth + 1)?;
-            return dir.insist(name, || dir.remove_dir(name));
-        }
+    /// Moves a subtree that is too deep beside the tree.
+    fn move_up(&mut self, dir: &Dir, name: &Name) -> Result<(), Stop> {
         let moved = [self.prefix.as_slice(), self.next.to_string().as_bytes()].concat();
         let moved = Name::try_from(OsStr::from_bytes(&moved))
             .map_err(|_| Error::new(Operation::Rename, name.as_os_str(), Errno::ENAMETOOLONG))?;
-        dir.insist(name, || dir.rename(name, self.beside, &moved))?;
-        self.next += 1;
+        match dir.insist(name, || dir.rename(name, self.beside, &moved)) {
+            Ok(()) => self.next += 1,
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
         Ok(())
+    }
+
+    /// A directory was empty when it was listed, and has entries: only other processes do that.
+    fn expect_changes(&self, name: &Name) -> Result<(), Stop> {
+        match self.left {
+            Some(_) => Ok(()),
+            None => Err(Error::new(Operation::Remove, name.as_os_str(), Errno::ENOTEMPTY).into()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -251,14 +363,63 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_directory_stays() {
+    fn a_removal_ends_when_its_steps_are_spent_and_the_next_one_continues() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
-        chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 60);
-        dir.empty_dir(&name("tree")).unwrap();
-        assert_eq!(dir.names().unwrap(), vec![name("tree")]);
-        assert!(dir.open_dir(&name("tree")).unwrap().is_empty().unwrap());
-        assert!(dir.empty_dir(&name("missing")).unwrap_err().is_not_found());
+        let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+        for number in 0..3 {
+            chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
+        }
+        let mut calls = 0;
+        while dir.remove_all_within(&name("tree"), 40).unwrap() == Progress::Unfinished {
+            calls += 1;
+            assert!(dir.names().unwrap().contains(&name("tree")), "it goes last");
+            assert!(calls < 1000, "no end after {calls} calls");
+        }
+        // Two names on each of 60 levels of each chain.
+        assert!(calls >= 3 * 60 * 2 / 40, "{calls} calls");
+        assert!(dir.is_empty().unwrap());
+    }
+
+    #[test]
+    fn a_directory_that_is_listed_has_lost_its_mode() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Dir::open(scratch.path()).unwrap();
+        let tree = dir.create_dir(&name("tree"), Mode::from_bits_truncate(0o777)).unwrap();
+        chain(&tree, 2);
+        // To find that the tree is not empty is the first step.
+        assert_eq!(dir.remove_all_within(&name("tree"), 1).unwrap(), Progress::Unfinished);
+        let mode = fs::metadata(scratch.path().join("tree")).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+    }
+
+    /// Such a process held the removal up for ever.
+    #[test]
+    fn a_removal_ends_while_another_process_adds_names() {
+        const STEPS: u64 = 2000;
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Dir::open(scratch.path()).unwrap();
+        let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0_u64.. {
+                    let flags = OFlag::O_CREAT | OFlag::O_WRONLY;
+                    // ENOENT when the directory is gone.
+                    let made = tree.open_file(&name(&number.to_string()), flags, Mode::S_IRWXU);
+                    if made.is_err() || end.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let ended = dir.remove_all_within(&name("tree"), STEPS);
+            end.store(true, Ordering::Relaxed);
+            // It may have been faster than the other one.
+            let _: Progress = ended.unwrap();
+        });
+        drop(tree);
+        dir.remove_all(&name("tree")).unwrap();
+        assert!(dir.is_empty().unwrap());
     }
 
     #[test]

@@ -69,8 +69,13 @@ impl<'fd> FileSystem<'fd> {
         if beyond(self.quota(id)?).is_none() {
             return Ok(None);
         }
+        Ok(beyond(self.settled(id)?))
+    }
+
+    /// As [`FileSystem::quota`], after deleted files that nobody has open were freed.
+    pub(crate) fn settled(self, id: ProjectId) -> Result<Quota, FsError> {
         self.free_deleted(id)?;
-        Ok(beyond(self.quota(id)?))
+        self.quota(id)
     }
 
     /// Waits until files of the project that are deleted, and that nobody has open, are not counted

@@ -40,6 +40,17 @@ impl Quotas {
         self.fs().quota(id)
     }
 
+    /// As [`Quotas::quota`], without deleted files that nobody has open: XFS frees them in the background, and this
+    /// call waits for that.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    ///
+    /// `XFS_IOC_FREE_EOFBLOCKS`, Linux 5.15 for deleted files.
+    pub fn settled(&self, id: ProjectId) -> Result<Quota, FsError> {
+        self.fs().settled(id)
+    }
+
     /// As [`project`](crate::project): the project of a file or directory of this file system. One system call.
     ///
     /// The descriptor must be open for reading, not one that only names (`O_PATH`).

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use nix::dir::Entry;
+use units::Inodes;
 
 use crate::directory::{Directory, Entries};
 use crate::error::{FsError, WalkError};
@@ -19,7 +20,7 @@ const DEEPEST: usize = 128;
 /// user namespace the owner of a file can change that.
 ///
 /// Looks at every inode of the directory, the directory itself first, in O(inodes) time; memory and
-/// descriptors grow with the depth only. Nothing but directories is opened, whatever there is. It does
+/// descriptors grow with the depth only; [`Strays::at_most`] bounds the time. Nothing but directories is opened, whatever there is. It does
 /// not follow symbolic links and does not leave the mount. What is made, moved or removed meanwhile may
 /// or may not be seen.
 ///
@@ -40,7 +41,7 @@ const DEEPEST: usize = 128;
 /// ```
 pub fn strays(dir: impl AsFd, project: ProjectId) -> Result<Strays, FsError> {
     let top = Directory::reopen(dir.as_fd())?;
-    Ok(Strays { project, state: State::Top(top), levels: Vec::new() })
+    Ok(Strays { project, state: State::Top(top), levels: Vec::new(), left: None })
 }
 
 /// An inode that is not counted to the project, or a directory that does not pass it on.
@@ -90,6 +91,7 @@ pub struct Strays {
     project: ProjectId,
     state: State,
     levels: Vec<Level>,
+    left: Option<u64>,
 }
 
 /// What is next.
@@ -145,6 +147,13 @@ impl Iterator for Strays {
 impl std::iter::FusedIterator for Strays {}
 
 impl Strays {
+    /// Ends after so many inodes, the directory itself not counted: other processes may add inodes faster than the walk
+    /// looks at them.
+    #[must_use]
+    pub fn at_most(self, inodes: Inodes) -> Self {
+        Self { left: Some(inodes.get()), ..self }
+    }
+
     fn top(&mut self, dir: Directory) -> Result<Option<Stray>, WalkError> {
         let inode = inode(&dir, dir.number()).map_err(|error| self.failed(None, error))?;
         self.push(CString::default(), dir)?;
@@ -154,6 +163,12 @@ impl Strays {
 
     fn look(&mut self, entry: &Entry) -> Result<Option<Stray>, WalkError> {
         let name = entry.file_name();
+        if let Some(left) = &mut self.left {
+            match left.checked_sub(1) {
+                Some(less) => *left = less,
+                None => self.levels.clear(),
+            }
+        }
         let Some(level) = self.levels.last() else { return Ok(None) };
         let found = inode(&level.dir, entry.ino()).map_err(|error| self.failed(Some(name.to_bytes()), error))?;
         // Deleted since the directory was read.

@@ -10,8 +10,8 @@ use fsquota::{Limits, ProjectId};
 use provisioner::{Held, HeldError, Volumes};
 use units::{Bytes, Inodes};
 use volume::{
-    Error, ListError, LookError, Mode, OpenError, Overcommit, Record, Records, Refusal, Request, Space, State, Strays,
-    UsageError, VolumeId, VolumeUsage,
+    DriftError, Drifted, Error, ListError, LookError, Mode, OpenError, Overcommit, Record, Records, Refusal, Request,
+    Space, State, Strays, UsageError, VolumeId, VolumeUsage,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -33,6 +33,8 @@ struct Disk {
     attached: BTreeSet<VolumeId>,
     /// Those whose removal fails.
     stuck: BTreeSet<VolumeId>,
+    /// Those with inodes that do not count to their projects.
+    drifted: BTreeMap<VolumeId, Drifted>,
     strays: Strays,
     projects: u32,
 }
@@ -87,6 +89,11 @@ impl FakeVolumes {
         } else {
             disk.stuck.remove(id);
         }
+    }
+
+    /// Somebody changed the project of inodes of the volume.
+    pub fn set_drifted(&self, id: &VolumeId, drifted: Drifted) {
+        self.disk().drifted.insert(id.clone(), drifted);
     }
 
     /// Loses the volume: a disk was put in that does not have it.
@@ -270,6 +277,10 @@ impl Volumes for FakeVolumes {
 
     fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
         Ok(self.disk().trash.iter().cloned().collect())
+    }
+
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        Ok(self.disk().drifted.get(id).cloned().unwrap_or_default())
     }
 
     fn space(&self) -> Result<Space, LookError> {

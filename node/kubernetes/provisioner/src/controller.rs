@@ -1,5 +1,5 @@
 //! The table of contents: who watches what, and what all passes share. [`claims`] and [`pvs`] are the passes over single
-//! objects, [`sweep`] compares disk and cluster, [`discard`] removes what is deleted, [`publication`] tells the scheduler
+//! objects, [`sweep`] compares disk and cluster, [`discard`] removes what is deleted, [`drift`] looks at the inodes of volumes, [`publication`] tells the scheduler
 //! what room is left. Only they, and [`resize`], await the API server; the disk is worked on by threads that may wait.
 //!
 //! [`claims`]: crate::claims
@@ -31,7 +31,7 @@ use crate::events::Events;
 use crate::listing::Listings;
 use crate::observed::Observed;
 use crate::turns::Turns;
-use crate::{Metrics, Volumes, claims, publication, pvs, sweep};
+use crate::{Metrics, Volumes, claims, drift, publication, pvs, sweep};
 
 /// A claim whose PV somebody deletes before it is bound does not change, and nothing else would wake its pass. Once
 /// it is bound, it is not ours any more.
@@ -92,6 +92,8 @@ pub(crate) struct Provisioner {
     pub(crate) turns: Turns,
     /// Volumes whose data goes.
     pub(crate) pending: Pending,
+    /// Volumes with inodes that do not count to their projects.
+    pub(crate) drifted: drift::Known,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
     /// What is promised of the disk has changed.
@@ -114,6 +116,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         attempts: Attempts::new(metrics.clone()),
         turns: Turns::default(),
         pending: Pending::default(),
+        drifted: drift::Known::default(),
         listings: Listings::default(),
         seen: Mutex::default(),
         store: Arc::new(Observed::new(store, metrics.clone(), Arc::clone(&changes))),
@@ -125,6 +128,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let part = |provisioner: &Arc<Provisioner>| Arc::clone(provisioner);
     let (of_claims, of_volumes) = (part(&provisioner), part(&provisioner));
     let (of_sweep, of_discard, of_capacity) = (part(&provisioner), part(&provisioner), part(&provisioner));
+    let of_drift = part(&provisioner);
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(of_claims.client.clone());
         let watched = Watched { api, what: "claims", parallel };
@@ -138,6 +142,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     });
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&of_sweep)));
     cx.start("discard", move |cx| discard::run(cx, Arc::clone(&of_discard)));
+    cx.start("drift", move |cx| drift::run(cx, Arc::clone(&of_drift)));
     cx.start("capacity", move |cx| publication::run(cx, Arc::clone(&of_capacity)));
     tokio::select! {
         () = cx.cancelled() => return Ok(()),

@@ -6,7 +6,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use tracing::warn;
 use units::Bytes;
-use volume::{DRIVER_NAME, Mode, Record, VolumeId};
+use volume::{DRIVER_NAME, Drifted, Mode, Record, VolumeId};
 
 use crate::quantity;
 
@@ -51,6 +51,7 @@ reasons! {
     DeleteFailed: Warning "VolumeFailedDelete",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
+    Drifted: Warning "VolumeProjectChanged",
 }
 
 /// The API takes notes of up to 1 kB.
@@ -135,6 +136,27 @@ impl Events {
              by hand to use it or to delete it",
             claim.uid
         );
+        self.of_volume(Reason::Orphaned, "Compare", note, node, id).await;
+    }
+
+    /// Inodes of a volume do not count to its limit. The claim's owner may have done it, or may suffer from it: the
+    /// node's owner is told.
+    pub(crate) async fn drifted(&self, node: &str, id: &VolumeId, found: &Drifted) {
+        let first = found.first.as_ref().map_or_else(String::new, |(path, drift)| {
+            // A tenant chose the name.
+            let path = if path.as_os_str().is_empty() { "the root".to_owned() } else { format!("{path:?}") };
+            format!(", among them {path}, which {drift}")
+        });
+        let note = format!(
+            "{} of volume {id} do not count to its limit{first}: the project of these files was changed from inside a pod \
+             or by hand",
+            found.inodes
+        );
+        self.of_volume(Reason::Drifted, "CheckProject", note, node, id).await;
+    }
+
+    /// About the node, and one of its volumes.
+    async fn of_volume(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
@@ -143,16 +165,16 @@ impl Events {
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         };
-        let missing = PersistentVolume {
+        let volume = PersistentVolume {
             metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
             ..PersistentVolume::default()
         };
         let event = Event {
-            type_: Reason::Orphaned.type_(),
-            reason: Reason::Orphaned.name().to_owned(),
+            type_: reason.type_(),
+            reason: reason.name().to_owned(),
             note: Some(shortened(note)),
-            action: "Compare".to_owned(),
-            secondary: Some(missing.object_ref(&())),
+            action: action.to_owned(),
+            secondary: Some(volume.object_ref(&())),
         };
         self.send(&event, &about).await;
     }

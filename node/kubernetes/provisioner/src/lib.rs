@@ -22,6 +22,7 @@ mod controller;
 pub mod csinode;
 mod delete;
 mod discard;
+mod drift;
 mod events;
 mod expand;
 mod inventory;

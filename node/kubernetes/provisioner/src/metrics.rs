@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::core::Collector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use volume::Error;
 
 use crate::Volumes;
@@ -52,6 +52,7 @@ pub(crate) enum Outcome {
     Closed,
     Look,
     Act,
+    Unfinished,
     TooLarge,
     Unknown,
     Announced,
@@ -70,6 +71,7 @@ impl Outcome {
             Self::Closed => "closed",
             Self::Look => "look",
             Self::Act => "act",
+            Self::Unfinished => "unfinished",
             Self::TooLarge => "too_large",
             Self::Unknown => "unknown",
             Self::Announced => "announced",
@@ -85,6 +87,7 @@ impl From<&Error> for Outcome {
             Error::Closed { .. } => Self::Closed,
             Error::Look { .. } => Self::Look,
             Error::Act { .. } => Self::Act,
+            Error::Unfinished { .. } => Self::Unfinished,
             Error::TooLarge { .. } => Self::TooLarge,
             Error::Unknown { .. } => Self::Unknown,
             Error::Announced { .. } => Self::Announced,
@@ -166,6 +169,7 @@ pub struct Metrics {
     failures: IntCounterVec,
     failing: IntGauge,
     orphans: IntGaugeVec,
+    drifted: IntCounter,
     publications: IntCounterVec,
 }
 
@@ -216,6 +220,10 @@ impl Metrics {
                 ),
                 &["kind"],
             )?,
+            drifted: IntCounter::new(
+                "granary_volume_strays_total",
+                "Inodes of volumes that were found not to count to the project of their volume.",
+            )?,
             publications: counter(
                 "granary_capacity_publications_total",
                 "CSIStorageCapacity objects of this node written and deleted, and attempts that failed.",
@@ -239,13 +247,14 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 6] {
+    fn collectors(&self) -> [Box<dyn Collector>; 7] {
         [
             Box::new(self.operations.clone()),
             Box::new(self.durations.clone()),
             Box::new(self.failures.clone()),
             Box::new(self.failing.clone()),
             Box::new(self.orphans.clone()),
+            Box::new(self.drifted.clone()),
             Box::new(self.publications.clone()),
         ]
     }
@@ -269,6 +278,11 @@ impl Metrics {
     /// So many orphans were found.
     pub(crate) fn orphans(&self, kind: Orphan, found: usize) {
         self.orphans.with_label_values(&[kind.name()]).set(count(found));
+    }
+
+    /// So many inodes more than before do not count to the project of their volume.
+    pub(crate) fn drifted(&self, inodes: u64) {
+        self.drifted.inc_by(inodes);
     }
 
     pub(crate) fn published(&self, publication: Publication) {
@@ -322,6 +336,7 @@ mod tests {
         metrics.failed(Object::Claim, "Full");
         metrics.failing(2);
         metrics.orphans(Orphan::Project, 1);
+        metrics.drifted(3);
         metrics.published(Publication::Written);
         let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         for line in [
@@ -334,6 +349,7 @@ mod tests {
             "granary_provisioner_failing 2",
             r#"granary_orphans{kind="project"} 1"#,
             r#"granary_orphans{kind="volume"} 0"#,
+            "granary_volume_strays_total 3",
             r#"granary_capacity_publications_total{result="written"} 1"#,
             r#"granary_capacity_publications_total{result="failed"} 0"#,
         ] {

@@ -6,7 +6,10 @@ use std::time::Instant;
 use dir::Ensured;
 use tokio::sync::Notify;
 use units::Bytes;
-use volume::{Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId, VolumeUsage};
+use volume::{
+    DriftError, Drifted, Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId,
+    VolumeUsage,
+};
 
 use crate::metrics::{Metrics, Operation, Outcome};
 use crate::{Held, HeldError, Volumes};
@@ -88,6 +91,10 @@ impl Volumes for Observed {
 
     fn strays(&self) -> Result<Strays, ListError> {
         self.volumes.strays()
+    }
+
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        self.volumes.drifted(id)
     }
 
     fn space(&self) -> Result<Space, LookError> {

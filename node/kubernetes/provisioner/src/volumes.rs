@@ -4,8 +4,8 @@ use dir::Ensured;
 use loopdev::Backing;
 use units::Bytes;
 use volume::{
-    Access, Error, ListError, LookError, OpenError, Record, Records, Request, Space, Store, Strays, UsageError,
-    VolumeId, VolumeUsage,
+    Access, DriftError, Drifted, Error, ListError, LookError, OpenError, Record, Records, Request, Space, Store,
+    Strays, UsageError, VolumeId, VolumeUsage,
 };
 
 /// The volumes of a node. [`Store`] has them on a disk; the tests of what the API server decides bring a fake, since
@@ -78,6 +78,12 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`ListError`].
     fn strays(&self) -> Result<Strays, ListError>;
+
+    /// See [`Store::drifted`].
+    ///
+    /// # Errors
+    /// [`DriftError`].
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError>;
 
     /// See [`Store::space`].
     ///
@@ -194,6 +200,10 @@ impl Volumes for Store {
 
     fn strays(&self) -> Result<Strays, ListError> {
         self.strays()
+    }
+
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        self.drifted(id)
     }
 
     fn space(&self) -> Result<Space, LookError> {

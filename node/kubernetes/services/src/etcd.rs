@@ -6,6 +6,7 @@ use units::Bytes;
 
 use crate::certificate::ETCD_CLIENT;
 use crate::config::Durability;
+use crate::headroom::Headroom;
 use crate::program::{Program, Service};
 use crate::{Config, ready, store};
 
@@ -19,7 +20,7 @@ const PEERS: &str = "https://127.0.0.1:2380";
 const HEALTH: u16 = 2381;
 
 /// What the log takes: segments of 64 MB, each allocated before it is used. Two that are kept, the one
-/// that is written, the next.
+/// that is written, the next. What is left of it is for the headroom file.
 const LOG: Bytes = Bytes::new(256 << 20);
 
 /// How large the database may be in a directory of this size. A full database is refused by etcd, and
@@ -30,7 +31,8 @@ fn database(directory: Bytes) -> Bytes {
 
 /// Healthy when it takes requests.
 pub fn service(config: &Config) -> Service {
-    program(config).service(&config.paths, || ready::http(HEALTH, "/health"))
+    let service = program(config).service(&config.paths, || ready::http(HEALTH, "/health"));
+    Headroom::of(config.paths.etcd.clone()).with(service)
 }
 
 fn program(config: &Config) -> Program {
@@ -76,6 +78,7 @@ fn program(config: &Config) -> Program {
 mod tests {
     use super::*;
     use crate::config::example;
+    use crate::headroom;
 
     #[test]
     fn only_a_test_that_asks_gets_an_etcd_without_fsync() {
@@ -92,7 +95,9 @@ mod tests {
         }
         // The smallest disk has three segments of 64 MB.
         let smallest = Bytes::new(256 << 20);
-        assert!(database(smallest) <= smallest.saturating_sub(Bytes::new(3 * 64_000_000)));
+        let beside = Bytes::new(3 * 64_000_000).saturating_add(headroom::SIZE);
+        assert!(database(smallest) <= smallest.saturating_sub(beside));
+        assert!(LOG >= Bytes::new(4 * 64_000_000).saturating_add(headroom::SIZE));
         let expected = format!("--quota-backend-bytes={}", (480_u64 - 256) << 20);
         assert!(program(&example()).arguments.contains(&expected));
     }

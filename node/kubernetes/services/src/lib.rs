@@ -41,6 +41,7 @@ pub mod controller_manager;
 pub mod discovery;
 pub mod etcd;
 mod expiry;
+mod headroom;
 mod identity;
 mod klog;
 mod kubeconfig;

@@ -106,12 +106,24 @@ pub enum ProgramError {
     },
 }
 
+impl ProgramError {
+    /// Whether one of the program's last lines has this text.
+    pub(crate) fn says(&self, text: &str) -> bool {
+        match self {
+            Self::Ended { tail, .. } | Self::OutOfMemory { tail, .. } | Self::NotReady { tail, .. } => {
+                tail.0.iter().any(|line| line.contains(text))
+            }
+            Self::Prepare { .. } | Self::Start { .. } | Self::Images { .. } => false,
+        }
+    }
+}
+
 /// The last lines of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Tail(VecDeque<String>);
 
 impl Tail {
-    fn push(&mut self, line: &str) {
+    pub(crate) fn push(&mut self, line: &str) {
         if self.0.len() == TAIL {
             self.0.pop_front();
         }

@@ -3,10 +3,13 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dir::{Dir, Ensured, Mode};
-use fsquota::{RemoveError, SetError};
+use dir::{Dir, Ensured, Mode, Progress};
+use fsquota::{ProjectId, Quota, RemoveError, SetError, Usage};
 use nix::errno::Errno;
-use tracing::warn;
+use nix::libc;
+use nix::sys::stat::{fchmod, fstat};
+use tracing::{info, warn};
+use units::{Bytes, Inodes};
 
 use crate::error::{ActError, Error};
 use crate::files::Home;
@@ -21,11 +24,25 @@ use crate::{Allocation, Record, Request, VolumeId, image};
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Names that one pass of a removal takes on: a fraction of a second. A process that still has a directory of the
+/// volume open can add names for ever, and each pass occupies one of the threads that remove volumes.
+pub(crate) const PASS: u64 = 2048;
+
+/// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
+/// volume open can create nothing, root included. They also tell a restoration that owner and mode may have been
+/// replaced: XFS logs them before the changes that follow.
+const CONFINED: fsquota::Limits = fsquota::Limits { bytes: Some(Bytes::new(4096)), inodes: Some(Inodes::new(1)) };
+
 /// The root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. Nobody else on the node gets
 /// this far, since the directories above are private.
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
 /// The directory around an image.
 const IMAGE_ROOT: Mode = Mode::S_IRWXU;
+
+/// Whether a project has these limits. The kernel rounds the bytes up to a block; no volume has one inode.
+pub(crate) fn is_confined(quota: Quota) -> bool {
+    quota.limits.inodes == CONFINED.inodes
+}
 
 pub(crate) struct Acting<'a> {
     pub(crate) store: &'a Store,
@@ -47,7 +64,11 @@ impl<'a> Acting<'a> {
             if let Err(source) = self.step(step) {
                 // A directory that is open is not gone when it is removed.
                 self.staged = None;
-                return Err(Error::Act { id: self.id.clone(), step, source });
+                let id = self.id.clone();
+                return Err(match source {
+                    ActError::Unfinished { freed, left } => Error::Unfinished { id, freed, left },
+                    source => Error::Act { id, step, source },
+                });
             }
         }
         Ok(())
@@ -65,6 +86,7 @@ impl<'a> Acting<'a> {
                     home: Home::Pending,
                     announcement: Announcement::Volatile,
                     limits: Limits::Durable,
+                    scanned: None,
                 });
             }
             Step::MakeStaging => self.staged = Some(staging.create_dir(name, self.root_mode()?)?),
@@ -106,13 +128,16 @@ impl<'a> Acting<'a> {
                 moved => moved?,
             },
             Step::SyncTrash => trash.sync()?,
-            Step::Restore => trash.rename(name, live, name)?,
+            Step::Restore => {
+                self.release()?;
+                trash.rename(name, live, name)?;
+            }
             Step::RemoveStaging => match place(staging, id, self.record()?.mode.is_block()) {
                 // One without a project is as it was made: what is in it is not ours.
                 Ok(Place::Present { project: None, .. }) => staging.remove_dir(name)?,
                 _ => staging.remove_all(name)?,
             },
-            Step::RemoveData => trash.remove_all(name)?,
+            Step::RemoveData => self.remove_data()?,
             Step::ClearLimits => self.clear()?,
             Step::RemoveRecord => {
                 if let Some(Known { home, .. }) = self.known {
@@ -152,23 +177,74 @@ impl<'a> Acting<'a> {
         }
     }
 
-    fn clear(&self) -> Result<(), ActError> {
+    /// One pass over the data: first the limits, then the files.
+    fn remove_data(&self) -> Result<(), ActError> {
+        let Store { trash, quotas, .. } = self.store;
         let Record { project, .. } = self.record()?;
+        quotas.set_limits(*project, CONFINED)?;
+        let before = quotas.quota(*project).map_err(ActError::Quota)?.used.inodes;
+        match trash.remove_all_within(self.id.name(), PASS)? {
+            Progress::Done => Ok(()),
+            Progress::Unfinished => {
+                let left = quotas.settled(*project).map_err(ActError::Quota)?.used.inodes;
+                Err(ActError::Unfinished { freed: before.saturating_sub(left), left })
+            }
+        }
+    }
+
+    /// Gives a volume in the trash back what its removal took, if that has begun: first owner and mode, then the
+    /// limits, which tell that it has. The former owner and mode are lost; the volume gets those of a new one, and
+    /// kubelet applies `fsGroup` again when a pod mounts it.
+    fn release(&self) -> Result<(), ActError> {
+        let Store { trash, quotas, .. } = self.store;
+        let record = self.record()?;
+        if !is_confined(quotas.quota(record.project).map_err(ActError::Quota)?) {
+            return Ok(());
+        }
+        let root = trash.open_dir(self.id.name())?;
+        let stat = fstat(&root).map_err(ActError::Root)?;
+        if (stat.st_uid, stat.st_gid, stat.st_mode & !libc::S_IFMT) == (0, 0, libc::S_IRWXU) {
+            fchmod(&root, self.root_mode()?).map_err(ActError::Root)?;
+        }
+        quotas.set_limits(record.project, record.limits())?;
+        info!(volume = %self.id, "limits and mode of a volume restored after its removal had begun");
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<(), ActError> {
+        let record = self.record()?.clone();
+        let scanned = self.known.as_ref().and_then(|known| known.scanned);
+        let Some((project, used)) = self.clear_unused(record.project, scanned)? else { return Ok(()) };
+        // One look at all inodes, and no other one until this number changes.
+        let is_carried = || self.store.quotas.is_carried(project).map_err(ActError::Quota);
+        if scanned != Some(used.inodes) && is_carried()? {
+            // Whoever took the number by hand keeps it, with the limits: no volume gets it again.
+            self.store.quotas.set_limits(project, record.limits())?;
+            warn!(volume = %self.id, %project, %used.inodes, %used.bytes, "project is in use elsewhere; its quota stays");
+            return Ok(());
+        }
+        self.change(|known| known.scanned = Some(used.inodes));
+        // Deleted files that a program has open are over when it ends.
+        Err(RemoveError::InUse { id: project, used }.into())
+    }
+
+    /// Clears the limits if nothing uses the project, or says what does. Waits for inodes that were just deleted, but not
+    /// for those that an earlier attempt found in use.
+    fn clear_unused(
+        &self,
+        project: ProjectId,
+        scanned: Option<Inodes>,
+    ) -> Result<Option<(ProjectId, Usage)>, ActError> {
         let begin = Instant::now();
-        let cleared = loop {
-            match self.store.quotas.clear(*project) {
-                Err(RemoveError::InUse { .. }) if begin.elapsed() < UNLINKED => sleep(PAUSE),
-                done => break done,
+        loop {
+            match self.store.quotas.clear(project) {
+                Ok(()) => return Ok(None),
+                Err(RemoveError::InUse { used, .. }) if scanned != Some(used.inodes) && begin.elapsed() < UNLINKED => {
+                    sleep(PAUSE);
+                }
+                Err(RemoveError::InUse { id, used }) => return Ok(Some((id, used))),
+                Err(error) => return Err(error.into()),
             }
-        };
-        match cleared {
-            Err(RemoveError::InUse { id: project, used }) if self.store.quotas.is_carried(project)? => {
-                // Whoever took the number by hand keeps it, with the limits: no volume gets it again.
-                warn!(volume = %self.id, %project, %used.inodes, %used.bytes, "project is in use elsewhere; its quota stays");
-                Ok(())
-            }
-            // Deleted files that a program has open are over when it ends.
-            cleared => Ok(cleared?),
         }
     }
 

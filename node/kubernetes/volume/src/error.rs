@@ -2,9 +2,10 @@
 
 use fsquota::ProjectId;
 use nix::errno::Errno;
-use units::Bytes;
+use units::{Bytes, Inodes};
 
 use crate::VolumeId;
+use crate::acting::PASS;
 use crate::plan::{Refusal, Step};
 use crate::record::RecordError;
 
@@ -76,6 +77,19 @@ pub enum Error {
         #[source]
         source: ActError,
     },
+    /// One pass does not remove all files of a volume in the trash. The next call continues.
+    #[error(
+        "volume {id} is removed in part: this pass freed {freed}, {left} are left; if passes free nothing, a process \
+         still has a directory of the volume open and changes it: end that process"
+    )]
+    Unfinished {
+        /// The volume.
+        id: VolumeId,
+        /// What this pass freed.
+        freed: Inodes,
+        /// What the volume has left.
+        left: Inodes,
+    },
     /// A volume with a PV is no one's to undo.
     #[error("volume {id} is announced; it goes when its PV is deleted")]
     Announced {
@@ -119,6 +133,20 @@ pub enum ActError {
     /// The limits cannot be made durable.
     #[error("cannot make the limits durable")]
     Sync(#[from] fsquota::FsError),
+    /// What a project has in use cannot be read.
+    #[error("cannot read the quota")]
+    Quota(#[source] fsquota::FsError),
+    /// Owner and mode of the volume's directory.
+    #[error("cannot set the mode of the volume's directory")]
+    Root(#[source] Errno),
+    /// One pass does not remove all files. It becomes [`Error::Unfinished`].
+    #[error("freed {freed}, {left} are left")]
+    Unfinished {
+        /// What this pass freed.
+        freed: Inodes,
+        /// What the volume has left.
+        left: Inodes,
+    },
     /// The record cannot be written.
     #[error("cannot write the record")]
     Record(#[source] Errno),
@@ -244,7 +272,17 @@ impl Error {
             | Self::Closed { .. }
             | Self::Look { .. }
             | Self::Act { .. }
+            | Self::Unfinished { .. }
             | Self::Announced { .. } => false,
+        }
+    }
+
+    /// Whether this is a removal that needs more passes only because the volume is large: the next one need not wait.
+    pub const fn is_shrinking(&self) -> bool {
+        match self {
+            // Since nothing can be created, this many passes end: processes that link and rename free nothing.
+            Self::Unfinished { freed, .. } => freed.get() >= PASS / 100,
+            _ => false,
         }
     }
 }
@@ -274,15 +312,18 @@ impl ActError {
 
         match self {
             Self::Dir(error) => Some(error.errno()),
-            Self::Record(errno) | Self::Image { errno, .. } => Some(*errno),
+            Self::Record(errno) | Self::Root(errno) | Self::Image { errno, .. } => Some(*errno),
             Self::Allocate(AllocateError::Counter { source, .. }) => source.raw_os_error().map(Errno::from_raw),
             Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
             | Self::Limit(SetError::Fs(FsError::System { source, .. }))
+            | Self::Quota(FsError::System { source, .. })
             | Self::Sync(FsError::System { source, .. }) => Some(*source),
             Self::Allocate(_)
             | Self::Limit(_)
             | Self::Clear(_)
             | Self::Sync(_)
+            | Self::Quota(_)
+            | Self::Unfinished { .. }
             | Self::Short { .. }
             | Self::Loops(_)
             | Self::Detach(_)

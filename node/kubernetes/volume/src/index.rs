@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsquota::ProjectId;
+use units::Inodes;
 
 use crate::VolumeId;
 use crate::files::Home;
@@ -37,6 +38,8 @@ pub(crate) struct Known {
     /// Whether a power cut takes the announcement back.
     pub(crate) announcement: Announcement,
     pub(crate) limits: Limits,
+    /// The inodes that its project had, without its directory, when all inodes of the disk were last looked at for them.
+    pub(crate) scanned: Option<Inodes>,
 }
 
 /// Whether it is on the disk that a volume is announced.

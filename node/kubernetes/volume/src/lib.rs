@@ -21,6 +21,7 @@
 #![warn(missing_docs)]
 
 mod acting;
+mod drift;
 mod error;
 mod files;
 mod group;
@@ -39,6 +40,7 @@ mod store;
 mod survey;
 mod turns;
 
+pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;

@@ -39,11 +39,11 @@ pub enum Step {
     Trash(Where),
     /// Make that rename durable.
     SyncTrash,
-    /// From the trash to live: it is a volume again.
+    /// From the trash to live: it is a volume again. Its limits and its mode first, if its removal had begun.
     Restore,
     /// Remove the directory that was being made, and what is in it.
     RemoveStaging,
-    /// Remove the directory in the trash, and everything in it.
+    /// Remove the directory in the trash, and everything in it: as much as one pass may. The limits are lowered first.
     RemoveData,
     /// Take the limits off the project that nothing carries any more.
     ClearLimits,

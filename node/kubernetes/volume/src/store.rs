@@ -12,7 +12,7 @@ use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::acting::Acting;
+use crate::acting::{Acting, is_confined};
 use crate::error::{ActError, Error, LookError, OpenError, StartError};
 use crate::files::{Files, Home};
 use crate::group::{Group, Shared};
@@ -115,6 +115,10 @@ impl Store {
     fn take_over(&self, index: &mut Index, id: &VolumeId, home: Home, record: Result<Record, RecordError>) {
         let taken = record.and_then(|record| {
             let record = self.finish_growth(id, record);
+            // The limits stay as they are, and tell a restoration what to do.
+            if self.removal_has_begun(id, &record) {
+                return Ok(record);
+            }
             match self.quotas.set_limits(record.project, record.limits()) {
                 Ok(()) => Ok(record),
                 Err(error) => {
@@ -126,7 +130,7 @@ impl Store {
         match taken {
             Ok(record) => {
                 let (announcement, limits) = (Announcement::Durable, Limits::Durable);
-                index.put(id, Known { record, home, announcement, limits });
+                index.put(id, Known { record, home, announcement, limits, scanned: None });
             }
             Err(error) => {
                 let (project, promise) = self.closed(id);
@@ -138,6 +142,13 @@ impl Store {
                 index.volumes.insert(id.clone(), Entry::Closed { home, error, project });
             }
         }
+    }
+
+    /// Whether [`Store::discard`] has begun, and nobody has taken the volume back since.
+    fn removal_has_begun(&self, id: &VolumeId, record: &Record) -> bool {
+        let confined = || self.quotas.quota(record.project).is_ok_and(is_confined);
+        let absent = |dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent);
+        confined() && absent(&self.staging) && absent(&self.live)
     }
 
     /// An image that is larger than its record says grew before the record was written: that follows.
@@ -389,8 +400,9 @@ impl Store {
         Ok(ensured(retires))
     }
 
-    /// Takes a retired volume back into use: its PV is to be kept. Not after [`Store::discard`] has begun. One that is
-    /// not in the trash stays where it is, at the cost of one system call.
+    /// Takes a retired volume back into use: its PV is to be kept. If [`Store::discard`] has begun, files are missing,
+    /// and the volume first gets back its limits, and owner and mode of a new one. One that is not in the trash stays
+    /// where it is, at the cost of one system call.
     ///
     /// # Errors
     /// [`Error::Refused`]: what is in the trash is not the volume, or something is in its place.
@@ -412,9 +424,13 @@ impl Store {
 
     /// Removes a retired volume: its data, its limits, its record. A volume that is not there is no error.
     ///
+    /// Processes that still have a directory of the volume open cannot create anything from here on, and can enter no
+    /// directory without `CAP_DAC_OVERRIDE`. A call does a bounded amount of work, whatever these processes do.
+    ///
     /// # Errors
-    /// [`Error::Refused`] with [`Refusal::NotRetired`]. [`Error::Act`] may pass: a program that still has a deleted
-    /// file open keeps its project in use.
+    /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with [`Refusal::NotRetired`]. [`Error::Act`]
+    /// may pass: a program that still has a deleted file open keeps its project in use. All inodes of the disk are
+    /// looked at once to tell that, and again only when the number of these files has changed.
     pub fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
         let (known, seen) = self.look(id)?;

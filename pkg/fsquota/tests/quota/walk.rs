@@ -11,6 +11,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::mkfifo;
+use units::Inodes;
 
 use crate::files::xfs_io_ok;
 use crate::volumes::{SIZE, Volumes, size};
@@ -87,4 +88,19 @@ fn a_big_directory_is_walked_to_its_end() {
     (0..2000).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     xfs_io_ok(&volumes.path("a/1999"), &[], &["chproj 0"]);
     assert_eq!(walked(&dir, id), [(PathBuf::from("1999"), Drift::NoProject)].into());
+}
+
+#[test]
+fn a_walk_ends_after_as_many_inodes_as_it_may_look_at() {
+    let volumes = Volumes::new();
+    let (dir, id) = volumes.volume("a", size(SIZE));
+    for n in 0..20 {
+        let name = format!("a/{n}");
+        File::create(volumes.path(&name)).unwrap();
+        xfs_io_ok(&volumes.path(&name), &[], &["chproj 0"]);
+    }
+    for most in [0, 1, 7, 20] {
+        assert_eq!(fsquota::strays(&dir, id).unwrap().at_most(Inodes::new(most)).count() as u64, most);
+    }
+    assert_eq!(fsquota::strays(&dir, id).unwrap().at_most(Inodes::new(21)).count(), 20);
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
+use fsquota::Drift;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
-use units::Bytes;
-use volume::{Claim, State, VolumeId};
+use units::{Bytes, Inodes};
+use volume::{Claim, Drifted, State, VolumeId};
 
 use crate::node::Node;
 use crate::{id_of, record};
@@ -113,5 +114,19 @@ pub async fn an_empty_answer_of_the_api_server_deletes_nothing(cluster: Arc<Clus
     node.halt().await?;
     assert_eq!(node.volumes.live(), [announced, staged]);
     assert_eq!(node.volumes.retired(), [retired]);
+    node.end().await
+}
+
+/// A pod had given a file another project: it counted against nobody's limit, and nobody saw it.
+pub async fn a_file_that_counts_to_another_project_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "drifted", Bytes::new(100 << 30)).await?;
+    let id = id_of("0d3a7d6e-0000-4000-8000-000000000003")?;
+    let claim = Claim { uid: "u".into(), namespace: node.namespace.clone(), name: "data".into() };
+    node.volumes.put(&id, record(claim, "class-drifted", State::Announced));
+    let first = Some(("dir/file".into(), Drift::NoProject));
+    node.volumes.set_drifted(&id, Drifted { inodes: Inodes::new(2), first });
+    node.run().await?;
+    let note = node.event(&node.name, "VolumeProjectChanged").await?;
+    assert!(note.contains(id.as_str()) && note.contains("2 inodes") && note.contains("dir/file"), "{note}");
     node.end().await
 }

@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         comparison::a_staged_volume_whose_claim_is_there_is_finished,
         comparison::an_announced_volume_without_a_pv_is_reported_and_never_deleted,
         comparison::a_pv_without_a_volume_is_reported,
+        comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_answer_of_the_api_server_deletes_nothing,
         comparison::the_api_server_may_be_away_for_a_while,
     ];

@@ -1,8 +1,11 @@
 //! How many system calls things cost, whatever there is already.
 
+use std::fs::File;
+
 use ktest_support::process::calls;
 use nix::libc::{
-    SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_openat2, SYS_pwrite64, SYS_quotactl_fd, SYS_renameat2,
+    SYS_clock_gettime, SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_openat2, SYS_pwrite64,
+    SYS_quotactl_fd, SYS_renameat2,
 };
 use units::Bytes;
 use volume::{Mode, Request, Store};
@@ -76,4 +79,25 @@ fn what_is_not_there_costs_nothing() {
         assert!(node.store.records().is_ok());
     });
     assert!(made.is_empty(), "{made:?}");
+}
+
+/// Each attempt looked at all inodes of the disk, and waited for a second.
+#[test]
+fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let held = File::create(node.path("live", &id).join("held")).unwrap();
+    node.store.retire(&id).unwrap();
+    let discard = || assert!(node.store.discard(&id).is_err());
+    // Here the attempts are those of one process: it remembers what it saw.
+    discard();
+    let look = [SYS_openat2; 3];
+    // What the project uses; deleted files are freed; what it uses now.
+    let again = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd];
+    let mut made = calls(discard);
+    // Not a call with every clock.
+    made.retain(|call| *call != SYS_clock_gettime);
+    assert_eq!(made, [&look[..], &again].concat());
+    drop(held);
+    node.store.discard(&id).unwrap();
 }

@@ -1,16 +1,18 @@
 //! A process is killed before each of the system calls with which an operation may change something. Whatever it left,
 //! the next one starts, finishes the work, and finds nothing more to do.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use dir::Ensured;
+use dir::{Ensured, Name, OFlag};
 use fsquota::Limits;
 use ktest_support::XfsDisk;
 use ktest_support::process::{Call, killed_before};
 use nix::libc;
+use nix::sys::stat::fstat;
 use units::{Bytes, Inodes};
 use volume::{Access, Allocation, Error, Mode, Record, Request, Store, Strays};
 
@@ -179,6 +181,35 @@ fn a_killed_deletion_is_finished_by_the_next() {
             deleted(store, request);
         },
     );
+}
+
+/// The removal lowers the limits and takes the mode before it removes anything.
+#[test]
+fn a_volume_whose_removal_was_killed_is_restored_whole_if_it_is_still_there() {
+    let restored = Cell::new(0);
+    killed_everywhere(
+        &[FILES],
+        |store, request| {
+            made(store, request);
+            let id = id(&request.claim.name);
+            let (file, create) = (Name::try_from("file").unwrap(), OFlag::O_CREAT | OFlag::O_WRONLY);
+            drop(store.open_volume(&id).unwrap().dir().open_file(&file, create, dir::Mode::S_IRWXU).unwrap());
+            store.retire(&id).unwrap();
+        },
+        |store, request| assert_eq!(store.discard(&id(&request.claim.name)).unwrap(), Ensured::Created(())),
+        |store, request| {
+            let id = id(&request.claim.name);
+            if store.restore(&id).unwrap() == Ensured::Created(()) {
+                restored.set(restored.get() + 1);
+                made(store, request);
+                let opened = store.open_volume(&id).unwrap();
+                assert_eq!(fstat(opened.dir()).unwrap().st_mode & 0o7777, 0o777);
+            }
+            deleted(store, request);
+        },
+    );
+    // Before the limits, the owner, the mode, the file and the directory at least.
+    assert!(restored.get() >= 5, "restored {} times", restored.get());
 }
 
 #[test]

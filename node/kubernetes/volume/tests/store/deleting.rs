@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, symlink};
 
 use dir::{Dir, Ensured};
-use fsquota::{Limits, ProjectId};
+use fsquota::{Drift, Limits, ProjectId};
 use ktest_support::unmount;
 use loopdev::{Config, Control};
 use nix::errno::Errno;
@@ -98,7 +98,8 @@ fn limits_stay_as_long_as_a_deleted_file_is_open() {
     node.store.retire(&id).unwrap();
     let refused = node.store.discard(&id).unwrap_err();
     assert!(matches!(refused, Error::Act { source: ActError::Clear(_), .. }), "{refused:?}");
-    assert_eq!(node.limits(record.project).bytes, Some(SIZE));
+    // One block: the file cannot grow.
+    assert_eq!(node.limits(record.project).bytes, Some(Bytes::new(4096)));
     drop(open);
     node.store.discard(&id).unwrap();
     assert_eq!(node.traces(&id), [""; 0]);
@@ -308,4 +309,21 @@ fn what_a_tenant_made_immutable_can_be_removed() {
         node.store.discard(&id).unwrap();
         assert_eq!(node.traces(&id), [""; 0]);
     }
+}
+
+#[test]
+fn inodes_that_do_not_count_to_the_volumes_project_are_found_in_use_and_in_the_trash() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let root = node.path("live", &id);
+    fs::create_dir(root.join("dir")).unwrap();
+    fs::write(root.join("dir/file"), b"x").unwrap();
+    assert_eq!(node.store.drifted(&id).unwrap(), volume::Drifted::default());
+    sys::set_project(File::open(root.join("dir/file")).unwrap(), 0).unwrap();
+    let found = volume::Drifted { inodes: Inodes::new(1), first: Some(("dir/file".into(), Drift::NoProject)) };
+    assert_eq!(node.store.drifted(&id).unwrap(), found);
+    node.store.retire(&id).unwrap();
+    assert_eq!(node.store.drifted(&id).unwrap(), found);
+    node.store.discard(&id).unwrap();
+    assert_eq!(node.store.drifted(&id).unwrap(), volume::Drifted::default());
 }

@@ -1,6 +1,7 @@
 //! The store on a real XFS with project quotas. Needs root and a scratch disk.
 #![deny(unsafe_code)]
 
+mod attacked;
 mod closing;
 mod deleting;
 mod growing;

@@ -1,5 +1,6 @@
 //! A copy of this process that does some work.
 
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -18,6 +19,16 @@ impl Child {
     /// If the system has no room for another process.
     pub fn start(work: impl FnOnce()) -> Self {
         Self(sys::copy(work).unwrap_or_else(|error| panic!("cannot start a process: {error}")))
+    }
+
+    /// Kills it, whatever it does, and waits for its end.
+    ///
+    /// # Panics
+    /// If somebody else has waited for it.
+    pub fn kill(self) {
+        // Until it is waited for, the ID is the child's.
+        kill(self.0, Signal::SIGKILL).expect("the child is there");
+        waitpid(self.0, None).expect("its end");
     }
 
     /// Waits for its end.

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use dir::Ensured;
 use provisioner::{Held, HeldError, Volumes};
 use units::Bytes;
-use volume::{Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId, VolumeUsage};
+use volume::{
+    DriftError, Drifted, Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId,
+    VolumeUsage,
+};
 
 use super::fuse::Fuse;
 
@@ -72,6 +75,10 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn strays(&self) -> Result<Strays, ListError> {
         self.below.strays()
+    }
+
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        self.below.drifted(id)
     }
 
     fn space(&self) -> Result<Space, LookError> {

@@ -1,0 +1,239 @@
+//! Space that etcd gets back when its directory is full.
+//!
+//! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so nobody can compact the
+//! database or delete objects. A file that takes space from the start, and that is deleted then, ends this state.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statvfs::statvfs;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tracing::{error, info, warn};
+use units::Bytes;
+
+use crate::program::{ProgramError, Running, Service};
+
+/// Enough to start, to compact and to delete: the segment of the log that is written is allocated already.
+pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
+
+/// How often it is looked whether there is space for the file again.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// What programs print for `ENOSPC`.
+const NO_SPACE: &str = "no space left on device";
+
+/// The file in the directory of a program, and in its project.
+#[derive(Debug)]
+pub(crate) struct Headroom {
+    directory: PathBuf,
+}
+
+impl Headroom {
+    pub(crate) fn of(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// Runs the service with the file. Deletes the file if the service fails for lack of space.
+    pub(crate) fn with(self, service: Service) -> Service {
+        let headroom = Arc::new(self);
+        Box::new(move |cx| Box::pin(Arc::clone(&headroom).during(service(cx))))
+    }
+
+    async fn during(self: Arc<Self>, mut running: Running) -> Result<(), ProgramError> {
+        loop {
+            self.on_disk("headroom file not made", Self::keep).await;
+            match timeout(INTERVAL, &mut running).await {
+                // It runs.
+                Err(_) => {}
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => {
+                    let is_told = error.says(NO_SPACE);
+                    self.on_disk("headroom file not deleted", move |headroom| headroom.release(is_told)).await;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// What fails is tried again: the service does not depend on it.
+    async fn on_disk(
+        self: &Arc<Self>,
+        failure: &'static str,
+        work: impl FnOnce(&Self) -> io::Result<()> + Send + 'static,
+    ) {
+        let headroom = Arc::clone(self);
+        // A panic is one of this file alone.
+        let done = spawn_blocking(move || work(&headroom)).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        if let Err(error) = done {
+            warn!(directory = %self.directory.display(), %error, "{failure}");
+        }
+    }
+
+    /// Makes the file, if it is not there and the directory has space for it.
+    fn keep(&self) -> io::Result<()> {
+        let path = self.path();
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_file() && found.blocks().saturating_mul(512) >= SIZE.get() => return Ok(()),
+            // An earlier attempt was cut short.
+            Ok(_) => fs::remove_file(&path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        // The program's first start makes the directory.
+        if !fs::exists(&self.directory)? || !fits(self.available()?) {
+            return Ok(());
+        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        if let Err(errno) = fallocate(&file, FallocateFlags::empty(), 0, SIZE.get().cast_signed()) {
+            fs::remove_file(&path)?;
+            return Err(errno.into());
+        }
+        info!(path = %path.display(), size = %SIZE, "headroom file made");
+        Ok(())
+    }
+
+    /// Deletes the file if the directory is full, whatever the program printed, or if it printed so.
+    fn release(&self, is_told: bool) -> io::Result<()> {
+        if !is_told && self.available()? >= SIZE {
+            return Ok(());
+        }
+        let path = self.path();
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                error!(
+                    path = %path.display(), size = %SIZE,
+                    "program ended for lack of space; headroom file deleted: compact the database, delete objects, \
+                     or enlarge the disk"
+                );
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                error!(
+                    path = %path.display(),
+                    "program ended for lack of space, and the headroom file was deleted before: enlarge the disk"
+                );
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the program may still write: of an XFS project, what its limit allows.
+    fn available(&self) -> io::Result<Bytes> {
+        let found = statvfs(&self.directory)?;
+        Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join("headroom")
+    }
+}
+
+/// Whether the program has as much left as the file takes. Right after the file was deleted it has not.
+fn fits(available: Bytes) -> bool {
+    available >= Bytes::new(2 * SIZE.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use supervisor::{Backoff, Settings, State, Supervisor};
+    use tempfile::TempDir;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::program::Tail;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    struct Scratch {
+        directory: TempDir,
+    }
+
+    impl Scratch {
+        fn new() -> Self {
+            Self { directory: tempfile::tempdir().unwrap() }
+        }
+
+        fn headroom(&self) -> Headroom {
+            Headroom::of(self.directory.path().to_owned())
+        }
+
+        /// Whether the file is there, with its blocks.
+        fn is_whole(&self) -> bool {
+            let found = fs::metadata(self.directory.path().join("headroom"));
+            found.is_ok_and(|found| found.len() == SIZE.get() && found.blocks() * 512 >= SIZE.get())
+        }
+
+        fn is_empty(&self) -> bool {
+            fs::read_dir(self.directory.path()).unwrap().next().is_none()
+        }
+    }
+
+    #[test]
+    fn the_file_takes_its_size_from_the_start_and_one_that_is_cut_is_made_again() {
+        let scratch = Scratch::new();
+        let headroom = scratch.headroom();
+        fs::write(headroom.path(), b"").unwrap();
+        for _ in 0..2 {
+            headroom.keep().unwrap();
+            assert!(scratch.is_whole());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_yet_is_no_error() {
+        let scratch = Scratch::new();
+        let headroom = Headroom::of(scratch.directory.path().join("missing"));
+        headroom.keep().unwrap();
+        assert!(!scratch.directory.path().join("missing").exists());
+    }
+
+    /// Otherwise the next start would take the space away again.
+    #[test]
+    fn the_space_of_a_deleted_file_is_not_enough_to_make_it_again() {
+        assert!(!fits(SIZE));
+        assert!(!fits(Bytes::new(2 * SIZE.get() - 1)));
+        assert!(fits(Bytes::new(2 * SIZE.get())));
+    }
+
+    /// The directory after a program ended with these last words.
+    async fn ended(last: &'static str) -> Scratch {
+        let scratch = Scratch::new();
+        let ends: Service = Box::new(move |_| {
+            Box::pin(async move {
+                let mut tail = Tail::default();
+                tail.push(last);
+                Err(ProgramError::Ended { program: "etcd", status: ExitStatus::from_raw(1 << 8), tail })
+            })
+        });
+        let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
+        let settings = Settings { backoff, ..Settings::default() };
+        let tree = Supervisor::start("etcd", settings, scratch.headroom().with(ends));
+        let end = Instant::now() + LIMIT;
+        while tree.status().state != State::Failed {
+            assert!(Instant::now() < end, "{:?}", tree.status());
+            sleep(Duration::from_millis(10)).await;
+        }
+        scratch
+    }
+
+    #[tokio::test]
+    async fn the_file_is_deleted_when_the_program_ends_for_lack_of_space() {
+        let fatal = "failed to save Raft hard state and entries error=\"write: no space left on device\"";
+        assert!(ended(fatal).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_file_stays_when_the_program_ends_for_another_reason() {
+        assert!(ended("failed to listen error=\"address already in use\"").await.is_whole());
+    }
+}
