@@ -198,6 +198,7 @@ fn of_store(error: volume::Error) -> ClaimError {
         | volume::Error::Closed { .. }
         | volume::Error::Look { .. }
         | volume::Error::Act { .. }
+        | volume::Error::Published { .. }
         | volume::Error::Unknown { .. }
         | volume::Error::Announced { .. }) => ClaimError::Store(other),
     }

@@ -55,6 +55,7 @@ pub(crate) enum Outcome {
     TooLarge,
     Unknown,
     Announced,
+    InUse,
 }
 
 impl Outcome {
@@ -73,6 +74,7 @@ impl Outcome {
             Self::TooLarge => "too_large",
             Self::Unknown => "unknown",
             Self::Announced => "announced",
+            Self::InUse => "in_use",
         }
     }
 }
@@ -80,6 +82,7 @@ impl Outcome {
 impl From<&Error> for Outcome {
     fn from(error: &Error) -> Self {
         match error {
+            in_use if in_use.is_in_use() => Self::InUse,
             Error::Full { .. } => Self::Full,
             Error::Refused { .. } => Self::Refused,
             Error::Closed { .. } => Self::Closed,
@@ -88,6 +91,7 @@ impl From<&Error> for Outcome {
             Error::TooLarge { .. } => Self::TooLarge,
             Error::Unknown { .. } => Self::Unknown,
             Error::Announced { .. } => Self::Announced,
+            Error::Published { .. } => Self::InUse,
         }
     }
 }
