@@ -237,12 +237,13 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         mesh: Arc::clone(&mesh),
         kubernetes: Arc::default(),
     };
+    let plugin = Arc::new(plugin);
     let member = Arc::new(Member {
         node: config.node.clone(),
         keeper,
         services,
         storage,
-        plugin: Arc::new(plugin),
+        plugin: Arc::clone(&plugin),
         mesh,
         uplink: Arc::clone(&uplink),
         facts,
@@ -265,6 +266,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     if let Err(overdue) = tree.stop(STOP).await {
         warn!(error = %overdue, "services were left behind");
     }
+    // Before the loop devices are detached: one that any process has open would keep the data disk mounted.
+    plugin.close();
     Ok(end)
 }
 

@@ -35,6 +35,7 @@ mod pv;
 mod pvs;
 mod quantity;
 mod resize;
+mod revoked;
 mod status;
 mod sweep;
 mod turns;
