@@ -98,6 +98,12 @@ def _kernel_modules_impl(ctx):
         "while read -r file; do",
         "  name=${file##*/}; name=${name%.xz}",
         "  case $file in *.xz) xz -dc \"$file\" ;; *) cat \"$file\" ;; esac > {}/\"$name\"".format(out.path),
+        "  case $name in",
+    ] + [
+        "    {}.ko) name=\"$name {}\" ;;".format(module, text)
+        for module, text in ctx.attr.parameters.items()
+    ] + [
+        "  esac",
         "  echo \"$name\" >> {}/order".format(out.path),
         "done < \"$work/files\"",
     ], "KernelModules", "Unpacking kernel modules for %{label}")
@@ -105,10 +111,11 @@ def _kernel_modules_impl(ctx):
 
 kernel_modules = rule(
     implementation = _kernel_modules_impl,
-    doc = "A directory of kernel modules with all that they depend on, unpacked, and the file `order` that lists them in the order of loading.",
+    doc = "A directory of kernel modules with all that they depend on, unpacked, and the file `order` that lists them with their parameters in the order of loading.",
     attrs = {
         "kernel": attr.label(default = "//third_party/debian:kernel_modules", allow_single_file = [".tar"], doc = "A kernel_archive."),
         "modules": attr.string_list(mandatory = True, doc = "Modules by name."),
+        "parameters": attr.string_dict(doc = "Parameters by module (the name of its file without .ko), such as \"max_loop=8\"."),
     },
 )
 

@@ -241,12 +241,13 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         guard: Arc::clone(&guard),
         kubernetes: Arc::default(),
     };
+    let plugin = Arc::new(plugin);
     let member = Arc::new(Member {
         node: config.node.clone(),
         keeper,
         services,
         storage,
-        plugin: Arc::new(plugin),
+        plugin: Arc::clone(&plugin),
         mesh,
         guard,
         uplink: Arc::clone(&uplink),
@@ -270,6 +271,8 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     if let Err(overdue) = tree.stop(STOP).await {
         warn!(error = %overdue, "services were left behind");
     }
+    // Before the loop devices are detached: one that any process has open would keep the data disk mounted.
+    plugin.close();
     Ok(end)
 }
 

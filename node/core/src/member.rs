@@ -110,6 +110,7 @@ impl Member {
                 store: self.storage.volumes(),
                 parallel: provisioner::Settings::PARALLEL,
                 metrics: self.metrics.clone(),
+                revoked: self.plugin.revoked(),
             };
             let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
             let this = Arc::clone(&self);

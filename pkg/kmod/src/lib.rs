@@ -2,7 +2,7 @@
 //!
 //! The build resolves dependencies and unpacks the modules, so that loading needs neither `modprobe`
 //! nor `modules.dep`. A module directory holds uncompressed `.ko` files and a text file [`ORDER`]: one
-//! file name a line, each module after everything that it depends on. A part of the modules is a
+//! file name a line, with the module's parameters, each module after everything that it depends on. A part of the modules is a
 //! directory of its own; parts may overlap, since a module that is there already is no fault.
 //!
 //! ```no_run
@@ -21,4 +21,4 @@ mod load;
 mod order;
 
 pub use load::{LoadError, Report, load};
-pub use order::{FileName, ORDER, OrderError, Problem, parse};
+pub use order::{FileName, Module, ORDER, OrderError, Problem, parse};

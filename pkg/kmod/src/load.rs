@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
-use crate::order::{FileName, ORDER, OrderError, parse};
+use crate::order::{FileName, Module, ORDER, OrderError, parse};
 
 /// What became of the modules, in the order in which they were loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,9 +82,9 @@ pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     let mut report = Report::default();
     for module in order {
         match insert(dir, &module)? {
-            Outcome::Loaded => report.loaded.push(module),
-            Outcome::Present => report.present.push(module),
-            Outcome::WithoutHardware => report.without_hardware.push(module),
+            Outcome::Loaded => report.loaded.push(module.file),
+            Outcome::Present => report.present.push(module.file),
+            Outcome::WithoutHardware => report.without_hardware.push(module.file),
         }
     }
     Ok(report)
@@ -96,13 +96,13 @@ enum Outcome {
     WithoutHardware,
 }
 
-fn insert(dir: &Path, module: &FileName) -> Result<Outcome, LoadError> {
+fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Outcome, LoadError> {
     let path = dir.join(module.as_str());
     let file = match File::open(&path) {
         Ok(file) => file,
         Err(source) => return Err(LoadError::Open { path, source }),
     };
-    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+    match finit_module(&file, parameters, ModuleInitFlags::empty()) {
         Ok(()) => Ok(Outcome::Loaded),
         Err(Errno::EEXIST) => Ok(Outcome::Present),
         Err(Errno::ENODEV) => Ok(Outcome::WithoutHardware),

@@ -1,5 +1,6 @@
 //! The order in which the modules of a directory are loaded.
 
+use std::ffi::CString;
 use std::fmt;
 use std::str::FromStr;
 
@@ -45,6 +46,9 @@ pub enum Problem {
     /// Neither a path nor white space can be part of a name.
     #[error("a module's file name consists of letters, digits, '_' and '-'")]
     Name,
+    /// The kernel takes the parameters as a C string.
+    #[error("parameters of a module contain no NUL")]
+    Parameters,
 }
 
 /// A line of [`ORDER`] that names no module file.
@@ -60,11 +64,31 @@ pub struct OrderError {
     pub problem: Problem,
 }
 
+/// A line of [`ORDER`]: a file name, and the module's parameters after a space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Name of the file.
+    pub file: FileName,
+    /// As modprobe(8) takes them, `max_loop=8 max_part=0`; empty for none. The kernel's command line
+    /// (`loop.max_loop=8`) has no effect on a module that is loaded by `finit_module`.
+    pub parameters: CString,
+}
+
+impl FromStr for Module {
+    type Err = Problem;
+
+    fn from_str(line: &str) -> Result<Self, Problem> {
+        let (file, parameters) = line.split_once(' ').unwrap_or((line, ""));
+        let parameters = CString::new(parameters).map_err(|_| Problem::Parameters)?;
+        Ok(Self { file: file.parse()?, parameters })
+    }
+}
+
 /// Reads the text of [`ORDER`]. Empty lines are skipped.
 ///
 /// # Errors
-/// [`OrderError`]: the first line that is no file name of a module.
-pub fn parse(text: &str) -> Result<Vec<FileName>, OrderError> {
+/// [`OrderError`]: the first line that is not a file name of a module with its parameters.
+pub fn parse(text: &str) -> Result<Vec<Module>, OrderError> {
     text.lines()
         .enumerate()
         .filter(|(_, line)| !line.is_empty())
@@ -81,7 +105,7 @@ mod tests {
     #[test]
     fn the_order_is_kept_and_empty_lines_are_skipped() {
         let names = parse("virtio_ring.ko\n\nvirtio.ko\ncrc32c-intel.ko\n").unwrap();
-        let names: Vec<_> = names.iter().map(FileName::as_str).collect();
+        let names: Vec<_> = names.iter().map(|module| module.file.as_str()).collect();
         assert_eq!(names, ["virtio_ring.ko", "virtio.ko", "crc32c-intel.ko"]);
     }
 
@@ -92,6 +116,15 @@ mod tests {
         for text in ["fs/xfs.ko", ".ko", "xfs.ko.ko", "a b.ko"] {
             assert_eq!(text.parse::<FileName>(), Err(Problem::Name), "{text}");
         }
+    }
+
+    #[test]
+    fn parameters_follow_the_file_name() {
+        let modules = parse("xfs.ko\nloop.ko max_loop=8 max_part=0\n").unwrap();
+        let parameters: Vec<_> = modules.iter().map(|module| module.parameters.to_str().unwrap()).collect();
+        assert_eq!(parameters, ["", "max_loop=8 max_part=0"]);
+        assert_eq!("loop.ko max_loop=\0".parse::<Module>(), Err(Problem::Parameters));
+        assert_eq!("max_loop=8 loop.ko".parse::<Module>(), Err(Problem::Suffix));
     }
 
     #[test]

@@ -11,8 +11,9 @@ use nix::sys::stat::Mode;
 use crate::backing::{self, Backing};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{AttachError, DeviceError, OpenError};
+use crate::error::{AttachError, DeviceError, OpenError, RemoveError};
 use crate::number::Number;
+use crate::numbers::Numbers;
 use crate::sys;
 
 /// How long others may take each free device before it is given up.
@@ -57,23 +58,82 @@ impl Control {
         let backing = backing.as_fd();
         config.check()?;
         backing::check(backing, config)?;
-        let begin = Instant::now();
-        let [mut pause, longest] = PAUSES;
+        let mut patience = Patience::new();
         loop {
             let number = self.free()?;
-            let lost = match claim(number, backing, config)? {
+            match claim(number, backing, config)? {
                 Claim::Won(device) => return Ok(device),
-                Claim::Lost(lost) => lost,
-            };
-            let waited = begin.elapsed();
-            if waited > LIMIT {
-                return Err(match lost {
-                    Lost::NoNode => AttachError::NoNode { number },
-                    Lost::Taken => AttachError::Contended { number, waited },
-                });
+                Claim::Lost(lost) => patience.wait(number, lost)?,
             }
-            thread::sleep(pause);
-            pause = longest.min(pause * 2);
+        }
+    }
+
+    /// As [`Self::attach`], to a new device with the next number, never to one that exists. A process that has
+    /// a node or a descriptor of another device, whatever it was attached to before, cannot reach this file.
+    ///
+    /// # Errors
+    /// As [`Self::attach`]. The new device is removed then.
+    ///
+    /// `LOOP_CTL_ADD`, Linux 3.1.
+    pub fn attach_next(&self, numbers: &Numbers, backing: impl AsFd, config: &Config) -> Result<Device, AttachError> {
+        let backing = backing.as_fd();
+        config.check()?;
+        backing::check(backing, config)?;
+        let mut patience = Patience::new();
+        let mut number = self.create_next(numbers)?;
+        loop {
+            let lost = match claim(number, backing, config) {
+                Ok(Claim::Won(device)) => return Ok(device),
+                Ok(Claim::Lost(lost)) => lost,
+                Err(error) => {
+                    // The error that matters is the first one; an empty device harms no later call.
+                    let _ = self.remove(number);
+                    return Err(error);
+                }
+            };
+            if let Err(error) = patience.wait(number, lost) {
+                let _ = self.remove(number);
+                return Err(error);
+            }
+            // A program that asked for any free device has this one.
+            if lost == Lost::Taken {
+                number = self.create_next(numbers)?;
+            }
+        }
+    }
+
+    /// Creates a device with the next number and attaches nothing to it. As the highest device of the machine it
+    /// is where [`Numbers::after_existing`] goes on in the next process.
+    ///
+    /// # Errors
+    /// [`AttachError::Create`]; [`AttachError::NoFree`] if a device of every number exists.
+    pub fn create_next(&self, numbers: &Numbers) -> Result<Number, AttachError> {
+        for _ in Numbers::FIRST..=Numbers::LAST {
+            let number = numbers.take();
+            match sys::add(self.0.as_fd(), number.to_kernel()) {
+                Ok(()) => return Ok(number),
+                Err(Errno::EEXIST) => {}
+                // With `max_part`.
+                Err(Errno::EINVAL) if number.get() > Numbers::FIRST => numbers.wrap(number),
+                Err(source) => return Err(AttachError::Create { number, source }),
+            }
+        }
+        Err(AttachError::NoFree(Errno::ENOSPC))
+    }
+
+    /// Removes a device that nothing is attached to and that no process has open. One that does not exist is no
+    /// error. A descriptor with `O_PATH` and a node are no users: with the driver's parameter `max_loop`, opening
+    /// a node of a removed device with a larger number fails; without it, the open creates the device again.
+    ///
+    /// # Errors
+    /// [`RemoveError`].
+    ///
+    /// `LOOP_CTL_REMOVE`, Linux 3.1.
+    pub fn remove(&self, number: Number) -> Result<Removal, RemoveError> {
+        match sys::remove(self.0.as_fd(), number.to_kernel()) {
+            Ok(()) | Err(Errno::ENODEV) => Ok(Removal::Removed),
+            Err(Errno::EBUSY) => Ok(Removal::InUse),
+            Err(source) => Err(RemoveError { number, source }),
         }
     }
 
@@ -83,12 +143,49 @@ impl Control {
     }
 }
 
+/// What became of a device that was to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a device that some process has open still exists"]
+pub enum Removal {
+    /// It does not exist.
+    Removed,
+    /// A file is attached to it, or some process has it open.
+    InUse,
+}
+
+/// How long an attach goes on after it lost a device.
+struct Patience {
+    begin: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { begin: Instant::now(), pause: PAUSES[0] }
+    }
+
+    /// Pauses before the next attempt.
+    fn wait(&mut self, number: Number, lost: Lost) -> Result<(), AttachError> {
+        let waited = self.begin.elapsed();
+        if waited > LIMIT {
+            return Err(match lost {
+                Lost::NoNode => AttachError::NoNode { number },
+                Lost::Taken => AttachError::Contended { number, waited },
+            });
+        }
+        thread::sleep(self.pause);
+        self.pause = PAUSES[1].min(self.pause * 2);
+        Ok(())
+    }
+}
+
 enum Claim {
     Won(Device),
     Lost(Lost),
 }
 
 /// Why a device that was free is not any more.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Lost {
     /// It is somebody else's, or was removed.
     Taken,

@@ -122,6 +122,15 @@ pub enum AttachError {
     /// No free device to be had.
     #[error("no free loop device")]
     NoFree(#[source] Errno),
+    /// No device with the next number.
+    #[error("cannot create {number}")]
+    Create {
+        /// The device.
+        number: Number,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
     /// The node of the free device could not be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -144,6 +153,17 @@ pub enum AttachError {
         #[source]
         source: Errno,
     },
+}
+
+/// [`Control::remove`](crate::Control::remove) failed; the device is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot remove {number}")]
+pub struct RemoveError {
+    /// The device.
+    pub number: Number,
+    /// What the kernel said.
+    #[source]
+    pub source: Errno,
 }
 
 /// [`Device::open`](crate::Device::open) or [`Device::from_node`](crate::Device::from_node) failed.

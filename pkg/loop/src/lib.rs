@@ -29,9 +29,9 @@
 //!   [`Detach`] whether a device was busy.
 //!
 //! # What it is not
-//! It makes no backing files, no file systems and no nodes, and does not remove devices: a detached one
-//! stays for the next file. Encryption of loop devices is gone from the kernel, and `LOOP_SET_FD`,
-//! `LOOP_CHANGE_FD` and changes to an attached device are left out.
+//! It makes no backing files, no file systems and no nodes. A detached device stays for the next file unless
+//! the caller removes it ([`Control::remove`]). Encryption of loop devices is gone from the kernel, and
+//! `LOOP_SET_FD`, `LOOP_CHANGE_FD` and changes to an attached device, except for AUTOCLEAR, are left out.
 //!
 //! Needs Linux 5.8 (`LOOP_CONFIGURE`), `/proc`, `/sys`, a devtmpfs or udev on `/dev`, and `CAP_SYS_ADMIN`.
 #![deny(unsafe_code)]
@@ -44,15 +44,18 @@ mod device;
 mod error;
 mod list;
 mod number;
+mod numbers;
 #[expect(unsafe_code, reason = "the ioctls of loop devices have no wrapper in nix")]
 mod sys;
 
 pub use backing::{Backing, BackingPath, FileId};
 pub use config::{BlockSize, Config};
-pub use control::Control;
+pub use control::{Control, Removal};
 pub use device::{Detach, Device, Status};
 pub use error::{
-    AttachError, BackingError, ConfigError, DetachError, DeviceError, ListError, OpenError, ResizeError, StatusError,
+    AttachError, BackingError, ConfigError, DetachError, DeviceError, ListError, OpenError, RemoveError, ResizeError,
+    StatusError,
 };
 pub use list::{Attached, list};
 pub use number::{DeviceNumber, InvalidName, Number};
+pub use numbers::Numbers;

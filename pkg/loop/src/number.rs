@@ -23,6 +23,16 @@ impl Number {
         PathBuf::from(format!("/dev/{self}"))
     }
 
+    /// For `LOOP_CTL_ADD` and `LOOP_CTL_REMOVE`. Both constructors accept only numbers that fit.
+    pub(crate) fn to_kernel(self) -> i32 {
+        i32::try_from(self.0).unwrap_or(i32::MAX)
+    }
+
+    /// One of [`Numbers`](crate::Numbers), which are all below 2^20.
+    pub(crate) const fn of_sequence(number: u32) -> Self {
+        Self(number)
+    }
+
     /// What `LOOP_CTL_GET_FREE` returned.
     pub(crate) fn from_kernel(number: i32) -> Option<Self> {
         u32::try_from(number).ok().map(Self)

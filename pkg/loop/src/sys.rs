@@ -77,9 +77,12 @@ mod ioctl {
     const BLKGETSIZE64: u64 = nix::request_code_read!(0x12, 114, size_of::<usize>()) as u64;
 
     nix::ioctl_none_bad!(loop_clr_fd, 0x4C01);
+    nix::ioctl_write_ptr_bad!(loop_set_status64, 0x4C04, super::LoopInfo);
     nix::ioctl_read_bad!(loop_get_status64, 0x4C05, super::LoopInfo);
     nix::ioctl_none_bad!(loop_set_capacity, 0x4C07);
     nix::ioctl_write_ptr_bad!(loop_configure, 0x4C0A, super::LoopConfig);
+    nix::ioctl_write_int_bad!(loop_ctl_add, 0x4C80);
+    nix::ioctl_write_int_bad!(loop_ctl_remove, 0x4C81);
     nix::ioctl_none_bad!(loop_ctl_get_free, 0x4C82);
     nix::ioctl_read_bad!(blkgetsize64, BLKGETSIZE64, u64);
     nix::ioctl_read_bad!(blksszget, 0x1268, nix::libc::c_int);
@@ -89,6 +92,20 @@ mod ioctl {
 pub(crate) fn get_free(control: BorrowedFd<'_>) -> Result<c_int, Errno> {
     // SAFETY: `control` is open during the call, which takes no pointer.
     unsafe { ioctl::loop_ctl_get_free(control.as_raw_fd()) }
+}
+
+/// Creates the device with this number; `EEXIST` if there is one, `EINVAL` if no device can have the number
+/// (`LOOP_CTL_ADD`, Linux 3.1).
+pub(crate) fn add(control: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
+    // SAFETY: `control` is open during the call, which takes no pointer.
+    unsafe { ioctl::loop_ctl_add(control.as_raw_fd(), number) }.map(drop)
+}
+
+/// Removes the device with this number; `EBUSY` if it is attached or open, `ENODEV` if there is none
+/// (`LOOP_CTL_REMOVE`, Linux 3.1).
+pub(crate) fn remove(control: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
+    // SAFETY: `control` is open during the call, which takes no pointer.
+    unsafe { ioctl::loop_ctl_remove(control.as_raw_fd(), number) }.map(drop)
 }
 
 /// Gives a device its backing file and everything else in one step (`LOOP_CONFIGURE`, Linux 5.8).
@@ -121,6 +138,14 @@ pub(crate) fn status(device: BorrowedFd<'_>) -> Result<LoopInfo, Errno> {
     // above) through the pointer and keeps nothing; every bit pattern of it is valid.
     unsafe { ioctl::loop_get_status64(device.as_raw_fd(), &raw mut found) }?;
     Ok(found)
+}
+
+/// Sets what can be set while a file is attached: offset, size limit, name and some flags
+/// (`LOOP_SET_STATUS64`, Linux 2.6).
+pub(crate) fn set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> Result<(), Errno> {
+    // SAFETY: `device` is open during the call. The kernel reads one `struct loop_info64` (size asserted
+    // above) from the reference and does not keep the pointer.
+    unsafe { ioctl::loop_set_status64(device.as_raw_fd(), &raw const *info) }.map(drop)
 }
 
 /// Takes the size from the backing file again (`LOOP_SET_CAPACITY`, Linux 2.6.30).

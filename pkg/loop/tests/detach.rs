@@ -13,7 +13,7 @@ use std::process::Command;
 
 use image::{Image, MIB, alone, attached, bytes, detached, open, sysfs, temporary};
 use ktest_support::{Tmpfs, unmount};
-use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, StatusError};
+use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, Status, StatusError};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::statvfs;
@@ -213,6 +213,28 @@ fn nobody_takes_the_file_from_a_device_that_is_held_open() {
     }
     assert_eq!(held.detach(&image.file).unwrap(), Detach::Detached);
     detached(image.backing());
+}
+
+#[test]
+fn a_detach_by_another_process_is_revoked() {
+    let _alone = alone();
+    let image = Image::new(4 * MIB);
+    let config = Config { offset: bytes(MIB), size_limit: Some(bytes(2 * MIB)), ..Config::default() };
+    let device = image.attach(&config);
+    assert!(!device.is_autoclear().unwrap());
+    let user = open(&device);
+    assert_eq!(Device::open(device.path()).unwrap().detach(&image.file).unwrap(), Detach::Deferred);
+    assert!(device.is_autoclear().unwrap());
+    let pending = device.status().unwrap();
+    assert!(device.clear_autoclear().unwrap());
+    assert!(!device.clear_autoclear().unwrap(), "nothing is pending");
+    let revoked = Status { config: Config { autoclear: false, ..pending.config }, ..pending };
+    assert_eq!(device.status().unwrap(), revoked, "nothing else has changed");
+
+    let path = device.path();
+    drop((device, user));
+    assert_eq!(attached(image.backing()).len(), 1);
+    assert_eq!(Device::open(path).unwrap().detach(&image.file).unwrap(), Detach::Detached);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod syscall;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -19,6 +19,7 @@ use std::thread;
 use image::{Image, MIB, alone, bytes, held, node, open, sysfs, temporary};
 use loopdev::{
     AttachError, Backing, BackingError, Config, Control, Detach, DetachError, Device, DeviceError, DeviceNumber,
+    Number, Numbers, Removal,
 };
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -417,4 +418,91 @@ fn a_number_that_was_removed_meanwhile_is_no_obstacle() {
         removing.join().unwrap();
     });
     assert_eq!(held(), before);
+}
+
+/// Whether the kernel has the device.
+fn exists(number: Number) -> bool {
+    Path::new("/sys/block").join(number.to_string()).exists()
+}
+
+/// With the lowest free number, a process that had opened the free device read and wrote the file that was attached next.
+#[test]
+fn a_descriptor_of_a_former_device_does_not_reach_the_next_file() {
+    let _alone = alone();
+    let [image, other] = [Image::new(MIB), Image::new(MIB)];
+    other.file.write_all_at(b"other", 0).unwrap();
+    let control = Control::open().unwrap();
+    let numbers = Numbers::after_existing().unwrap();
+    let former = control.attach_next(&numbers, &image.file, &Config::default()).unwrap();
+    let (number, path) = (former.number(), former.path());
+    assert!(number.get() >= Numbers::FIRST);
+    assert_eq!(former.detach(&image.file).unwrap(), Detach::Detached);
+    let stale = File::options().read(true).write(true).open(&path).unwrap();
+
+    let next = control.attach_next(&numbers, &other.file, &temporary()).unwrap();
+    assert!(next.number() > number);
+    let mut found = [0; 5];
+    stale.read_exact_at(&mut found, 0).expect_err("nothing is attached");
+    assert_eq!(control.remove(number).unwrap(), Removal::InUse, "it is open");
+    assert_eq!(control.remove(next.number()).unwrap(), Removal::InUse, "it is attached");
+    drop(stale);
+    for _ in 0..2 {
+        assert_eq!(control.remove(number).unwrap(), Removal::Removed);
+        assert!(!exists(number));
+    }
+    assert_eq!(next.backing().unwrap(), other.backing());
+
+    // Control: the kernel's own choice is the device that was opened before.
+    let free = control.attach(&image.file, &Config::default()).unwrap();
+    let path = free.path();
+    assert_eq!(free.detach(&image.file).unwrap(), Detach::Detached);
+    let stale = File::open(&path).unwrap();
+    let again = control.attach(&other.file, &temporary()).unwrap();
+    assert_eq!(again.path(), path);
+    stale.read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(&found, b"other");
+}
+
+#[test]
+fn numbers_go_on_above_the_highest_device() {
+    let _alone = alone();
+    let control = Control::open().unwrap();
+    let numbers = Numbers::after_existing().unwrap();
+    let first = control.create_next(&numbers).unwrap();
+    let mark = control.create_next(&numbers).unwrap();
+    assert!(numbers.is_latest(mark) && !numbers.is_latest(first));
+    assert_eq!(control.remove(first).unwrap(), Removal::Removed);
+    let next = control.create_next(&Numbers::after_existing().unwrap()).unwrap();
+    assert_eq!(next.get(), mark.get() + 1);
+    // A number whose device another process has created is passed over.
+    let after = control.create_next(&numbers).unwrap();
+    assert_eq!(after.get(), next.get() + 1);
+    for number in [mark, next, after] {
+        assert_eq!(control.remove(number).unwrap(), Removal::Removed);
+    }
+}
+
+#[test]
+fn a_next_device_that_cannot_be_attached_is_removed() {
+    let _alone = alone();
+    let image = Image::new(MIB);
+    let control = Control::open().unwrap();
+    let numbers = Numbers::after_existing().unwrap();
+    let before = held();
+    for (call, errno) in [(Call::ioctl(0x4C0A), Errno::EIO), (Call::READLINK, Errno::EACCES)] {
+        let attached = without(call, errno, || control.attach_next(&numbers, &image.file, &Config::default()));
+        attached.expect_err("one of its calls failed");
+        assert_eq!(held(), before, "{call:?}");
+    }
+    match without(Call::ioctl(0x4C80), Errno::EPERM, || control.attach_next(&numbers, &image.file, &Config::default()))
+    {
+        Err(AttachError::Create { source: Errno::EPERM, .. }) => {}
+        other => panic!("LOOP_CTL_ADD: {other:?}"),
+    }
+    let next = control.create_next(&numbers).unwrap();
+    // Three numbers were taken; the devices of two were removed.
+    for number in next.get() - 3..next.get() {
+        assert!(!exists(format!("loop{number}").parse().unwrap()), "loop{number}");
+    }
+    assert_eq!(control.remove(next).unwrap(), Removal::Removed);
 }

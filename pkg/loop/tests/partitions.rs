@@ -14,7 +14,7 @@ use std::thread;
 
 use image::{Image, MIB, attached, detached, eventually, held, node, sysfs, temporary};
 use ktest_support::Tmpfs;
-use loopdev::{Config, Control, Detach, Device, DeviceError, DeviceNumber, OpenError};
+use loopdev::{Config, Control, Detach, Device, DeviceError, DeviceNumber, Numbers, OpenError, Removal};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -222,4 +222,24 @@ fn a_node_whose_device_is_not_there_is_told_apart() {
         other => panic!("there is no such device: {other:?}"),
     }
     assert_eq!(held(), before);
+}
+
+/// A container keeps its node of a device that was removed.
+#[test]
+fn with_max_loop_a_node_of_a_removed_device_creates_none() {
+    let tmp = Tmpfs::mount();
+    for (parameters, recreated) in [(c"max_loop=8", false), (c"", true)] {
+        let _driver = Driver::load(parameters);
+        let image = Image::new(MIB);
+        let control = Control::open().unwrap();
+        let device = control.attach_next(&Numbers::after_existing().unwrap(), &image.file, &Config::default()).unwrap();
+        let (number, dev) = (device.number(), device.dev());
+        let path = tmp.path().join(format!("node-{recreated}"));
+        mknod(&path, SFlag::S_IFBLK, Mode::S_IRUSR, makedev(dev.major.into(), dev.minor.into())).unwrap();
+        assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
+        assert_eq!(control.remove(number).unwrap(), Removal::Removed);
+
+        assert_eq!(File::open(&path).is_ok(), recreated, "{parameters:?}");
+        assert_eq!(Path::new("/sys/block").join(number.to_string()).exists(), recreated, "{parameters:?}");
+    }
 }

@@ -132,7 +132,11 @@ impl Node {
 
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
-        let settings = Settings::new(self.kubelet.clone(), NODE_NAME, VERSION);
+        let settings = Settings {
+            // No behaviour waits for it, and a look has descriptors open that a census would count.
+            watch: Duration::from_secs(3600),
+            ..Settings::new(self.kubelet.clone(), NODE_NAME, VERSION)
+        };
         let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
         let service = Arc::clone(&plugin);
         let supervisor =

@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dir::Ensured;
@@ -31,6 +32,8 @@ struct Disk {
     trash: BTreeSet<VolumeId>,
     /// Those of the records that a pod has as a block device.
     attached: BTreeSet<VolumeId>,
+    /// Those of the records that a pod has, and where.
+    published: BTreeMap<VolumeId, PathBuf>,
     /// Those whose removal fails.
     stuck: BTreeSet<VolumeId>,
     /// Those with inodes that do not count to their projects.
@@ -78,6 +81,15 @@ impl FakeVolumes {
             disk.attached.insert(id.clone());
         } else {
             disk.attached.remove(id);
+        }
+    }
+
+    /// A pod gets the volume, mounted at this path, or it is unpublished.
+    pub fn set_published(&self, id: &VolumeId, target: Option<&Path>) {
+        let mut disk = self.disk();
+        match target {
+            Some(target) => drop(disk.published.insert(id.clone(), target.to_owned())),
+            None => drop(disk.published.remove(id)),
         }
     }
 
@@ -245,7 +257,13 @@ impl Volumes for FakeVolumes {
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        Ok(self.disk().retire(id))
+        let mut disk = self.disk();
+        match disk.published.get(id) {
+            Some(target) if disk.records.contains_key(id) && !disk.trash.contains(id) => {
+                Err(Error::Published { id: id.clone(), target: target.clone() })
+            }
+            Some(_) | None => Ok(disk.retire(id)),
+        }
     }
 
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

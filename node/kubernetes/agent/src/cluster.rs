@@ -1,11 +1,14 @@
 //! What a node's storage does with the API server.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::Client;
 use provisioner::{Metrics, Volumes, csinode};
 use supervisor::{BoxError, Context};
+use tokio::sync::watch;
 use tracing::info;
+use volume::VolumeId;
 
 use crate::arguments::NodeName;
 use crate::identity;
@@ -23,6 +26,8 @@ pub struct Settings {
     pub metrics: Metrics,
     /// Called when kubelet's record of the CSI driver is lost.
     pub register_again: Arc<dyn Fn() + Send + Sync>,
+    /// How many detaches of a volume's device the CSI plugin has revoked.
+    pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
 }
 
 /// Makes volumes, and sees to kubelet's record of the driver, until it is cancelled. Healthy once the provisioner has seen
@@ -31,7 +36,7 @@ pub struct Settings {
 /// # Errors
 /// [`identity::IdentityError`], and what ends a part of it: to be started again after a while.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
-    let Settings { client, node, volumes, metrics, register_again } = settings;
+    let Settings { client, node, volumes, metrics, register_again, revoked } = settings;
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
         known = identity::check(&client, &node) => known?,
@@ -43,6 +48,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
         store: volumes,
         parallel: provisioner::Settings::PARALLEL,
         metrics,
+        revoked,
     };
     let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
     cx.start("csinode", move |cx| {

@@ -135,7 +135,7 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
     };
     let host = csi::Linux::new(kubelet.as_path(), Arc::clone(&volumes));
     let plugin = Arc::new(csi::Plugin::new(settings, host, &registry)?);
-    let again = Arc::clone(&plugin);
+    let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
     let parts = Parts {
         plugin,
@@ -145,6 +145,7 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
             volumes,
             metrics,
             register_again: Arc::new(move || again.register_again()),
+            revoked,
         },
         listener: bind(listen).await?,
         registry,

@@ -1,7 +1,9 @@
 //! What a call needs of the machine, and what can go wrong there.
 
 mod block;
+mod cgroup;
 mod filesystem;
+mod held;
 mod linux;
 
 use std::path::PathBuf;
@@ -12,6 +14,7 @@ use nix::errno::Errno;
 use units::Bytes;
 use volume::VolumeId;
 
+pub use held::{Published, Revoked, Unobserved};
 pub use linux::{Linux, Opened};
 
 use crate::plan::{Seen, Step, Volume};
@@ -70,6 +73,31 @@ pub trait Host: Send + Sync + 'static {
     /// # Errors
     /// [`ReleaseError`].
     fn release(&self, volume: &VolumeId) -> Result<(), ReleaseError>;
+
+    /// Holds the loop devices of all targets, as an earlier process did. Those that are held already stay.
+    ///
+    /// # Errors
+    /// [`LookError`]. A device that cannot be held is logged.
+    fn adopt(&self) -> Result<(), LookError>;
+
+    /// Looks after the loop devices that are held: revokes detaches by other processes, and removes devices that are
+    /// not used any more.
+    ///
+    /// # Errors
+    /// [`LookError`].
+    fn watch(&self) -> Result<Watched, LookError>;
+
+    /// Closes the descriptors of all loop devices, so that they can be detached when the node ends.
+    fn close(&self);
+}
+
+/// What a look after the devices found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Detaches by other processes that were revoked.
+    pub revoked: Vec<Revoked>,
+    /// Volumes with a device that is held and that no target shows, now. A publish may be under way.
+    pub idle: Vec<VolumeId>,
 }
 
 /// What can be said about a volume without changing anything.
@@ -196,9 +224,12 @@ pub enum ActError {
     /// The node of the loop device is not in `/dev`.
     #[error("the node of the volume's loop device is not in /dev, or is another device's")]
     Node,
-    /// The mounts cannot be looked at.
-    #[error("cannot see who still shows the node of the volume's loop device")]
+    /// The loop devices that exist cannot be looked at.
+    #[error("cannot look at the node's loop devices")]
     Look(#[from] LookError),
+    /// The rules for published devices could not be set.
+    #[error("cannot protect the volume's loop device from pods")]
+    Observer(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel does not say what is mounted there.
     #[error("cannot see what is mounted")]
     Place(#[from] mount::LookError),

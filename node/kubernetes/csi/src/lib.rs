@@ -6,8 +6,8 @@
 //! `status` gives errors their codes.
 //!
 //! A filesystem volume is a directory that is mounted on a directory. A block volume is an image that a loop device
-//! stands on, whose node is mounted on a file. Nothing is staged, and nothing is remembered: what is published is what
-//! is mounted.
+//! stands on, whose node is mounted on a file. Nothing is staged, and no decision relies on memory: what is published is
+//! what is mounted. The plugin holds a descriptor of each published loop device, so that no pod can detach it.
 //!
 //! Clients may send any `:authority`, also a socket's path, as kubelet does when it registers a plugin: `authority`
 //! makes it `localhost` before the server sees it.
@@ -36,7 +36,8 @@ mod turns;
 
 pub use blocking::Calls;
 pub use host::{
-    ActError, Found, GrowError, Host, Inspection, Linux, LookError, LoopDevice, Opened, ReadyError, ReleaseError,
+    ActError, Found, GrowError, Host, Inspection, Linux, LookError, LoopDevice, Opened, Published, ReadyError,
+    ReleaseError, Revoked, Unobserved, Watched,
 };
 pub use leftovers::{LeftoversError, remove_empty_volume_data};
 pub use plan::{Device, Elsewhere, Refusal, Seen, Shape, Step, Target, Volume};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tonic::{Code, Response, Status};
 use tracing::warn;
 
@@ -62,6 +62,7 @@ const COUNTED_FROM_THE_START: [Code; 2] = [Code::Ok, Code::Internal];
 pub(crate) struct Metrics {
     calls: IntCounterVec,
     duration: HistogramVec,
+    revoked: IntCounter,
 }
 
 impl Metrics {
@@ -79,6 +80,10 @@ impl Metrics {
         let metrics = Self {
             calls: IntCounterVec::new(calls, &["method", "code"])?,
             duration: HistogramVec::new(duration.buckets(SECONDS.into()), &["method"])?,
+            revoked: IntCounter::new(
+                "granary_loop_detaches_revoked_total",
+                "Detaches of published loop devices by other processes, such as pods, that the plugin revoked.",
+            )?,
         };
         // Series that exist from the start: to Prometheus one that begins with its first call has not grown, and the
         // alert would miss that.
@@ -91,8 +96,13 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 2] {
-        [Box::new(self.calls.clone()), Box::new(self.duration.clone())]
+    fn collectors(&self) -> [Box<dyn Collector>; 3] {
+        [Box::new(self.calls.clone()), Box::new(self.duration.clone()), Box::new(self.revoked.clone())]
+    }
+
+    /// Counts a detach that was revoked.
+    pub(crate) fn revoked(&self) {
+        self.revoked.inc();
     }
 
     /// Awaits a call, counts it, and gives its error the form that goes over the wire. A call that the client gave up

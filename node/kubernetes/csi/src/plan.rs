@@ -47,7 +47,7 @@ pub enum Target {
     /// This volume. `read_only` also means the device of a block volume.
     Published(Attributes),
     /// What was a volume: the directory of one that was deleted, or the node of a loop device that was detached, or
-    /// is just being, or was attached to something else since.
+    /// was attached to something else since.
     Stale,
     /// Another volume.
     OtherVolume,

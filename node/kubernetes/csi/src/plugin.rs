@@ -1,5 +1,6 @@
 //! The plugin as a service of the node.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,12 @@ use proto::registration::registration_server::RegistrationServer;
 use supervisor::Context;
 use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
+use volume::VolumeId;
 
-use crate::host::Host;
+use crate::host::{Host, Revoked, Watched};
 use crate::identity::IdentityService;
 use crate::leftovers::{LeftoversError, remove_empty_volume_data};
 use crate::metrics::{LoopDevices, Metrics};
@@ -45,6 +48,8 @@ pub struct Settings {
     pub patience: Duration,
     /// How often it is looked whether the sockets are still in their places.
     pub look: Duration,
+    /// How often the published loop devices are looked at.
+    pub watch: Duration,
     /// How long a stop waits for clients to take their answers. Calls that run are finished in any case.
     pub grace: Duration,
 }
@@ -60,6 +65,7 @@ impl Settings {
             start: Start::BeforeKubelet,
             patience: Duration::from_secs(30),
             look: Duration::from_secs(5),
+            watch: Duration::from_secs(5),
             grace: Duration::from_secs(5),
         }
     }
@@ -97,6 +103,7 @@ pub struct Plugin<H> {
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
+    revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
 }
 
 impl<H: Host> Plugin<H> {
@@ -108,11 +115,14 @@ impl<H: Host> Plugin<H> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        Ok(Self { settings, host, turns: Turns::default(), metrics, again: Notify::new(), swept: OnceCell::new() })
+        let (turns, again, swept, revoked) =
+            (Turns::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
+        Ok(Self { settings, host, turns, metrics, again, swept, revoked })
     }
 
-    /// The whole plugin as a supervised service: removes what a power cut left if kubelet does not run yet, detaches
-    /// loop devices that no target has, then serves both sockets. Healthy when kubelet can find it.
+    /// The whole plugin as a supervised service: removes what a power cut left if kubelet does not run yet, opens the loop
+    /// devices of all targets, detaches those that no target has, then serves both sockets. Healthy when kubelet can find
+    /// it.
     ///
     /// # Errors
     /// [`RunError`].
@@ -122,7 +132,10 @@ impl<H: Host> Plugin<H> {
             Start::BeforeKubelet => drop(self.swept.get_or_try_init(|| self.sweep()).await?),
             Start::BesideKubelet => {}
         }
-        self.release().await?;
+        self.adopt().await?;
+        self.release_idle().await?;
+        let plugin = Arc::clone(&self);
+        cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx));
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;
         let plugin = Arc::clone(&self);
@@ -140,7 +153,7 @@ impl<H: Host> Plugin<H> {
 
     /// Detaches the loop devices that an unclean end left attached. Those are not lost: the next call for their volumes
     /// uses them. So what fails here stops nothing.
-    async fn release(&self) -> Result<(), RunError> {
+    async fn release_idle(&self) -> Result<(), RunError> {
         let host = Arc::clone(&self.host);
         let idle = match spawn_blocking(move || host.idle()).await? {
             Ok(idle) => idle,
@@ -149,6 +162,11 @@ impl<H: Host> Plugin<H> {
                 return Ok(());
             }
         };
+        Ok(self.release(idle).await?)
+    }
+
+    /// Detaches the loop devices of these volumes that no target has by then.
+    async fn release(&self, idle: Vec<VolumeId>) -> Result<(), JoinError> {
         for volume in idle {
             let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
             let work = spawn_blocking(move || {
@@ -160,6 +178,55 @@ impl<H: Host> Plugin<H> {
             work.await?;
         }
         Ok(())
+    }
+
+    /// Opens the loop devices of all targets, as the plugin before this one had them open. Without it a pod can detach the
+    /// device that it has, but no volume is lost: so what fails here stops nothing.
+    async fn adopt(&self) -> Result<(), RunError> {
+        let host = Arc::clone(&self.host);
+        if let Err(reason) = spawn_blocking(move || host.adopt()).await? {
+            error!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are published");
+        }
+        Ok(())
+    }
+
+    /// Looks after the loop devices until it is cancelled: revokes detaches by pods, and detaches devices that a call
+    /// which failed left without a target.
+    async fn watch(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
+        let mut looks = interval(self.settings.watch);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        cx.healthy();
+        loop {
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                _ = looks.tick() => {}
+            }
+            let host = Arc::clone(&self.host);
+            let Watched { revoked, idle } = match spawn_blocking(move || host.watch()).await? {
+                Ok(watched) => watched,
+                Err(reason) => {
+                    warn!(error = &reason as &dyn std::error::Error, "cannot look after the loop devices");
+                    continue;
+                }
+            };
+            for Revoked { volume, device } in &revoked {
+                warn!(%volume, %device, "a process tried to detach a published loop device; revoked");
+                self.metrics.revoked();
+                self.revoked.send_modify(|counts| *counts.entry(volume.clone()).or_default() += 1);
+            }
+            self.release(idle).await?;
+        }
+    }
+
+    /// How many detaches by other processes were revoked, by volume.
+    pub fn revoked(&self) -> watch::Receiver<BTreeMap<VolumeId, u64>> {
+        self.revoked.subscribe()
+    }
+
+    /// Closes the descriptors of all loop devices: after the services have stopped, before what is mounted on the
+    /// node's disks is unmounted.
+    pub fn close(&self) {
+        self.host.close();
     }
 
     /// Serves CSI on `plugins/DRIVER.sock`. Stopped, it finishes the calls that run, also those that kubelet gave up.

@@ -137,6 +137,7 @@ fn of_failure(failure: &Failure) -> Code {
             | ActError::Device(_)
             | ActError::Status(_)
             | ActError::Node
+            | ActError::Observer(_)
             | ActError::Place(_)
             | ActError::Clone(_)
             | ActError::Set(_)

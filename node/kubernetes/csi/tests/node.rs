@@ -200,13 +200,37 @@ async fn a_single_writer_has_one_target_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_volume_that_was_deleted_while_it_was_mounted_is_unpublished() {
+async fn a_volume_is_not_deleted_while_it_is_mounted() {
     let mut node = Node::start().await;
     let volume = node.provision("pvc-1");
     node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-    node.store.retire(&volume).expect("retire");
+    fs::write(node.target("mount/file"), "here").expect("write");
+    let refused = node.store.retire(&volume).expect_err("a pod has it");
+    let target = node.target("mount");
+    assert!(matches!(&refused, volume::Error::Published { target: found, .. } if *found == target), "{refused}");
+    assert_eq!(fs::read(node.target("mount/file")).expect("read"), b"here");
     node.unpublish("pvc-1", "mount").await.expect("unpublish");
     assert!(!node.target("mount").exists());
+    node.store.retire(&volume).expect("retire");
+    node.stop().await;
+}
+
+/// kubelet mounts a `subPath` of a volume beside the volume's target. A directory of another volume with a similar path
+/// is no part of this one.
+#[tokio::test]
+async fn a_part_of_a_volume_that_is_mounted_keeps_it_and_no_other() {
+    let mut node = Node::start().await;
+    let (volume, other) = (node.provision("pvc-1"), node.provision("pvc-2"));
+    node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
+    let (part, beside) = (node.target("mount/live/pvc-2"), node.target("part"));
+    fs::create_dir_all(&part).and_then(|()| fs::create_dir(&beside)).expect("directories");
+    nix::mount::mount(Some(&part), &beside, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind");
+    node.store.retire(&other).expect("no mount shows it");
+    node.unpublish("pvc-1", "mount").await.expect("unpublish");
+    let refused = node.store.retire(&volume).expect_err("a part of it is mounted");
+    assert!(matches!(&refused, volume::Error::Published { target: found, .. } if *found == beside), "{refused}");
+    mount::unmount(&beside).expect("unmount");
+    node.store.retire(&volume).expect("retire");
     node.stop().await;
 }
 

@@ -236,6 +236,18 @@ async fn devices_of_an_unclean_end_are_detached_at_the_start() {
 }
 
 #[tokio::test]
+async fn a_revoked_detach_is_counted_by_volume() {
+    let host = FakeHost::default();
+    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let mut revoked = node.plugin.revoked();
+    host.revoke("pvc-1");
+    let counted = revoked.wait_for(|counts| counts.get(&fake::id("pvc-1")) == Some(&1));
+    drop(tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs"));
+    let metrics = prometheus::TextEncoder::new().encode_to_string(&node.registry.gather()).expect("text");
+    assert!(metrics.contains("granary_loop_detaches_revoked_total 1\n"), "{metrics}");
+}
+
+#[tokio::test]
 async fn a_device_tells_its_size_and_grows_with_its_image() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);

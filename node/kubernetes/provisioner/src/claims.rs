@@ -213,6 +213,7 @@ fn of_store(error: volume::Error) -> ClaimError {
         | volume::Error::Look { .. }
         | volume::Error::Act { .. }
         | volume::Error::Unfinished { .. }
+        | volume::Error::Published { .. }
         | volume::Error::Unknown { .. }
         | volume::Error::Announced { .. }) => ClaimError::Store(other),
     }

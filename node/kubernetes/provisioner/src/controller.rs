@@ -1,12 +1,15 @@
 //! The table of contents: who watches what, and what all passes share. [`claims`] and [`pvs`] are the passes over single
-//! objects, [`sweep`] compares disk and cluster, [`discard`] removes what is deleted, [`drift`] looks at the inodes of volumes, [`publication`] tells the scheduler
-//! what room is left. Only they, and [`resize`], await the API server; the disk is worked on by threads that may wait.
+//! objects, [`sweep`] compares disk and cluster, [`discard`] removes what is deleted, [`drift`] looks at the inodes of
+//! volumes, [`publication`] tells the scheduler what room is left, [`revoked`] reports attempts to detach a volume's device.
+//! Only they, and [`resize`], await the API server; the disk is worked on by threads that may wait.
 //!
 //! [`claims`]: crate::claims
 //! [`publication`]: crate::publication
 //! [`pvs`]: crate::pvs
 //! [`resize`]: crate::resize
+//! [`revoked`]: crate::revoked
 
+use std::collections::BTreeMap;
 use std::future::{self, Future};
 use std::hash::Hash;
 use std::num::NonZeroU16;
@@ -21,9 +24,10 @@ use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use supervisor::Context;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{Span, debug, warn};
+use volume::VolumeId;
 
 use crate::backoff::Attempts;
 use crate::discard::{self, Pending};
@@ -31,7 +35,7 @@ use crate::events::Events;
 use crate::listing::Listings;
 use crate::observed::Observed;
 use crate::turns::Turns;
-use crate::{Metrics, Volumes, claims, drift, publication, pvs, sweep};
+use crate::{Metrics, Volumes, claims, drift, publication, pv, pvs, revoked, sweep};
 
 /// A claim whose PV somebody deletes before it is bound does not change, and nothing else would wake its pass. Once
 /// it is bound, it is not ours any more.
@@ -53,6 +57,8 @@ pub struct Settings {
     pub parallel: NonZeroU16,
     /// What is done is counted here; they outlive a provisioner that is started again.
     pub metrics: Metrics,
+    /// How many detaches of a volume's device by other processes the CSI plugin has revoked.
+    pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
 }
 
 impl Settings {
@@ -61,7 +67,8 @@ impl Settings {
 
     /// With all that may be chosen as it is best for most, and metrics that nobody reads.
     pub fn new(client: Client, node: String, store: Arc<dyn Volumes>) -> Self {
-        Self { client, node, store, parallel: Self::PARALLEL, metrics: Metrics::default() }
+        let revoked = watch::Sender::default().subscribe();
+        Self { client, node, store, parallel: Self::PARALLEL, metrics: Metrics::default(), revoked }
     }
 }
 
@@ -107,7 +114,7 @@ pub(crate) struct Provisioner {
 /// # Errors
 /// [`RunError`]; an API server that is away is waited for and is none.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
-    let Settings { client, node, store, parallel, metrics } = settings;
+    let Settings { client, node, store, parallel, metrics, revoked } = settings;
     let changes = Arc::new(Notify::new());
     let provisioner = Arc::new(Provisioner {
         events: Events::new(client.clone(), &node),
@@ -129,6 +136,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let (of_claims, of_volumes) = (part(&provisioner), part(&provisioner));
     let (of_sweep, of_discard, of_capacity) = (part(&provisioner), part(&provisioner), part(&provisioner));
     let of_drift = part(&provisioner);
+    let of_revoked = part(&provisioner);
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(of_claims.client.clone());
         let watched = Watched { api, what: "claims", parallel };
@@ -144,6 +152,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     cx.start("discard", move |cx| discard::run(cx, Arc::clone(&of_discard)));
     cx.start("drift", move |cx| drift::run(cx, Arc::clone(&of_drift)));
     cx.start("capacity", move |cx| publication::run(cx, Arc::clone(&of_capacity)));
+    cx.start("revoked", move |cx| revoked::run(cx, Arc::clone(&of_revoked), revoked.clone()));
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
         ready = async { claims.healthy().await?; volumes.healthy().await } => ready?,
@@ -215,6 +224,12 @@ impl Provisioner {
     /// The PV, as the watch has seen it last.
     pub(crate) fn seen(&self, pv: &ObjectRef<PersistentVolume>) -> Option<Arc<PersistentVolume>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(pv)
+    }
+
+    /// The PV of a volume, as the watch has seen it last.
+    pub(crate) fn seen_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.as_ref()?.find(|pv| pv::ours(pv, &self.node).as_ref() == Some(id))
     }
 
     /// Works on the disk in a thread that may wait. It ends by itself if nobody waits for it any more.

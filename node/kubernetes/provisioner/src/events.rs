@@ -49,6 +49,7 @@ reasons! {
     Resized: Normal "VolumeResizeSuccessful",
     ResizeFailed: Warning "VolumeResizeFailed",
     DeleteFailed: Warning "VolumeFailedDelete",
+    DetachRevoked: Warning "VolumeDetachRevoked",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
@@ -196,6 +197,13 @@ impl Events {
     ) {
         let action = format!("Delete{kind}");
         self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&())).await;
+    }
+
+    /// The volume's pods go on.
+    pub(crate) async fn detach_revoked(&self, pv: &PersistentVolume) {
+        let note = "a process tried to detach the volume's block device (LOOP_CLR_FD), and the node revoked it; look at \
+                    the pods that use the claim";
+        self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&())).await;
     }
 
     async fn publish(&self, reason: Reason, action: &str, note: String, about: ObjectReference) {

@@ -36,6 +36,7 @@ mod pv;
 mod pvs;
 mod quantity;
 mod resize;
+mod revoked;
 mod status;
 mod sweep;
 mod topology;

@@ -56,6 +56,7 @@ pub(crate) enum Outcome {
     TooLarge,
     Unknown,
     Announced,
+    InUse,
 }
 
 impl Outcome {
@@ -75,6 +76,7 @@ impl Outcome {
             Self::TooLarge => "too_large",
             Self::Unknown => "unknown",
             Self::Announced => "announced",
+            Self::InUse => "in_use",
         }
     }
 }
@@ -82,6 +84,7 @@ impl Outcome {
 impl From<&Error> for Outcome {
     fn from(error: &Error) -> Self {
         match error {
+            in_use if in_use.is_in_use() => Self::InUse,
             Error::Full { .. } => Self::Full,
             Error::Refused { .. } => Self::Refused,
             Error::Closed { .. } => Self::Closed,
@@ -91,6 +94,7 @@ impl From<&Error> for Outcome {
             Error::TooLarge { .. } => Self::TooLarge,
             Error::Unknown { .. } => Self::Unknown,
             Error::Announced { .. } => Self::Announced,
+            Error::Published { .. } => Self::InUse,
         }
     }
 }

@@ -38,6 +38,7 @@ pub(crate) enum VolumeError {
 impl VolumeError {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
+            Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",
             Self::Api(_) => "Api",
             Self::Shared { .. } => "Shared",

@@ -1,5 +1,7 @@
 //! What can go wrong, an enum per operation.
 
+use std::path::PathBuf;
+
 use fsquota::ProjectId;
 use nix::errno::Errno;
 use units::{Bytes, Inodes};
@@ -90,6 +92,14 @@ pub enum Error {
         /// What the volume has left.
         left: Inodes,
     },
+    /// A pod has the volume, or kubelet has not unpublished it yet. Nothing was changed.
+    #[error("volume {id} is still published at {}; delete the pod that uses it", target.display())]
+    Published {
+        /// The volume.
+        id: VolumeId,
+        /// A mount that shows it.
+        target: PathBuf,
+    },
     /// A volume with a PV is no one's to undo.
     #[error("volume {id} is announced; it goes when its PV is deleted")]
     Announced {
@@ -113,6 +123,24 @@ pub enum LookError {
     /// The size of the file system could not be read.
     #[error("cannot read the size of the data disk")]
     Size(#[source] Errno),
+    /// The table of mounts could not be read.
+    #[error("cannot see where the volume is mounted")]
+    Mounts(#[from] mount::TableError),
+    /// A place could not be found in the table of mounts.
+    #[error("cannot see where the volume is mounted")]
+    Place(#[from] mount::LookError),
+    /// `/dev` or `/proc` could not be read.
+    #[error("cannot see where the volume is mounted")]
+    Path(#[source] std::io::Error),
+    /// The volumes directory is not part of any mount that this process can see.
+    #[error("the volumes directory is not in the table of mounts; start the node's storage again")]
+    Hidden,
+    /// The image cannot be compared with those of loop devices.
+    #[error("cannot look at the image")]
+    Backing(#[from] loopdev::BackingError),
+    /// The loop devices cannot be listed.
+    #[error("cannot look for loop devices of the image")]
+    Loops(#[from] loopdev::ListError),
 }
 
 /// Why a step failed. The next call goes on from there.
@@ -173,6 +201,12 @@ pub enum ActError {
     /// A loop device cannot be detached.
     #[error("cannot detach a loop device from the image")]
     Detach(#[from] loopdev::DetachError),
+    /// No target shows the loop device, and some process has it open. It is detached when that process closes it.
+    #[error("a process still has {device}, the volume's loop device, open; end that process")]
+    InUse {
+        /// The device.
+        device: loopdev::Number,
+    },
     /// A record vanished between two steps.
     #[error("the record vanished; someone else writes to the volumes directory")]
     NoRecord,
@@ -273,6 +307,7 @@ impl Error {
             | Self::Look { .. }
             | Self::Act { .. }
             | Self::Unfinished { .. }
+            | Self::Published { .. }
             | Self::Announced { .. } => false,
         }
     }
@@ -284,6 +319,11 @@ impl Error {
             Self::Unfinished { freed, .. } => freed.get() >= PASS / 100,
             _ => false,
         }
+    }
+
+    /// Whether a pod or another process still uses the volume: CSI's `VOLUME_IN_USE`.
+    pub const fn is_in_use(&self) -> bool {
+        matches!(self, Self::Published { .. } | Self::Act { source: ActError::InUse { .. }, .. })
     }
 }
 
@@ -327,6 +367,7 @@ impl ActError {
             | Self::Short { .. }
             | Self::Loops(_)
             | Self::Detach(_)
+            | Self::InUse { .. }
             | Self::NoRecord => None,
         }
     }

@@ -1,9 +1,11 @@
 //! The file that holds a block volume's bytes.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use dir::{Dir, Mode, Name, OFlag};
-use loopdev::{Backing, DetachError, Device, DeviceError};
+use loopdev::{Backing, Detach, DetachError, Device, DeviceError};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FallocateFlags, fallocate};
 use nix::libc;
@@ -23,6 +25,10 @@ const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 /// A block of the file system.
 const BLOCK: u64 = 4096;
+
+/// How long a process may have a loop device open that is only looked at, and how often it is looked whether it is closed.
+const MOMENT: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The image's name in the directory of its volume.
 pub(crate) fn name() -> Name {
@@ -107,7 +113,10 @@ fn allocate(image: &OwnedFd, from: Bytes, to: Bytes) -> Result<(), Errno> {
     fallocate(image, FallocateFlags::empty(), from.get().cast_signed(), more.get().cast_signed())
 }
 
-/// Takes every loop device off the image in a directory. One that a program still has open goes when that closes it.
+/// Detaches every loop device from the image in a directory, with all that was written to them.
+///
+/// # Errors
+/// [`ActError::InUse`]: some process has one open, and the kernel detaches it when that process closes it.
 pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
     let image = match dir.open_file(&name(), OFlag::O_PATH, Mode::empty()) {
         Ok(image) => image,
@@ -115,6 +124,7 @@ pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
         Err(error) => return Err(error.into()),
     };
     let backing = Backing::of(image.as_fd()).map_err(DetachError::from)?;
+    let mut deferred = false;
     for attached in loopdev::list()?.into_iter().filter(|attached| attached.status.backing == backing) {
         let device = match Device::open(attached.number.path()) {
             Ok(device) => device,
@@ -122,13 +132,26 @@ pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
             Err(error) => return Err(loopdev::ListError::from(error).into()),
         };
         match device.detach_from(backing) {
-            Ok(how) => info!(device = %attached.number, ?how, "loop device detached"),
+            Ok(Detach::Detached) => info!(device = %attached.number, "loop device detached"),
+            Ok(Detach::Deferred) => deferred = true,
             // Somebody else was faster.
             Err(DetachError::NotAttached { .. } | DetachError::OtherBacking { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    if deferred { wait_for_detach(backing) } else { Ok(()) }
+}
+
+/// Whoever lists all devices, as for a metric, has each of them open for a moment.
+fn wait_for_detach(backing: Backing) -> Result<(), ActError> {
+    let begin = Instant::now();
+    loop {
+        match loopdev::list()?.into_iter().find(|attached| attached.status.backing == backing) {
+            None => return Ok(()),
+            Some(_) if begin.elapsed() < MOMENT => sleep(PAUSE),
+            Some(attached) => return Err(ActError::InUse { device: attached.number }),
+        }
+    }
 }
 
 fn length(size: i64) -> Bytes {

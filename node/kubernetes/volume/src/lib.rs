@@ -32,6 +32,7 @@ mod ledger;
 mod opened;
 mod overcommit;
 mod plan;
+mod published;
 mod record;
 mod request;
 mod seen;

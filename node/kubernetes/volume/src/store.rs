@@ -20,10 +20,10 @@ use crate::index::{Announcement, Entry, Index, Known};
 use crate::ledger::{Disk, Space};
 use crate::plan::{self, Refusal, Step};
 use crate::record::{Record, RecordError, State};
-use crate::seen::{Limits, Place, Seen};
+use crate::seen::{Limits, Place, Seen, Where};
 use crate::settings::{Neighbours, Settings};
 use crate::turns::Turns;
-use crate::{Announced, Opened, Request, VolumeId, fixed, image};
+use crate::{Announced, Opened, Request, VolumeId, fixed, image, published};
 
 /// Directories of the store itself.
 const PRIVATE: Mode = Mode::S_IRWXU;
@@ -385,12 +385,16 @@ impl Store {
     /// not there is no error.
     ///
     /// # Errors
-    /// [`Error::Refused`]: a directory without a record is not ours to delete.
+    /// [`Error::Published`]: a mount shows the volume; nothing has changed. [`ActError::InUse`]: a process has its loop
+    /// device open. [`Error::Refused`]: a directory without a record is not ours to delete.
     pub fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
         let (known, seen) = self.look(id)?;
         let steps = plan::retire(&seen).map_err(refused(id))?;
         let retires = steps.iter().any(|step| matches!(step, Step::Trash(_)));
+        if steps.contains(&Step::Trash(Where::Live)) {
+            self.check_unpublished(id, &self.live)?;
+        }
         if let (true, Some(Known { record, .. })) = (retires, &known) {
             let Record { claim, class, mode, size, project, .. } = record;
             // The audit line: it stands before the first change.
@@ -398,6 +402,15 @@ impl Store {
         }
         Acting::new(self, id, None, known).run(&steps)?;
         Ok(ensured(retires))
+    }
+
+    fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
+        let found = from.open_dir(id.name()).map_err(LookError::from).and_then(|volume| published::target(&volume));
+        match found {
+            Ok(None) => Ok(()),
+            Ok(Some(target)) => Err(Error::Published { id: id.clone(), target }),
+            Err(source) => Err(Error::Look { id: id.clone(), source }),
+        }
     }
 
     /// Takes a retired volume back into use: its PV is to be kept. If [`Store::discard`] has begun, files are missing,
@@ -428,13 +441,17 @@ impl Store {
     /// directory without `CAP_DAC_OVERRIDE`. A call does a bounded amount of work, whatever these processes do.
     ///
     /// # Errors
-    /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with [`Refusal::NotRetired`]. [`Error::Act`]
-    /// may pass: a program that still has a deleted file open keeps its project in use. All inodes of the disk are
-    /// looked at once to tell that, and again only when the number of these files has changed.
+    /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with [`Refusal::NotRetired`]. [`Error::Published`].
+    /// [`Error::Act`] may pass: a program that still has a deleted file open keeps its project in use. All inodes of the
+    /// disk are looked at once to tell that, and again only when the number of these files has changed.
     pub fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let _turn = self.turns.take(id);
         let (known, seen) = self.look(id)?;
         let steps = plan::discard(&seen).map_err(refused(id))?;
+        if steps.contains(&Step::RemoveData) {
+            // A publish may have been under way when the volume was retired.
+            self.check_unpublished(id, &self.trash)?;
+        }
         Acting::new(self, id, None, known).run(&steps)?;
         if !steps.is_empty() {
             info!(volume = %id, "volume removed");

@@ -1,19 +1,23 @@
 //! Images of volumes: loop devices, whose nodes are mounted on files.
 //!
-//! Which devices are a volume's, and who shows their nodes, is what the kernel says now: nothing is remembered. A
-//! device on its way out (its detach waits for the last who has it open, as the kernel marks it) is nobody's any more.
+//! Which devices are a volume's, and which mounts show their nodes, is what the kernel says now: nothing is remembered.
+//! A device whose detach waits for the last process that has it open (the flag AUTOCLEAR) is the volume's until then: a
+//! second device on the same image would have a cache of its own.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use dir::{Dir, Name};
-use loopdev::{Attached, Backing, BlockSize, Config, Control, Detach, Device, DeviceError, Number, StatusError};
+use loopdev::{
+    Attached, Backing, BlockSize, Config, Control, Detach, Device, DeviceError, Number, Numbers, StatusError,
+};
 use mount::{Attributes, Detached, Entry, Kind};
 use nix::fcntl::OFlag;
 use tracing::{info, warn};
 use units::Bytes;
 use volume::VolumeId;
 
+use super::held::Place;
 use super::linux::{DIRECTORY, HANDLE, open, resolve};
 use super::{ActError, GrowError, LookError, LoopDevice};
 use crate::layout::{MAPS, matches};
@@ -23,7 +27,7 @@ use crate::request::TargetPath;
 pub(super) enum Node {
     /// An attached device.
     Attached { backing: Backing, read_only: bool, device: LoopDevice },
-    /// A loop device without a file, or one that will have none as soon as nobody has it open.
+    /// A loop device without a file.
     Gone,
     /// No loop device.
     Other,
@@ -38,7 +42,6 @@ pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
         Err(error) => return Err(error.into()),
     };
     let status = match device.status() {
-        Ok(status) if status.config.autoclear => return Ok(Node::Gone),
         Ok(status) => status,
         Err(StatusError::NotAttached { .. }) => return Ok(Node::Gone),
         Err(error) => return Err(error.into()),
@@ -53,7 +56,7 @@ pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
 /// The devices that stand on a file. Opens every attached device for a moment.
 pub(super) fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
     let mut found = loopdev::list()?;
-    found.retain(|device| device.status.backing == image && !device.status.config.autoclear);
+    found.retain(|device| device.status.backing == image);
     Ok(found)
 }
 
@@ -71,94 +74,81 @@ impl Nodes {
         Ok(Self { table: mount::table()?, dev: mount::identity(&dev)?.device })
     }
 
-    /// Where the node of a device is mounted beneath a directory.
-    fn of<'a>(&'a self, device: Number, beneath: &'a Path) -> impl Iterator<Item = &'a Path> {
-        let shows = move |entry: &&Entry| entry.device == self.dev && is_node(&entry.root, device);
-        let points = self.table.iter().filter(shows).map(|entry| entry.point.as_path());
-        points.filter(move |point| *point != beneath && point.starts_with(beneath))
+    /// The mounts beneath a directory that show nodes of devices.
+    fn beneath<'a>(&'a self, directory: &'a Path) -> impl Iterator<Item = (Number, &'a Path)> {
+        let shown = move |entry: &'a Entry| {
+            let point = entry.point.as_path();
+            let is_beneath = entry.device == self.dev && point != directory && point.starts_with(directory);
+            if is_beneath { Some((number(&entry.root)?, point)) } else { None }
+        };
+        self.table.iter().filter_map(shown)
     }
 
-    /// Whether another target than this shows the node of a device. What kubelet mounted itself is none: it goes with
-    /// its target.
+    /// The targets of all devices. What kubelet mounted itself is none: it goes with its target.
+    pub(super) fn targets<'a>(&'a self, kubelet: &'a Path) -> impl Iterator<Item = (Number, &'a Path)> {
+        let map = move |point: &Path| point.strip_prefix(kubelet).is_ok_and(|beneath| matches(beneath, MAPS));
+        self.beneath(kubelet).filter(move |(_, point)| !map(point))
+    }
+
+    /// Whether another target than this shows the node of a device.
     pub(super) fn has_targets(&self, device: Number, kubelet: &Path, but: Option<&TargetPath>) -> bool {
         let own = |point: &Path| but.is_some_and(|target| point == target.full());
-        let map = |point: &Path| point.strip_prefix(kubelet).is_ok_and(|beneath| matches(beneath, MAPS));
-        self.of(device, kubelet).any(|point| !own(point) && !map(point))
+        self.targets(kubelet).any(|(shown, point)| shown == device && !own(point))
+    }
+
+    /// Whether any mount beneath kubelet's directory shows the node of a device.
+    pub(super) fn show(&self, device: Number, kubelet: &Path) -> bool {
+        self.beneath(kubelet).any(|(shown, _)| shown == device)
     }
 }
 
-/// Whether this is what the table says of a device's node, also if the node was removed since.
-fn is_node(root: &Path, device: Number) -> bool {
-    let name = device.to_string();
-    let named = |path: &Path| path.file_name().is_some_and(|found| found == name.as_str());
-    named(root) || root.ends_with("deleted") && root.parent().is_some_and(named)
+/// The device whose node the table names, also if the node was removed since.
+fn number(root: &Path) -> Option<Number> {
+    let named = |path: &Path| path.file_name()?.to_str()?.parse().ok();
+    if root.ends_with("deleted") { named(root.parent()?) } else { named(root) }
 }
 
-/// Attaches an image, with direct I/O. What fails leaves no device behind.
-pub(super) fn attach(image: BorrowedFd<'_>, read_only: bool, kubelet: &Path) -> Result<Device, ActError> {
-    let device = attach_direct(image, read_only)?;
-    if let Err(error) = uncover(device.number(), kubelet) {
-        let number = device.number();
-        if let Err(reason) = device.detach(image) {
-            warn!(device = %number, error = &reason as &dyn std::error::Error, "loop device stays attached");
-        }
-        return Err(error.into());
-    }
-    Ok(device)
-}
-
-fn attach_direct(image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
+/// Attaches an image to a device with the next number, with direct I/O. What fails leaves no device behind.
+pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
     let is_direct = |device: &Device| device.config().is_ok_and(|config| config.direct_io);
     let driver = Control::open()?;
     let config = Config { direct_io: true, read_only, ..Config::default() };
-    let device = driver.attach(image, &config)?;
+    let device = driver.attach_next(numbers, image, &config)?;
     if is_direct(&device) {
         return Ok(device);
     }
     // The disk's blocks are larger than a sector.
+    let number = device.number();
     let _ = device.detach(image)?;
+    // No process had a reason to open it. If one did, an unbound device stays.
+    let _ = driver.remove(number);
     let blocks = BlockSize::new(4096).map_err(loopdev::AttachError::Config)?;
-    let device = driver.attach(image, &Config { block_size: Some(blocks), ..config })?;
+    let device = driver.attach_next(numbers, image, &Config { block_size: Some(blocks), ..config })?;
     if !is_direct(&device) {
         warn!(device = %device.number(), "the disk has no direct I/O; the volume's data is cached twice");
     }
     Ok(device)
 }
 
-/// Takes away the mounts that still show the node of a device from when it was another's: they would show this one.
-fn uncover(device: Number, kubelet: &Path) -> Result<(), LookError> {
-    for point in Nodes::look()?.of(device, kubelet) {
-        match mount::unmount(point) {
-            Ok(()) => info!(target = %point.display(), %device, "stale node of a device unmounted"),
-            Err(reason) => {
-                let error: &dyn std::error::Error = &reason;
-                warn!(target = %point.display(), %device, error, "stale node of a device stays");
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Opens a device that was seen, if it still stands on this file.
-pub(super) fn reopen(seen: &Attached) -> Result<Device, ActError> {
-    let device = match Device::open(seen.number.path()) {
+pub(super) fn reopen(number: Number, backing: Backing) -> Result<Device, ActError> {
+    let device = match Device::open(number.path()) {
         Err(DeviceError::Gone { .. } | DeviceError::NotFound { .. }) => return Err(ActError::DeviceGone),
         other => other?,
     };
     match device.status() {
-        Ok(status) if status.backing == seen.status.backing && !status.config.autoclear => Ok(device),
+        Ok(status) if status.backing == backing => Ok(device),
         Ok(_) | Err(StatusError::NotAttached { .. }) => Err(ActError::DeviceGone),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Mounts the node of a device on a file. `device` is open, so that the number stays its own.
-pub(super) fn bind(device: &Device, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
+/// Mounts the node of a device on a file. The device is held, so that the numbers stay its own.
+pub(super) fn bind(device: Place, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
     let target = resolve(parent, Path::new(name.as_os_str()), OFlag::O_PATH | OFlag::O_CLOEXEC);
     let target = target.map_err(ActError::Open)?;
-    let node = open(&device.path(), HANDLE).map_err(|_| ActError::Node)?;
-    let number = device.dev();
-    if mount::at(&node)?.kind != Kind::BlockDevice(number.major, number.minor) {
+    let node = open(&device.number.path(), HANDLE).map_err(|_| ActError::Node)?;
+    if mount::at(&node)?.kind != Kind::BlockDevice(device.dev.major, device.dev.minor) {
         return Err(ActError::Node);
     }
     let mount = Detached::clone_of(&node)?;
@@ -206,10 +196,10 @@ mod tests {
     fn a_node_is_known_by_its_name_also_after_it_was_removed() {
         let device: Number = "loop7".parse().expect("a name");
         for root in ["/loop7", "/loop7//deleted"] {
-            assert!(is_node(Path::new(root), device), "{root}");
+            assert_eq!(number(Path::new(root)), Some(device), "{root}");
         }
         for root in ["/loop70", "/loop", "/", "/loop7p1", "/loop8//deleted", "/deleted", "/loop7/x"] {
-            assert!(!is_node(Path::new(root), device), "{root}");
+            assert_ne!(number(Path::new(root)), Some(device), "{root}");
         }
     }
 }

@@ -1,22 +1,28 @@
 //! The disk and the mounts: looks, and does single steps. Decides nothing.
 
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Name};
-use loopdev::{Attached, Backing, FileId};
+use loopdev::{Attached, Backing, FileId, Number};
 use mount::{Attributes, Kind, UnmountError};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
-use tracing::warn;
+use tracing::{error, warn};
 use units::Bytes;
 use volume::{Access, OpenError, Store, VolumeId};
 
-use super::{ActError, Found, GrowError, Host, Inspection, LookError, ReadyError, ReleaseError, block, filesystem};
+use super::held::{Held, Place, Published, Unobserved};
+use super::{
+    ActError, Found, GrowError, Host, Inspection, LookError, ReadyError, ReleaseError, Watched, block, filesystem,
+};
+use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Seen, Shape, Step, Target, Volume};
 use crate::request::{Mode, Purpose, Question, Sharing, TargetPath};
 
@@ -25,9 +31,7 @@ use crate::request::{Mode, Purpose, Question, Sharing, TargetPath};
 pub struct Linux {
     kubelet: PathBuf,
     volumes: Arc<Store>,
-    /// Held by all who look at nodes of devices, exclusively by who attaches one: until it took the mounts away that still
-    /// show its node from when it was another's, they show a volume that is not theirs.
-    nodes: Arc<RwLock<()>>,
+    held: Arc<Held>,
 }
 
 /// What [`Linux`] opened: everything after the look goes through these.
@@ -41,9 +45,11 @@ pub struct Opened {
     /// The device to publish.
     device: Option<Attached>,
     /// The devices that no other target has.
-    idle: Vec<Attached>,
+    idle: Vec<(Number, Backing)>,
     /// The one that this call attached.
-    fresh: Option<loopdev::Device>,
+    fresh: Option<Place>,
+    /// The pod that has the target, if the path names it.
+    pod: Option<OsString>,
 }
 
 impl Opened {
@@ -76,7 +82,13 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
-        Self { kubelet: kubelet.into(), volumes, nodes: Arc::default() }
+        Self { kubelet: kubelet.into(), volumes, held: Arc::new(Held::new(Unobserved)) }
+    }
+
+    /// Has an observer informed of all devices that are published from now on.
+    #[must_use]
+    pub fn with_observer(self, observer: impl Published) -> Self {
+        Self { held: Arc::new(Held::new(observer)), ..self }
     }
 
     /// The volume, and its image if it is a block volume.
@@ -124,16 +136,7 @@ impl Linux {
             return Ok(self.volumes.volume_of(readable)?.is_some_and(|holder| holder != *id));
         }
         let block::Node::Attached { backing, .. } = block::look(&target)? else { return Ok(false) };
-        for (other, record) in self.volumes.records()?.readable {
-            if other != *id
-                && record.mode.is_block()
-                && let (_, _, Some(image)) = self.open(&other, Access::ReadOnly)?
-                && image.backing == backing
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(self.images()?.get(&backing).is_some_and(|holder| holder != id))
     }
 
     /// The device numbers of the volumes' file system.
@@ -141,12 +144,12 @@ impl Linux {
         Ok(mount::identity(self.volumes.file_system())?.device)
     }
 
-    /// The devices that stand on files of the volumes' disk, and stay.
+    /// The devices that stand on files of the volumes' disk.
     fn on_disk(&self) -> Result<Vec<Attached>, LookError> {
         let disk = self.disk()?;
         let mut found = loopdev::list()?;
         found.retain(|device| match device.status.backing {
-            Backing::File(FileId { device: on, .. }) => (on.major, on.minor) == disk && !device.status.config.autoclear,
+            Backing::File(FileId { device: on, .. }) => (on.major, on.minor) == disk,
             Backing::Device(_) => false,
         });
         Ok(found)
@@ -197,6 +200,77 @@ impl Linux {
         })
     }
 
+    /// The images of all block volumes that can be used.
+    fn images(&self) -> Result<HashMap<Backing, VolumeId>, LookError> {
+        let mut images = HashMap::new();
+        for (id, record) in self.volumes.records()?.readable {
+            if record.mode.is_block()
+                && let (_, _, Some(image)) = self.open(&id, Access::ReadOnly)?
+            {
+                images.insert(image.backing, id);
+            }
+        }
+        Ok(images)
+    }
+
+    fn attach(&self, at: &Opened, read_only: bool) -> Result<Place, ActError> {
+        let image = at.image.as_ref().ok_or(ActError::VolumeGone)?;
+        self.held.attach(&at.id, image.file.as_fd(), image.backing, read_only)
+    }
+
+    /// The device that a target is to show, held.
+    fn hold(&self, at: &Opened) -> Result<Place, ActError> {
+        if let Some(fresh) = at.fresh {
+            return Ok(fresh);
+        }
+        let seen = at.device.as_ref().ok_or(ActError::DeviceGone)?;
+        match self.held.hold(&at.id, seen) {
+            // Its detach was pending, and the last process that had it open closed it.
+            Err(ActError::DeviceGone) => self.attach(at, seen.status.config.read_only),
+            held => held,
+        }
+    }
+
+    /// Detaches what this call attached and what no other target has.
+    fn detach(&self, at: &mut Opened) -> Result<(), ActError> {
+        if let (Some(fresh), Some(image)) = (at.fresh.take(), &at.image) {
+            self.held.detach(fresh.number, image.backing, &at.id)?;
+        }
+        for (number, backing) in at.idle.drain(..) {
+            self.held.detach(number, backing, &at.id)?;
+        }
+        self.remove_former();
+        Ok(())
+    }
+
+    /// Removes the devices that are not used any more, as far as possible now. The watch tries again.
+    fn remove_former(&self) {
+        match block::Nodes::look() {
+            Ok(nodes) => self.remove_former_of(&nodes),
+            Err(reason) => warn!(error = &reason as &dyn std::error::Error, "unused loop devices stay for now"),
+        }
+    }
+
+    fn remove_former_of(&self, nodes: &block::Nodes) {
+        if self.held.has_former()
+            && let Err(reason) = self.held.remove_former(nodes, &self.kubelet)
+        {
+            warn!(error = &reason as &dyn std::error::Error, "unused loop devices stay for now");
+        }
+    }
+
+    /// Finds the devices of a block volume that the store does not know any more: those that are held.
+    fn held_devices(&self, at: &mut Opened, seen: &mut Seen, target: &TargetPath) -> Result<(), LookError> {
+        at.idle = self.held.of(&at.id);
+        if at.idle.is_empty() {
+            return Ok(());
+        }
+        let nodes = block::Nodes::look()?;
+        at.idle.retain(|(number, _)| !nodes.has_targets(*number, &self.kubelet, Some(target)));
+        seen.device = if at.idle.is_empty() { Device::Shared } else { Device::Idle };
+        Ok(())
+    }
+
     /// Finds the devices of a block volume, as far as the purpose needs them.
     fn devices(
         &self,
@@ -211,18 +285,19 @@ impl Linux {
         let shared = |device: &Attached| {
             nodes.as_ref().is_some_and(|nodes| nodes.has_targets(device.number, &self.kubelet, Some(target)))
         };
-        at.idle = found.iter().filter(|device| !shared(device)).copied().collect();
+        let idle = found.iter().filter(|device| !shared(device));
+        at.idle = idle.map(|device| (device.number, device.status.backing)).collect();
         if at.idle.len() < found.len() {
             seen.elsewhere = Elsewhere::Published;
         }
-        let state = |device: &Attached| if at.idle.contains(device) { Device::Idle } else { Device::Shared };
+        let state = |device: &Attached| if shared(device) { Device::Shared } else { Device::Idle };
         match purpose {
             Purpose::Publish { read_only, .. } => {
                 at.device = found.into_iter().find(|device| device.status.config.read_only == read_only);
                 seen.device = at.device.as_ref().map_or(Device::Absent, state);
             }
             Purpose::Unpublish => {
-                let known = at.idle.first().or(found.first());
+                let known = found.iter().find(|device| !shared(device)).or(found.first());
                 seen.device = known.map_or(Device::Absent, state);
             }
         }
@@ -242,7 +317,6 @@ impl Host for Linux {
             Purpose::Publish { read_only: false, .. } => Access::ReadWrite,
             Purpose::Publish { read_only: true, .. } | Purpose::Unpublish => Access::ReadOnly,
         };
-        let _looking = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
         let (volume, opened, image) = self.open(id, access)?;
         let parent = Self::parent(target)?;
         let there = match &parent {
@@ -267,6 +341,7 @@ impl Host for Linux {
             device: None,
             idle: Vec::new(),
             fresh: None,
+            pod: pod(&target.beneath()),
         };
         match (volume, purpose) {
             // Another mode is refused, whatever else there is.
@@ -279,6 +354,9 @@ impl Host for Linux {
                     seen.elsewhere = filesystem::elsewhere(&self.kubelet, mount::identity(volume.dir())?, target)?;
                 }
             }
+            (Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, Purpose::Unpublish) => {
+                self.held_devices(&mut at, &mut seen, target)?;
+            }
             (Volume::Known(Mode::Filesystem) | Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, _) => {}
         }
         Ok((at, seen))
@@ -288,23 +366,21 @@ impl Host for Linux {
         match step {
             Step::MakeTarget(shape) => make(at.parent()?, &at.name, shape),
             Step::Attach { read_only } => {
-                let image = at.image.as_ref().ok_or(ActError::VolumeGone)?;
-                let _attaching = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
-                at.fresh = Some(block::attach(image.file.as_fd(), read_only, &self.kubelet)?);
+                at.fresh = Some(self.attach(at, read_only)?);
                 Ok(())
             }
-            Step::Bind(attributes) => match (&at.image, &at.volume, &at.fresh) {
-                (None, Some(volume), _) => filesystem::bind(volume.dir(), at.parent()?, &at.name, attributes),
-                (Some(_), _, Some(fresh)) => block::bind(fresh, at.parent()?, &at.name, attributes),
-                (Some(_), _, None) => {
-                    let device = block::reopen(at.device.as_ref().ok_or(ActError::DeviceGone)?)?;
-                    block::bind(&device, at.parent()?, &at.name, attributes)
+            Step::Bind(attributes) => match (&at.image, &at.volume) {
+                (None, Some(volume)) => filesystem::bind(volume.dir(), at.parent()?, &at.name, attributes),
+                (Some(_), _) => {
+                    let device = self.hold(at)?;
+                    self.held.serve(device.number, at.pod.as_deref());
+                    block::bind(device, at.parent()?, &at.name, attributes)
                 }
-                (None, None, _) => Err(ActError::VolumeGone),
+                (None, None) => Err(ActError::VolumeGone),
             },
             Step::Unmount => unmount(at.parent()?, &at.name),
             Step::RemoveTarget => remove(at.parent()?, &at.name),
-            Step::Detach => detach(at),
+            Step::Detach => self.detach(at),
         }
     }
 
@@ -316,7 +392,6 @@ impl Host for Linux {
             let found = filesystem::inspect(volume, path)?;
             return Ok(Inspection { volume: Volume::Known(Mode::Filesystem), found });
         }
-        let _looking = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
         let (volume, opened, image) = self.open(id, Access::ReadOnly)?;
         let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: Found::Nothing }) };
         let there = self.at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
@@ -347,34 +422,74 @@ impl Host for Linux {
         }
         let nodes = block::Nodes::look()?;
         candidates.retain(|device| !nodes.has_targets(device.number, &self.kubelet, None));
-        let mut idle = Vec::new();
-        for (id, record) in self.volumes.records()?.readable {
-            if !record.mode.is_block() || candidates.is_empty() {
-                continue;
-            }
-            if let (_, _, Some(image)) = self.open(&id, Access::ReadOnly)?
-                && candidates.iter().any(|device| device.status.backing == image.backing)
-            {
-                idle.push(id);
-            }
-        }
-        Ok(idle)
+        let mut images = self.images()?;
+        images.retain(|backing, _| candidates.iter().any(|device| device.status.backing == *backing));
+        Ok(images.into_values().collect())
     }
 
     fn release(&self, id: &VolumeId) -> Result<(), ReleaseError> {
-        let (_, _, image) = self.open(id, Access::ReadOnly)?;
-        let Some(image) = image else { return Ok(()) };
-        let found = block::devices(image.backing)?;
+        let mut devices: BTreeMap<_, _> = self.held.of(id).into_iter().collect();
+        if let (_, _, Some(image)) = self.open(id, Access::ReadOnly)? {
+            let attached = block::devices(image.backing)?.into_iter();
+            devices.extend(attached.map(|device| (device.number, device.status.backing)));
+        }
         let nodes = block::Nodes::look()?;
-        for device in found.iter().filter(|device| !nodes.has_targets(device.number, &self.kubelet, None)) {
-            match block::reopen(device) {
-                Ok(open) => block::detach(open, device.status.backing, id)?,
-                Err(ActError::DeviceGone) => {}
-                Err(error) => return Err(error.into()),
+        devices.retain(|number, _| !nodes.has_targets(*number, &self.kubelet, None));
+        for (number, backing) in devices {
+            self.held.detach(number, backing, id)?;
+        }
+        self.remove_former();
+        Ok(())
+    }
+
+    fn adopt(&self) -> Result<(), LookError> {
+        let nodes = block::Nodes::look()?;
+        let mut targets = nodes.targets(&self.kubelet).peekable();
+        if targets.peek().is_none() {
+            return Ok(());
+        }
+        let (images, devices) = (self.images()?, loopdev::list()?);
+        for (number, target) in targets {
+            let pod = target.strip_prefix(&self.kubelet).ok().and_then(pod);
+            let target = target.display();
+            let Some(device) = devices.iter().find(|device| device.number == number) else {
+                warn!(%target, device = %number, "device at a target was detached; restart the pods that have it");
+                continue;
+            };
+            let Some(volume) = images.get(&device.status.backing) else {
+                error!(%target, device = %number, backing = %device.status.backing, "device at a target is no volume's");
+                continue;
+            };
+            match self.held.hold(volume, device) {
+                Ok(_) => self.held.serve(number, pod.as_deref()),
+                Err(reason) => {
+                    let error: &dyn std::error::Error = &reason;
+                    error!(%volume, %target, device = %number, error, "published device is not held");
+                }
             }
         }
         Ok(())
     }
+
+    fn watch(&self) -> Result<Watched, LookError> {
+        let (revoked, held) = (self.held.watch(), self.held.volumes());
+        if held.is_empty() && !self.held.has_former() {
+            return Ok(Watched { revoked, idle: Vec::new() });
+        }
+        let nodes = block::Nodes::look()?;
+        self.remove_former_of(&nodes);
+        let idle = held.into_iter().filter(|(number, _)| !nodes.has_targets(*number, &self.kubelet, None));
+        Ok(Watched { revoked, idle: idle.map(|(_, volume)| volume).collect() })
+    }
+
+    fn close(&self) {
+        self.held.close();
+    }
+}
+
+/// The pod of a block volume's target, which is the last component of its path.
+fn pod(beneath: &Path) -> Option<OsString> {
+    if matches(beneath, DEVICES) { beneath.file_name().map(OsStr::to_owned) } else { None }
 }
 
 fn damaged(reason: &OpenError) -> (Volume, Option<volume::Opened>, Option<Image>) {
@@ -455,19 +570,4 @@ fn remove(parent: &Dir, name: &Name) -> Result<(), ActError> {
         Errno::EBUSY => Err(ActError::Busy),
         _ => Err(ActError::Remove(error)),
     })
-}
-
-/// Detaches what this call attached and what no other target has.
-fn detach(at: &mut Opened) -> Result<(), ActError> {
-    if let (Some(fresh), Some(image)) = (at.fresh.take(), &at.image) {
-        block::detach(fresh, image.backing, &at.id)?;
-    }
-    for seen in at.idle.drain(..) {
-        match block::reopen(&seen) {
-            Ok(device) => block::detach(device, seen.status.backing, &at.id)?,
-            Err(ActError::DeviceGone) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use csi::{
     ActError, Device, Elsewhere, Found, GrowError, Host, Inspection, LookError, LoopDevice, Mode, Purpose, Question,
-    ReadyError, ReleaseError, Seen, Sharing, Step, Target, TargetPath, Volume,
+    ReadyError, ReleaseError, Revoked, Seen, Sharing, Step, Target, TargetPath, Volume, Watched,
 };
 use fsquota::{Limits, ProjectId, Quota, Usage};
 use mount::Attributes;
@@ -36,6 +36,7 @@ struct State {
     overlapped: bool,
     panics: bool,
     fails: Option<Step>,
+    revoked: Vec<Revoked>,
 }
 
 impl State {
@@ -119,6 +120,12 @@ impl FakeHost {
     /// What a plugin leaves that is killed: an attached image, and no target.
     pub fn leave_device(&self, volume: &str) {
         self.state().devices.insert((id(volume), false), Bytes::GIB);
+    }
+
+    /// A pod tries to detach the device of this volume.
+    pub fn revoke(&self, volume: &str) {
+        let device = "loop8".parse().expect("a name");
+        self.state().revoked.push(Revoked { volume: id(volume), device });
     }
 
     /// Steps on this volume do not end before [`FakeHost::release`].
@@ -251,6 +258,16 @@ impl Host for FakeHost {
     fn attached(&self) -> Result<usize, LookError> {
         Ok(self.devices())
     }
+
+    fn adopt(&self) -> Result<(), LookError> {
+        Ok(())
+    }
+
+    fn watch(&self) -> Result<Watched, LookError> {
+        Ok(Watched { revoked: std::mem::take(&mut self.state().revoked), idle: Vec::new() })
+    }
+
+    fn close(&self) {}
 
     fn idle(&self) -> Result<Vec<VolumeId>, LookError> {
         let state = self.state();

@@ -29,6 +29,7 @@ pub const INODES: Inodes = Inodes::new(1000);
 /// A node with its data disk and a running plugin.
 pub struct Node {
     supervisor: Supervisor,
+    pub plugin: Arc<Plugin<Linux>>,
     pub store: Arc<Store>,
     pub kubelet: Kubelet,
     pub client: NodeClient<Channel>,
@@ -40,6 +41,11 @@ pub struct Node {
 pub struct Ground(XfsDisk);
 
 impl Ground {
+    /// A disk without anything on it.
+    pub fn new() -> Self {
+        Self(XfsDisk::with_project_quota())
+    }
+
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -73,11 +79,16 @@ impl Drop for Ground {
 
 impl Node {
     pub async fn start() -> Self {
-        Self::on(Ground(XfsDisk::with_project_quota())).await
+        Self::on(Ground::new()).await
     }
 
     /// On a disk that another node was on before, or on a fresh one.
     pub async fn on(ground: Ground) -> Self {
+        Self::on_with(ground, |_| {}).await
+    }
+
+    /// With other settings of the plugin.
+    pub async fn on_with(ground: Ground, change: impl FnOnce(&mut Settings)) -> Self {
         let data = Dir::open(ground.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
         let sub = |name: &str| {
@@ -87,21 +98,25 @@ impl Node {
         sub("kubelet");
         let store = Arc::new(Store::open(&sub("volumes"), volume::Settings::default()).expect("a store"));
         let kubelet = Kubelet { directory: ground.path().join("kubelet") };
-        let settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
+        let mut settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
+        change(&mut settings);
         let host = Linux::new(kubelet.directory.clone(), Arc::clone(&store));
         let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
+        let service = Arc::clone(&plugin);
         let supervisor =
-            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&plugin).run(cx));
+            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
         supervisor.handle().healthy().await.expect("it starts");
         let client = kubelet.client().await;
-        Self { supervisor, store, kubelet, client, ground }
+        Self { supervisor, plugin, store, kubelet, client, ground }
     }
 
     /// Ends the plugin, and leaves what is mounted and attached as it is.
     pub async fn end(self) -> Ground {
-        let Self { supervisor, client, ground, .. } = self;
+        let Self { supervisor, plugin, client, ground, .. } = self;
         drop(client);
         supervisor.stop(Duration::from_secs(20)).await.expect("nothing is aborted");
+        // With its descriptors.
+        drop(plugin);
         ground
     }
 

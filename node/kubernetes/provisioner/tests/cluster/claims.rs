@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::json;
 use units::Bytes;
-use volume::{Allocation, Mode, State};
+use volume::{Allocation, Mode, State, VolumeId};
 
 use crate::id_of;
 use crate::node::{Node, SELECTED_NODE};
@@ -144,5 +144,25 @@ pub async fn a_generic_ephemeral_volume_goes_with_its_pod(cluster: Arc<Cluster>)
     pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
     node.gone(&pv).await?;
     assert_eq!(claims.get_opt("tenant-v").await?, None);
+    node.end().await
+}
+
+pub async fn a_revoked_detach_of_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "revoked").await?;
+    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+    let pv = node.bound("data").await?;
+    let id: VolumeId = pv.name_any().parse()?;
+    let note = eventually(PATIENCE, "event VolumeDetachRevoked", async || {
+        // Again until the provisioner's watch has seen the PV.
+        node.revoked.send_modify(|counts| *counts.entry(id.clone()).or_default() += 1);
+        let events = node.events(&pv.name_any()).await?;
+        let found = events.into_iter().find(|event| event.reason.as_deref() == Some("VolumeDetachRevoked"));
+        Ok::<_, kube::Error>(match found {
+            Some(event) => Seen::Done(event.note.unwrap_or_default()),
+            None => Seen::NotYet("none".to_owned()),
+        })
+    })
+    .await?;
+    assert!(note.contains("LOOP_CLR_FD"), "{note}");
     node.end().await
 }

@@ -1,5 +1,6 @@
 //! Volumes go, and stay.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE};
@@ -153,5 +154,22 @@ pub async fn a_volume_that_cannot_be_removed_holds_up_no_other(cluster: Arc<Clus
     assert_eq!(node.volumes.retired(), ids[..1]);
     node.volumes.set_stuck(&ids[0], false);
     node.gone(&stuck).await?;
+    node.end().await
+}
+
+/// The claim's finalizer was removed by hand, or its pod was force-deleted.
+pub async fn a_published_volume_is_kept_until_it_is_unpublished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "published").await?;
+    node.claim_here("data", json!({})).await?;
+    let pv = node.bound("data").await?;
+    let id: VolumeId = pv.name_any().parse()?;
+    node.volumes.set_published(&id, Some(Path::new("/data/kubelet/pods/0b5e/volumes/mount")));
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    let note = node.event(&pv.name_any(), "VolumeFailedDelete").await?;
+    assert!(note.contains("/data/kubelet/pods/0b5e/volumes/mount"), "{note}");
+    assert_eq!(node.volumes.live(), std::slice::from_ref(&id));
+    assert!(node.pvs().get(id.as_str()).await?.metadata.deletion_timestamp.is_none());
+    node.volumes.set_published(&id, None);
+    node.gone(&pv).await?;
     node.end().await
 }

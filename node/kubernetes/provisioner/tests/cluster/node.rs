@@ -1,5 +1,6 @@
 //! A node whose provisioner runs against the cluster, and the scheduler, whom the tests play.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use prometheus::Registry;
 use provisioner::{Metrics, Settings};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use units::Bytes;
 use volume::{State, VolumeId};
 
@@ -68,6 +69,8 @@ pub struct Node {
     pub class: String,
     /// What Prometheus reads.
     pub registry: Registry,
+    /// Detaches that the CSI plugin revoked.
+    pub revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
     metrics: Metrics,
     storage: Client,
     running: Option<Supervisor>,
@@ -103,6 +106,7 @@ impl Node {
             volumes,
             registry,
             namespace: namespace.to_owned(),
+            revoked: watch::Sender::default(),
             running: None,
             admin,
         };
@@ -120,6 +124,7 @@ impl Node {
     pub async fn run(&mut self) -> Result<(), Failure> {
         let settings = Settings {
             metrics: self.metrics.clone(),
+            revoked: self.revoked.subscribe(),
             ..Settings::new(self.storage.clone(), self.name.clone(), self.volumes.clone())
         };
         let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {

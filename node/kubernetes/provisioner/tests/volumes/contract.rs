@@ -1,9 +1,12 @@
 //! One set of calls for the store on a disk and for the fake that the envtests use: both give the same answers.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use dir::Ensured;
 use fakevolumes::FakeVolumes;
+use ktest_support::unmount;
+use nix::mount::{MsFlags, mount};
 use provisioner::{HeldError, Volumes};
 use units::{Bytes, Inodes};
 use volume::{Allocation, Claim, Error, Mode, Record, Request, Settings, VolumeId};
@@ -197,4 +200,24 @@ fn the_fake_is_full_when_the_store_is() {
     both.call(&one, &Call::Undo, "in the trash");
     let made = both.call(&three, &files(half), "after it was undone");
     assert!(made.starts_with("created "), "{made}");
+}
+
+#[test]
+fn the_fake_keeps_a_published_volume_as_the_store_does() {
+    let both = Both::new();
+    let id: VolumeId = "pvc-1".parse().unwrap();
+    for call in [Call::Provision(request(FILES, SIZE)), Call::Announce] {
+        both.call(&id, &call, "on the way");
+    }
+    let root = both.node.disk.path();
+    let (volume, target) = (root.join("volumes/live/pvc-1"), root.join("target"));
+    fs::create_dir(&target).unwrap();
+    mount(Some(&volume), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    both.fake.set_published(&id, Some(&target));
+    let refused = both.call(&id, &Call::Retire, "while it is published");
+    assert!(refused.starts_with("Err(Published {"), "{refused}");
+    unmount(&target).unwrap();
+    both.fake.set_published(&id, None);
+    let retired = both.call(&id, &Call::Retire, "after it was unpublished");
+    assert!(retired.starts_with("Ok(Created("), "{retired}");
 }

@@ -9,7 +9,7 @@ use volume::{Settings, Store};
 pub struct Node {
     pub store: Store,
     // Last: it can only be unmounted when nothing on it is open.
-    _disk: XfsDisk,
+    pub disk: XfsDisk,
 }
 
 impl Node {
@@ -17,6 +17,6 @@ impl Node {
         let disk = XfsDisk::with_project_quota();
         fs::create_dir(disk.path().join("volumes")).unwrap();
         let volumes = Dir::open(&disk.path().join("volumes")).unwrap();
-        Self { store: Store::open(&volumes, settings).unwrap(), _disk: disk }
+        Self { store: Store::open(&volumes, settings).unwrap(), disk }
     }
 }

@@ -228,6 +228,49 @@ fn loop_devices_of_an_image_go_before_it_does() {
     assert_eq!(attached(), 0);
 }
 
+#[test]
+fn a_volume_whose_device_a_process_has_open_stays() {
+    let node = Node::new();
+    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
+    let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
+    let number = device.number();
+    drop(image);
+    let refused = node.store.retire(&id).unwrap_err();
+    assert!(refused.is_in_use(), "{refused}");
+    let Error::Act { source: ActError::InUse { device: found }, .. } = refused else { panic!("{refused}") };
+    assert_eq!(found, number);
+    node.store.open_volume(&id).unwrap();
+    // The detach was only deferred.
+    drop(device);
+    assert_eq!(node.store.retire(&id).unwrap(), Ensured::Created(()));
+    assert!(!loopdev::list().unwrap().iter().any(|attached| attached.number == number));
+}
+
+#[test]
+fn a_volume_is_neither_retired_nor_removed_while_a_mount_shows_it() {
+    let node = Node::new();
+    let (id, _) = node.made(&files("pvc-1"));
+    let target = node.path("live", &id).parent().unwrap().parent().unwrap().parent().unwrap().join("target");
+    fs::create_dir(&target).unwrap();
+    let bind = |place| {
+        let from = node.path(place, &id);
+        mount(Some(&from), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    };
+    let is_published = |refused: Error| matches!(refused, Error::Published { target: found, .. } if found == target);
+    bind("live");
+    assert!(is_published(node.store.retire(&id).unwrap_err()));
+    assert_eq!(node.traces(&id), ["records", "live"]);
+    unmount(&target).unwrap();
+    node.store.retire(&id).unwrap();
+    bind("trash");
+    assert!(is_published(node.store.discard(&id).unwrap_err()));
+    assert_eq!(node.traces(&id), ["records", "trash"]);
+    unmount(&target).unwrap();
+    node.store.discard(&id).unwrap();
+    assert_eq!(node.traces(&id), [""; 0]);
+}
+
 /// Somebody set the flag by hand, or moved the store below a project for a while.
 #[test]
 fn a_trash_that_inherits_is_put_right() {

@@ -1,0 +1,219 @@
+//! Published devices that pods detach, keep open, or have while their volume is deleted.
+
+use std::error::Error;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use csi::{Calls, Host, Mode, Published, Purpose, Question, Shape, Sharing, Step, TargetPath};
+use ktest_support::Tmpfs;
+use loopdev::{Detach, Device, DeviceNumber};
+use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
+use tonic::Code;
+
+use crate::kubelet::MANY;
+use crate::machine::{Ground, Node};
+use crate::{NODE, detach, exists, read, write};
+
+/// For what the plugin does on its own.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The node that a container's runtime makes, from the numbers of the one that kubelet shows it.
+fn containers_node(dir: &Path, target: &Path) -> PathBuf {
+    let own = dir.join("device");
+    let device = fs::metadata(target).expect("the target").rdev();
+    mknod(&own, SFlag::S_IFBLK, Permissions::from_bits_truncate(0o600), device).expect("mknod");
+    own
+}
+
+#[tokio::test]
+async fn a_volume_is_not_deleted_under_its_target() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    write(&target, b"hello");
+    let refused = node.store.retire(&volume).expect_err("a pod has it");
+    assert!(matches!(&refused, volume::Error::Published { target: found, .. } if *found == target), "{refused}");
+    assert_eq!(read(&target), b"hello");
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert!(!device.status.config.autoclear, "nothing has changed");
+
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    node.store.retire(&volume).expect("retire");
+    assert!(!target.exists() && node.devices().is_empty());
+    node.stop().await;
+}
+
+/// `LOOP_CLR_FD` needs neither a capability nor write access. It detached the device, and the next volume got its number:
+/// the container, whose node and permission stayed, read and overwrote that volume.
+#[tokio::test]
+async fn a_pod_that_detaches_its_device_does_not_reach_the_next_volume() {
+    let mut node = Node::start().await;
+    for volume in ["pvc-1", "pvc-2", "pvc-3"] {
+        node.provision_block(volume);
+    }
+    let container = Tmpfs::mount();
+    let (first, second, third) = (node.target("first"), node.target("second"), node.target("third"));
+    node.publish_block("pvc-1", "first").await.expect("publish");
+    write(&first, b"hello");
+    let number = Device::open(&first).expect("a device").number();
+    let own = containers_node(container.path(), &first);
+
+    assert_eq!(detach(&own), Detach::Deferred, "the node holds the device");
+    node.publish_block("pvc-2", "second").await.expect("publish");
+    write(&second, b"other");
+    assert_ne!(Device::open(&second).expect("a device").number(), number);
+    assert_eq!(read(&own), b"hello");
+    assert_eq!(read(&first), b"hello");
+
+    // A process that outlives its pod, or another one that it has passed its descriptor to.
+    let mut stolen = File::open(&own).expect("open");
+    node.unpublish("pvc-1", "first").await.expect("unpublish");
+    node.publish_block("pvc-3", "third").await.expect("publish");
+    write(&third, b"third");
+    assert_ne!(Device::open(&third).expect("a device").number(), number);
+    assert!(exists(number), "it is open");
+    let mut found = [0; 5];
+    stolen.read_exact(&mut found).expect("read");
+    assert_eq!(&found, b"hello");
+    drop(stolen);
+    // Without the driver's parameter max_loop, the open creates an empty device.
+    let found = fs::read(&own).unwrap_or_default();
+    assert!(!found.starts_with(b"other") && !found.starts_with(b"third"));
+    for (volume, target) in [("pvc-2", "second"), ("pvc-3", "third")] {
+        node.unpublish(volume, target).await.expect("unpublish");
+    }
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+/// The kernel reports it by no uevent.
+#[tokio::test]
+async fn a_detach_by_a_pod_is_revoked_and_the_device_outlives_the_plugin() {
+    let mut node = Node::on_with(Ground::new(), |settings| settings.watch = Duration::from_millis(20)).await;
+    let volume = node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    write(&target, b"hello");
+    let mut revoked = node.plugin.revoked();
+    assert_eq!(detach(&target), Detach::Deferred);
+    tokio::time::timeout(LIMIT, revoked.changed()).await.expect("in time").expect("the plugin runs");
+    assert_eq!(revoked.borrow().get(&volume), Some(&1));
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert!(!device.status.config.autoclear, "{device:?}");
+
+    let mut node = Node::on(node.end().await).await;
+    let [kept] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert_eq!(kept.number, device.number);
+    assert_eq!(read(&target), b"hello");
+    assert_eq!(detach(&target), Detach::Deferred, "the next plugin holds it too");
+    assert_eq!(read(&target), b"hello");
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+/// A detach that was pending when the plugin ended would take the device away with the last descriptor.
+#[tokio::test]
+async fn a_plugin_that_starts_revokes_pending_detaches() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    // A pod has it open throughout.
+    let pod = File::open(&target).expect("open");
+    assert_eq!(detach(&target), Detach::Deferred);
+    let mut node = Node::on(node.end().await).await;
+    drop(pod);
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert!(!device.status.config.autoclear, "{device:?}");
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    assert!(node.devices().is_empty());
+    node.stop().await;
+}
+
+/// A publish and a deletion share no lock.
+#[tokio::test]
+async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpublished() {
+    let node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let (host, target) = (node.host(), node.target("device"));
+    let path = TargetPath::parse(&target.display().to_string(), &node.kubelet.directory).expect("a path");
+    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
+    let (mut at, _) = host.look(Question { volume: &volume, target: &path, purpose }).expect("look");
+    node.store.retire(&volume).expect("no mount shows it yet");
+    for step in [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)] {
+        host.act(&mut at, step).expect("act");
+    }
+    drop(at);
+    write(&target, b"hello");
+    let refused = node.store.discard(&volume).expect_err("it is published");
+    assert!(refused.is_in_use(), "{refused}");
+    assert_eq!(read(&target), b"hello");
+
+    let plugin = Calls::new(node.kubelet.directory.clone(), host);
+    plugin.unpublish(&node.kubelet.unpublish("pvc-1", "device")).expect("unpublish");
+    assert!(!target.exists() && node.devices().is_empty());
+    node.store.discard(&volume).expect("discard");
+    drop(plugin);
+    node.stop().await;
+}
+
+/// Rules that could not be set.
+#[derive(Debug)]
+struct NoRules;
+
+impl Published for NoRules {
+    fn publish(&self, _: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Err("no rules".into())
+    }
+
+    fn withdraw(&self, _: DeviceNumber) {}
+}
+
+#[tokio::test]
+async fn a_device_without_its_rules_is_not_published() {
+    let node = Node::start().await;
+    node.provision_block("pvc-1");
+    let plugin = Calls::new(node.kubelet.directory.clone(), node.host().with_observer(NoRules));
+    let refused = plugin.publish(&node.kubelet.publish_block("pvc-1", "device", MANY)).expect_err("no rules");
+    assert_eq!(refused.code(), Code::Internal);
+    assert!(!node.target("device").exists() && node.devices().is_empty());
+    drop(plugin);
+    node.stop().await;
+}
+
+/// The kernel drops dirty pages of a device that is detached by its only opener.
+#[tokio::test]
+async fn what_a_pod_did_not_sync_is_in_the_image_after_the_last_unpublish() {
+    let mut node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let content = vec![7; 4 << 20];
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    let mut pod = OpenOptions::new().write(true).open(node.target("device")).expect("open");
+    pod.write_all(&content).expect("write");
+    drop(pod);
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    let mut found = vec![0; content.len()];
+    node.image(&volume).read_exact(&mut found).expect("read");
+    assert!(found == content, "the image lacks what was written");
+    node.stop().await;
+}
+
+/// What the end of a node detaches, it detaches as the only opener.
+#[tokio::test]
+async fn a_closed_plugin_leaves_its_devices_to_the_end_of_the_node() {
+    let mut node = Node::start().await;
+    node.provision_block("pvc-1");
+    let target = node.target("device");
+    node.publish_block("pvc-1", "device").await.expect("publish");
+    write(&target, b"hello");
+    node.plugin.close();
+    assert_eq!((node.devices().len(), read(&target).as_slice()), (1, &b"hello"[..]));
+    assert_eq!(detach(&target), Detach::Detached);
+    node.unpublish("pvc-1", "device").await.expect("unpublish");
+    node.stop().await;
+}
