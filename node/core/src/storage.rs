@@ -116,6 +116,7 @@ fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
         data.open(|data| &data.containerd)?,
         data.open(|data| &data.log.pods)?,
         data.open(|data| &data.log.node)?,
+        data.open(|data| &data.log.audit)?,
     ];
     let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());
     Ok(projects.collect::<Result<_, _>>()?)
