@@ -6,6 +6,7 @@ use std::str::FromStr;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
 use proto::node::storage::Disk as DiskMessage;
+use services::PodProcesses;
 use units::Bytes;
 use volume::Overcommit;
 
@@ -31,6 +32,8 @@ pub struct Config {
     pub storage: Storage,
     /// What to do when the node cannot start.
     pub on_failure: FailureAction,
+    /// Most processes and threads of one pod.
+    pub pod_processes: PodProcesses,
 }
 
 /// IPv4 asks for 576 of everybody (RFC 791); a device cannot say more than 16 bits.
@@ -38,6 +41,8 @@ const MTU: (u32, u32) = (576, 65_535);
 /// A resolver reads no more, resolv.conf(5).
 const NAME_SERVERS: usize = 3;
 const TIME_SERVERS: usize = 8;
+/// Programs in Go have a thread for each of dozens of system calls at once. Above this, one pod takes what the others need.
+const POD_PROCESSES: (u32, u32) = (64, 65_536);
 
 /// The network that the node is in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -139,6 +144,20 @@ impl Check {
                 node::FailureAction::Unspecified | node::FailureAction::PowerOff => FailureAction::PowerOff,
                 node::FailureAction::Reboot => FailureAction::Reboot,
             },
+            pod_processes: self.pod_processes(message.pod_processes, &top.field("podProcesses")),
+        }
+    }
+
+    fn pod_processes(&mut self, message: Option<u32>, path: &Path) -> PodProcesses {
+        let (least, most) = POD_PROCESSES;
+        match message {
+            None => PodProcesses::default(),
+            Some(found) => {
+                if !(least..=most).contains(&found) {
+                    self.problem(path, What::Range { found: found.into(), least: least.into(), most: most.into() });
+                }
+                PodProcesses::new(found)
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 use services::discovery::AuthorityDigest;
-use services::{NODE_PREFIX, Network as Subnet, Token};
+use services::{NODE_PREFIX, Network as Subnet, PodSecurity, SecretStorage, Token};
 
 use crate::address::Server;
 use crate::config::{Addresses, Check, Network, Static};
@@ -14,8 +14,8 @@ use crate::problem::{Path, What};
 /// What a node is to its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It has a cluster of its own, with these networks.
-    ControlPlane(Networks),
+    /// It has a cluster of its own.
+    ControlPlane(ControlPlane),
     /// It joins the cluster of a control plane.
     Worker(Worker),
 }
@@ -24,7 +24,7 @@ impl Role {
     /// The cluster's networks.
     pub fn networks(&self) -> Networks {
         match self {
-            Self::ControlPlane(networks) => *networks,
+            Self::ControlPlane(own) => own.networks,
             Self::Worker(worker) => worker.networks,
         }
     }
@@ -40,8 +40,19 @@ impl Role {
 
 impl Default for Role {
     fn default() -> Self {
-        Self::ControlPlane(Networks::default())
+        Self::ControlPlane(ControlPlane::default())
     }
+}
+
+/// A node with a cluster of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlPlane {
+    /// The cluster's networks.
+    pub networks: Networks,
+    /// What the API server enforces in namespaces without a label.
+    pub pod_security: PodSecurity,
+    /// How the API server stores Secrets.
+    pub secret_storage: SecretStorage,
 }
 
 /// A node that joins.
@@ -85,7 +96,18 @@ impl Check {
             RoleMessage::ControlPlane(message) => {
                 let here = top.field("controlPlane");
                 let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
-                Role::ControlPlane(self.networks(pods, services, network, &here, top))
+                Role::ControlPlane(ControlPlane {
+                    networks: self.networks(pods, services, network, &here, top),
+                    pod_security: match message.pod_security() {
+                        node::PodSecurity::Unspecified | node::PodSecurity::Baseline => PodSecurity::Baseline,
+                        node::PodSecurity::Privileged => PodSecurity::Privileged,
+                        node::PodSecurity::Restricted => PodSecurity::Restricted,
+                    },
+                    secret_storage: match message.secret_storage() {
+                        node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
+                        node::SecretStorage::Plain => SecretStorage::Plain,
+                    },
+                })
             }
             // One that cannot be had is not used: the problems are told.
             RoleMessage::Worker(message) => self.worker(message, network, top).map_or_else(Role::default, Role::Worker),

@@ -163,9 +163,11 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     system::prepare_links(storage.ephemeral(), &config.node)?;
     host.stage("data-disk", StageState::Ready);
     let (directory, bounds) = storage.log();
-    if let Err(error) = system::show_log(storage.ephemeral(), &directory) {
-        let error: &dyn Error = &error;
-        warn!(error, "kubelet does not show the log");
+    for (name, directory) in [("node", &directory), ("audit", &storage.paths().audit)] {
+        if let Err(error) = system::show_log(storage.ephemeral(), name, directory) {
+            let error: &dyn Error = &error;
+            warn!(name, error, "kubelet does not show a log");
+        }
     }
     stream.keep(directory, bounds);
     if let Err(error) = stream.follow_kernel() {
@@ -204,6 +206,11 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     let uplink = Uplink::new(network, addressing, storage.ephemeral()).map_err(BootError::NameServers)?;
     let uplink = Arc::new(uplink);
     host.stage("network", StageState::Ready);
+    // A worker has no API server.
+    let own = match config.role {
+        Role::ControlPlane(own) => own,
+        Role::Worker(_) => config::ControlPlane::default(),
+    };
     let services = services::Config {
         node: config.node.to_string(),
         address,
@@ -212,6 +219,9 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
         mesh: mesh::of_uplink(uplink.mtu()),
         private_port: crate::status::PORT,
         durability: services::Durability::Durable,
+        pod_security: own.pod_security,
+        secret_storage: own.secret_storage,
+        pod_processes: config.pod_processes,
         disk: storage.disk(),
         paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },
     };

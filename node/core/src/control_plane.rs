@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use announce::Announcement;
 use kube::Client;
-use services::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler};
+use services::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler, secrets};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tracing::info;
@@ -56,6 +56,8 @@ impl ControlPlane {
         let reconciler = start_reconciler(&cx, &admin);
         reconciler.healthy().await?;
         let release = start_release(&cx, &admin);
+        let client = admin.clone();
+        cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone()));
         let its = Arc::clone(member);
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, admin.clone()));
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use services::{Config, Disk, Durability, Paths};
+use services::{Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretStorage};
 use units::Bytes;
 
 use crate::mesh;
@@ -18,7 +18,10 @@ pub(crate) fn services(pki: &Path) -> Config {
         mesh: mesh::of_uplink(1500),
         private_port: 7839,
         durability: Durability::Durable,
-        disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+        pod_security: PodSecurity::default(),
+        secret_storage: SecretStorage::default(),
+        pod_processes: PodProcesses::default(),
+        disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
         paths: Paths { pki: pki.to_owned(), ..Paths::default() },
     }
 }

@@ -80,6 +80,7 @@ impl Storage {
             kubelet_pki: self.data.kubelet_pki.path().to_owned(),
             containerd: self.data.containerd.path().to_owned(),
             pod_logs: self.data.log.pods.path().to_owned(),
+            audit: self.data.log.audit.path().to_owned(),
             ephemeral: self.ephemeral().to_owned(),
             ..services::Paths::default()
         }
@@ -88,7 +89,12 @@ impl Storage {
     /// What programs may take of the data disk.
     pub fn disk(&self) -> services::Disk {
         let Self { budget, .. } = self;
-        services::Disk { size: budget.size(), etcd: budget.bytes(Part::Etcd), pods: budget.bytes(Part::Pods) }
+        services::Disk {
+            size: budget.size(),
+            etcd: budget.bytes(Part::Etcd),
+            pods: budget.bytes(Part::Pods),
+            audit: budget.bytes(Part::Audit),
+        }
     }
 
     /// Where the node's log is, and how much it may take.
@@ -121,6 +127,7 @@ fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
         data.open(|data| &data.containerd)?,
         data.open(|data| &data.log.pods)?,
         data.open(|data| &data.log.node)?,
+        data.open(|data| &data.log.audit)?,
     ];
     let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());
     Ok(projects.collect::<Result<_, _>>()?)

@@ -85,12 +85,13 @@ const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("securityfs", "/sys/kernel/security", NO_PROGRAMS, ""),
 ];
 
-/// What kubelet checks (`protectKernelDefaults`) and what pods' networks need.
-const SYSCTLS: [(&str, &str); 9] = [
+/// What kubelet checks (`protectKernelDefaults`) and what pods' networks need. Processes: as many as the kernel allows.
+const SYSCTLS: [(&str, &str); 10] = [
     ("vm.overcommit_memory", "1"),
     ("vm.panic_on_oom", "0"),
     ("kernel.panic", "10"),
     ("kernel.panic_on_oops", "1"),
+    ("kernel.pid_max", "4194304"),
     ("kernel.keys.root_maxkeys", "1000000"),
     ("kernel.keys.root_maxbytes", "25000000"),
     ("fs.inotify.max_user_instances", "8192"),
@@ -137,12 +138,12 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemErro
     Ok(())
 }
 
-/// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NAME/proxy/logs/node/`.
+/// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NODE/proxy/logs/NAME/`.
 ///
 /// # Errors
 /// [`SystemError::Write`]: the link cannot be made.
-pub fn show_log(ephemeral: &Path, directory: &Path) -> Result<(), SystemError> {
-    let path = ephemeral.join("var/log/node");
+pub fn show_log(ephemeral: &Path, name: &str, directory: &Path) -> Result<(), SystemError> {
+    let path = ephemeral.join("var/log").join(name);
     symlink(directory, &path).map_err(|source| SystemError::Write { path, source })
 }
 

@@ -17,6 +17,8 @@ pub enum Part {
     Log,
     /// The node's own log: a part, so that no container that prints without end can silence it.
     NodeLog,
+    /// The API server's audit log: a part, so that no client that asks without end can silence the node's log.
+    Audit,
 }
 
 /// How a part grows with the disk.
@@ -43,10 +45,10 @@ const INODE: u64 = 512;
 
 impl Part {
     /// All there are.
-    pub const ALL: [Self; 5] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog];
+    pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
     /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
-    /// others begin with what a node without a pod takes.
+    /// others begin with what a node without a pod takes. The audit log has 12 files of 1 MiB at least.
     #[rustfmt::skip]
     const fn share(self) -> Share {
         match self {
@@ -55,6 +57,7 @@ impl Part {
             Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
             Self::Log        => Share { permille: 15, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
             Self::NodeLog    => Share { permille: 5,  least: mib(4),   most: gib(1),  per_inode: 4 << 10 },
+            Self::Audit      => Share { permille: 5,  least: mib(13),  most: gib(2),  per_inode: 8 << 10 },
         }
     }
 }
@@ -145,7 +148,7 @@ mod tests {
     fn the_disk_of_the_demonstration_is_divided_like_this() {
         let budget = Budget::of(mib((8 << 10) - 64));
         let parts = Part::ALL.map(|part| budget.bytes(part));
-        assert_eq!(parts, [mib(650), mib(325), mib(487), mib(121), mib(40)]);
+        assert_eq!(parts, [mib(650), mib(325), mib(487), mib(121), mib(40), mib(40)]);
         assert!(budget.reserve() < gib(2), "{}", budget.reserve());
     }
 

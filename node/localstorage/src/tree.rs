@@ -94,6 +94,8 @@ directory! {
         pods: Directory = "pods" limit Log,
         /// What the node, its programs and its kernel said.
         node: Directory = "node" limit NodeLog,
+        /// What clients asked of the API server.
+        audit: Directory = "audit" limit Audit,
     }
 }
 

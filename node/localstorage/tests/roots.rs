@@ -74,6 +74,7 @@ fn path(data: &Data, part: Part) -> &Path {
         Part::Etcd => data.etcd.path(),
         Part::Log => data.log.pods.path(),
         Part::NodeLog => data.log.node.path(),
+        Part::Audit => data.log.audit.path(),
     }
 }
 

@@ -9,6 +9,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use workload::Volumes;
 
@@ -29,12 +30,29 @@ impl Debug for Case {
 }
 
 impl Case {
-    /// Makes the namespace.
+    /// Makes the namespace, for pods of the default Pod Security level.
     ///
     /// # Errors
     /// It cannot be made.
     pub async fn begin(client: Client, namespace: String) -> Result<Self, Failure> {
-        let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };
+        Self::begin_labelled(client, namespace, BTreeMap::new()).await
+    }
+
+    /// Makes the namespace as one in which pods may do everything: an administrator's.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn begin_privileged(client: Client, namespace: String) -> Result<Self, Failure> {
+        let label = ("pod-security.kubernetes.io/enforce".to_owned(), "privileged".to_owned());
+        Self::begin_labelled(client, namespace, BTreeMap::from([label])).await
+    }
+
+    async fn begin_labelled(
+        client: Client,
+        namespace: String,
+        labels: BTreeMap<String, String>,
+    ) -> Result<Self, Failure> {
+        let metadata = ObjectMeta { name: Some(namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
         let object = core::Namespace { metadata, ..core::Namespace::default() };
         let namespaces: Api<core::Namespace> = Api::all(client.clone());
         namespaces.create(&PostParams::default(), &object).await.map_err(Failure::api("create a namespace"))?;

@@ -14,7 +14,7 @@ const VOLUMES: &str = "/data/volumes";
 /// # Errors
 /// It does not start.
 pub async fn start(client: &Client) -> Result<(), Failure> {
-    let case = Case::begin(client.clone(), NAME.to_owned()).await?;
+    let case = Case::begin_privileged(client.clone(), NAME.to_owned()).await?;
     case.open(&pod()).await.map(drop)
 }
 

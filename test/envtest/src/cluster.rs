@@ -11,8 +11,8 @@ use std::time::Duration;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use services::{
-    Credentials, Disk, Durability, Identity, Mesh, Paths, STORAGE_GROUP, STORAGE_USER_PREFIX, apiserver,
-    controller_manager, etcd, scheduler,
+    Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
+    STORAGE_USER_PREFIX, SecretStorage, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -231,6 +231,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         cgroups: None,
         pki: directory.join("pki"),
         etcd: directory.join("etcd"),
+        audit: directory.join("audit"),
         ephemeral: directory.join("run"),
         ..Paths::default()
     };
@@ -242,7 +243,15 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         mesh: Mesh { interface: "clusternet", mtu: 1420 },
         private_port: 7839,
         durability: Durability::UnsafeNoFsync,
-        disk: Disk { size: Bytes::new(64 << 30), etcd: Bytes::new(4 << 30), pods: Bytes::new(4 << 30) },
+        pod_security: PodSecurity::default(),
+        secret_storage: SecretStorage::default(),
+        pod_processes: PodProcesses::default(),
+        disk: Disk {
+            size: Bytes::new(64 << 30),
+            etcd: Bytes::new(4 << 30),
+            pods: Bytes::new(4 << 30),
+            audit: Bytes::new(256 << 20),
+        },
         paths,
     })
 }

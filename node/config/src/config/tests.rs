@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::address::Server;
-use crate::role::{Networks, Worker};
-use services::{Network as Subnet, Token};
+use crate::role::{ControlPlane, Networks, Worker};
+use services::{Network as Subnet, PodSecurity, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -20,11 +20,15 @@ fn nothing_said_is_a_control_plane_with_dhcp() {
     let config = Config::parse("{}").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
-    let Role::ControlPlane(cluster) = config.role else { panic!("{config:?}") };
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+        panic!("{config:?}")
+    };
     assert_eq!(
-        (cluster.pods.to_string(), cluster.services.to_string()),
+        (networks.pods.to_string(), networks.services.to_string()),
         ("10.244.0.0/16".into(), "10.96.0.0/16".into())
     );
+    assert_eq!((pod_security, secret_storage), (PodSecurity::Baseline, SecretStorage::Encrypted));
+    assert_eq!(config.pod_processes.get(), 1024);
     assert_eq!(config.network.addresses, Addresses::Dhcp);
 }
 
@@ -33,7 +37,10 @@ fn a_full_configuration_is_read() {
     let config = Config::parse(
         r#"{
             "nodeName": "n-1",
-            "controlPlane": {"podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20"},
+            "controlPlane": {
+                "podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20",
+                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN"
+            },
             "network": {
                 "static": {"address": "192.0.2.10/24", "gateway": "192.0.2.1"},
                 "mtu": 1400,
@@ -41,13 +48,18 @@ fn a_full_configuration_is_read() {
             },
             "timeServers": ["192.0.2.123"],
             "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
-            "onFailure": "REBOOT"
+            "onFailure": "REBOOT",
+            "podProcesses": 4096
         }"#,
     )
     .unwrap();
     assert_eq!(config.node.as_str(), "n-1");
-    let Role::ControlPlane(cluster) = config.role else { panic!("{config:?}") };
-    assert_eq!((cluster.pods.prefix(), cluster.services.prefix()), (16, 20));
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+        panic!("{config:?}")
+    };
+    assert_eq!((networks.pods.prefix(), networks.services.prefix()), (16, 20));
+    assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
+    assert_eq!(config.pod_processes, PodProcesses::new(4096));
     let interface = "192.0.2.10/24".parse().unwrap();
     let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
     assert_eq!(config.network.addresses, Addresses::Static(Static { interface, gateway }));
@@ -76,7 +88,7 @@ fn all_problems_are_told_at_once_each_with_its_remedy() {
         told,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure",
+             storage, onFailure, podProcesses",
             "network.static.adress: there is no such field here; there are address, gateway",
             "network.dhcp: only one of it and static can be there; leave one",
             "network.mtu: it is a text, and has to be a whole number from 0 to 4294967295",
@@ -103,6 +115,9 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"network": {"static": {"address": "192.0.2.1/24", "gateway": "192.0.3.1"}}}"#, "network.static.gateway"),
         (r#"{"network": {"nameServers": ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"]}}"#, "network.nameServers"),
         (r#"{"network": {"mtu": 100}}"#, "network.mtu"),
+        (r#"{"podProcesses": 63}"#, "podProcesses"),
+        (r#"{"podProcesses": 65537}"#, "podProcesses"),
+        (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
         (r#"{"storage": {"serial": ""}}"#, "storage.serial"),
         (r#"{"storage": {"overcommit": "0.5"}}"#, "storage.overcommit"),
@@ -126,6 +141,16 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         let told = problems(&text.replace("AUTHORITY", &format!("sha256:{:064}", 0)));
         assert_eq!(told.len(), 1, "{text}: {told:?}");
         assert!(told[0].starts_with(&format!("{field}: ")), "{text}: {told:?}");
+    }
+}
+
+#[test]
+fn an_unknown_pod_security_level_is_rejected_with_the_list_of_levels() {
+    for level in ["baseline", "POD_SECURITY_UNSPECIFIED", "2"] {
+        assert_eq!(
+            problems(&json!({"controlPlane": {"podSecurity": level}}).to_string()),
+            [format!("controlPlane.podSecurity: {level:?} is none of its values, PRIVILEGED, BASELINE, RESTRICTED")]
+        );
     }
 }
 
@@ -170,10 +195,19 @@ fn what_is_no_json_is_told_with_its_place() {
 fn written(config: &Config) -> Value {
     let networks = config.role.networks();
     let mut role = json!({"podNetwork": networks.pods.to_string(), "serviceNetwork": networks.services.to_string()});
-    if let Role::Worker(worker) = &config.role {
-        role["server"] = json!(worker.server.to_string());
-        role["authority"] = json!(worker.authority.to_string());
-        role["token"] = json!(worker.token.as_ref().map(Token::reveal));
+    match &config.role {
+        Role::ControlPlane(own) => {
+            role["podSecurity"] = json!(own.pod_security.to_string().to_uppercase());
+            role["secretStorage"] = json!(match own.secret_storage {
+                SecretStorage::Encrypted => "ENCRYPTED",
+                SecretStorage::Plain => "PLAIN",
+            });
+        }
+        Role::Worker(worker) => {
+            role["server"] = json!(worker.server.to_string());
+            role["authority"] = json!(worker.authority.to_string());
+            role["token"] = json!(worker.token.as_ref().map(Token::reveal));
+        }
     }
     let mut network = match config.network.addresses {
         Addresses::Dhcp => json!({"dhcp": {}}),
@@ -202,6 +236,7 @@ fn written(config: &Config) -> Value {
             FailureAction::PowerOff => "POWER_OFF",
             FailureAction::Reboot => "REBOOT",
         },
+        "podProcesses": config.pod_processes.get(),
     })
 }
 
@@ -249,14 +284,20 @@ fn configs() -> impl Strategy<Value = Config> {
         token,
         networks,
     });
-    let cluster = prop_oneof![networks().prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
+    let levels = [PodSecurity::Privileged, PodSecurity::Baseline, PodSecurity::Restricted];
+    let storages = [SecretStorage::Encrypted, SecretStorage::Plain];
+    let control_plane =
+        (networks(), proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec())).prop_map(
+            |(networks, pod_security, secret_storage)| ControlPlane { networks, pod_security, secret_storage },
+        );
+    let cluster = prop_oneof![control_plane.prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
-    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action).prop_map(
-        |(name, role, network, time_servers, storage, on_failure)| {
+    let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
+    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes)
+        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes)| {
             let node = name.parse().unwrap();
-            Config { node, role, network, time_servers, storage, on_failure }
-        },
-    )
+            Config { node, role, network, time_servers, storage, on_failure, pod_processes }
+        })
 }
 
 /// JSON that is made of our fields' names as well as of others, any deeper or not.
@@ -285,6 +326,9 @@ fn anything() -> impl Strategy<Value = Value> {
             "keepFree",
             "overcommit",
             "onFailure",
+            "podProcesses",
+            "podSecurity",
+            "secretStorage",
         ])
         .prop_map(str::to_owned),
         "[^.]{0,8}",

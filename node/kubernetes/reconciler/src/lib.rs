@@ -3,6 +3,8 @@
 //! of them holds kubelets to what NodeRestriction leaves open, another one keeps out nodes that were removed
 //! ([`REMOVED_NODES`]).
 //!
+//! It also keeps the role of the API server at kubelets, and the FlowSchema of the nodes' requests.
+//!
 //! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
 //! object carries the [`REVISION`] of the set it belongs to.
 //!

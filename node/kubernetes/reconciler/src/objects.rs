@@ -1,10 +1,11 @@
 //! The objects, as data.
 
+use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
-use services::STORAGE_GROUP;
+use services::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use volume::DRIVER_NAME;
 
 use crate::{admission, removed};
@@ -37,7 +38,7 @@ pub(crate) struct Object {
 pub(crate) fn waves() -> [Vec<Object>; 2] {
     // What a node may not do stands before what it may.
     let refused = admission::all().into_iter().chain(removed::objects()).collect();
-    [refused, vec![role(), binding(), proxies(), joining(), driver(), class()]]
+    [refused, vec![role(), binding(), proxies(), joining(), kubelets(), flows(), driver(), class()]]
 }
 
 fn driver() -> Object {
@@ -130,21 +131,57 @@ pub(crate) fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
 }
 
 fn binding() -> Object {
-    granted(ROLE, ROLE, STORAGE_GROUP)
+    granted(ROLE, ROLE, ("Group", STORAGE_GROUP))
 }
 
 /// kube-proxy of a node that joined works with the node's identity: it reads Services and their endpoints.
 fn proxies() -> Object {
-    granted("granary:proxies", "system:node-proxier", STORAGE_GROUP)
+    granted("granary:proxies", "system:node-proxier", ("Group", STORAGE_GROUP))
 }
 
 /// Who has a bootstrap token may ask for a certificate, and nothing else. [`crate::approve`] decides.
 fn joining() -> Object {
-    granted("granary:joining", "system:node-bootstrapper", "system:bootstrappers")
+    granted("granary:joining", "system:node-bootstrapper", ("Group", "system:bootstrappers"))
 }
 
-/// A group has the rights of a role.
-fn granted(name: &'static str, role: &str, group: &str) -> Object {
+/// The API server asks kubelets for logs, and to start programs in containers.
+fn kubelets() -> Object {
+    granted("granary:kubelets", "system:kubelet-api-admin", ("User", API_SERVER_USER))
+}
+
+/// The nodes' storage and kube-proxy wait for no other clients: their requests have the priority level that those of
+/// kubelets have by default. Requests of administrators, the reconciler's among them, never wait.
+fn flows() -> Object {
+    let name = "granary-nodes";
+    Object {
+        resource: ApiResource::erase::<FlowSchema>(&()),
+        name,
+        want: json!({
+            "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+            "kind": "FlowSchema",
+            "metadata": metadata(name),
+            "spec": {
+                "priorityLevelConfiguration": {"name": "system"},
+                "matchingPrecedence": 500,
+                "distinguisherMethod": {"type": "ByUser"},
+                "rules": [{
+                    "subjects": [
+                        {"kind": "Group", "group": {"name": STORAGE_GROUP}},
+                        {"kind": "User", "user": {"name": PROXY_USER}},
+                    ],
+                    "resourceRules": [{
+                        "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true, "namespaces": ["*"],
+                    }],
+                    "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+                }],
+            },
+        }),
+        immutable: &[],
+    }
+}
+
+/// A group or a user has the rights of a role.
+fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRoleBinding>(&()),
         name,
@@ -153,7 +190,7 @@ fn granted(name: &'static str, role: &str, group: &str) -> Object {
             "kind": "ClusterRoleBinding",
             "metadata": metadata(name),
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": group}],
+            "subjects": [{"apiGroup": RBAC, "kind": kind, "name": subject}],
         }),
         immutable: &["/roleRef"],
     }
@@ -186,6 +223,8 @@ mod tests {
         is_understood_as::<StorageClass>(class());
         is_understood_as::<ClusterRole>(role());
         is_understood_as::<ClusterRoleBinding>(binding());
+        is_understood_as::<ClusterRoleBinding>(kubelets());
+        is_understood_as::<FlowSchema>(flows());
         let [policies, _] = waves();
         for object in policies {
             if object.resource.kind == "ValidatingAdmissionPolicy" {

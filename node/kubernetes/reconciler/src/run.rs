@@ -180,7 +180,8 @@ mod tests {
                 ("ValidatingAdmissionPolicy", 8),
                 ("ValidatingAdmissionPolicyBinding", 8),
                 ("ClusterRole", 1),
-                ("ClusterRoleBinding", 3),
+                ("ClusterRoleBinding", 4),
+                ("FlowSchema", 1),
                 ("CSIDriver", 1),
                 ("StorageClass", 1),
             ]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, etcd, ready};
+use crate::{Config, Credentials, admission, audit, etcd, ready};
 
 /// Healthy when `/readyz` is `ok`.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
@@ -14,9 +14,11 @@ pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     })
 }
 
-fn program(config: &Config, credentials: &Credentials) -> Program {
+pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
     let certificate = |name| credentials.certificate(name).display().to_string();
     let key = |name| credentials.key(name).display().to_string();
+    let admission = config.paths.generated("admission.json");
+    let policy = config.paths.generated("audit-policy.json");
     let arguments = [
         ("etcd-servers", etcd::CLIENTS.to_owned()),
         ("etcd-cafile", certificate("ca")),
@@ -38,20 +40,28 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         ("service-account-signing-key-file", key("sa")),
         ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
         ("authorization-mode", "Node,RBAC".to_owned()),
-        // A kubelet changes its own Node, and pods on it; it is not among the default plugins.
-        ("enable-admission-plugins", "NodeRestriction".to_owned()),
+        ("enable-admission-plugins", admission::PLUGINS.to_owned()),
+        ("admission-control-config-file", admission.display().to_string()),
+        // Pod Security decides where: CNI plugins and CSI drivers need it.
+        ("allow-privileged", "true".to_owned()),
+        ("encryption-provider-config", credentials.encryption().display().to_string()),
+        ("audit-policy-file", policy.display().to_string()),
+        ("audit-log-path", audit::file(&config.paths.audit).display().to_string()),
+        // Else tokens of pods are valid for a year.
+        ("service-account-extend-token-expiration", "false".to_owned()),
         ("enable-bootstrap-token-auth", "true".to_owned()),
         ("anonymous-auth", "false".to_owned()),
         ("cert-dir", config.paths.scratch_certificates().display().to_string()),
         ("profiling", "false".to_owned()),
-        // Fair queuing takes its time at each start. Its price: one client that floods the API server slows all others.
-        ("enable-priority-and-fairness", "false".to_owned()),
-        ("runtime-config", "flowcontrol.apiserver.k8s.io/v1=false".to_owned()),
+        // One client that floods the API server must not slow all others.
+        ("enable-priority-and-fairness", "true".to_owned()),
     ];
+    let arguments = arguments.into_iter().chain(audit::bounds(config.disk.audit));
     Program {
         name: "kube-apiserver",
-        arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).into(),
-        directories: vec![(config.paths.scratch_certificates(), 0o700)],
+        arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).collect(),
+        directories: vec![(config.paths.scratch_certificates(), 0o700), (config.paths.audit.clone(), 0o700)],
+        files: vec![(admission, admission::configuration(config.pod_security)), (policy, audit::policy())],
         ..Program::default()
     }
 }
@@ -74,7 +84,7 @@ mod tests {
             .filter_map(|flag| flag.split_once('=').map(|(_, value)| value.to_owned()))
             .filter(|value| value.starts_with(&pki))
             .collect();
-        assert_eq!(files.len(), 11);
+        assert_eq!(files.len(), 12);
         for file in files {
             assert!(std::path::Path::new(&file).exists(), "{file}");
         }

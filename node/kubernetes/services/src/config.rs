@@ -1,5 +1,6 @@
 //! What the services are told about their node.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
@@ -27,6 +28,12 @@ pub struct Config {
     pub private_port: u16,
     /// Whether etcd waits for the disk.
     pub durability: Durability,
+    /// What the API server enforces in namespaces without a label.
+    pub pod_security: PodSecurity,
+    /// How the API server stores Secrets in etcd.
+    pub secret_storage: SecretStorage,
+    /// Most processes and threads of one pod.
+    pub pod_processes: PodProcesses,
     /// What programs may take of the data disk.
     pub disk: Disk,
     /// Where things are.
@@ -64,6 +71,60 @@ pub enum Durability {
     UnsafeNoFsync,
 }
 
+/// A level of Kubernetes' Pod Security Standards. Displayed as Kubernetes writes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodSecurity {
+    /// Every pod is allowed.
+    Privileged,
+    /// Pods cannot take over the node in a known way.
+    #[default]
+    Baseline,
+    /// Also no root user and no capabilities.
+    Restricted,
+}
+
+impl fmt::Display for PodSecurity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Privileged => "privileged",
+            Self::Baseline => "baseline",
+            Self::Restricted => "restricted",
+        })
+    }
+}
+
+/// How the API server writes Secrets to etcd. It reads both forms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecretStorage {
+    /// Encrypted by the key in the directory of certificates.
+    #[default]
+    Encrypted,
+    /// Not encrypted, for a return to a release that cannot read the other form.
+    Plain,
+}
+
+/// Most processes and threads of one pod (`podPidsLimit`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodProcesses(u32);
+
+impl PodProcesses {
+    /// This many.
+    pub const fn new(count: u32) -> Self {
+        Self(count)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for PodProcesses {
+    fn default() -> Self {
+        Self(1024)
+    }
+}
+
 /// The data disk, and the limits that it sets to programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
@@ -73,6 +134,8 @@ pub struct Disk {
     pub etcd: Bytes,
     /// The limit of kubelet's directory of pods.
     pub pods: Bytes,
+    /// The limit of the directory of the API server's audit log.
+    pub audit: Bytes,
 }
 
 /// Where programs, data and state are, and what they run in. [`Default`] is the node image's layout.
@@ -102,6 +165,8 @@ pub struct Paths {
     pub containerd: PathBuf,
     /// Logs of containers.
     pub pod_logs: PathBuf,
+    /// The API server's audit log.
+    pub audit: PathBuf,
     /// What is gone after a reboot: sockets, state, generated configuration. Short: socket paths have 107 bytes.
     pub ephemeral: PathBuf,
 }
@@ -121,6 +186,7 @@ impl Default for Paths {
             kubelet_pki: "/data/kubelet-pki".into(),
             containerd: "/data/containerd".into(),
             pod_logs: "/data/log/pods".into(),
+            audit: "/data/log/audit".into(),
             ephemeral: "/ephemeral".into(),
         }
     }
@@ -172,7 +238,15 @@ pub(crate) fn example() -> Config {
         mesh: Mesh { interface: "clusternet", mtu: 1420 },
         private_port: 7839,
         durability: Durability::Durable,
-        disk: Disk { size: Bytes::new(8 << 30), etcd: Bytes::new(480 << 20), pods: Bytes::new(320 << 20) },
+        pod_security: PodSecurity::Baseline,
+        secret_storage: SecretStorage::Encrypted,
+        pod_processes: PodProcesses::default(),
+        disk: Disk {
+            size: Bytes::new(8 << 30),
+            etcd: Bytes::new(480 << 20),
+            pods: Bytes::new(320 << 20),
+            audit: Bytes::new(40 << 20),
+        },
         paths: Paths::default(),
     }
 }

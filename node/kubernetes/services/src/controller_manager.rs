@@ -18,13 +18,14 @@ pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     })
 }
 
-fn program(config: &Config, credentials: &Credentials) -> Program {
+pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
     let kubeconfig = credentials.kubeconfig(Identity::ControllerManager).display().to_string();
     let arguments = [
         ("kubeconfig", kubeconfig.clone()),
         ("authentication-kubeconfig", kubeconfig.clone()),
         ("authorization-kubeconfig", kubeconfig),
         ("bind-address", "127.0.0.1".to_owned()),
+        ("profiling", "false".to_owned()),
         // No port: serving would cost a second of key making, and nobody asks.
         ("secure-port", "0".to_owned()),
         ("leader-elect", "false".to_owned()),

@@ -35,7 +35,7 @@ pub fn service(config: &Config) -> Service {
     Headroom::of(config.paths.etcd.clone()).with(service)
 }
 
-fn program(config: &Config) -> Program {
+pub(crate) fn program(config: &Config) -> Program {
     let file = |name, extension| store::file(&config.paths.pki, name, extension).display().to_string();
     let (authority, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
     let mut arguments = vec![

@@ -8,10 +8,16 @@ pub const STORAGE_USER_PREFIX: &str = "granary:node:";
 /// The group of the nodes' storage identities.
 pub const STORAGE_GROUP: &str = "granary:nodes";
 
+/// The name of the API server as a client of kubelets.
+pub const API_SERVER_USER: &str = "granary:apiserver";
+
+/// The name of the control plane's kube-proxy; those of workers have their node's storage identity.
+pub const PROXY_USER: &str = "system:kube-proxy";
+
 /// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
-    /// An administrator: group `system:masters`. etcd lets it in, too.
+    /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.
     Admin,
     /// `system:kube-controller-manager`.
     ControllerManager,
@@ -48,7 +54,7 @@ impl Identity {
             Self::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
             Self::Scheduler => ("system:kube-scheduler".to_owned(), None),
             Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),
-            Self::Proxy => ("system:kube-proxy".to_owned(), None),
+            Self::Proxy => (PROXY_USER.to_owned(), None),
             Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
         };
         let purpose = match self {

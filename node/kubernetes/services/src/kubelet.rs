@@ -15,6 +15,15 @@ use crate::{Config, Credentials, memory, ready};
 /// `DiskPressure` of a disk that only does its work. As long as all limits hold, more than this is free.
 const PRESSURE_PERCENT: u64 = 1;
 
+/// Processes and threads that pods together leave to the node, of as many as the kernel has (`kernel.pid_max`,
+/// `kernel.threads-max`: some 9000 on the smallest machine). A pod's shim, which is not in the pod's cgroup, has about 12
+/// threads, and a node has at most 110 pods; the programs have some 200. The kernel itself has about as many.
+const PROGRAM_PROCESSES: u32 = 1536;
+const SYSTEM_PROCESSES: u32 = 512;
+
+/// Below this part of the kernel's processes and threads kubelet evicts pods.
+const PROCESS_PRESSURE_PERCENT: u64 = 10;
+
 /// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
@@ -56,11 +65,14 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
     }
 }
 
-fn configuration(config: &Config, credentials: &Credentials) -> String {
+pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> String {
     let paths = &config.paths;
     // Pods together have the rest as the limit of their cgroup (`enforceNodeAllocatable`): one that takes all it can get is
     // killed before a program of the node is.
-    let memory = paths.memory.map(|machine| json!({"memory": memory::reserved(machine).get().to_string()}));
+    let mut reserved = json!({"pid": PROGRAM_PROCESSES.to_string()});
+    if let Some(machine) = paths.memory {
+        reserved["memory"] = memory::reserved(machine).get().to_string().into();
+    }
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -84,18 +96,23 @@ fn configuration(config: &Config, credentials: &Credentials) -> String {
             "memory.available": "100Mi",
             "nodefs.available": format!("{PRESSURE_PERCENT}%"),
             "imagefs.available": format!("{PRESSURE_PERCENT}%"),
+            "pid.available": format!("{PROCESS_PRESSURE_PERCENT}%"),
         },
         "failSwapOn": true,
         // The use of the whole disk says nothing about images; those that no pod needs go by age.
         "imageGCHighThresholdPercent": 100,
         "imageMaximumGCAge": "168h",
-        "kubeReserved": memory.unwrap_or_else(|| json!({})),
+        "kubeReserved": reserved,
         "makeIPTablesUtilChains": false,
         "podLogsDir": paths.pod_logs,
+        "podPidsLimit": config.pod_processes.get(),
         "protectKernelDefaults": true,
         "rotateCertificates": true,
         "seccompDefault": true,
-        "systemReserved": {"ephemeral-storage": not_for_pods(config.disk).get().to_string()},
+        "systemReserved": {
+            "ephemeral-storage": not_for_pods(config.disk).get().to_string(),
+            "pid": SYSTEM_PROCESSES.to_string(),
+        },
         "volumePluginDir": paths.flex_volumes(),
     })
     .to_string()
@@ -115,6 +132,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::PodProcesses;
     use crate::config::example;
 
     fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
@@ -149,7 +167,7 @@ mod tests {
     #[test]
     fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
         let mut config = example();
-        config.disk = Disk { size: Bytes::new(100 << 20), etcd: Bytes::new(60 << 20), pods: Bytes::new(10 << 20) };
+        config.disk = Disk { size: Bytes::new(100 << 20), pods: Bytes::new(10 << 20), ..config.disk };
         let (_scratch, credentials) = credentials(&mut config);
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
         let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
@@ -167,6 +185,19 @@ mod tests {
         assert_eq!(read["enforceNodeAllocatable"], json!(["pods"]));
         let reserved: u64 = read["kubeReserved"]["memory"].as_str().unwrap().parse().unwrap();
         assert_eq!(reserved >> 20, 921);
+    }
+
+    /// A fork bomb ends at the limit of its pod, and all pods together leave the node what it needs.
+    #[test]
+    fn pods_cannot_have_the_processes_of_the_node() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        config.pod_processes = PodProcesses::new(300);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        assert_eq!(read["podPidsLimit"], 300);
+        assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
+        assert_eq!(read["kubeReserved"].get("memory"), None, "without a known size of the memory");
+        assert_eq!(read["evictionHard"]["pid.available"], "10%");
     }
 
     #[test]

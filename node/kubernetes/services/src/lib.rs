@@ -9,7 +9,7 @@
 //! | [`etcd`], [`containerd`] | |
 //! | [`apiserver`] | `etcd` |
 //! | [`containerd::images`] | `containerd` |
-//! | [`controller_manager`], [`scheduler`], [`proxy`] | `apiserver` |
+//! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
 //! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
 //! | [`pods`] | the storage identity has its certificate |
 //!
@@ -30,7 +30,11 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod admission;
 pub mod apiserver;
+mod audit;
+#[cfg(test)]
+mod benchmark;
 mod bootstrap;
 mod certificate;
 mod cgroup;
@@ -59,6 +63,7 @@ mod ready;
 mod renewal;
 mod requested;
 pub mod scheduler;
+pub mod secrets;
 mod store;
 #[expect(unsafe_code, reason = "what a child does before exec has no other way in")]
 mod sys;
@@ -66,9 +71,9 @@ mod wanted;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
-pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
+pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretStorage};
 pub use expiry::Expiry;
-pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
+pub use identity::{API_SERVER_USER, Identity, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};

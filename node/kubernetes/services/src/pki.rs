@@ -25,7 +25,7 @@ use crate::expiry::{Expiries, Expiry};
 use crate::identity::Identity;
 use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
-use crate::store::{PUBLIC, PkiError, Store, file};
+use crate::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
 use crate::{kubeconfig, wanted};
 
 /// Where the node's credentials are, and an administrator's to be carried away.
@@ -54,6 +54,7 @@ impl Credentials {
         store.is_not_a_workers()?;
         store.authority(&pki, &config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
+        store.secrets(&pki, config.secret_storage)?;
         store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
         let wanted = wanted::of_programs(config)
@@ -205,6 +206,11 @@ impl Credentials {
         file(&self.pki, name, "key")
     }
 
+    /// The API server's EncryptionConfiguration.
+    pub(crate) fn encryption(&self) -> PathBuf {
+        self.pki.join(ENCRYPTION)
+    }
+
     pub(crate) fn public_key(&self, name: &str) -> PathBuf {
         file(&self.pki, name, "pub")
     }
@@ -249,6 +255,7 @@ fn tell_of_authoritys_end(authority: Validity, now: OffsetDateTime) -> Result<()
 #[cfg(test)]
 mod tests {
     mod cut;
+    mod secrets;
 
     use std::fs;
     use std::os::unix::fs::PermissionsExt;

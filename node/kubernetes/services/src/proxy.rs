@@ -22,12 +22,14 @@ fn program(config: &Config, credentials: &Credentials, identity: Identity) -> Pr
     }
 }
 
-fn configuration(config: &Config, credentials: &Credentials, identity: Identity) -> String {
+pub(crate) fn configuration(config: &Config, credentials: &Credentials, identity: Identity) -> String {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clusterCIDR": config.cluster_pods.to_string(),
+        // Whoever may create Services could take over connections to any address. The API server rejects new ones.
+        "featureGates": {"AllowServiceExternalIPs": false},
         "clientConnection": {"kubeconfig": credentials.kubeconfig(identity)},
         // The kernel's own limits of connection tracking are left as they are.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},

@@ -9,10 +9,12 @@ pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(credentials).service(&config.paths, || std::future::ready(Ok(())))
 }
 
-fn program(credentials: &Credentials) -> Program {
+pub(crate) fn program(credentials: &Credentials) -> Program {
     let arguments = vec![
         format!("--kubeconfig={}", credentials.kubeconfig(Identity::Scheduler).display()),
+        "--bind-address=127.0.0.1".into(),
         "--secure-port=0".into(),
+        "--profiling=false".into(),
         "--leader-elect=false".into(),
     ];
     Program { name: "kube-scheduler", arguments, ..Program::default() }

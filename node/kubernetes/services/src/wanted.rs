@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Config;
 use crate::certificate::{Purpose, ServerName, Wanted};
+use crate::identity::API_SERVER_USER;
 
 /// All of them.
 pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
@@ -27,14 +28,9 @@ fn api_server(config: &Config) -> Wanted {
     }
 }
 
-/// The API server's own as kubelet's client.
+/// The API server's own as kubelet's client. The reconciler gives this user the role that it needs, and no other.
 fn kubelets_client() -> Wanted {
-    Wanted {
-        name: "apikubelet",
-        common_name: "granary:apiserver".into(),
-        organization: Some("system:masters"),
-        purpose: Purpose::Client,
-    }
+    Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
 }
 
 /// For both of its ports, which are on loopback.
@@ -45,12 +41,7 @@ fn etcd() -> Wanted {
 
 /// The API server's own as etcd's client.
 fn etcds_client() -> Wanted {
-    Wanted {
-        name: "apietcd",
-        common_name: "granary:apiserver".into(),
-        organization: None,
-        purpose: Purpose::EtcdClient,
-    }
+    Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
 }
 
 /// What kubelet serves with.
@@ -67,7 +58,17 @@ pub(crate) fn kubelet_server(config: &Config) -> Wanted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Identity;
     use crate::config::example;
+
+    /// Such a certificate cannot be revoked, and no role limits it.
+    #[test]
+    fn only_the_administrators_certificate_is_in_the_group_of_masters() {
+        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
+        let masters = of_programs(&example()).into_iter().chain(identities);
+        let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);
+        assert_eq!(masters.collect::<Vec<_>>(), ["admin"]);
+    }
 
     #[test]
     fn the_api_server_is_known_by_all_its_names() {

@@ -6,14 +6,17 @@ use std::time::Duration;
 use envtest::{Cluster, Failure, Identity, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::client::Body;
+use kube::{Api, Client, ResourceExt};
 use reconciler::{CLASS, REVISION};
 use serde_json::json;
-use services::STORAGE_GROUP;
+use services::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use supervisor::{Settings, Supervisor};
 
 const DRIVER: &str = "local.granary.dev";
@@ -50,6 +53,8 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("the_api_server_understands_every_expression", the_api_server_understands_every_expression)
         .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
         .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
+        .case("the_api_server_reaches_kubelets_and_nothing_else", the_api_server_reaches_kubelets_and_nothing_else)
+        .case("requests_of_nodes_have_the_priority_of_the_system", requests_of_nodes_have_the_priority_of_the_system)
         .case("a_claim_goes_back_to_the_scheduler_when_its_node_is_gone", a_claim_goes_back_when_its_node_is_gone)
 }
 
@@ -90,6 +95,63 @@ async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> 
     })
     .await?;
     Ok(())
+}
+
+/// Its certificate was of the group `system:masters`, for which there is no limit.
+async fn the_api_server_reaches_kubelets_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let reviews = Api::<SubjectAccessReview>::all(cluster.admin());
+    let review = |resource: &str, subresource: &str| {
+        let attributes = json!({"group": "", "resource": resource, "subresource": subresource, "verb": "get"});
+        serde_json::from_value::<SubjectAccessReview>(json!({"spec": {
+            "user": API_SERVER_USER, "groups": ["system:authenticated"], "resourceAttributes": attributes,
+        }}))
+    };
+    let allowed = async |review: &SubjectAccessReview| {
+        let status = reviews.create(&PostParams::default(), review).await?.status;
+        Ok::<_, kube::Error>(status.is_some_and(|status| status.allowed))
+    };
+    let kubelets = review("nodes", "proxy")?;
+    // The authorizer reads a cache.
+    eventually(PATIENCE, "the role of the API server", async || {
+        Ok::<_, kube::Error>(if allowed(&kubelets).await? { Seen::Done(()) } else { Seen::NotYet("none".to_owned()) })
+    })
+    .await?;
+    for resource in ["secrets", "pods", "configmaps"] {
+        assert!(!allowed(&review(resource, "")?).await?, "{resource}");
+    }
+    Ok(())
+}
+
+async fn requests_of_nodes_have_the_priority_of_the_system(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    Reconciler::start(&cluster).await?.stop().await?;
+    let levels = Api::<PriorityLevelConfiguration>::all(cluster.admin());
+    let [system, exempt] = ["system", "exempt"].map(|name| levels.get(name));
+    let (system, exempt) = (system.await?.uid(), exempt.await?.uid());
+    assert!(system.is_some() && exempt.is_some() && system != exempt);
+    let tenant = cluster.impersonate("jane", &["system:authenticated"]).await?;
+    let proxy = cluster.impersonate(PROXY_USER, &["system:authenticated"]).await?;
+    let (storage, kubelet) = (cluster.client(Identity::Storage).await?, cluster.client(Identity::Kubelet).await?);
+    // The filter reads a cache.
+    eventually(PATIENCE, "the FlowSchema of the nodes", async || {
+        let level = level(&storage).await?;
+        Ok::<_, kube::Error>(if level == system { Seen::Done(()) } else { Seen::NotYet(format!("{level:?}")) })
+    })
+    .await?;
+    assert_eq!(level(&proxy).await?, system, "kube-proxy");
+    assert_eq!(level(&kubelet).await?, system, "kubelet");
+    assert_eq!(level(&cluster.admin()).await?, exempt, "the reconciler");
+    let tenants = level(&tenant).await?;
+    assert!(tenants.is_some() && tenants != system && tenants != exempt, "{tenants:?}");
+    Ok(())
+}
+
+/// The UID of the priority level that the API server had a request in. Not that of probes, which are exempt.
+async fn level(client: &Client) -> Result<Option<String>, kube::Error> {
+    let request = http::Request::get("/api/v1/namespaces/default/services").body(Body::empty());
+    let answer = client.send(request.map_err(kube::Error::HttpError)?).await?;
+    let level = answer.headers().get("x-kubernetes-pf-prioritylevel-uid");
+    Ok(level.and_then(|level| level.to_str().ok()).map(str::to_owned))
 }
 
 async fn what_was_deleted_is_made_again(cluster: Arc<Cluster>) -> Result<(), Failure> {

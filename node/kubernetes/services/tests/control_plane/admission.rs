@@ -1,12 +1,15 @@
 //! What the API server's admission plugins and validation reject.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
+use http::Request;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::client::Body;
 use serde_json::{Value, json};
 
 /// The page that tells operators to label tenants' namespaces.
@@ -15,7 +18,10 @@ const PAGE: &str = include_str!("../../../../../docs/operations/security.md");
 pub fn cases(suite: Suite) -> Suite {
     suite
         .case("a_tenants_namespace_rejects_pods_that_reach_the_node", a_tenants_namespace_rejects_pods)
-        .case("a_privileged_container_is_rejected_in_every_namespace", a_privileged_container_is_rejected)
+        .case("without_a_label_pods_cannot_reach_the_node", without_a_label_pods_cannot_reach_the_node)
+        .case("in_a_labelled_namespace_pods_reach_the_node", in_a_labelled_namespace_pods_reach_the_node)
+        .case("a_pod_that_is_not_restricted_gets_a_warning", a_pod_that_is_not_restricted_gets_a_warning)
+        .case("a_service_cannot_claim_an_address", a_service_cannot_claim_an_address)
         .case("a_claim_of_size_zero_is_invalid", a_claim_of_size_zero_is_invalid)
 }
 
@@ -60,7 +66,30 @@ async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure
     Ok(pods)
 }
 
-/// docs/operations/security.md, "What a tenant can do": its manifest, and what happens without the label.
+/// Changes of a pod, and whether the profile `baseline` allows it.
+fn changes() -> [([(&'static str, Value); 1], bool); 6] {
+    let host_path = json!([{"name": "root", "hostPath": {"path": "/"}}]);
+    [
+        ([("/spec/volumes", host_path)], false),
+        ([("/spec/hostPID", true.into())], false),
+        ([("/spec/hostNetwork", true.into())], false),
+        ([("/spec/containers/0/securityContext", json!({"privileged": true}))], false),
+        ([("/spec/containers/0/securityContext/capabilities", json!({"drop": ["ALL"], "add": ["SYS_ADMIN"]}))], false),
+        ([("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())], true),
+    ]
+}
+
+fn violates(answer: Result<Pod, kube::Error>, level: &str, what: &dyn Debug) {
+    match answer {
+        Err(kube::Error::Api(status)) => {
+            let violates = status.message.contains(&format!("violates PodSecurity \"{level}"));
+            assert!(status.code == 403 && violates, "{what:?}: {status:?}");
+        }
+        other => panic!("{what:?}: {other:?}"),
+    }
+}
+
+/// docs/operations/security.md, "What a tenant can do": its manifest.
 async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (_, rest) = PAGE.split_once("Pod Security admission").ok_or("the page does not mention Pod Security")?;
     let (_, rest) = rest.split_once("\n```yaml\n").ok_or("the page has no manifest")?;
@@ -69,41 +98,78 @@ async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), F
     let name = namespace.metadata.name.clone().ok_or("the namespace has no name")?;
     let namespaces = Api::<Namespace>::all(cluster.admin());
     namespaces.create(&PostParams::default(), &namespace).await?;
-    let (tenants, unlabelled) = (pods_in(&cluster, &name).await?, pods_in(&cluster, "default").await?);
-    let host_path = json!([{"name": "root", "hostPath": {"path": "/"}}]);
-    for changes in [
-        [("/spec/volumes", host_path)],
-        [("/spec/hostPID", true.into())],
-        [("/spec/hostNetwork", true.into())],
-        [("/spec/containers/0/securityContext/capabilities", json!({"drop": ["ALL"], "add": ["SYS_ADMIN"]}))],
-        [("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())],
-    ] {
-        let pod = pod(&changes)?;
-        match tenants.create(&dry_run(), &pod).await {
-            Err(kube::Error::Api(status)) => {
-                let violates = status.message.contains("violates PodSecurity \"restricted");
-                assert!(status.code == 403 && violates, "{changes:?}: {status:?}");
-            }
-            other => panic!("{changes:?}: {other:?}"),
-        }
-        unlabelled.create(&dry_run(), &pod).await?;
+    let tenants = pods_in(&cluster, &name).await?;
+    for (changes, _) in changes() {
+        violates(tenants.create(&dry_run(), &pod(&changes)?).await, "restricted", &changes);
     }
     namespaces.delete(&name, &DeleteParams::default()).await?;
     Ok(())
 }
 
-/// `--allow-privileged` is off.
-async fn a_privileged_container_is_rejected(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let privileged = pod(&[("/spec/containers/0/securityContext", json!({"privileged": true}))])?;
-    for namespace in ["default", "kube-system"] {
-        match pods_in(&cluster, namespace).await?.create(&dry_run(), &privileged).await {
-            Err(kube::Error::Api(status)) => {
-                let field = status.message.contains("privileged: Forbidden: disallowed by cluster policy");
-                assert!(status.code == 422 && field, "{namespace}: {status:?}");
-            }
-            other => panic!("{namespace}: {other:?}"),
+/// The default level. A pod that mounted `/` of the node had all volumes, the CA's key and etcd.
+async fn without_a_label_pods_cannot_reach_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let unlabelled = pods_in(&cluster, "default").await?;
+    for (changes, allowed) in changes() {
+        let answer = unlabelled.create(&dry_run(), &pod(&changes)?).await;
+        if allowed {
+            answer?;
+        } else {
+            violates(answer, "baseline", &changes);
         }
     }
+    Ok(())
+}
+
+/// The same pods, in a namespace that an administrator labelled, and in the one that is exempt.
+async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let namespaces = Api::<Namespace>::all(cluster.admin());
+    let labelled = serde_json::from_value(json!({
+        "metadata": {"name": "storage-driver", "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
+    }))?;
+    namespaces.create(&PostParams::default(), &labelled).await?;
+    for namespace in ["storage-driver", "kube-system"] {
+        let pods = pods_in(&cluster, namespace).await?;
+        for (changes, _) in changes() {
+            pods.create(&PostParams::default(), &pod(&changes)?).await?;
+            pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
+        }
+    }
+    namespaces.delete("storage-driver", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// A client shows the warning to whoever creates the pod.
+async fn a_pod_that_is_not_restricted_gets_a_warning(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    pods_in(&cluster, "default").await?;
+    for (changes, warned) in [(Vec::new(), false), (changes()[5].0.to_vec(), true)] {
+        let body = serde_json::to_vec(&pod(&changes)?)?;
+        let request =
+            Request::post("/api/v1/namespaces/default/pods?dryRun=All").header("content-type", "application/json");
+        let answer = cluster.admin().send(request.body(Body::from(body))?).await?;
+        let warning = answer.headers().get("warning").map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
+        assert_eq!(answer.status(), 201, "{changes:?}: {warning:?}");
+        let found = warning.is_some_and(|text| text.contains("would violate PodSecurity"));
+        assert_eq!(found, warned, "{changes:?}");
+    }
+    Ok(())
+}
+
+/// kube-proxy sent connections to the address to the Service's pods, also those of the node itself.
+async fn a_service_cannot_claim_an_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let services = Api::<Service>::default_namespaced(cluster.admin());
+    let service = |addresses: Value| {
+        serde_json::from_value::<Service>(json!({
+            "metadata": {"name": "thief"}, "spec": {"ports": [{"port": 443}], "externalIPs": addresses},
+        }))
+    };
+    match services.create(&dry_run(), &service(json!(["192.0.2.1"]))?).await {
+        Err(kube::Error::Api(status)) => {
+            let denied = status.message.contains("Use of external IPs is denied by admission control");
+            assert!(status.code == 403 && denied, "{status:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    services.create(&dry_run(), &service(json!([]))?).await?;
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair};
 use serde_json::json;
+use services::API_SERVER_USER;
 
 pub fn cases(suite: Suite) -> Suite {
     suite
@@ -83,8 +84,9 @@ async fn kubelet_learns_about_anonymous_clients(cluster: Arc<Cluster>) -> Result
     for (user, groups, allowed) in [
         ("system:anonymous", ["system:unauthenticated"], false),
         ("jane", ["system:authenticated"], false),
-        // The API server as kubelet's client.
-        ("granary:apiserver", ["system:masters"], true),
+        // The API server as kubelet's client: the reconciler, which does not run here, binds its role.
+        (API_SERVER_USER, ["system:authenticated"], false),
+        ("granary:admin", ["system:masters"], true),
     ] {
         let node =
             json!({"group": "", "resource": "nodes", "subresource": "proxy", "verb": "get", "name": cluster.node()});

@@ -1,10 +1,10 @@
-//! What the controller manager does, and what outlives the API server.
+//! What the controller manager does.
 
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -14,7 +14,6 @@ pub fn cases(suite: Suite) -> Suite {
     suite
         .case("the_controllers_bind_a_claim_to_a_volume", the_controllers_bind_a_claim_to_a_volume)
         .case("a_claim_of_a_missing_class_gets_an_event", a_claim_of_a_missing_class_gets_an_event)
-        .case("what_was_written_outlives_the_api_server", what_was_written_outlives_the_api_server)
 }
 
 fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
@@ -66,16 +65,5 @@ async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Resu
     let phase = claims.get("missing").await?.status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Pending"));
     claims.delete("missing", &DeleteParams::default()).await?;
-    Ok(())
-}
-
-async fn what_was_written_outlives_the_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let maps = Api::<ConfigMap>::default_namespaced(cluster.admin());
-    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "kept"}}))?;
-    let uid = maps.create(&PostParams::default(), &map).await?.uid();
-    cluster.stop_api_server().await;
-    assert!(maps.get("kept").await.is_err(), "nothing answers while the API server is away");
-    cluster.start_api_server().await?;
-    assert_eq!(maps.get("kept").await?.uid(), uid);
     Ok(())
 }

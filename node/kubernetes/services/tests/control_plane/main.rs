@@ -5,6 +5,7 @@ mod admission;
 mod clients;
 mod controllers;
 mod etcd;
+mod stored;
 
 use std::process::ExitCode;
 
@@ -15,5 +16,7 @@ fn main() -> ExitCode {
     let suite = etcd::cases(suite);
     let suite = clients::cases(suite);
     let suite = admission::cases(suite);
-    controllers::cases(suite).run()
+    let suite = controllers::cases(suite);
+    // Last: it restarts the API server.
+    stored::cases(suite).run()
 }

@@ -19,7 +19,7 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, RouteMessageBuilder};
-use services::{Config, Disk, Durability, Mesh, Paths, pods};
+use services::{Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretStorage, pods};
 use supervisor::{Backoff, Settings, State, Supervisor};
 use tempfile::TempDir;
 use units::Bytes;
@@ -128,7 +128,10 @@ impl Node {
             mesh: Mesh { interface: "clusternet", mtu: 1420 },
             private_port: 7839,
             durability: Durability::Durable,
-            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB },
+            pod_security: PodSecurity::default(),
+            secret_storage: SecretStorage::default(),
+            pod_processes: PodProcesses::default(),
+            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
             paths,
         };
         self.host.block_on(async move || {

@@ -55,8 +55,8 @@ fn renewed() -> &'static (Files, Files) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any of the files but the authority's, which is not there without the rest; and beside each of them what a
-    /// write that was cut leaves.
+    /// Any of the files but the authority's, which is not there without the rest, and the key of the Secrets, which is never
+    /// replaced; and beside each of them what a write that was cut leaves.
     #[test]
     fn wherever_the_power_fails_the_next_boot_finishes(
         lefts in prop::collection::vec(left(), 64),
@@ -67,7 +67,8 @@ proptest! {
         let pki = &disk.config.paths.pki;
         fs::create_dir(pki).unwrap();
         for (((name, text), left), sibling) in whole.iter().zip(lefts).zip(siblings) {
-            let left = if name.starts_with("ca.") { Left::Whole } else { left };
+            let kept = name.starts_with("ca.") || name == "secrets.key";
+            let left = if kept { Left::Whole } else { left };
             if let Some(text) = left.of(&former[name], text) {
                 fs::write(pki.join(name), text).unwrap();
             }
@@ -78,7 +79,7 @@ proptest! {
         disk.ensure(LATER).unwrap();
         let settled = disk.files();
         prop_assert!(settled.keys().filter(|name| !name.starts_with('.')).eq(whole.keys()), "{:?}", settled.keys());
-        for file in ["ca.crt", "ca.key"] {
+        for file in ["ca.crt", "ca.key", "secrets.key", "encryption.json"] {
             prop_assert_eq!(&settled[file], &whole[file]);
         }
         let store = Store::open(pki).unwrap();
@@ -102,7 +103,7 @@ proptest! {
 
 #[test]
 fn a_first_boot_that_was_cut_is_finished_by_the_next() {
-    let written = ["ca.key", "ca.crt", "sa.key", "sa.pub"];
+    let written = ["ca.key", "ca.crt", "sa.key", "sa.pub", "secrets.key", "encryption.json"];
     for cut in 0..=written.len() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();

@@ -1,0 +1,70 @@
+//! What the API server's admission plugins are told.
+
+use serde_json::json;
+
+use crate::PodSecurity;
+
+/// Those that are not on by default. NodeRestriction: a kubelet changes its own Node, and pods on it.
+/// DenyServiceExternalIPs: a Service with `externalIPs` takes over connections to any address.
+pub(crate) const PLUGINS: &str = "NodeRestriction,DenyServiceExternalIPs,EventRateLimit";
+
+/// Pods that the node's own add-ons run here may do anything; no tenant has a role in it.
+const EXEMPT: &str = "kube-system";
+
+/// Core events that each namespace may cause: this many at once, then this many in a second. They stay in etcd for an
+/// hour. A pod that is created, scheduled and started causes about six.
+const EVENTS_AT_ONCE: u32 = 2000;
+const EVENTS_PER_SECOND: u32 = 20;
+
+/// The AdmissionConfiguration. A label of a namespace overrides the default of Pod Security.
+pub(crate) fn configuration(level: PodSecurity) -> String {
+    json!({
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "AdmissionConfiguration",
+        "plugins": [
+            {"name": "PodSecurity", "configuration": {
+                "apiVersion": "pod-security.admission.config.k8s.io/v1",
+                "kind": "PodSecurityConfiguration",
+                "defaults": {
+                    "enforce": level.to_string(),
+                    "enforce-version": "latest",
+                    "audit": PodSecurity::Restricted.to_string(),
+                    "audit-version": "latest",
+                    "warn": PodSecurity::Restricted.to_string(),
+                    "warn-version": "latest",
+                },
+                "exemptions": {"usernames": [], "runtimeClasses": [], "namespaces": [EXEMPT]},
+            }},
+            {"name": "EventRateLimit", "configuration": {
+                "apiVersion": "eventratelimit.admission.k8s.io/v1alpha1",
+                "kind": "Configuration",
+                "limits": [{"type": "Namespace", "qps": EVENTS_PER_SECOND, "burst": EVENTS_AT_ONCE}],
+            }},
+        ],
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_configured_level_is_enforced_and_restricted_is_warned_of() {
+        for (level, enforced) in [
+            (PodSecurity::Privileged, "privileged"),
+            (PodSecurity::default(), "baseline"),
+            (PodSecurity::Restricted, "restricted"),
+        ] {
+            let read: Value = serde_json::from_str(&configuration(level)).unwrap();
+            let defaults = &read["plugins"][0]["configuration"]["defaults"];
+            assert_eq!(
+                [&defaults["enforce"], &defaults["warn"], &defaults["audit"]],
+                [enforced, "restricted", "restricted"]
+            );
+            assert_eq!(read["plugins"][0]["configuration"]["exemptions"]["namespaces"], json!(["kube-system"]));
+        }
+    }
+}
