@@ -2,10 +2,10 @@
 
 // Takes the place of kubelet's file of the same name, by `go build -overlay`.
 //
-// For every block volume kubelet attaches a loop device on top of the volume's own device, as a
-// lock against its removal. Nothing of this node reads that lock: the device of a volume is held
-// by the bind mount at its target path, and our CSI plugin never detaches one that is in use. So
-// AttachFileDevice and DetachFileDevice do nothing here, and no second device is stacked on ours.
+// For every block volume kubelet attaches a loop device on top of the volume's own device, so that
+// the device stays open and its number is not given to another volume while a container has it. Our
+// CSI plugin holds a descriptor of each published device instead (docs/adr/0023). So AttachFileDevice
+// and DetachFileDevice do nothing here, and no second device is stacked on ours.
 
 package volumepathhandler
 
