@@ -1,5 +1,6 @@
 //! From a claim to a volume, with a pod's token. The disk is a fake; the test plays the scheduler.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent::cluster::{self, Settings};
@@ -13,6 +14,7 @@ use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
 use serde_json::json;
 use supervisor::Supervisor;
+use tokio::sync::watch;
 use units::Bytes;
 
 use crate::accounts::{Pods, SELECTED_NODE};
@@ -27,6 +29,7 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
         volumes: disk.clone(),
         metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
         register_again: Arc::new(|| {}),
+        revoked: watch::channel(BTreeMap::new()).1,
     };
     let tree =
         Supervisor::start("cluster", supervisor::Settings::default(), move |cx| cluster::run(cx, settings.clone()));
