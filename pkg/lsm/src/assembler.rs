@@ -269,7 +269,7 @@ mod tests {
         [&[code, registers][..], &offset.to_le_bytes(), &immediate.to_le_bytes()].concat()
     }
 
-    /// The encodings are those of `llvm-objdump` for the same instructions.
+    /// RFC 9669, sections 3 to 5.
     #[test]
     fn instructions_are_encoded_as_in_the_standard() {
         let mut program = Assembler::default();

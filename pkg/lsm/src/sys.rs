@@ -368,8 +368,7 @@ pub(crate) fn open_kernfs(directory: BorrowedFd<'_>, id: u64) -> Result<OwnedFd,
     let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: `directory` is open during the call. The kernel reads the handle, whose length it finds in it, and keeps no
     // pointer.
-    let result =
-        unsafe { libc::syscall(libc::SYS_open_by_handle_at, directory.as_raw_fd(), &raw mut handle, flags) };
+    let result = unsafe { libc::syscall(libc::SYS_open_by_handle_at, directory.as_raw_fd(), &raw mut handle, flags) };
     let descriptor = Errno::result(result).map(descriptor)?;
     // SAFETY: the kernel created the descriptor in this call, and nothing else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
