@@ -39,6 +39,7 @@ async fn pods(part: Part) -> Result<(), Stopped> {
 
     let second = part.must_show("a_root_pod_runs_the_attacks", start(case, &ROOT)).await?;
     second.results(&part).await;
+    part.shows("denials_are_counted_by_kind", are_counted(case)).await;
     part.shows("no_tenant_sees_or_changes_the_others_device", are_apart(case, &first, &second)).await;
     part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
     part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)).await;
@@ -288,6 +289,17 @@ async fn are_apart(case: &Case, first: &Attacker, second: &Attacker) -> Result<(
     goes_on(case, first.kind).await?;
     goes_on(case, second.kind).await?;
     assert_eq!(case.on_the_node(&first.volumes[1]).await?, first.device, "the device is still the first volume's");
+    Ok(())
+}
+
+/// Both pods were denied changes of projects and of loop devices, the root pod also those of quotas.
+async fn are_counted(case: &Case) -> Result<(), Failure> {
+    let metrics = case.get("/api/v1/nodes/granary:7839/proxy/metrics").await?;
+    for operation in ["project", "quota", "loop"] {
+        let name = format!("granary_denied_total{{operation=\"{operation}\"}} ");
+        let count = metrics.lines().find_map(|line| line.strip_prefix(name.as_str())?.parse::<u64>().ok());
+        assert!(count.is_some_and(|count| count > 0), "{name}: {count:?}");
+    }
     Ok(())
 }
 
