@@ -3,6 +3,6 @@
 use std::io::{self, Write as _};
 
 /// Counts one of `boots`, `restores` or `pods`. Not by `eprintln`: a test's harness would keep that for failures.
-pub(crate) fn cost(what: &str) {
+pub fn cost(what: &str) {
     _ = writeln!(io::stderr(), "granary-cost: {what}=1");
 }

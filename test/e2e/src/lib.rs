@@ -30,6 +30,7 @@ pub use capture::{Capture, CaptureError, Packet, Transport};
 pub use case::Case;
 pub use claim::{Claim, Class, DRIVER, VolumeMode};
 pub use claims::{OnNode, is_ours, promised};
+pub use cost::cost;
 pub use eventually::Seen;
 pub use failure::Failure;
 pub use part::{Part, Stopped};

@@ -1,0 +1,119 @@
+//! An attack, and how it is run.
+
+use core::fmt::{self, Write as _};
+
+use crate::errno::Errno;
+use crate::expected::Expected;
+use crate::sys::{self, File, Page};
+use crate::table::ATTACKS;
+use crate::target::Target;
+use crate::text::Text;
+
+/// One attack. A row of [`ATTACKS`].
+#[derive(Debug)]
+pub struct Attack {
+    /// Its name in the program's output and in the test report.
+    pub name: &'static str,
+    /// Users that run it.
+    pub by: By,
+    /// Its result on a kernel without the protections, as the control shows.
+    pub unprotected: Expected,
+    /// Its result on a node.
+    pub protected: Expected,
+    pub(crate) call: Call,
+}
+
+pub(crate) type Call = fn(&Target<'_>, &mut Page) -> Result<(), Failure>;
+
+/// Users that run an attack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Uid 1000 without capabilities, and root.
+    Anyone,
+    /// Uid 1000 without capabilities.
+    User,
+    /// Root with `CAP_SYS_ADMIN`. Without it, the kernel itself denies the call, or seccomp does.
+    Root,
+}
+
+impl By {
+    /// Whether a process of this uid runs the attack.
+    pub const fn includes(self, uid: usize) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::User => uid != 0,
+            Self::Root => uid == 0,
+        }
+    }
+}
+
+/// Why an attack did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The kernel denied the call that the attack is about.
+    Denied(Errno),
+    /// A step before or after it failed, which says nothing about the attack.
+    Step(&'static str, Errno),
+}
+
+impl Failure {
+    /// For `map_err`.
+    pub(crate) fn step(name: &'static str) -> impl Fn(Errno) -> Self {
+        move |errno| Self::Step(name, errno)
+    }
+}
+
+/// The result of an attack, as the program prints it.
+struct Outcome(Result<(), Failure>);
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Ok(()) => f.write_str("succeeded"),
+            Err(Failure::Denied(errno)) => write!(f, "denied {errno}"),
+            Err(Failure::Step(step, errno)) => write!(f, "unexpected: {step}: {errno}"),
+        }
+    }
+}
+
+/// Runs the selected attacks that are for this process's user, each in a child, and writes one line for each:
+/// `NAME: succeeded`, `NAME: denied EPERM`, `NAME: unexpected: ...`.
+pub fn run(target: &Target<'_>, selected: impl Fn(&Attack) -> bool, output: File) {
+    let uid = sys::user();
+    for attack in ATTACKS.iter().filter(|attack| attack.by.includes(uid) && selected(attack)) {
+        match sys::fork() {
+            Ok(None) => {
+                let outcome = Page::new().map_err(Failure::step("map a page"));
+                let outcome = outcome.and_then(|mut page| (attack.call)(target, &mut page));
+                report(output, attack, &Outcome(outcome));
+                sys::exit();
+            }
+            Ok(Some(child)) => match sys::wait(child) {
+                Ok(0) => {}
+                Ok(signal) => report(output, attack, &format_args!("unexpected: killed by signal {signal}")),
+                Err(errno) => report(output, attack, &Outcome(Err(Failure::Step("wait for the child", errno)))),
+            },
+            Err(errno) => report(output, attack, &Outcome(Err(Failure::Step("fork", errno)))),
+        }
+    }
+}
+
+fn report(output: File, attack: &Attack, outcome: &dyn fmt::Display) {
+    let mut line = Text::<256>::new();
+    // A line that is cut off is not what a test expects.
+    _ = writeln!(line, "{}: {outcome}", attack.name);
+    _ = sys::write(output, line.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_step_is_not_a_denial() {
+        assert_eq!(Outcome(Err(Failure::Denied(Errno::EPERM))).to_string(), "denied EPERM");
+        let step = Outcome(Err(Failure::Step("open the device", Errno::EPERM))).to_string();
+        assert_eq!(step, "unexpected: open the device: EPERM");
+        assert!(!Expected::Fails(&[Errno::EPERM]).is(&step));
+    }
+}

@@ -1,0 +1,43 @@
+//! Attacks on the BPF programs of the node: by root.
+
+use crate::attack::Failure;
+use crate::errno::Errno;
+use crate::sys::{self, Page};
+use crate::target::Target;
+
+/// `enum bpf_cmd`, include/uapi/linux/bpf.h.
+const BPF_LINK_GET_FD_BY_ID: u32 = 30;
+const BPF_LINK_GET_NEXT_ID: u32 = 31;
+const BPF_LINK_DETACH: u32 = 34;
+/// `union bpf_attr` for these commands: two or three 32-bit numbers.
+const SIZE: usize = 12;
+
+/// Detaches a link of the kernel, whichever can be detached. Denied if none can.
+pub(crate) fn detach_links(_: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
+    let mut id = 0;
+    let mut denied = None;
+    loop {
+        page.clear();
+        page.put_u32(0, id);
+        match sys::bpf(BPF_LINK_GET_NEXT_ID, page, SIZE) {
+            Ok(_) => id = page.get_u32(4),
+            // There are no more.
+            Err(Errno::ENOENT) => break,
+            Err(errno) => return Err(Failure::Denied(errno)),
+        }
+        match detach(page, id) {
+            Ok(()) => return Ok(()),
+            Err(errno) => denied = Some(errno),
+        }
+    }
+    Err(denied.map_or(Failure::Step("look for a link", Errno::ENOENT), Failure::Denied))
+}
+
+fn detach(page: &mut Page, id: u32) -> Result<(), Errno> {
+    page.clear();
+    page.put_u32(0, id);
+    let link = sys::bpf(BPF_LINK_GET_FD_BY_ID, page, SIZE)?;
+    page.clear();
+    page.put(0, &link.to_ne_bytes());
+    sys::bpf(BPF_LINK_DETACH, page, SIZE).map(drop)
+}

@@ -1,0 +1,54 @@
+//! Errors of the kernel.
+
+use core::fmt;
+
+/// An error number of the kernel, errno(3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub(crate) u16);
+
+impl Errno {
+    /// Operation not permitted: what the protections return.
+    pub const EPERM: Self = Self(1);
+    /// No such file or directory.
+    pub const ENOENT: Self = Self(2);
+    /// Bad file descriptor.
+    pub const EBADF: Self = Self(9);
+    /// Resource temporarily unavailable: `fork` at the limit of a pids cgroup.
+    pub const EAGAIN: Self = Self(11);
+    /// Permission denied.
+    pub const EACCES: Self = Self(13);
+    /// Device or resource busy.
+    pub const EBUSY: Self = Self(16);
+    /// File exists.
+    pub const EEXIST: Self = Self(17);
+    /// Invalid argument.
+    pub const EINVAL: Self = Self(22);
+    /// No space left on device: XFS at the limit of a project.
+    pub const ENOSPC: Self = Self(28);
+    /// Function not implemented.
+    pub const ENOSYS: Self = Self(38);
+    /// Operation not supported.
+    pub const EOPNOTSUPP: Self = Self(95);
+    /// Disk quota exceeded.
+    pub const EDQUOT: Self = Self(122);
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            Self::EPERM => "EPERM",
+            Self::ENOENT => "ENOENT",
+            Self::EBADF => "EBADF",
+            Self::EAGAIN => "EAGAIN",
+            Self::EACCES => "EACCES",
+            Self::EBUSY => "EBUSY",
+            Self::EEXIST => "EEXIST",
+            Self::EINVAL => "EINVAL",
+            Self::ENOSPC => "ENOSPC",
+            Self::ENOSYS => "ENOSYS",
+            Self::EOPNOTSUPP => "EOPNOTSUPP",
+            Self::EDQUOT => "EDQUOT",
+            Self(other) => return write!(f, "errno {other}"),
+        })
+    }
+}

@@ -1,0 +1,38 @@
+//! Attacks of a pod on the node and on other tenants, as functions over system calls.
+//!
+//! [`ATTACKS`] is the one list of them. The program `//test/attack:program` runs it in a pod of the booted node, where every
+//! attack must fail; `//test/attack:control_ktest` runs it on a kernel without the protections, where every attack must
+//! succeed. [`Tenant`] is the pod that outlives its claims.
+//!
+//! The crate uses neither the standard library nor a C library, so that the program fits into a ConfigMap. It closes few
+//! descriptors: each attack runs in a process of its own.
+#![cfg_attr(not(test), no_std)]
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod attack;
+mod bpf;
+mod device;
+mod errno;
+mod expected;
+mod loops;
+mod processes;
+mod project;
+mod quota;
+#[expect(unsafe_code, reason = "the attacks are system calls, in encodings that no crate offers")]
+mod sys;
+mod table;
+mod target;
+mod tenant;
+mod text;
+
+pub use attack::{Attack, By, Failure, run};
+pub use errno::Errno;
+pub use expected::Expected;
+pub use sys::File;
+pub use table::ATTACKS;
+pub use target::Target;
+pub use tenant::{Tenant, Turn};
+
+/// The program prints this line when it has run all attacks.
+pub const DONE: &str = "attacks: done";

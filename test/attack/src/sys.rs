@@ -1,0 +1,474 @@
+//! System calls, native and 32-bit.
+
+use core::arch::asm;
+use core::ffi::CStr;
+use core::ptr::with_exposed_provenance_mut;
+use core::slice;
+
+use crate::errno::Errno;
+
+/// Size of a [`Page`], more than the kernel reads or writes for any command of this crate (304 bytes, `struct loop_config`).
+const PAGE: usize = 4096;
+
+/// System calls of x86-64, arch/x86/entry/syscalls/syscall_64.tbl.
+mod number {
+    pub(super) const WRITE: usize = 1;
+    pub(super) const CLOSE: usize = 3;
+    pub(super) const FSTAT: usize = 5;
+    pub(super) const MMAP: usize = 9;
+    pub(super) const IOCTL: usize = 16;
+    pub(super) const PREAD: usize = 17;
+    pub(super) const PWRITE: usize = 18;
+    pub(super) const PAUSE: usize = 34;
+    pub(super) const NANOSLEEP: usize = 35;
+    pub(super) const FORK: usize = 57;
+    pub(super) const WAIT4: usize = 61;
+    pub(super) const KILL: usize = 62;
+    pub(super) const FSYNC: usize = 74;
+    pub(super) const FTRUNCATE: usize = 77;
+    pub(super) const FCHDIR: usize = 81;
+    pub(super) const GETUID: usize = 102;
+    pub(super) const QUOTACTL: usize = 179;
+    pub(super) const EXIT_GROUP: usize = 231;
+    pub(super) const OPENAT: usize = 257;
+    pub(super) const MKDIRAT: usize = 258;
+    pub(super) const MKNODAT: usize = 259;
+    pub(super) const UNLINKAT: usize = 263;
+    pub(super) const BPF: usize = 321;
+    pub(super) const QUOTACTL_FD: usize = 443;
+    pub(super) const FILE_SETATTR: usize = 469;
+}
+
+/// System calls of i386, arch/x86/entry/syscalls/syscall_32.tbl.
+mod compat_number {
+    pub(super) const IOCTL: u32 = 54;
+    pub(super) const QUOTACTL: u32 = 131;
+}
+
+/// Bits 32 to 63 of a command. The kernel reads `unsigned int cmd`, so a filter that compares 64 bits does not match.
+const HIGH_BITS: usize = 0xdead_beef_0000_0000;
+
+/// `AT_FDCWD`.
+const CURRENT: File = File(-100);
+
+pub(crate) const READ_ONLY: u32 = 0;
+pub(crate) const READ_WRITE: u32 = 0o2;
+pub(crate) const CREATE: u32 = 0o100;
+pub(crate) const TRUNCATE: u32 = 0o1000;
+
+/// How a call enters the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As a 64-bit program does.
+    Native,
+    /// The same, with bits 32 to 63 of the command set.
+    HighBits,
+    /// As a 32-bit program does, by `int 0x80`.
+    Compat,
+}
+
+/// An open file, by the number of its descriptor. It is closed by the end of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File(i32);
+
+impl File {
+    /// A descriptor that the process was started with.
+    pub const fn descriptor(number: i32) -> Self {
+        Self(number)
+    }
+
+    /// Writes a line.
+    pub fn print(self, line: &str) {
+        _ = write(self, line.as_bytes());
+        _ = write(self, b"\n");
+    }
+
+    /// For commands that take a descriptor.
+    pub(crate) const fn number(self) -> u32 {
+        self.0.cast_unsigned()
+    }
+
+    const fn argument(self) -> usize {
+        self.0 as usize
+    }
+
+    const fn of(value: usize) -> Self {
+        Self(value as i32)
+    }
+}
+
+/// What [`ioctl`] passes.
+#[derive(Debug)]
+pub(crate) enum Argument<'a> {
+    Value(u32),
+    Page(&'a mut Page),
+}
+
+/// Makes a system call.
+///
+/// # Safety
+/// Each argument that the kernel takes for a pointer points to memory that the kernel may access in this way, for as long
+/// as it does.
+unsafe fn call(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let value: usize;
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    // SAFETY: `syscall` changes rax, rcx and r11 and, by this function's contract, only memory that the arguments name.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => value,
+            in("rdi") first,
+            in("rsi") second,
+            in("rdx") third,
+            in("r10") fourth,
+            in("r8") fifth,
+            in("r9") sixth,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result(value.cast_signed())
+}
+
+/// Makes a 32-bit system call.
+///
+/// # Safety
+/// As [`call`]. Pointers are below 4 GiB.
+unsafe fn compat_call(number: u32, arguments: [u32; 4]) -> Result<usize, Errno> {
+    let value: u32;
+    let [first, second, third, fourth] = arguments;
+    // SAFETY: the first argument belongs into rbx, which is LLVM's: it is exchanged and restored. `int 0x80` changes eax and
+    // may clear r8 to r11; memory by this function's contract.
+    unsafe {
+        asm!(
+            "xchg {first:r}, rbx",
+            "int 0x80",
+            "xchg {first:r}, rbx",
+            first = inout(reg) u64::from(first) => _,
+            inlateout("eax") number => value,
+            in("ecx") second,
+            in("edx") third,
+            in("esi") fourth,
+            lateout("r8") _,
+            lateout("r9") _,
+            lateout("r10") _,
+            lateout("r11") _,
+        );
+    }
+    // An int, sign-extended.
+    result(value.cast_signed() as isize)
+}
+
+fn result(value: isize) -> Result<usize, Errno> {
+    match u16::try_from(value.unsigned_abs()) {
+        Ok(errno @ 1..4096) if value < 0 => Err(Errno(errno)),
+        _ => Ok(value.cast_unsigned()),
+    }
+}
+
+/// A call that takes numbers and descriptors only.
+fn plain(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
+    debug_assert!(PLAIN.contains(&number), "system call {number} takes a pointer");
+    // SAFETY: the callers in this module pass a number of `PLAIN`; none of those calls takes a pointer.
+    unsafe { call(number, arguments) }
+}
+
+const PLAIN: [usize; 9] = [
+    number::CLOSE,
+    number::PAUSE,
+    number::FORK,
+    number::KILL,
+    number::FSYNC,
+    number::FTRUNCATE,
+    number::FCHDIR,
+    number::GETUID,
+    number::EXIT_GROUP,
+];
+
+/// Memory below 4 GiB, which 32-bit calls can be given. It stays mapped.
+#[derive(Debug)]
+pub(crate) struct Page(&'static mut [u8]);
+
+impl Page {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        // PROT_READ | PROT_WRITE, and MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT.
+        let arguments = [0, PAGE, 1 | 2, 0x02 | 0x20 | 0x40, usize::MAX, 0];
+        // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
+        let address = unsafe { call(number::MMAP, arguments) }?;
+        // SAFETY: the mapping has this size, is readable, writable and zero, nothing else refers to it, and nothing unmaps it.
+        Ok(Self(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(address), PAGE) }))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Up to the end of the page.
+    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
+        for (to, from) in self.0.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    pub(crate) fn put_u32(&mut self, at: usize, value: u32) {
+        self.put(at, &value.to_ne_bytes());
+    }
+
+    pub(crate) fn get_u32(&self, at: usize) -> u32 {
+        self.0.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    }
+
+    pub(crate) fn get_u64(&self, at: usize) -> u64 {
+        self.0.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0
+    }
+
+    fn address(&self) -> usize {
+        self.0.as_ptr().expose_provenance()
+    }
+
+    fn low_address(&self) -> u32 {
+        self.address() as u32
+    }
+}
+
+/// ioctl(2).
+pub(crate) fn ioctl(way: Way, file: File, command: u32, argument: Argument<'_>) -> Result<usize, Errno> {
+    let (value, low) = match &argument {
+        Argument::Value(value) => (*value as usize, *value),
+        Argument::Page(page) => (page.address(), page.low_address()),
+    };
+    let high = if way == Way::HighBits { HIGH_BITS } else { 0 };
+    match way {
+        // SAFETY: the kernel accesses at most 304 bytes at the argument, and keeps no pointer. It is the start of a page
+        // that is borrowed until the call returns, or a number of a command that takes none.
+        Way::Native | Way::HighBits => unsafe {
+            call(number::IOCTL, [file.argument(), high | command as usize, value, 0, 0, 0])
+        },
+        // SAFETY: as above; the page is below 4 GiB.
+        Way::Compat => unsafe { compat_call(compat_number::IOCTL, [file.number(), command, low, 0]) },
+    }
+}
+
+/// quotactl(2) with the device in `special`, a path; `None` is a null pointer.
+pub(crate) fn quotactl(
+    way: Way,
+    command: u32,
+    special: Option<&CStr>,
+    id: u32,
+    page: &mut Page,
+) -> Result<usize, Errno> {
+    // The second half of the page, for 32-bit calls.
+    page.put(PAGE / 2, special.map_or(&[], CStr::to_bytes_with_nul));
+    let offset = special.map(|_| PAGE / 2);
+    let (path, low) = offset.map_or((0, 0), |at| (page.address() + at, page.low_address() + (PAGE / 2) as u32));
+    let high = if way == Way::HighBits { HIGH_BITS } else { 0 };
+    match way {
+        // SAFETY: the kernel reads a path that ends with 0 in the second half of the page and accesses at most 160 bytes
+        // (`struct fs_quota_statv`) at its start. It keeps no pointer, and the page is borrowed until the call returns.
+        Way::Native | Way::HighBits => unsafe {
+            call(number::QUOTACTL, [high | command as usize, path, id as usize, page.address(), 0, 0])
+        },
+        // SAFETY: as above; the page is below 4 GiB.
+        Way::Compat => unsafe { compat_call(compat_number::QUOTACTL, [command, low, id, page.low_address()]) },
+    }
+}
+
+/// `quotactl_fd` for the file system of an open file, Linux 5.14.
+pub(crate) fn quotactl_fd(file: File, command: u32, id: u32, page: &mut Page) -> Result<usize, Errno> {
+    // SAFETY: the kernel accesses at most 160 bytes at the start of the page and keeps no pointer; the page is borrowed
+    // until the call returns.
+    unsafe { call(number::QUOTACTL_FD, [file.argument(), command as usize, id as usize, page.address(), 0, 0]) }
+}
+
+/// `file_setattr`, Linux 6.17, with a `struct file_attr` of `size` bytes at the start of the page.
+pub(crate) fn file_setattr(directory: File, name: &CStr, page: &Page, size: usize) -> Result<usize, Errno> {
+    let size = size.min(PAGE);
+    // SAFETY: the kernel reads the name, which ends with 0, and `size` bytes of the page. It keeps no pointer.
+    unsafe {
+        call(
+            number::FILE_SETATTR,
+            [directory.argument(), name.as_ptr().expose_provenance(), page.address(), size, 0, 0],
+        )
+    }
+}
+
+/// bpf(2) with a `union bpf_attr` of `size` bytes at the start of the page. The attributes of the commands that this crate
+/// uses have no pointers.
+pub(crate) fn bpf(command: u32, page: &mut Page, size: usize) -> Result<usize, Errno> {
+    let size = size.min(PAGE);
+    // SAFETY: the kernel reads and writes at most `size` bytes of the page, which is borrowed until the call returns.
+    unsafe { call(number::BPF, [command as usize, page.address(), size, 0, 0, 0]) }
+}
+
+/// openat(2) in the current directory; mode 0600 for a new file.
+pub(crate) fn open(path: &CStr, flags: u32) -> Result<File, Errno> {
+    open_at(CURRENT, path, flags)
+}
+
+/// openat(2); mode 0600 for a new file. The descriptor is closed by `execve`.
+pub(crate) fn open_at(directory: File, path: &CStr, flags: u32) -> Result<File, Errno> {
+    const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+    let arguments =
+        [directory.argument(), path.as_ptr().expose_provenance(), (flags | CLOSE_ON_EXEC) as usize, 0o600, 0, 0];
+    // SAFETY: the kernel reads the path, which ends with 0, and keeps no pointer.
+    unsafe { call(number::OPENAT, arguments) }.map(File::of)
+}
+
+/// mkdirat(2), mode 0700. Succeeds if the directory exists.
+pub(crate) fn make_directory(directory: File, name: &CStr) -> Result<File, Errno> {
+    // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
+    match unsafe { call(number::MKDIRAT, [directory.argument(), name.as_ptr().expose_provenance(), 0o700, 0, 0, 0]) } {
+        Ok(_) | Err(Errno::EEXIST) => open_at(directory, name, READ_ONLY),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// mknodat(2). Succeeds if the node exists.
+pub(crate) fn make_node(directory: File, name: &CStr, mode: u32, device: u64) -> Result<(), Errno> {
+    let device = usize::try_from(device).unwrap_or_default();
+    let arguments = [directory.argument(), name.as_ptr().expose_provenance(), mode as usize, device, 0, 0];
+    // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
+    match unsafe { call(number::MKNODAT, arguments) } {
+        Ok(_) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// unlinkat(2) of a file.
+pub(crate) fn unlink(directory: File, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
+    unsafe { call(number::UNLINKAT, [directory.argument(), name.as_ptr().expose_provenance(), 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Number of the file system's device, `st_dev` of fstat(2).
+pub(crate) fn device_of(file: File, page: &mut Page) -> Result<u64, Errno> {
+    // SAFETY: the kernel writes one `struct stat` (144 bytes) to the page, and keeps no pointer.
+    unsafe { call(number::FSTAT, [file.argument(), page.address(), 0, 0, 0, 0]) }?;
+    Ok(page.get_u64(0))
+}
+
+/// write(2).
+pub(crate) fn write(file: File, bytes: &[u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel reads the bytes, and keeps no pointer.
+    unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr().expose_provenance(), bytes.len(), 0, 0, 0]) }
+}
+
+/// pread(2) of a page.
+pub(crate) fn read_page(file: File, page: &mut Page, offset: usize) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes at most the size of the page, and keeps no pointer.
+    unsafe { call(number::PREAD, [file.argument(), page.address(), PAGE, offset, 0, 0]) }
+}
+
+/// pwrite(2) of a page.
+pub(crate) fn write_page(file: File, page: &Page, offset: usize) -> Result<usize, Errno> {
+    // SAFETY: the kernel reads at most the size of the page, and keeps no pointer.
+    unsafe { call(number::PWRITE, [file.argument(), page.address(), PAGE, offset, 0, 0]) }
+}
+
+/// ftruncate(2).
+pub(crate) fn truncate(file: File, size: u64) -> Result<(), Errno> {
+    let size = usize::try_from(size).unwrap_or_default();
+    plain(number::FTRUNCATE, [file.argument(), size, 0, 0, 0, 0]).map(drop)
+}
+
+/// fsync(2).
+pub(crate) fn sync(file: File) -> Result<(), Errno> {
+    plain(number::FSYNC, [file.argument(), 0, 0, 0, 0, 0]).map(drop)
+}
+
+/// close(2).
+pub(crate) fn close(file: File) -> Result<(), Errno> {
+    plain(number::CLOSE, [file.argument(), 0, 0, 0, 0, 0]).map(drop)
+}
+
+/// fchdir(2).
+pub(crate) fn enter(directory: File) -> Result<(), Errno> {
+    plain(number::FCHDIR, [directory.argument(), 0, 0, 0, 0, 0]).map(drop)
+}
+
+/// getuid(2), which cannot fail.
+pub(crate) fn user() -> usize {
+    plain(number::GETUID, [0; 6]).unwrap_or_default()
+}
+
+/// A child of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Process(usize);
+
+/// fork(2): `None` in the child. The child has copies of this thread and of the memory; this crate takes no locks and has no
+/// allocator that another thread could hold.
+pub(crate) fn fork() -> Result<Option<Process>, Errno> {
+    let child = plain(number::FORK, [0; 6])?;
+    Ok((child != 0).then_some(Process(child)))
+}
+
+/// wait4(2): the signal that ended the child, 0 if it ended by itself.
+pub(crate) fn wait(child: Process) -> Result<u32, Errno> {
+    let mut status = 0_u32;
+    // SAFETY: the kernel writes one int, and keeps no pointer.
+    unsafe { call(number::WAIT4, [child.0, (&raw mut status).expose_provenance(), 0, 0, 0, 0]) }?;
+    Ok(status & 0x7f)
+}
+
+/// kill(2) with SIGKILL.
+pub(crate) fn kill(child: Process) -> Result<(), Errno> {
+    plain(number::KILL, [child.0, 9, 0, 0, 0, 0]).map(drop)
+}
+
+/// pause(2): waits for a signal.
+pub(crate) fn pause() {
+    _ = plain(number::PAUSE, [0; 6]);
+}
+
+/// nanosleep(2).
+pub(crate) fn sleep(milliseconds: u32) {
+    let time = [u64::from(milliseconds / 1000), u64::from(milliseconds % 1000) * 1_000_000];
+    // SAFETY: the kernel reads one `struct timespec`, two 64-bit numbers, and keeps no pointer.
+    _ = unsafe { call(number::NANOSLEEP, [time.as_ptr().expose_provenance(), 0, 0, 0, 0, 0]) };
+}
+
+/// `exit_group`(2) with status 0.
+pub(crate) fn exit() -> ! {
+    loop {
+        _ = plain(number::EXIT_GROUP, [0; 6]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_the_last_page_of_addresses() {
+        assert_eq!(result(-1), Err(Errno::EPERM));
+        assert_eq!(result(-4095), Err(Errno(4095)));
+        assert_eq!(result(-4096), Ok(-4096_isize as usize));
+        assert_eq!(result(0), Ok(0));
+    }
+
+    #[test]
+    fn a_page_is_below_four_gib_and_what_does_not_fit_is_left_out() {
+        let mut page = Page::new().unwrap();
+        assert!(u32::try_from(page.address()).is_ok());
+        page.put(PAGE - 2, &[1, 2, 3]);
+        assert_eq!(page.bytes()[PAGE - 2..], [1, 2]);
+        page.put_u32(8, 7);
+        assert_eq!((page.get_u32(8), page.get_u64(8), page.get_u32(PAGE - 3)), (7, 7, 0));
+    }
+
+    #[test]
+    fn a_signal_ends_a_child() {
+        let Some(child) = fork().unwrap() else {
+            loop {
+                pause();
+            }
+        };
+        kill(child).unwrap();
+        assert_eq!(wait(child), Ok(9));
+    }
+}

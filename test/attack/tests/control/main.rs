@@ -1,0 +1,196 @@
+//! The control of the suite on the node: on a kernel without the node's protections, every attack of the same list succeeds
+//! (or fails with another error than a protection returns). So no case of the suite can pass because the attack is wrong.
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code, reason = "loop devices and BPF links have no wrapper in nix")]
+mod sys;
+
+use std::ffi::{CStr, CString};
+use std::fs::{self, File, Permissions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use attack::{ATTACKS, Attack, Target, Tenant};
+use fsquota::{Allocator, Limits};
+use ktest_support::process::Child;
+use ktest_support::{XfsDisk, unmount};
+use nix::mount::{MsFlags, mount};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+use units::Bytes;
+
+const LIMIT: u64 = 16 << 20;
+const DEVICE: u64 = 4 << 20;
+const USER: u32 = 1000;
+/// The attacks that the kernel accepts for a read-only device only.
+const READ_ONLY: &str = "change_loop_file";
+
+/// What a pod has: a volume with a limit, and a writable layer on the same disk.
+struct Pod {
+    // Before the disk: unmounted first.
+    layer: Overlay,
+    volume: PathBuf,
+    disk: XfsDisk,
+}
+
+impl Pod {
+    /// Waits for the only disk: one test at a time.
+    fn new() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        let volume = disk.path().join("volume");
+        fs::create_dir(&volume).unwrap();
+        let ids = Allocator::open(File::open(disk.path()).unwrap()).unwrap();
+        fsquota::set(File::open(&volume).unwrap(), Limits::for_size(Bytes::new(LIMIT)), &ids).unwrap();
+        let layer = Overlay::mount(&volume.join("layer"));
+        chown(&volume, Some(USER), Some(USER)).unwrap();
+        Self { layer, volume, disk }
+    }
+
+    fn device(&self, read_only: bool) -> Device {
+        let (path, holder) = attach(&self.disk.path().join("image"), read_only);
+        Device { path, holder }
+    }
+
+    /// Runs attacks as this user, and returns what they printed.
+    fn run(&self, user: u32, device: &Device, selected: impl Fn(&Attack) -> bool) -> String {
+        let [volume, device, layer] = [&self.volume, &device.path, &self.layer.0].map(|path| c_string(path));
+        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &layer };
+        let path = std::env::temp_dir().join("output");
+        let output = File::create(&path).unwrap();
+        let child = Child::start(|| {
+            if user != 0 {
+                setgroups(&[]).unwrap();
+                let (group, user) = (Gid::from_raw(user), Uid::from_raw(user));
+                setresgid(group, group, group).unwrap();
+                setresuid(user, user, user).unwrap();
+            }
+            attack::run(&target, selected, attack::File::descriptor(output.as_raw_fd()));
+        });
+        child.wait();
+        fs::read_to_string(path).unwrap()
+    }
+}
+
+/// An overlayfs with its upper directory in the volume's project, as a container's root has it.
+struct Overlay(PathBuf);
+
+impl Overlay {
+    fn mount(above: &Path) -> Self {
+        let [lower, merged] = ["lower", "merged"].map(|name| std::env::temp_dir().join(name));
+        let [upper, work] = ["upper", "work"].map(|name| above.join(name));
+        for directory in [&lower, &merged, &upper, &work] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        let [lower, upper, work] = [lower, upper, work].map(|path| path.into_os_string().into_string().unwrap());
+        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+        mount(Some("overlay"), &merged, Some("overlay"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        Self(merged)
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        unmount(&self.0).unwrap();
+    }
+}
+
+/// A loop device that anybody may use. It stays attached as long as the value lives: while a descriptor is open, the kernel
+/// defers a detach.
+struct Device {
+    path: PathBuf,
+    holder: File,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        sys::detach(&self.holder);
+    }
+}
+
+/// Attaches an image to the lowest free device, and opens it.
+fn attach(image: &Path, read_only: bool) -> (PathBuf, File) {
+    let image = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
+    image.set_len(DEVICE).unwrap();
+    let control = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
+    let path = PathBuf::from(format!("/dev/loop{}", sys::free_number(&control)));
+    let device = File::options().read(true).write(!read_only).open(&path).unwrap();
+    sys::configure(&device, &image, read_only);
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    (path, device)
+}
+
+fn c_string(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_encoded_bytes()).unwrap()
+}
+
+/// Attacks of the user without the expected line.
+fn wrong(user: u32, output: &str) -> Vec<String> {
+    let attacks = ATTACKS.iter().filter(|attack| attack.by.includes(user as usize));
+    let result = |attack: &Attack| output.lines().find_map(|line| line.strip_prefix(attack.name)?.strip_prefix(": "));
+    let wrong = attacks.filter_map(|attack| {
+        let result = result(attack).unwrap_or("not run");
+        let expected = attack.unprotected;
+        (!expected.is(result)).then(|| format!("{} of uid {user}: {result}, expected {expected}", attack.name))
+    });
+    wrong.collect()
+}
+
+fn every_attack_of(user: u32) -> Vec<String> {
+    let pod = Pod::new();
+    let needs_read_only = |attack: &Attack| attack.name.starts_with(READ_ONLY);
+    let mut output = pod.run(user, &pod.device(false), |attack| !needs_read_only(attack));
+    output.push_str(&pod.run(user, &pod.device(true), needs_read_only));
+    wrong(user, &output)
+}
+
+#[test]
+fn every_attack_of_a_user_succeeds_without_the_protections() {
+    assert_eq!(every_attack_of(USER), [""; 0]);
+}
+
+#[test]
+fn every_attack_of_root_succeeds_without_the_protections() {
+    let cgroups = std::env::temp_dir().join("cgroup");
+    fs::create_dir(&cgroups).unwrap();
+    mount(Some("cgroup2"), &cgroups, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+    // What `detach_bpf_links` finds.
+    let _link = sys::link(&File::open(&cgroups).unwrap());
+    assert_eq!(every_attack_of(0), [""; 0]);
+}
+
+/// As observed on the node before the protections: the device loses its file, the next volume gets the number, and the first
+/// tenant still has the device.
+#[test]
+fn a_tenant_reads_and_overwrites_the_next_volume_without_the_protections() {
+    const MARKS: [&CStr; 2] = [c"the first tenant", c"the next tenant"];
+    let pod = Pod::new();
+    // In a process of its own, so that the tenant's descriptors are closed when it ends.
+    let child = Child::start(|| {
+        // The kernel does not detach a device when its last descriptor is closed.
+        let (path, holder) = attach(&pod.disk.path().join("first"), false);
+        drop(holder);
+        let [volume, device] = [&pod.volume, &path].map(|path| c_string(path));
+        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &volume };
+        let [mark, foreign] = MARKS;
+        let mut tenant = Tenant::new(target, mark, foreign).unwrap();
+        let turn = tenant.turn();
+        assert!(!turn.foreign && turn.created.is_ok(), "{turn}");
+        assert!(!is_attached(&path), "the tenant detached its device");
+
+        let image = pod.disk.path().join("next");
+        fs::write(&image, foreign.to_bytes()).unwrap();
+        let (next, holder) = attach(&image, false);
+        drop(holder);
+        assert_eq!(next, path, "the next volume gets the number");
+        let turn = tenant.turn();
+        assert!(turn.foreign, "{turn}");
+        let mut found = vec![0; mark.count_bytes()];
+        File::open(&image).unwrap().read_exact_at(&mut found, 1 << 20).unwrap();
+        assert_eq!(found, mark.to_bytes(), "the first tenant wrote to the next volume");
+    });
+    child.wait();
+}
+
+fn is_attached(device: &Path) -> bool {
+    Path::new("/sys/block").join(device.file_name().unwrap()).join("loop/backing_file").exists()
+}

@@ -1,0 +1,70 @@
+//! Calls that the arrangements need: loop devices by their ioctls, and one BPF link.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc;
+
+/// include/uapi/linux/loop.h.
+const LOOP_CLR_FD: u64 = 0x4c01;
+const LOOP_CONFIGURE: u64 = 0x4c0a;
+const LOOP_CTL_GET_FREE: u64 = 0x4c82;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+
+/// `struct loop_config`: its size in 32-bit words, and the word of `info.lo_flags`.
+const LOOP_CONFIG: usize = 304 / 4;
+const FLAGS: usize = (8 + 52) / 4;
+
+/// `enum bpf_cmd`, include/uapi/linux/bpf.h.
+const BPF_PROG_LOAD: u32 = 5;
+const BPF_LINK_CREATE: u32 = 28;
+/// `BPF_PROG_TYPE_CGROUP_SKB`.
+const CGROUP_SKB: u32 = 8;
+
+/// The lowest number without a file.
+pub fn free_number(control: &File) -> i32 {
+    // SAFETY: the descriptor is open during the call, which takes no pointer.
+    Errno::result(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) }).expect("LOOP_CTL_GET_FREE")
+}
+
+/// Gives a device its file.
+pub fn configure(device: &File, image: &File, read_only: bool) {
+    let mut config = [0_u32; LOOP_CONFIG];
+    config[0] = image.as_raw_fd().cast_unsigned();
+    config[FLAGS] = if read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    // SAFETY: the descriptors are open during the call. The kernel reads one `struct loop_config` (304 bytes) and keeps no
+    // pointer.
+    let configured = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, config.as_ptr()) };
+    Errno::result(configured).expect("LOOP_CONFIGURE");
+}
+
+/// Takes the file from a device, now or when its last opener closes it.
+pub fn detach(device: &File) {
+    // SAFETY: the descriptor is open during the call, which takes no pointer. It may be detached already.
+    _ = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD, 0) };
+}
+
+/// A BPF program that accepts every packet which processes of a cgroup receive, attached by a link. Such a link can be
+/// detached, as one of type `BPF_LSM_CGROUP` can.
+pub fn link(cgroup: &File) -> OwnedFd {
+    // r0 = 1; exit.
+    let instructions = [0x0000_0001_0000_00b7_u64, 0x95];
+    let license = c"GPL";
+    // prog_type and insn_cnt, insns, license; 9 words are up to the end of expected_attach_type.
+    let [code, text] = [instructions.as_ptr().expose_provenance(), license.as_ptr().expose_provenance()];
+    let load = [u64::from(CGROUP_SKB) | 2 << 32, code as u64, text as u64, 0, 0, 0, 0, 0, 0];
+    let program = bpf(BPF_PROG_LOAD, &load).expect("BPF_PROG_LOAD");
+    let [program_number, cgroup] = [program.as_raw_fd(), cgroup.as_raw_fd()].map(|fd| u64::from(fd.cast_unsigned()));
+    bpf(BPF_LINK_CREATE, &[program_number | cgroup << 32, 0]).expect("BPF_LINK_CREATE")
+}
+
+/// bpf(2) for a command that returns a descriptor.
+fn bpf(command: u32, attributes: &[u64]) -> Result<OwnedFd, Errno> {
+    // SAFETY: the kernel reads the attributes, and what they point to: two instructions and a string that ends with 0, which
+    // the caller keeps until the call returns.
+    let made = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
+    let number = Errno::result(made)?;
+    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
+}

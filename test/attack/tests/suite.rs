@@ -1,0 +1,317 @@
+//! Every attack of the list, from real pods on the booted node: none succeeds.
+//!
+//! Two pods run all attacks, one under Pod Security `restricted` and one as root with `CAP_SYS_ADMIN` and without seccomp. The
+//! claims of the first one are deleted while it runs; the second one is the next tenant.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::process::ExitCode;
+
+use attack::{ATTACKS, DONE};
+use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Stopped, Suite, Volume, cost, eventually};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{self as core, ConfigMap, Event, Namespace, PersistentVolumeClaim};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 16 * MIB;
+/// The program, in the pods and in their ConfigMap.
+const PROGRAM: &str = "attack";
+/// Of half a second: longer than the suite, and not for ever.
+const TURNS: &str = "1200";
+/// How many turns a tenant takes after the other one has written its mark.
+const WATCHED: u32 = 3;
+
+fn main() -> ExitCode {
+    Suite::new("attack").part("pods", pods).run()
+}
+
+async fn pods(part: Part) -> Result<(), Stopped> {
+    let case = &part.case;
+    part.shows("a_pod_with_the_nodes_root_directory_is_rejected", host_path(case)).await;
+    part.must_show("the_program_fits_a_config_map", publish_program(case)).await?;
+
+    let first = part.must_show("a_restricted_pod_runs_the_attacks", start(case, &RESTRICTED)).await?;
+    first.results(&part).await;
+    part.must_show("a_published_volume_is_not_deleted", first.loses_its_claims(case)).await?;
+
+    let second = part.must_show("a_root_pod_runs_the_attacks", start(case, &ROOT)).await?;
+    second.results(&part).await;
+    part.shows("denials_are_counted_by_kind", are_counted(case)).await;
+    part.shows("no_tenant_sees_or_changes_the_others_device", are_apart(case, &first, &second)).await;
+    part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
+    part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)).await;
+    part.shows("the_node_is_ready_after_the_attacks", is_ready(case)).await;
+    Ok(())
+}
+
+/// A pod that attacks.
+struct Kind {
+    name: &'static str,
+    /// `pod-security.kubernetes.io/enforce` of its namespace.
+    level: &'static str,
+    user: usize,
+    files: &'static str,
+    device: &'static str,
+    /// What it writes to its device.
+    mark: &'static str,
+    /// The mark of the other tenant.
+    foreign: &'static str,
+}
+
+const RESTRICTED: Kind = Kind {
+    name: "restricted",
+    level: "restricted",
+    user: 1000,
+    files: "restricted-files",
+    device: "restricted-device",
+    mark: "bytes of the restricted tenant",
+    foreign: ROOT.mark,
+};
+
+const ROOT: Kind = Kind {
+    name: "root",
+    level: "privileged",
+    user: 0,
+    files: "root-files",
+    device: "root-device",
+    mark: "bytes of the root tenant",
+    foreign: "bytes of the restricted tenant",
+};
+
+impl Kind {
+    fn pod(&self) -> Result<core::Pod, Failure> {
+        let Self { name, user, files, device, mark, foreign, .. } = self;
+        let pod = Pod::server(*name).with(Volume::claim(files)).with(Volume::device(device));
+        let mut spec = pod.spec();
+        // The program has no handler of SIGTERM.
+        spec["terminationGracePeriodSeconds"] = 1.into();
+        let container = &mut spec["containers"][0];
+        container["command"] = json!([format!("/{PROGRAM}/{PROGRAM}")]);
+        let arguments = [format!("/{files}"), SIZE.to_string(), format!("/dev/{device}"), "/".to_owned()];
+        let marks = [mark, foreign, &TURNS].map(|&word| word.to_owned());
+        container["args"] = arguments.into_iter().chain(marks).collect();
+        container["securityContext"] = if *user == 0 {
+            json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}})
+        } else {
+            json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}})
+        };
+        append(&mut container["volumeMounts"], json!({"name": PROGRAM, "mountPath": format!("/{PROGRAM}")}));
+        append(&mut spec["volumes"], json!({"name": PROGRAM, "configMap": {"name": PROGRAM, "defaultMode": 0o755}}));
+        spec["securityContext"] = if *user == 0 {
+            json!({})
+        } else {
+            json!({
+                "runAsUser": user, "runAsGroup": user, "fsGroup": user, "runAsNonRoot": true,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            })
+        };
+        Ok(serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec}))?)
+    }
+}
+
+fn append(list: &mut Value, element: Value) {
+    list.as_array_mut().expect("a list of the pod").push(element);
+}
+
+/// A pod that has run the attacks, and takes turns as a tenant.
+struct Attacker {
+    kind: &'static Kind,
+    /// The PVs of its directory and of its device.
+    volumes: [String; 2],
+    device: OnNode,
+    /// What it printed for each attack.
+    results: BTreeMap<String, String>,
+}
+
+/// No namespace is labelled yet: the node's default applies.
+async fn host_path(case: &Case) -> Result<(), Failure> {
+    let mut pod = Pod::server("host-path").spec();
+    pod["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
+    let pod = serde_json::from_value(json!({"metadata": {"name": "host-path"}, "spec": pod}))?;
+    let rejected = rejection(case, &pod).await?;
+    assert!(rejected.contains("violates PodSecurity \"baseline") && rejected.contains("hostPath"), "{rejected}");
+    Ok(())
+}
+
+/// Why the API server rejects a pod; it creates none.
+async fn rejection(case: &Case, pod: &core::Pod) -> Result<String, Failure> {
+    let parameters = PostParams { dry_run: true, ..PostParams::default() };
+    match case.api::<core::Pod>().create(&parameters, pod).await {
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(status.message),
+        Err(error) => Err(Failure::api("try to create a pod")(error)),
+        Ok(_) => Ok("accepted".to_owned()),
+    }
+}
+
+async fn publish_program(case: &Case) -> Result<(), Failure> {
+    let path = env::var_os("GRANARY_ATTACK").expect("GRANARY_ATTACK is the path of the program");
+    let program = fs::read(path).expect("the program can be read");
+    let files = BTreeMap::from([(PROGRAM.to_owned(), ByteString(program))]);
+    let object = ConfigMap { binary_data: Some(files), ..ConfigMap::default() };
+    let mut object = serde_json::to_value(object)?;
+    object["metadata"] = json!({"name": PROGRAM});
+    case.create::<ConfigMap>(object).await.map(drop)
+}
+
+/// Labels the namespace, creates claims and pod, and waits until the pod has run all attacks.
+async fn start(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
+    let pod = kind.pod()?;
+    let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": kind.level}}});
+    let namespaces = case.cluster::<Namespace>();
+    let labelled = namespaces.patch(case.namespace(), &PatchParams::default(), &Patch::Merge(label)).await;
+    labelled.map_err(Failure::api("label the namespace"))?;
+    // The API server sees the label a moment later.
+    eventually(PATIENCE, &format!("Pod Security {} in the namespace", kind.level), async || {
+        let [own, root] = [rejection(case, &pod).await?, rejection(case, &ROOT.pod()?).await?];
+        let restricts = root.contains("violates PodSecurity \"restricted");
+        let is_right = own == "accepted" && (restricts || kind.level == ROOT.level);
+        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(format!("own pod: {own}; root pod: {root}")) })
+    })
+    .await?;
+    case.claim(&Claim::new(kind.files, SIZE)).await?;
+    case.claim(&Claim::block(kind.device, SIZE)).await?;
+    case.create::<core::Pod>(serde_json::to_value(&pod)?).await?;
+    cost("pods");
+    let log = eventually(PATIENCE, &format!("the end of all attacks of pod {}", kind.name), async || {
+        let log = log(case, kind).await?;
+        Ok(if log.lines().any(|line| line == DONE) { Seen::Done(log) } else { Seen::NotYet(log) })
+    })
+    .await?;
+    let attacks = log.lines().take_while(|line| *line != DONE);
+    let results = attacks.filter_map(|line| line.split_once(": ")).map(|(name, result)| (name.into(), result.into()));
+    let results = results.collect();
+    let volumes = [case.volume_name(kind.files).await?, case.volume_name(kind.device).await?];
+    let device = case.on_the_node(&volumes[1]).await?;
+    Ok(Attacker { kind, volumes, device, results })
+}
+
+async fn log(case: &Case, kind: &Kind) -> Result<String, Failure> {
+    case.get(&format!("/api/v1/namespaces/{}/pods/{}/log", case.namespace(), kind.name)).await
+}
+
+/// The turns that a pod has taken. None of them may have found the other tenant's bytes.
+async fn turns(case: &Case, kind: &Kind) -> Result<u32, Failure> {
+    let log = log(case, kind).await?;
+    let turns: Vec<&str> = log.lines().filter(|line| line.starts_with("turn ")).collect();
+    let foreign: Vec<_> = turns.iter().filter(|turn| !turn.contains(": no foreign bytes")).collect();
+    assert!(foreign.is_empty(), "pod {}: {foreign:?}", kind.name);
+    Ok(u32::try_from(turns.len()).unwrap_or(u32::MAX))
+}
+
+/// Waits until a pod has taken some more turns.
+async fn goes_on(case: &Case, kind: &Kind) -> Result<(), Failure> {
+    let before = turns(case, kind).await?;
+    eventually(PATIENCE, &format!("{WATCHED} more turns of pod {}", kind.name), async || {
+        let now = turns(case, kind).await?;
+        Ok(if now >= before + WATCHED { Seen::Done(()) } else { Seen::NotYet(format!("{before}, now {now}")) })
+    })
+    .await
+}
+
+impl Attacker {
+    /// A case for each attack.
+    async fn results(&self, part: &Part) {
+        let Self { kind, results, .. } = self;
+        for attack in ATTACKS.iter().filter(|attack| attack.by.includes(kind.user)) {
+            let shown = async {
+                let result = results.get(attack.name).map_or("not run", String::as_str);
+                assert!(attack.protected.is(result), "{result}, expected {}", attack.protected);
+                Ok(())
+            };
+            part.shows(&format!("{}_{}", kind.name, attack.name), shown).await;
+        }
+    }
+
+    /// Deletes the claims and removes their finalizers, as a tenant can. The volumes stay, because the pod uses them, and an
+    /// event on each PV says so.
+    async fn loses_its_claims(&self, case: &Case) -> Result<(), Failure> {
+        for claim in [self.kind.files, self.kind.device] {
+            case.delete_claim(claim).await?;
+            let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            let claims = case.api::<PersistentVolumeClaim>();
+            let patched = claims.patch(claim, &PatchParams::default(), &none).await;
+            patched.map_err(Failure::api(format!("remove the finalizers of claim {claim}")))?;
+        }
+        for volume in &self.volumes {
+            deletion_fails(case, volume).await?;
+            let found = case.on_the_node(volume).await?;
+            assert!(!found.entries.is_empty() && !found.mounts.is_empty(), "{found:?}");
+        }
+        assert_eq!(case.on_the_node(&self.volumes[1]).await?, self.device);
+        goes_on(case, self.kind).await
+    }
+
+    /// Deletes pod and claims. The first pod still creates files in a deleted volume.
+    async fn ends_beside(&self, case: &Case, first: &Self) -> Result<(), Failure> {
+        case.remove(self.kind.name).await?;
+        for claim in [self.kind.files, self.kind.device] {
+            case.delete_claim(claim).await?;
+        }
+        for volume in &self.volumes {
+            case.volume_is_gone(volume, None).await?;
+        }
+        goes_on(case, first.kind).await
+    }
+
+    async fn ends(&self, case: &Case) -> Result<(), Failure> {
+        case.remove(self.kind.name).await?;
+        for volume in &self.volumes {
+            case.volume_is_gone(volume, None).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the event that names the reason. Events about objects without a namespace are in `default`.
+async fn deletion_fails(case: &Case, volume: &str) -> Result<(), Failure> {
+    let about = ListParams::default().fields(&format!("involvedObject.name={volume}"));
+    eventually(PATIENCE, &format!("an event VolumeFailedDelete of volume {volume}"), async || {
+        let events = case.api_of::<Event>("default").list(&about).await.map_err(Failure::api("list events"))?;
+        let texts = events
+            .items
+            .into_iter()
+            .map(|event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default()));
+        let texts: Vec<String> = texts.collect();
+        let has_come = texts.iter().any(|text| text.starts_with("VolumeFailedDelete: "));
+        Ok(if has_come { Seen::Done(()) } else { Seen::NotYet(texts.join("; ")) })
+    })
+    .await
+}
+
+/// Both tenants have written their marks, and look for the other's.
+async fn are_apart(case: &Case, first: &Attacker, second: &Attacker) -> Result<(), Failure> {
+    let numbers = [&first.device, &second.device].map(|device| device.loops.clone());
+    assert!(numbers.iter().all(|loops| loops.len() == 1), "{numbers:?}");
+    assert_ne!(numbers[0], numbers[1]);
+    goes_on(case, first.kind).await?;
+    goes_on(case, second.kind).await?;
+    assert_eq!(case.on_the_node(&first.volumes[1]).await?, first.device, "the device is still the first volume's");
+    Ok(())
+}
+
+/// Both pods were denied changes of projects and of loop devices, the root pod also those of quotas.
+async fn are_counted(case: &Case) -> Result<(), Failure> {
+    let metrics = case.get("/api/v1/nodes/granary:7839/proxy/metrics").await?;
+    for operation in ["project", "quota", "loop"] {
+        let name = format!("granary_denied_total{{operation=\"{operation}\"}} ");
+        let count = metrics.lines().find_map(|line| line.strip_prefix(name.as_str())?.parse::<u64>().ok());
+        assert!(count.is_some_and(|count| count > 0), "{name}: {count:?}");
+    }
+    Ok(())
+}
+
+async fn is_ready(case: &Case) -> Result<(), Failure> {
+    eventually(PATIENCE, "all services to be ready", async || {
+        let answer = case.get("/api/v1/nodes/granary:7839/proxy/readyz").await?;
+        Ok(if answer == "ok\n" { Seen::Done(()) } else { Seen::NotYet(answer) })
+    })
+    .await?;
+    let node = case.cluster::<core::Node>().get("granary").await.map_err(Failure::api("read the node"))?;
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
+    assert_eq!(ready.map(|condition| condition.status.as_str()), Some("True"), "{conditions:?}");
+    Ok(())
+}
