@@ -90,7 +90,9 @@ async fn a_system_that_no_disk_has_is_named_with_those_that_are_there() {
     let mut options = setting.options();
     let line = fs::read_to_string(&options.image.command_line).unwrap();
     let there = line.split_whitespace().find_map(|word| word.strip_prefix("granary.system=")).unwrap();
-    options.image.command_line = with(&setting, &format!("granary.system={NO_UUID} granary.failure=reboot"));
+    let other = line.replace(there, NO_UUID);
+    options.image.command_line = setting.file("other-system.txt");
+    fs::write(&options.image.command_line, format!("{} granary.failure=reboot", other.trim())).unwrap();
     let Refusal { error, console, .. } = Refusal::of(options).await;
     assert!(matches!(&error, BootError::Ended { exit, .. } if exit.status.success()), "{error}");
     let told = console.lines().find(|line| line.contains("initramfs: error: ")).unwrap_or_default();
@@ -135,7 +137,7 @@ impl Refusal {
     }
 }
 
-/// A file with the image's command line and more words. Of two for one thing the last counts.
+/// A file with the image's command line and more words. Of two values of `granary.failure` the last counts.
 fn with(setting: &Setting, words: &str) -> PathBuf {
     let line = fs::read_to_string(setting.options().image.command_line).unwrap();
     let path = setting.file("cmdline.txt");
