@@ -155,3 +155,17 @@ fn the_image_says_what_it_was_built_with_and_what_is_in_it() {
         assert!(wanted.iter().any(|(name, _)| name.starts_with(some)), "{some}");
     }
 }
+
+/// The kernel rejects any other one (`module.sig_enforce=1`). Whether the signature is Debian's is for the kernel to say.
+#[test]
+fn each_kernel_module_has_its_signature() {
+    let system = System::built();
+    let modules = system.path("usr/lib/modules");
+    let names: Vec<String> = entries(&modules).into_iter().filter(|name| name.ends_with(".ko")).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let module = fs::read(modules.join(&name)).expect("a module");
+        // MODULE_SIG_STRING, include/linux/module_signature.h.
+        assert!(module.ends_with(b"~Module signature appended~\n"), "{name}");
+    }
+}
