@@ -205,6 +205,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     let services = services::Config {
         node: config.node.to_string(),
         address,
+        api_server: config.role.api_server(address),
         services: cluster.services,
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),

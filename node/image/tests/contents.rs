@@ -11,10 +11,10 @@ use serde_json::Value;
 /// Every program that is there, and every other name of one: no shell, no package manager, no ssh comes in unnoticed.
 const PROGRAMS: [&str; 22] = [
     "init",
-    "opt/cni/bin/bridge",
     "opt/cni/bin/host-local",
     "opt/cni/bin/loopback",
     "opt/cni/bin/portmap",
+    "opt/cni/bin/ptp",
     "usr/bin/blkid",
     "usr/bin/containerd",
     "usr/bin/containerd-shim-runc-v2",

@@ -65,7 +65,7 @@ mod wanted;
 
 pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, NotAToken, Token, bootstrap_secret_name};
 pub use certificate::Stale;
-pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
+pub use config::{API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths};
 pub use expiry::Expiry;
 pub use identity::{Identity, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};
