@@ -29,7 +29,7 @@ disk_image = rule(
     implementation = _disk_image_impl,
     doc = """A rule: a GPT disk, sparse, with a UEFI executable, and a system partition with its dm-verity tree.
 
-The builder adds to the kernel's command line where the system is and what its root hash is. Deterministic.""",
+The builder adds a file to the initramfs: where the system is and what its root hash is. Deterministic.""",
     attrs = {
         "command_line": attr.label(mandatory = True, allow_single_file = True, doc = "The kernel's command line, without the system."),
         "initramfs": attr.label(mandatory = True, allow_single_file = True, doc = "The kernel's first root."),

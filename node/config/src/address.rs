@@ -22,14 +22,12 @@ pub struct Server {
     pub port: u16,
 }
 
-const SERVER_PORT: u16 = 6443;
-
 impl FromStr for Server {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let Some((address, port)) = text.split_once(':') else {
-            return Ok(Self { address: host(text)?, port: SERVER_PORT });
+            return Ok(Self { address: host(text)?, port: services::API_PORT });
         };
         let address = host(address)?;
         match port.parse() {

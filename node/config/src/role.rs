@@ -1,11 +1,11 @@
 //! What a node is to its cluster.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 use services::discovery::AuthorityDigest;
-use services::{NODE_PREFIX, Network as Subnet, PodSecurity, SecretStorage, Token};
+use services::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretStorage, Token};
 
 use crate::address::Server;
 use crate::config::{Addresses, Check, Network, Static};
@@ -26,6 +26,14 @@ impl Role {
         match self {
             Self::ControlPlane(own) => own.networks,
             Self::Worker(worker) => worker.networks,
+        }
+    }
+
+    /// The API server of a node with this address.
+    pub fn api_server(&self, address: Ipv4Addr) -> SocketAddrV4 {
+        match self {
+            Self::ControlPlane(_) => SocketAddrV4::new(address, API_PORT),
+            Self::Worker(Worker { server, .. }) => SocketAddrV4::new(server.address, server.port),
         }
     }
 

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use crate::certificates::{Certificates, Kept};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
-use crate::guard::PodGuard;
+use crate::guard::{Devices, PodGuard};
 use crate::host::{Host, Writer};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
@@ -214,6 +214,7 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     let services = services::Config {
         node: config.node.to_string(),
         address,
+        api_server: config.role.api_server(address),
         services: cluster.services,
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),
@@ -233,12 +234,11 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     let role = Prepared::of(&config.role, &services, certificates.clone()).await?;
     let registry = Registry::new();
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
-    let plugin =
-        csi::Plugin::new(storage.csi(&config.node), csi::Linux::new(storage.kubelet(), storage.volumes()), &registry)
-            .map_err(BootError::Metrics)?;
+    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
+    let linux = csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(Devices(Arc::clone(&guard)));
+    let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     let mesh = Arc::new(Mesh::new(&services, &registry));
-    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),

@@ -26,7 +26,7 @@ pub enum CommandLineError {
 
 const LOG: &str = "granary.log";
 const FAILURE: &str = "granary.failure";
-/// `granary.system` is for the initramfs alone, `granary.failure` for it too.
+/// `granary.system` is for the initramfs of a direct boot alone, `granary.failure` for it too.
 const WORDS: [&str; 3] = [LOG, FAILURE, "granary.system"];
 
 /// The words of the kernel's command line that are for the node.

@@ -1,9 +1,9 @@
 //! What the tests of this crate tell the services.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 
-use services::{Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretStorage};
+use services::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretStorage};
 use units::Bytes;
 
 use crate::mesh;
@@ -13,6 +13,7 @@ pub(crate) fn services(pki: &Path) -> Config {
     Config {
         node: "granary".to_owned(),
         address: Ipv4Addr::new(10, 0, 2, 15),
+        api_server: SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), API_PORT),
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         mesh: mesh::of_uplink(1500),

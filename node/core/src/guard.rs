@@ -2,6 +2,7 @@
 //! that the kernel denies what it must. containerd starts only after that.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -257,6 +258,23 @@ fn create(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Has pods denied the ioctls of the loop devices that the CSI plugin publishes.
+#[derive(Debug)]
+pub struct Devices(pub Arc<PodGuard>);
+
+impl csi::Published for Devices {
+    fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.0.publish(device)?)
+    }
+
+    fn withdraw(&self, device: DeviceNumber) {
+        if let Err(error) = self.0.withdraw(device) {
+            let error: &dyn Error = &error;
+            warn!(error, %device, "pods stay denied the ioctls of a loop device that was removed");
+        }
     }
 }
 

@@ -242,7 +242,7 @@ async fn disconnected(mut clock: watch::Receiver<::clock::State>, jumps: u32, se
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {
     let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
-    system::prepare_bridge()?;
+    system::prepare_connections()?;
     info!(loaded = report.loaded.len(), "network modules loaded");
     cx.done();
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PodNetwork, PodNetworkError, PrivateKey,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PORT, PodNetwork, PodNetworkError, PrivateKey,
     RunError, Seen, Settings, Wireguard,
 };
 use config::NODE_PREFIX;
@@ -49,7 +49,7 @@ pub enum MeshError {
 
 /// The mesh on an uplink with packets of at most `mtu` bytes.
 pub fn of_uplink(mtu: u32) -> services::Mesh {
-    services::Mesh { interface: INTERFACE, mtu: mtu.saturating_sub(OVERHEAD) }
+    services::Mesh { interface: INTERFACE, port: PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
 /// What the mesh is made of, made when it first runs.

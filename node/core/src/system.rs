@@ -35,6 +35,15 @@ pub enum SystemError {
         #[source]
         source: io::Error,
     },
+    /// A directory cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The directory.
+        path: PathBuf,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
     /// A file system cannot be mounted.
     #[error("cannot mount {target}")]
     Mount {
@@ -45,10 +54,10 @@ pub enum SystemError {
         source: FilesystemError,
     },
     /// A kernel setting cannot be written.
-    #[error("cannot set {key} to {value}")]
+    #[error("cannot set {key} to {value:?}")]
     Sysctl {
         /// The setting, as sysctl(8) writes it.
-        key: &'static str,
+        key: String,
         /// The wanted value.
         value: &'static str,
         /// The kernel's answer.
@@ -76,7 +85,8 @@ const NO_PROGRAMS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC).union(
 
 /// Kind, target, flags and data. `/dev`, `/proc` and `/sys` come from the initramfs.
 ///
-/// `nsdelegate`: a container's cgroup namespace is a border for the container's own rights.
+/// `nsdelegate`: a container's cgroup namespace is a border for the container's own rights. securityfs shows the state of
+/// lockdown and the active LSMs.
 const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("devpts", "/dev/pts", MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC), "mode=0620,ptmxmode=0666"),
     ("tmpfs", "/dev/shm", MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV), "mode=1777"),
@@ -85,23 +95,12 @@ const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("securityfs", "/sys/kernel/security", NO_PROGRAMS, ""),
 ];
 
-/// What kubelet checks (`protectKernelDefaults`) and what pods' networks need. Processes: as many as the kernel allows.
-const SYSCTLS: [(&str, &str); 10] = [
-    ("vm.overcommit_memory", "1"),
-    ("vm.panic_on_oom", "0"),
-    ("kernel.panic", "10"),
-    ("kernel.panic_on_oops", "1"),
-    ("kernel.pid_max", "4194304"),
-    ("kernel.keys.root_maxkeys", "1000000"),
-    ("kernel.keys.root_maxbytes", "25000000"),
-    ("fs.inotify.max_user_instances", "8192"),
-    ("fs.inotify.max_user_watches", "524288"),
-    ("net.ipv4.ip_forward", "1"),
-];
+/// The file has the reasons.
+const SETTINGS: &str = include_str!("sysctl.conf");
 
-/// `net.bridge.*` is there once its module is.
-const BRIDGE_SYSCTLS: [(&str, &str); 2] =
-    [("net.bridge.bridge-nf-call-iptables", "1"), ("net.bridge.bridge-nf-call-ip6tables", "1")];
+/// `net.netfilter.*` exists once its module is loaded. A packet from the middle of a connection begins none: packets of some
+/// connections are tracked in one direction only (the node's rules for packets).
+const CONNECTION_SETTINGS: &str = "net.netfilter.nf_conntrack_tcp_loose = 0";
 
 /// Open files of one process; containers get it too.
 const OPEN_FILES: u64 = 1 << 20;
@@ -118,7 +117,7 @@ pub fn prepare(node: &NodeName) -> Result<(), SystemError> {
         let what = Filesystem { kind, source: Path::new(kind), target: Path::new(target), flags, data };
         mount::filesystem(what).map_err(|source| SystemError::Mount { target, source })?;
     }
-    sysctls(&SYSCTLS)?;
+    apply(SETTINGS, Path::new(SYSCTL_ROOT))?;
     setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES).map_err(SystemError::Limit)?;
     sethostname(node.as_str()).map_err(|source| SystemError::HostName { name: node.clone(), source })
 }
@@ -160,8 +159,8 @@ fn machine_id(node: &NodeName) -> String {
 ///
 /// # Errors
 /// A setting cannot be written.
-pub fn prepare_bridge() -> Result<(), SystemError> {
-    sysctls(&BRIDGE_SYSCTLS)
+pub fn prepare_connections() -> Result<(), SystemError> {
+    apply(CONNECTION_SETTINGS, Path::new(SYSCTL_ROOT))
 }
 
 /// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
@@ -180,15 +179,71 @@ fn make(path: &Path) -> Result<(), SystemError> {
     fs::create_dir_all(path).map_err(|source| SystemError::Directory { path: path.to_owned(), source })
 }
 
-fn sysctls(all: &[(&'static str, &'static str)]) -> Result<(), SystemError> {
-    for &(key, value) in all {
-        fs::write(sysctl_path(key), value).map_err(|source| SystemError::Sysctl { key, value, source })?;
+const SYSCTL_ROOT: &str = "/proc/sys";
+
+/// A setting of each network interface, as [`SETTINGS`] writes it.
+const EACH: &str = "*";
+
+/// The lines of sysctl.d(5) that set something.
+fn settings(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split_once('=')).map(|(key, value)| (key.trim(), value.trim()))
+}
+
+/// Writes settings below the directory `root`.
+fn apply(text: &'static str, root: &Path) -> Result<(), SystemError> {
+    for (key, value) in settings(text) {
+        match key.split_once(EACH) {
+            None => write_setting(root, key, value)?,
+            Some((before, after)) => write_each(root, before, after, value)?,
+        }
     }
     Ok(())
 }
 
-fn sysctl_path(key: &str) -> PathBuf {
-    Path::new("/proc/sys").join(key.replace('.', "/"))
+/// Writes `BEFORE*AFTER`. A kernel without IPv6 (`ipv6.disable=1`) has none of its settings and needs none; an interface may
+/// disappear meanwhile.
+fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Result<(), SystemError> {
+    let directory = setting_path(root, before.trim_end_matches('.'));
+    let interfaces = match interfaces(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && before.starts_with("net.ipv6.") => return Ok(()),
+        found => found.map_err(|source| SystemError::Read { path: directory, source })?,
+    };
+    for interface in interfaces {
+        match write_setting(root, &format!("{before}{interface}{after}"), value) {
+            Err(SystemError::Sysctl { source, .. })
+                if source.kind() == io::ErrorKind::NotFound && !FOR_ALL.contains(&&*interface) => {}
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+/// Directories that are no interface's.
+const FOR_ALL: [&str; 2] = ["default", "all"];
+
+/// The directories of settings of interfaces, as sysctl(8) writes them: `/` is a `.` of the name. [`FOR_ALL`] first, so that
+/// an interface that appears meanwhile has the new default, or is found.
+fn interfaces(directory: &Path) -> io::Result<Vec<String>> {
+    let mut found = FOR_ALL.map(str::to_owned).to_vec();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name().to_string_lossy().replace('.', "/");
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+/// The end of line is needed: the kernel sees no write(2) of an empty value.
+fn write_setting(root: &Path, key: &str, value: &'static str) -> Result<(), SystemError> {
+    let written = fs::write(setting_path(root, key), format!("{value}\n"));
+    written.map_err(|source| SystemError::Sysctl { key: key.to_owned(), value, source })
+}
+
+/// sysctl(8): `.` separates, and `/` stands for a `.` of a name.
+fn setting_path(root: &Path, key: &str) -> PathBuf {
+    root.join(key.split('.').map(|part| part.replace('/', ".")).collect::<PathBuf>())
 }
 
 #[cfg(test)]
@@ -203,11 +258,50 @@ mod tests {
 
     #[test]
     fn a_setting_is_a_file_below_proc() {
-        assert_eq!(sysctl_path("kernel.keys.root_maxkeys"), Path::new("/proc/sys/kernel/keys/root_maxkeys"));
-        assert_eq!(
-            sysctl_path("net.bridge.bridge-nf-call-iptables"),
-            Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables")
-        );
+        let path = |key| setting_path(Path::new(SYSCTL_ROOT), key);
+        assert_eq!(path("kernel.keys.root_maxkeys"), Path::new("/proc/sys/kernel/keys/root_maxkeys"));
+        assert_eq!(path("net.ipv4.conf.eth0/7.rp_filter"), Path::new("/proc/sys/net/ipv4/conf/eth0.7/rp_filter"));
+    }
+
+    #[test]
+    fn each_line_of_the_settings_is_one_or_a_comment() {
+        let lines = SETTINGS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        assert_eq!(settings(SETTINGS).count(), lines.count());
+        assert!(settings(SETTINGS).any(|setting| setting == ("kernel.modprobe", "")));
+        assert!(settings(SETTINGS).any(|setting| setting == ("kernel.kptr_restrict", "2")));
+    }
+
+    /// A directory like `/proc/sys` with settings of these interfaces.
+    fn network(interfaces: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for interface in interfaces {
+            fs::create_dir_all(root.path().join("net/ipv4/conf").join(interface)).unwrap();
+        }
+        root
+    }
+
+    const REDIRECTS: &str = "# Comment\nnet.ipv4.conf.*.send_redirects = 0\nnet.ipv6.conf.*.accept_redirects = 0";
+
+    /// There are no settings of IPv6, as in a kernel without it.
+    #[test]
+    fn settings_of_interfaces_are_written_for_present_and_future_ones() {
+        let root = network(&["all", "default", "eth0.7", "lo"]);
+        apply(REDIRECTS, root.path()).unwrap();
+        for interface in ["all", "default", "eth0.7", "lo"] {
+            let path = root.path().join("net/ipv4/conf").join(interface).join("send_redirects");
+            assert_eq!(fs::read_to_string(path).unwrap(), "0\n", "{interface}");
+        }
+    }
+
+    #[test]
+    fn a_setting_that_the_kernel_lacks_is_an_error_with_its_name() {
+        let root = network(&["default"]);
+        let error = apply(REDIRECTS, root.path()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot set net.ipv4.conf.all.send_redirects to \"0\"");
+        let error = apply(REDIRECTS, Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot read /nowhere/net/ipv4/conf");
+        let error = apply("kernel.yama.ptrace_scope = 1", root.path()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot set kernel.yama.ptrace_scope to \"1\"");
     }
 
     #[test]

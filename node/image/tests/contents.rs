@@ -11,10 +11,10 @@ use serde_json::Value;
 /// Every program that is there, and every other name of one: no shell, no package manager, no ssh comes in unnoticed.
 const PROGRAMS: [&str; 22] = [
     "init",
-    "opt/cni/bin/bridge",
     "opt/cni/bin/host-local",
     "opt/cni/bin/loopback",
     "opt/cni/bin/portmap",
+    "opt/cni/bin/ptp",
     "usr/bin/blkid",
     "usr/bin/containerd",
     "usr/bin/containerd-shim-runc-v2",
@@ -153,5 +153,19 @@ fn the_image_says_what_it_was_built_with_and_what_is_in_it() {
     assert!(missing.is_empty(), "{missing:?}");
     for some in ["sbom/", "licenses/"] {
         assert!(wanted.iter().any(|(name, _)| name.starts_with(some)), "{some}");
+    }
+}
+
+/// The kernel rejects any other one (`module.sig_enforce=1`). Whether the signature is Debian's is for the kernel to say.
+#[test]
+fn each_kernel_module_has_its_signature() {
+    let system = System::built();
+    let modules = system.path("usr/lib/modules");
+    let names: Vec<String> = entries(&modules).into_iter().filter(|name| name.ends_with(".ko")).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let module = fs::read(modules.join(&name)).expect("a module");
+        // MODULE_SIG_STRING, include/linux/module_signature.h.
+        assert!(module.ends_with(b"~Module signature appended~\n"), "{name}");
     }
 }

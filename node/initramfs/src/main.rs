@@ -1,12 +1,16 @@
 //! The first program of the node: loads the modules that reach the system image, finds the image that
-//! the kernel's command line names, mounts it read-only and hands over to its `/init`.
+//! it is to start ([`initramfs::choice`]), mounts it read-only and hands over to its `/init`.
+//!
+//! The initramfs of a disk image has the file `/system-partition` with the second form below, and starts nothing else: an
+//! argument `granary.system=`, which firmware or SMBIOS may append, stops the boot. A direct boot has no such file, and the
+//! argument in either form:
 //!
 //! | `granary.system=` | the image is |
 //! |---|---|
 //! | `UUID` | the EROFS with this UUID, on any block device; nobody checks its content |
 //! | `PARTUUID:BLOCKS:DIGEST` | on the partition with this ID, read through dm-verity: so many blocks of 4096 bytes, the hash tree behind them, and the SHA-256 of all ([`verity::Root`]) |
 //!
-//! The image that a UEFI executable names in the second form is the one that it was built with. A block
+//! The image that a UEFI executable names is the one that it was built with. A block
 //! that changed is never used: a boot of a damaged image ends here, or later with a panic of the kernel
 //! (`dm-verity device corrupted`).
 //!
@@ -26,8 +30,9 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{chdir, chroot, execv, sync};
 
+use initramfs::choice::{self, ChoiceError};
 use initramfs::search::{self, SearchError};
-use initramfs::system::{BadSystem, System};
+use initramfs::system::System;
 
 const MODULES: &str = "/modules";
 const ROOT: &str = "/system";
@@ -40,10 +45,8 @@ enum BootError {
     Read { path: &'static str, source: io::Error },
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
-    #[error("the kernel's command line names no system image: add granary.system=UUID")]
-    Unnamed,
-    #[error("the kernel's command line names a bad system image")]
-    BadSystem(#[from] BadSystem),
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
     #[error(transparent)]
     Search(#[from] SearchError),
     #[error("cannot {step} the system image")]
@@ -84,7 +87,12 @@ fn boot() -> Result<Infallible, BootError> {
     kmod::load(MODULES)?;
     let line =
         fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
-    let wanted: System = argument(&line, "granary.system").ok_or(BootError::Unnamed)?.parse()?;
+    let embedded = match fs::read_to_string(choice::FILE) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => return Err(BootError::Read { path: choice::FILE, source }),
+    };
+    let wanted = choice::choose(embedded.as_deref(), &line)?;
     let found = search::find(&wanted)?;
     let device = match wanted {
         System::Image(_) => found.device,
@@ -147,8 +155,8 @@ mod tests {
 
     #[test]
     fn the_last_value_of_a_key_counts() {
-        let line = "quiet granary.system=a granary.systems=b granary.system=c\n";
-        assert_eq!(argument(line, "granary.system"), Some("c"));
+        let line = "quiet granary.failure=a granary.failures=b granary.failure=c\n";
+        assert_eq!(argument(line, "granary.failure"), Some("c"));
         assert_eq!(argument(line, "granary"), None);
     }
 }

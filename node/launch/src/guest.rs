@@ -5,7 +5,7 @@ use crate::check;
 use crate::configuration::Configuration;
 use crate::data::DataDisk;
 use crate::error::BootError;
-use crate::options::{Boot, Data, Origin};
+use crate::options::{Boot, Data, Options, Origin};
 use crate::site::Site;
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
@@ -141,7 +141,7 @@ fn direct(site: &Site, accelerator: Accelerator) -> Result<Machine, BootError> {
     let boot = qemu::Boot::Kernel {
         kernel: options.image.kernel.clone(),
         initrd: Some(options.image.initramfs.clone()),
-        command_line: [base.trim(), arguments(accelerator)].join(" ").trim_end().to_owned(),
+        command_line: [base.trim(), &arguments(accelerator, options)].join(" ").trim_end().to_owned(),
     };
     let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(site, &data)?];
     Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
@@ -159,7 +159,7 @@ fn with_firmware(
     let boot = qemu::Boot::Firmware {
         code: firmware.code,
         variables: variables.path().into(),
-        oem_strings: match arguments(accelerator) {
+        oem_strings: match &*arguments(accelerator, options) {
             "" => Vec::new(),
             more => vec![format!("{MORE_ARGUMENTS}={more}")],
         },
@@ -207,22 +207,30 @@ fn data_disk(site: &Site, data: &DataDisk) -> Result<Disk, BootError> {
     Ok(disk)
 }
 
-/// What the kernel is told of the machine.
-const fn arguments(accelerator: Accelerator) -> &'static str {
-    match accelerator {
+/// Arguments of the kernel that are not the image's.
+fn arguments(accelerator: Accelerator, options: &Options) -> String {
+    let machine = match accelerator {
         // The guest is one process of the machine: mitigations protect nobody in there.
         Accelerator::Tcg => "mitigations=off",
         Accelerator::Kvm => "",
-    }
+    };
+    [machine, &options.kernel_arguments].join(" ").trim().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Image;
 
     #[test]
     fn mitigations_stay_on_where_the_cpu_itself_runs_the_guest() {
-        assert_eq!(arguments(Accelerator::Tcg), "mitigations=off");
-        assert_eq!(arguments(Accelerator::Kvm), "");
+        let path = || PathBuf::from("image");
+        let image = Image { kernel: path(), initramfs: path(), system: path(), command_line: path() };
+        let mut options = Options::new(image, Path::new("/tmp/run"));
+        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off");
+        assert_eq!(arguments(Accelerator::Kvm, &options), "");
+        options.kernel_arguments = "granary.log=info".to_owned();
+        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off granary.log=info");
+        assert_eq!(arguments(Accelerator::Kvm, &options), "granary.log=info");
     }
 }

@@ -43,6 +43,9 @@ pub struct Options {
     pub data_size: Bytes,
     /// How many times its data disk the node may promise to volumes.
     pub overcommit: Overcommit,
+    /// More arguments of the kernel, after those of the image and of the launcher. With [`Boot::Firmware`] they come from
+    /// SMBIOS.
+    pub kernel_arguments: String,
     /// The node's configuration, as docs/configuration.md describes it, instead of the launcher's own.
     pub configuration: Option<String>,
     /// An existing directory for the kubeconfig and for a temporary data disk.
@@ -183,6 +186,7 @@ impl Options {
             data: Data::Temporary,
             data_size: Self::DATA_SIZE,
             overcommit: Overcommit::default(),
+            kernel_arguments: String::new(),
             configuration: None,
             state: directory.to_path_buf(),
             logs: directory.to_path_buf(),

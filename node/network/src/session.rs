@@ -1,9 +1,10 @@
 //! The DHCP client at its device: it sends, listens and waits.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::future;
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
@@ -38,6 +39,15 @@ pub enum SessionError {
     /// No random number.
     #[error("cannot read random numbers")]
     Random(#[source] io::Error),
+    /// The device's check of source addresses.
+    #[error("cannot write {}", path.display())]
+    SourceCheck {
+        /// The setting of the device.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// The client, its socket and its clock.
@@ -55,7 +65,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Nothing is sent yet.
+    /// Nothing is sent yet. Switches off the device's `rp_filter`: while there is no route, it would drop the servers'
+    /// answers.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -64,6 +75,8 @@ impl Session {
         let hardware = link.hardware()?;
         let mut seed = [0; 8];
         File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed)).map_err(SessionError::Random)?;
+        let path = Path::new("/proc/sys/net/ipv4/conf").join(&device).join("rp_filter");
+        fs::write(&path, "0").map_err(|source| SessionError::SourceCheck { path, source })?;
         let open = async {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, CLIENT_PORT)).await?;
             socket.bind_device(Some(device.as_bytes()))?;

@@ -146,6 +146,9 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     let _turn = TURN.lock().await;
     let cable = Cable::lay(0).await;
     let link = Link::named(&cable.near).await.unwrap();
+    // As of a device that appears after the node has changed the default.
+    let source_check = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", cable.near);
+    fs::write(&source_check, "1").unwrap();
     let network = Network::on(link, config::Network::default()).await.unwrap();
     let (heard, start, said) = (AtomicU32::new(0), Instant::now(), Said::default());
     let _listens = said.listen();
@@ -156,6 +159,7 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     // The second try comes after about four seconds, and brings an offer, which is taken.
     assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(heard.load(Ordering::SeqCst), 3);
+    assert_eq!(fs::read_to_string(source_check).unwrap(), "0\n", "answers of servers without a route are dropped");
     // Who waits for the node is told of the silence, once for each try but the first.
     let lines = said.lines();
     let [line] = &lines[..] else { panic!("{lines:?}") };

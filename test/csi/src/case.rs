@@ -171,7 +171,11 @@ impl<'n> Case<'n> {
             Kind::Filesystem => {
                 let place = mount::at(File::open(target).expect("open the target")).expect("look");
                 assert_eq!(place.identity, volume.identity(), "{volume:?} at {}", target.display());
-                assert_eq!(place.mounted, Some(Attributes { read_only, ..Attributes::INERT }), "{volume:?}");
+                assert_eq!(
+                    place.mounted,
+                    Some(Attributes { read_only, no_exec: false, ..Attributes::INERT }),
+                    "{volume:?}"
+                );
             }
             Kind::Block => {
                 let found = fs::metadata(target).expect("the target");

@@ -6,6 +6,8 @@ use workload::{Check, Signalled, Volumes};
 
 /// Its namespace and name.
 const NAME: &str = "observer";
+/// Where it has the state of the kernel's security modules.
+pub const SECURITY: &str = "/security";
 /// The node's volumes, on its data disk.
 const VOLUMES: &str = "/data/volumes";
 
@@ -19,7 +21,8 @@ pub async fn start(client: &Client) -> Result<(), Failure> {
 }
 
 pub(crate) fn pod() -> Pod {
-    Pod::server(NAME).with(Volume::node("volumes", VOLUMES)).of_the_node()
+    let volumes = [Volume::node("volumes", VOLUMES), Volume::node("security", "/sys/kernel/security")];
+    volumes.into_iter().fold(Pod::server(NAME), Pod::with).of_the_node()
 }
 
 /// Waits until the pod that an earlier boot of the same disk had is there again.

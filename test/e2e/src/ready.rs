@@ -89,8 +89,8 @@ fn key(options: &Options) -> Result<Key, ReadyError> {
     for file in [&image.kernel, &image.initramfs, &image.system, &image.command_line] {
         key.add_file(file)?;
     }
-    let Options { boot, memory, cpus, data_size, overcommit, configuration, .. } = options;
-    key.add(&format!("{boot:?} {memory} {cpus} {data_size} {overcommit} {configuration:?}"));
+    let Options { boot, memory, cpus, data_size, overcommit, kernel_arguments, configuration, .. } = options;
+    key.add(&format!("{boot:?} {memory} {cpus} {data_size} {overcommit} {kernel_arguments} {configuration:?}"));
     let pod = observer::pod().object().and_then(|pod| serde_json::to_string(&pod)).map_err(Failure::from)?;
     key.add(&pod);
     Ok(key)

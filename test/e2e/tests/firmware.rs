@@ -2,7 +2,7 @@
 
 use e2e::Setting;
 use eventually::chain;
-use launch::{Boot, BootError, Data, Node, SHUTDOWN_LIMIT};
+use launch::{Boot, BootError, Data, Node, Options, SHUTDOWN_LIMIT};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -34,6 +34,21 @@ async fn a_flipped_bit_of_a_program_stops_the_kernel_with_the_remedy_before_it()
     expect(&console, "write the image to the disk again");
 }
 
+/// The initramfs of the executable names the system; an argument that the machine adds would start another one, unverified.
+#[tokio::test]
+async fn an_argument_from_smbios_that_names_another_system_stops_the_boot() {
+    let setting = Setting::from_target().unwrap();
+    let mut options = setting.options();
+    options.boot = Boot::Firmware(setting.disk().unwrap());
+    options.data = Data::File(setting.file("data.img"));
+    options.kernel_arguments = "granary.system=5ad00000-0000-4000-8000-00000000000a".to_owned();
+    let console = console_of_stopped(&options).await;
+    expect(
+        &console,
+        "initramfs: error: the kernel's command line has granary.system=, and this disk image starts no other",
+    );
+}
+
 /// What the guest says when a bit of this byte of the system is another one.
 async fn console_of_damaged(byte: u64) -> String {
     let setting = Setting::from_target().unwrap();
@@ -47,8 +62,13 @@ async fn console_of_damaged(byte: u64) -> String {
     let mut options = setting.options();
     options.boot = Boot::Firmware(path);
     options.data = Data::File(setting.file("data.img"));
-    let Err(error) = Node::boot(&options, |event| println!("{event}")).await else {
-        panic!("the node started a damaged system");
+    console_of_stopped(&options).await
+}
+
+/// What the guest says that ends before the node starts.
+async fn console_of_stopped(options: &Options) -> String {
+    let Err(error) = Node::boot(options, |event| println!("{event}")).await else {
+        panic!("the node started");
     };
     let BootError::Ended { console, .. } = error else { panic!("the guest did not end: {}", chain(&error)) };
     console.to_string()

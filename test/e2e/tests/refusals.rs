@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Magic number of ext2, ext3 and ext4 in the superblock, which begins at 1024: ext4 documentation, "Super Block".
 /// Without any of the later ones' features it is an ext2.
@@ -65,7 +65,7 @@ async fn a_configuration_with_mistakes_is_refused_as_a_whole_and_nothing_is_done
 
     let mut options = setting.options();
     options.data = Data::File(path.clone());
-    options.image.command_line = with(&setting, "granary.failure=reboot");
+    options.kernel_arguments = "granary.failure=reboot".to_owned();
     options.configuration = Some(r#"{"nodename": "granary", "network": {"dhcp": {}, "mtu": 15}}"#.to_owned());
     let Refusal { error, begun, console } = Refusal::of(options).await;
     let BootError::Fatal { message } = error else { panic!("the node did not say why: {error}") };
@@ -90,7 +90,9 @@ async fn a_system_that_no_disk_has_is_named_with_those_that_are_there() {
     let mut options = setting.options();
     let line = fs::read_to_string(&options.image.command_line).unwrap();
     let there = line.split_whitespace().find_map(|word| word.strip_prefix("granary.system=")).unwrap();
-    options.image.command_line = with(&setting, &format!("granary.system={NO_UUID} granary.failure=reboot"));
+    options.image.command_line = setting.file("cmdline.txt");
+    fs::write(&options.image.command_line, line.replace(there, NO_UUID)).unwrap();
+    options.kernel_arguments = "granary.failure=reboot".to_owned();
     let Refusal { error, console, .. } = Refusal::of(options).await;
     assert!(matches!(&error, BootError::Ended { exit, .. } if exit.status.success()), "{error}");
     let told = console.lines().find(|line| line.contains("initramfs: error: ")).unwrap_or_default();
@@ -133,14 +135,6 @@ impl Refusal {
         let console = console.await.unwrap_or_else(|error| panic!("{}", chain(&error)));
         Self { error, begun: begun.take(), console }
     }
-}
-
-/// A file with the image's command line and more words. Of two for one thing the last counts.
-fn with(setting: &Setting, words: &str) -> PathBuf {
-    let line = fs::read_to_string(setting.options().image.command_line).unwrap();
-    let path = setting.file("cmdline.txt");
-    fs::write(&path, format!("{} {words}", line.trim_end())).unwrap();
-    path
 }
 
 /// The first MiB, the allocated blocks and the time of the last write: any write changes one of them.

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use services::{
-    Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
+    API_PORT, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
     STORAGE_USER_PREFIX, SecretStorage, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
@@ -238,9 +238,10 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
     Ok(services::Config {
         node: NODE.to_owned(),
         address: ADVERTISED,
+        api_server: SocketAddrV4::new(ADVERTISED, API_PORT),
         services: "10.96.0.0/16".parse()?,
         cluster_pods: "10.244.0.0/16".parse()?,
-        mesh: Mesh { interface: "clusternet", mtu: 1420 },
+        mesh: Mesh { interface: "clusternet", port: 7838, mtu: 1420 },
         private_port: 7839,
         durability: Durability::UnsafeNoFsync,
         pod_security: PodSecurity::default(),

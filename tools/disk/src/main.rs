@@ -6,6 +6,7 @@
 
 mod esp;
 mod executable;
+mod initramfs;
 mod layout;
 
 use std::error::Error;
@@ -45,13 +46,18 @@ fn run(inputs: &Inputs<'_>, output: &Path) -> Result<(), Box<dyn Error>> {
     let system = File::open(inputs.system).map_err(failed(inputs.system))?;
     let tree = verity::Tree::of(io::BufReader::with_capacity(1 << 20, &system))?;
     let command_line = String::from_utf8(read(inputs.command_line)?)?;
-    let command_line = format!("{} granary.system={}:{}", command_line.trim(), layout::id(Slot::A), tree.root());
+    // Behind the initramfs, and not on the command line, which firmware can change.
+    let initramfs = initramfs::with_file(
+        read(inputs.initramfs)?,
+        "system-partition",
+        &format!("{}:{}\n", layout::id(Slot::A), tree.root()),
+    );
     let executable = executable::unified(
         &read(inputs.stub)?,
         &[
             (".osrel", &read(inputs.os_release)?),
-            (".cmdline", command_line.as_bytes()),
-            (".initrd", &read(inputs.initramfs)?),
+            (".cmdline", command_line.trim().as_bytes()),
+            (".initrd", &initramfs),
             (".linux", &read(inputs.kernel)?),
         ],
     )?;

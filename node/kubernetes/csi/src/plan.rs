@@ -189,7 +189,12 @@ pub(crate) fn publish(want: &Publish, seen: &Seen) -> Result<Vec<Step>, Refusal>
     let mut steps = match seen.target {
         Target::Absent => vec![Step::MakeTarget(shape)],
         Target::Bare(found) if found == shape => vec![],
-        Target::Published(attributes) if attributes == want.attributes => return Ok(vec![]),
+        // An earlier release mounted directories with `noexec`: such a target stays until it is unpublished.
+        Target::Published(attributes)
+            if (Attributes { no_exec: want.attributes.no_exec, ..attributes }) == want.attributes =>
+        {
+            return Ok(vec![]);
+        }
         Target::Stale if want.mode == Mode::Block => vec![Step::Unmount],
         Target::Published(_) => return Err(Refusal::Differs),
         Target::NoParent => return Err(Refusal::NoParent),

@@ -179,6 +179,10 @@ impl fmt::Display for Mode {
     }
 }
 
+/// The mount of a directory. Not `noexec`: programs on a volume can be executed in containers, and in a pod with a user
+/// namespace the kernel locks the flags of the node's mount (mount_namespaces(7)).
+pub(crate) const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
+
 /// The mount of a device's node: as inert as any, but the node works.
 pub(crate) const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
@@ -262,7 +266,7 @@ impl Publish {
         let (mode, attributes) = match required("volume_capability.access_type", capability.access_type.as_ref())? {
             AccessType::Mount(mount) => {
                 check_mount(mount)?;
-                (Mode::Filesystem, Attributes::INERT)
+                (Mode::Filesystem, DIRECTORY)
             }
             AccessType::Block(_) => (Mode::Block, NODE),
         };
@@ -410,7 +414,7 @@ mod tests {
     #[test]
     fn a_good_message_is_a_writable_inert_mount() {
         let want = publish(&message()).expect("a request");
-        assert_eq!((want.mode, want.attributes), (Mode::Filesystem, Attributes::INERT));
+        assert_eq!((want.mode, want.attributes), (Mode::Filesystem, DIRECTORY));
         assert_eq!(want.sharing, Sharing::ManyTargets);
         assert_eq!(want.target.full(), Path::new(TARGET));
         assert_eq!(want.target.parent(), Path::new("pods/u/volumes/kubernetes.io~csi/pvc-1"));

@@ -24,6 +24,9 @@ use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use tonic::Code;
 use traced::calls;
 
+/// Of the mount of a directory.
+const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
+
 #[tokio::test]
 async fn a_volume_is_mounted_inert_and_once() {
     let mut node = Node::start().await;
@@ -31,7 +34,7 @@ async fn a_volume_is_mounted_inert_and_once() {
     let target = node.target("mount");
     for _ in 0..2 {
         node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-        assert_eq!(mounted(&target), Some(Attributes::INERT));
+        assert_eq!(mounted(&target), Some(DIRECTORY));
         assert_eq!(mounts_at(&target), 1);
     }
     fs::write(target.join("file"), "here").expect("write");
@@ -55,7 +58,7 @@ async fn a_read_only_volume_takes_no_writes_and_is_not_published_writable_beside
         node.publish(read_only.clone()).await.expect("publish");
     }
     let target = node.target("mount");
-    assert_eq!(mounted(&target), Some(Attributes { read_only: true, ..Attributes::INERT }));
+    assert_eq!(mounted(&target), Some(Attributes { read_only: true, ..DIRECTORY }));
     let refused = fs::write(target.join("file"), "x").expect_err("it is read-only");
     assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem);
     assert_eq!(node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await, Err(Code::AlreadyExists));
@@ -87,7 +90,7 @@ async fn a_directory_that_an_earlier_call_left_is_used() {
     node.provision("pvc-1");
     fs::create_dir(node.target("mount")).expect("a directory");
     node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-    assert_eq!(mounted(&node.target("mount")), Some(Attributes::INERT));
+    assert_eq!(mounted(&node.target("mount")), Some(DIRECTORY));
     node.stop().await;
 }
 
@@ -281,7 +284,7 @@ async fn a_volume_in_use_is_not_torn_away() {
     node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
     let held = File::create(node.target("mount/file")).expect("a file");
     assert_eq!(node.unpublish("pvc-1", "mount").await, Err(Code::FailedPrecondition));
-    assert_eq!(mounted(&node.target("mount")), Some(Attributes::INERT));
+    assert_eq!(mounted(&node.target("mount")), Some(DIRECTORY));
     drop(held);
     node.unpublish("pvc-1", "mount").await.expect("unpublish");
     node.stop().await;
@@ -296,7 +299,7 @@ async fn targets_are_where_kubelet_sees_them() {
     let kubelet = node.kubelet.directory.as_path();
     nix::mount::mount(Some(kubelet), kubelet, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind");
     node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-    assert_eq!(mounted(&node.target("mount")), Some(Attributes::INERT));
+    assert_eq!(mounted(&node.target("mount")), Some(DIRECTORY));
     node.unpublish("pvc-1", "mount").await.expect("unpublish");
     node.stop().await;
 }

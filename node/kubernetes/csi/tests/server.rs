@@ -35,6 +35,9 @@ use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
 
+/// Of the mount of a directory.
+const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
+
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A running plugin, and the directory that it takes for kubelet's.
@@ -130,7 +133,7 @@ async fn publishing_twice_works_once() {
     let mut client = node.kubelet.client().await;
     for _ in 0..2 {
         client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-        assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(Attributes::INERT)]);
+        assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
     }
     for _ in 0..2 {
         client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
@@ -369,7 +372,7 @@ async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
     let release = async { host.release("pvc-1") };
     tokio::join!(again, release).0.expect("publish");
     assert!(!host.overlapped());
-    assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(Attributes::INERT)]);
+    assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, admission, audit, etcd, ready};
+use crate::{API_PORT, Config, Credentials, admission, audit, etcd, ready};
 
 /// Healthy when `/readyz` is `ok`.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
@@ -26,7 +26,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("etcd-keyfile", key("apietcd")),
         ("bind-address", "0.0.0.0".to_owned()),
         ("advertise-address", config.address.to_string()),
-        ("secure-port", "6443".to_owned()),
+        ("secure-port", API_PORT.to_string()),
         ("service-cluster-ip-range", config.services.to_string()),
         ("client-ca-file", certificate("ca")),
         ("tls-cert-file", certificate("apiserver")),

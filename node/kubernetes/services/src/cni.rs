@@ -1,4 +1,4 @@
-//! What containerd is told of the pods' network: a bridge, addresses from the node's range, host ports.
+//! What containerd is told of the pods' network: a link for each pod, addresses from the node's range, host ports.
 
 use std::path::PathBuf;
 
@@ -6,8 +6,9 @@ use serde_json::json;
 
 use crate::{Config, Network, Paths};
 
-/// The bridge that a node's pods are at. The first address of their range is its own.
-pub(crate) const BRIDGE: &str = "cni0";
+/// Names of the node's ends of pods' links, as the plugin `ptp` chooses them and nft matches them. Each has the first address
+/// of the range, and is the only way to its pod's address. No other interface of a node has such a name.
+pub(crate) const LINKS: &str = "veth*";
 
 /// The configuration's file.
 pub(crate) const CONFLIST: &str = "10-pods.conflist";
@@ -24,9 +25,7 @@ pub(crate) fn conflist(config: &Config, pods: Network) -> String {
         "name": "pods",
         "plugins": [
             {
-                "type": "bridge", "bridge": BRIDGE, "isGateway": true, "hairpinMode": true,
-                // Of another range, which the node had before.
-                "forceAddress": true,
+                "type": "ptp",
                 // Only what leaves the cluster is, see nftables.rs.
                 "ipMasq": false,
                 "mtu": config.mesh.mtu,
@@ -63,7 +62,7 @@ mod tests {
 
     #[test]
     fn pods_send_packets_that_fit_into_the_mesh_and_keep_their_addresses() {
-        let bridge = &read()["plugins"][0];
-        assert_eq!((&bridge["mtu"], &bridge["ipMasq"]), (&json!(1420), &json!(false)));
+        let plugin = &read()["plugins"][0];
+        assert_eq!((&plugin["mtu"], &plugin["ipMasq"]), (&json!(1420), &json!(false)));
     }
 }

@@ -1,7 +1,7 @@
 //! What the services are told about their node.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
 use units::Bytes;
@@ -11,6 +11,9 @@ use crate::Network;
 /// Bits of the prefix of one node's part of the pod network.
 pub const NODE_PREFIX: u8 = 24;
 
+/// The port of the API server on a control plane.
+pub const API_PORT: u16 = 6443;
+
 /// A control plane node. Every combination of valid fields is valid.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -18,6 +21,8 @@ pub struct Config {
     pub node: String,
     /// The address by which others reach the node.
     pub address: Ipv4Addr,
+    /// The API server: of a control plane [`address`](Self::address) with [`API_PORT`], of a worker another node's.
+    pub api_server: SocketAddrV4,
     /// Cluster addresses of Services.
     pub services: Network,
     /// Addresses of all pods of the cluster; each node has a part of [`NODE_PREFIX`] bits.
@@ -57,6 +62,8 @@ impl Config {
 pub struct Mesh {
     /// The network interface.
     pub interface: &'static str,
+    /// The UDP port of its tunnels, on every node.
+    pub port: u16,
     /// The largest packet that it carries, in bytes.
     pub mtu: u32,
 }
@@ -233,9 +240,10 @@ pub(crate) fn example() -> Config {
     Config {
         node: "granary".into(),
         address: Ipv4Addr::new(10, 0, 2, 15),
+        api_server: SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), API_PORT),
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
-        mesh: Mesh { interface: "clusternet", mtu: 1420 },
+        mesh: Mesh { interface: "clusternet", port: 7838, mtu: 1420 },
         private_port: 7839,
         durability: Durability::Durable,
         pod_security: PodSecurity::Baseline,

@@ -69,9 +69,13 @@ mod store;
 mod sys;
 mod wanted;
 
-pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name};
+pub use bootstrap::{
+    BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name,
+};
 pub use certificate::Stale;
-pub use config::{Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretStorage};
+pub use config::{
+    API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretStorage,
+};
 pub use expiry::Expiry;
 pub use identity::{API_SERVER_USER, Identity, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 pub use network::{Network, NetworkError};

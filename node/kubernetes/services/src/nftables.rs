@@ -2,24 +2,25 @@
 
 use std::net::Ipv4Addr;
 
-use crate::cni::BRIDGE;
+use crate::cni::LINKS;
 use crate::{Config, Network};
 
-/// The name of our own tables: kube-proxy and the CNI plugins have theirs.
+/// The name of our own table: kube-proxy and the CNI plugins have theirs.
 const TABLE: &str = "granary";
 
 /// The rules of a node whose pods have addresses of `pods`, as one transaction, however often it is loaded.
 ///
-/// A pod's address passes the pods' bridge, the mesh and loopback, and no other interface. Nor does a Service's pass any other
-/// into the node: kube-proxy forwards what anybody sends there. Pods have IPv4 alone: what they say in IPv6, by addresses that
-/// their interfaces give themselves, nobody hears.
+/// Each pod has a link of its own to the node, and the node a route to its address through that link. A packet whose source
+/// has no such route did not come from the pod with this address (`fib`): the pod's link, not its MAC address, identifies it.
+/// No frame passes from link to link, so that ARP and MAC addresses of a pod reach the node alone, which keeps neighbours for
+/// each link separately.
 ///
-/// From another interface than `lo` the kernel takes nothing for a loopback address, until portmap has set the bridge's
-/// `route_localnet` for a host port. It never takes that back.
+/// A pod's address passes links of pods, the mesh and loopback, and no other interface. Nor does a Service's pass any other
+/// into the node: kube-proxy forwards what anybody sends there. Pods have IPv4 alone: what they send in IPv6, from addresses
+/// that their interfaces give themselves, is dropped.
 ///
-/// Frames from pod to pod pass these hooks too (`net.bridge.bridge-nf-call-iptables`), with the bridge as their interface. Not
-/// those with a tag of VLAN 0, which their receiver takes off like an envelope: `net.bridge.bridge-nf-filter-vlan-tagged` would
-/// open one, and they may have two. So the bridge, which has a table of its own, passes only what needs no opening.
+/// From another interface than `lo` the kernel takes nothing for a loopback address, until portmap has set the link's
+/// `route_localnet` for a host port.
 ///
 /// A Service's address that is still one when a packet leaves has not been translated: kube-proxy has not heard of the Service
 /// yet, or no more. Its own rule against that may be an hour late: it knows the network of Services from the API server, and
@@ -29,58 +30,69 @@ const TABLE: &str = "granary";
 /// What a pod sends out of the cluster has its node's address, which other nodes trust at one port. That is looked at
 /// when a Service's address has become another one, whoever made the Service.
 ///
+/// A Service may claim any address (external IPs, the status of a load balancer). Requests to the API server, packets of the
+/// mesh and the node's questions for the time are not tracked, so that no rule of kube-proxy applies to them: untracked
+/// packets pass no chain of type `nat`, and kube-proxy's filters look at `ct state new` only. (`accept` would end this chain
+/// alone.) Answers of the API server are tracked, because those to a connection by its Service are translated back;
+/// without `nf_conntrack_tcp_loose` the kernel takes none of them for a new connection.
+///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
 /// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
 pub(crate) fn rules(config: &Config, pods: Network) -> String {
     let (cluster, services, mesh) = (config.cluster_pods, config.services, config.mesh.interface);
     let (first, last) = addresses(pods);
-    let private = config.private_port;
+    let (node, private, tunnel) = (config.address, config.private_port, config.mesh.port);
+    let (api, api_port) = (config.api_server.ip(), config.api_server.port());
     format!(
         r#"# Declared first, so that there is one to delete.
-table bridge {TABLE}
-delete table bridge {TABLE}
-table bridge {TABLE} {{
-    chain arriving {{
-        type filter hook prerouting priority filter; policy accept;
-        ether type != {{ arp, ip, ip6 }} counter drop comment "neither IP nor ARP"
-    }}
-}}
 table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{
     chain arriving {{
         type filter hook prerouting priority raw; policy accept;
-        iifname "{BRIDGE}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
-        iifname "{BRIDGE}" ip saddr != {first}-{last} counter drop comment "no pod's address"
+        iifname "{LINKS}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
+        iifname "{LINKS}" ip saddr != {first}-{last} counter drop comment "no pod's address"
+        iifname "{LINKS}" fib saddr . iif oif missing counter drop comment "another pod's address"
         iifname "{mesh}" ip daddr != {pods} counter drop comment "the node is nobody's router"
         iifname != "lo" ip daddr 127.0.0.0/8 counter drop comment "loopback"
-        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
-        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
-        iifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {services} counter drop comment "past the mesh"
+        iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
+        iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+        iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "past the mesh"
+        iifname != "{LINKS}" ip daddr {api} tcp dport {api_port} notrack comment "API server"
+        ip daddr {node} udp dport {tunnel} notrack comment "mesh"
+    }}
+    chain starting {{
+        type filter hook output priority raw; policy accept;
+        ip daddr {api} tcp dport {api_port} notrack comment "API server"
+        udp sport {tunnel} notrack comment "mesh"
+        ip daddr != {services} udp dport {NTP} notrack comment "time"
     }}
     chain passing {{
         type filter hook forward priority filter; policy accept;
-        iifname "{BRIDGE}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {private} counter drop comment "for nodes"
+        iifname "{LINKS}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {private} counter drop comment "for nodes"
     }}
     chain masquerading {{
         type nat hook postrouting priority srcnat; policy accept;
-        ip saddr {pods} ip daddr != {cluster} oifname != "{BRIDGE}" counter masquerade comment "leaves the cluster"
+        ip saddr {pods} ip daddr != {cluster} oifname != "{LINKS}" counter masquerade comment "leaves the cluster"
     }}
     chain leaving {{
         type filter hook postrouting priority srcnat + 10; policy accept;
-        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
-        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
-        oifname != {{ "{BRIDGE}", "{mesh}", "lo" }} ip daddr {services} counter drop comment "nobody's Service"
+        oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
+        oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
+        oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "nobody's Service"
     }}
 }}
 "#
     )
 }
 
-/// The first and the last address that a pod can have: the bridge has one of the range.
+/// RFC 5905.
+const NTP: u16 = 123;
+
+/// The first and the last address that a pod can have: the node has the first one of the range.
 fn addresses(pods: Network) -> (Ipv4Addr, Ipv4Addr) {
-    let (bridge, last) = pods.hosts();
-    (Ipv4Addr::from_bits(bridge.to_bits() + 1), last)
+    let (node, last) = pods.hosts();
+    (Ipv4Addr::from_bits(node.to_bits() + 1), last)
 }
 
 #[cfg(test)]
@@ -95,25 +107,32 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_are_replaced_in_one_transaction() {
-        for family in ["bridge", "inet"] {
-            let table = format!("table {family} granary");
-            assert_eq!(about(&table), [&*table, &*format!("delete {table}"), &*format!("{table} {{")]);
-        }
+    fn the_table_is_replaced_in_one_transaction() {
+        assert_eq!(about("table inet"), ["table inet granary", "delete table inet granary", "table inet granary {"]);
     }
 
     #[test]
     fn a_services_address_stays_in_the_cluster() {
-        let found = about("10.96.0.0/16");
-        let past = ["iifname", "oifname"]
-            .map(|name| format!(r#"{name} != {{ "cni0", "clusternet", "lo" }} ip daddr 10.96.0.0/16 counter drop"#));
+        let found = about("ip daddr 10.96.0.0/16");
+        let past = ["iifname", "oifname"].map(|name| {
+            format!(r#"{name} != "veth*" {name} != {{ "clusternet", "lo" }} ip daddr 10.96.0.0/16 counter drop"#)
+        });
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found.iter().zip(&past).all(|(found, past)| found.starts_with(past)), "{found:?}");
     }
 
     #[test]
+    fn a_worker_does_not_track_requests_to_the_control_planes_api_server() {
+        let mut config = example();
+        config.api_server = "192.0.2.10:7443".parse().unwrap();
+        let text = rules(&config, "10.244.3.0/24".parse().unwrap());
+        let found = text.lines().filter(|line| line.contains("ip daddr 192.0.2.10 tcp dport 7443 notrack")).count();
+        assert_eq!(found, 2, "requests of this node, and those that arrive: {text}");
+    }
+
+    #[test]
     fn only_what_leaves_the_cluster_loses_the_pods_address() {
-        let masquerade = "ip saddr 10.244.3.0/24 ip daddr != 10.244.0.0/16 oifname != \"cni0\" counter masquerade";
+        let masquerade = "ip saddr 10.244.3.0/24 ip daddr != 10.244.0.0/16 oifname != \"veth*\" counter masquerade";
         let found = about("masquerade comment");
         assert!(found.len() == 1 && found[0].starts_with(masquerade), "{found:?}");
     }
@@ -121,14 +140,14 @@ mod tests {
     #[test]
     fn the_port_at_which_nodes_trust_each_other_is_not_for_pods() {
         let found = about("for nodes");
-        let rule = r#"iifname "cni0" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
+        let rule = r#"iifname "veth*" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
         assert!(found.len() == 1 && found[0].starts_with(rule), "{found:?}");
     }
 
     #[test]
     fn a_pod_sends_from_an_address_of_a_pod_of_its_node() {
         let found = about("no pod's address");
-        let forged = "iifname \"cni0\" ip saddr != 10.244.3.2-10.244.3.254 counter drop";
+        let forged = "iifname \"veth*\" ip saddr != 10.244.3.2-10.244.3.254 counter drop";
         assert!(found.len() == 1 && found[0].starts_with(forged), "{found:?}");
     }
 }

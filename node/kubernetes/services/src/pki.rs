@@ -18,7 +18,6 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tracing::error;
 
-use crate::Config;
 use crate::bootstrap::Token;
 use crate::certificate::{self, Authority, Stale, Validity, Wanted};
 use crate::expiry::{Expiries, Expiry};
@@ -26,7 +25,7 @@ use crate::identity::Identity;
 use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
 use crate::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
-use crate::{kubeconfig, wanted};
+use crate::{API_PORT, Config, kubeconfig, wanted};
 
 /// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {
@@ -55,13 +54,13 @@ impl Credentials {
         store.authority(&pki, &config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
         store.secrets(&pki, config.secret_storage)?;
-        store.kubeconfigs(&pki, "https://127.0.0.1:6443", &Identity::ALL)?;
+        store.kubeconfigs(&pki, &format!("https://127.0.0.1:{API_PORT}"), &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
         let wanted = wanted::of_programs(config)
             .into_iter()
             .chain(clients.map(|identity| identity.wanted(&config.node)))
             .collect();
-        let server = format!("https://{}:6443", config.address);
+        let server = format!("https://{}:{API_PORT}", config.address);
         let credentials = Self { pki, wanted, server, admin: Mutex::default(), requested: Expiries::default() };
         credentials.renew(now)?;
         Ok(credentials)

@@ -76,7 +76,7 @@ pub async fn volume_each(case: &Case, pod: &Server) -> Result<(), Failure> {
 pub async fn is_inert(case: &Case) -> Result<(), Failure> {
     let found = case.on_the_node(&case.volume_name("data").await?).await?;
     assert_eq!(found.mounts.len(), 1, "{found:?}");
-    for flag in ["rw", "nosuid", "nodev", "noexec"] {
+    for flag in ["rw", "nosuid", "nodev"] {
         assert!(found.mounts[0].flags.iter().any(|one| one == flag), "{flag} is missing: {found:?}");
     }
     Ok(())

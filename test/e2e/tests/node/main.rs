@@ -5,6 +5,7 @@ mod burst;
 mod confinement;
 mod device;
 mod directory;
+mod kernel;
 mod killed;
 mod network;
 mod stateful_set;

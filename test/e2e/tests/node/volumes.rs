@@ -1,6 +1,6 @@
 //! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
 
-use crate::{confinement, device, directory, network, status};
+use crate::{confinement, device, directory, kernel, network, status};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -31,6 +31,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("the_node_has_every_metric_that_is_described", status::every_metric(case)),
         part.shows("an_administrator_reads_the_log", status::log(case)),
         part.shows("the_default_filter_of_system_calls_is_on", confinement::filter(case, &first)),
+        part.shows("the_kernel_has_its_settings_and_is_locked_down", kernel::is_protected(case)),
     );
 
     let beside = part.must_show("pods_use_a_volume_at_once", Beside::start(case, &first)).await?;

@@ -12,7 +12,13 @@ pub const TAG: [u8; 4] = [0x81, 0x00, 0, 0];
 pub const PROVIDERS_TAG: [u8; 4] = [0x88, 0xa8, 0, 0];
 
 const IPV4: [u8; 2] = [0x08, 0x00];
+const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+const EVERYBODY: Mac = [0xff; 6];
 
 /// A datagram over Ethernet.
 #[derive(Clone, Copy)]
@@ -25,19 +31,14 @@ pub struct Frame<'a> {
 
 impl Frame<'_> {
     /// Sends it from one interface to another.
-    pub fn send(self, (from, interface): (&Namespace, &'static str), to: (&Namespace, &'static str)) {
-        let (receiver, sender) = (link(to.0, to.1), link(from, interface));
-        let mut bytes = Vec::new();
-        for end in [receiver, sender] {
-            bytes.extend(end.addr().unwrap());
-        }
-        bytes.extend(self.tags.concat());
-        bytes.extend(IPV4);
-        bytes.extend(self.packet());
-        from.run(move || {
-            let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
-            assert_eq!(sendto(socket.as_raw_fd(), &bytes, &sender, MsgFlags::empty()), Ok(bytes.len()));
-        });
+    pub fn send(self, from: (&Namespace, &'static str), to: (&Namespace, &'static str)) {
+        self.send_as(mac(from.0, from.1), from, to);
+    }
+
+    /// The same with another sender.
+    pub fn send_as(self, sender: Mac, from: (&Namespace, &'static str), to: (&Namespace, &'static str)) {
+        let bytes = [&mac(to.0, to.1)[..], &sender, &self.tags.concat(), &IPV4, &self.packet()].concat();
+        send(from, bytes);
     }
 
     /// RFC 791 and RFC 768; no checksum of the datagram.
@@ -54,6 +55,27 @@ impl Frame<'_> {
         packet.push(b'?');
         packet
     }
+}
+
+/// Tells everybody on the link that this address is at this MAC address (a gratuitous ARP request, RFC 5227). Who knows the
+/// address takes the new one at once.
+pub fn claim(address: Ipv4Addr, at: Mac, from: (&Namespace, &'static str)) {
+    let address = address.octets();
+    // Ethernet, IPv4, lengths of their addresses, request.
+    let head = [0, 1, 8, 0, 6, 4, 0, 1];
+    send(from, [&EVERYBODY[..], &at, &ARP, &head, &at, &address, &[0; 6], &address].concat());
+}
+
+fn send((from, interface): (&Namespace, &'static str), bytes: Vec<u8>) {
+    let link = link(from, interface);
+    from.run(move || {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        assert_eq!(sendto(socket.as_raw_fd(), &bytes, &link, MsgFlags::empty()), Ok(bytes.len()));
+    });
+}
+
+pub fn mac(host: &Namespace, interface: &'static str) -> Mac {
+    link(host, interface).addr().unwrap()
 }
 
 /// An interface with its address, as packet(7) has it.

@@ -1,7 +1,9 @@
 //! The rules for packets of pods, by packets. Senders and receivers are hosts of their own in one kernel.
 
 mod api;
+mod claims;
 mod frame;
+mod neighbours;
 mod node;
 
 use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -15,7 +17,7 @@ use tokio::time;
 
 use crate::frame::{Frame, PROVIDERS_TAG, TAG};
 use crate::node::{
-    BRIDGE, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, hears, reaches, reaches_by, remove,
+    GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, hears, reaches, reaches_by, remove,
 };
 
 #[test]
@@ -25,7 +27,7 @@ fn what_leaves_the_cluster_has_the_nodes_address() {
     assert_eq!(reaches((&node.pods[0], PODS[0]), outside), NODE);
     // The host's own packets, from whatever address of it.
     assert_eq!(reaches((&node.host, NODE), outside), NODE);
-    assert_eq!(reaches((&node.host, BRIDGE), outside), NODE);
+    assert_eq!(reaches((&node.host, GATEWAY), outside), NODE);
 }
 
 #[test]
@@ -42,9 +44,9 @@ fn a_pod_keeps_its_address_on_the_way_to_another_pod() {
 fn the_host_reaches_pods_from_its_address_among_them() {
     let node = Node::new();
     let any = (&node.host, Ipv4Addr::UNSPECIFIED);
-    assert_eq!(reaches(any, (&node.other, OTHER)), BRIDGE);
-    assert_eq!(reaches(any, (&node.pods[0], PODS[0])), BRIDGE);
-    assert_eq!(reaches((&node.other, OTHER), (&node.host, BRIDGE)), OTHER);
+    assert_eq!(reaches(any, (&node.other, OTHER)), GATEWAY);
+    assert_eq!(reaches(any, (&node.pods[0], PODS[0])), GATEWAY);
+    assert_eq!(reaches((&node.other, OTHER), (&node.host, GATEWAY)), OTHER);
     assert_eq!(reaches((&node.pods[0], PODS[0]), (&node.host, NODE)), PODS[0]);
 }
 
@@ -52,7 +54,7 @@ fn the_host_reaches_pods_from_its_address_among_them() {
 fn a_pod_cannot_send_from_an_address_that_no_pod_of_its_node_has() {
     let node = Node::new();
     let foreign = Ipv4Addr::new(10, 244, 2, 77);
-    let forged = [foreign, OUTSIDE, BRIDGE];
+    let forged = [foreign, OUTSIDE, GATEWAY];
     addresses(&node.pods[0], "end", &forged.map(|address| (address, 32)));
     for forged in forged {
         node.loses("no pod's address", (&node.pods[0], forged), (&node.pods[1], PODS[1]));
@@ -67,7 +69,7 @@ fn a_pod_cannot_send_from_an_address_that_no_pod_of_its_node_has() {
 #[test]
 fn nobody_outside_speaks_with_a_pods_address_or_reaches_pods() {
     let node = Node::new();
-    for to in [(&node.pods[0], PODS[0]), (&node.host, BRIDGE), (&node.other, OTHER)] {
+    for to in [(&node.pods[0], PODS[0]), (&node.host, GATEWAY), (&node.other, OTHER)] {
         node.loses("past the mesh", (&node.outside, OUTSIDE), to);
     }
     addresses(&node.outside, "end", &[(OTHER, 32), (PODS[1], 32)]);
@@ -95,7 +97,7 @@ fn a_pod_does_not_reach_the_loopback_addresses_of_its_node() {
     let host = (&node.host, Ipv4Addr::LOCALHOST);
     let destination = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT);
     let frame = Frame { tags: &[], source: PODS[0], destination };
-    let send = || frame.send((&node.pods[0], "end"), (&node.host, "cni0"));
+    let send = || frame.send((&node.pods[0], "end"), (&node.host, LINKS[0]));
     assert_eq!(hears(host, send), PODS[0]);
     node.network(RANGE).unwrap();
     node.loses_what("loopback", host, send);
@@ -106,15 +108,16 @@ fn no_packet_passes_the_rules_behind_tags() {
     let node = Node::bare();
     let to = (&node.pods[1], PODS[1]);
     let destination = SocketAddrV4::new(PODS[1], PORT);
-    let send = |tags: &[_]| Frame { tags, source: OUTSIDE, destination }.send((&node.pods[0], "end"), (to.0, "end"));
-    let all: [&[_]; 3] = [&[TAG], &[PROVIDERS_TAG], &[TAG, TAG]];
+    let send = |tags: &[_]| {
+        Frame { tags, source: OUTSIDE, destination }.send((&node.pods[0], "end"), (&node.host, LINKS[0]));
+    };
+    let all: [&[_]; 4] = [&[], &[TAG], &[PROVIDERS_TAG], &[TAG, TAG]];
     for tags in all {
         assert_eq!(hears(to, || send(tags)), OUTSIDE);
     }
     node.network(RANGE).unwrap();
-    node.loses_what("no pod's address", to, || send(&[]));
     for tags in all {
-        node.loses_what("neither IP nor ARP", to, || send(tags));
+        node.loses_what("no pod's address", to, || send(tags));
     }
 }
 
@@ -147,20 +150,20 @@ fn another_node_cannot_use_this_one_as_its_router() {
 #[test]
 fn pods_have_no_ipv6() {
     let node = Node::bare();
-    let [here, there] = [&node.pods[0], &node.pods[1]].map(|pod| pod.run(|| UdpSocket::bind(("::", PORT)).unwrap()));
+    let [pod, host] = [&node.pods[0], &node.host].map(|end| end.run(|| UdpSocket::bind(("::", PORT)).unwrap()));
     let number = node.pods[0].run(|| if_nametoindex("end").unwrap());
     let all = SocketAddrV6::new("ff02::1".parse().unwrap(), PORT, 0, number);
     // Its interface asks first whether somebody has the address that it gives itself.
-    node::eventually("an address of IPv6", || here.send_to(b"heard", all).is_ok());
-    there.set_read_timeout(Some(node::LIMIT)).unwrap();
-    assert_eq!(there.recv(&mut [0; 8]).unwrap(), 5);
+    node::eventually("an address of IPv6", || pod.send_to(b"heard", all).is_ok());
+    host.set_read_timeout(Some(node::LIMIT)).unwrap();
+    assert_eq!(host.recv(&mut [0; 8]).unwrap(), 5);
 
     node.network(RANGE).unwrap();
-    there.set_nonblocking(true).unwrap();
+    host.set_nonblocking(true).unwrap();
     let before = node.dropped("pods have no IPv6");
-    here.send_to(b"lost", all).unwrap();
+    pod.send_to(b"lost", all).unwrap();
     node::eventually("a packet to be dropped", || node.dropped("pods have no IPv6") > before);
-    assert!(there.recv(&mut [0; 8]).is_err());
+    assert!(host.recv(&mut [0; 8]).is_err());
 }
 
 /// kube-proxy's and the portmap plugin's rules, as far as packets see them.
@@ -182,7 +185,7 @@ table ip services {
     chain hide {
         type nat hook postrouting priority srcnat;
         ip saddr 10.244.1.6 ip daddr 10.244.1.6 masquerade
-        ip saddr { 127.0.0.1, 192.0.2.1 } oifname { cni0, clusternet } masquerade
+        ip saddr { 127.0.0.1, 192.0.2.1 } oifname { veth0, veth1, clusternet } masquerade
     }
 }
 ";
@@ -195,14 +198,14 @@ fn services_and_host_ports_work_beside_these_rules() {
     let [here, there] = [1, 2].map(|service| (Ipv4Addr::new(10, 96, 0, service), PORT).into());
     assert_eq!(reaches_by(one, here, two), PODS[0]);
     assert_eq!(reaches_by(one, there, (&node.other, OTHER)), PODS[0]);
-    assert_eq!(reaches_by(two, here, two), BRIDGE, "a pod that reaches itself by a Service sees another's address");
+    assert_eq!(reaches_by(two, here, two), GATEWAY, "a pod that reaches itself by a Service sees another's address");
     assert_eq!(reaches_by((&node.outside, OUTSIDE), (NODE, 8080).into(), one), OUTSIDE);
     node.route_loopback();
     let host = (&node.host, Ipv4Addr::UNSPECIFIED);
-    assert_eq!(reaches_by(host, here, two), BRIDGE);
-    assert_eq!(reaches_by(host, there, (&node.other, OTHER)), BRIDGE);
+    assert_eq!(reaches_by(host, here, two), GATEWAY);
+    assert_eq!(reaches_by(host, there, (&node.other, OTHER)), GATEWAY);
     for address in [Ipv4Addr::LOCALHOST, NODE] {
-        assert_eq!(reaches_by(host, (address, 8080).into(), one), BRIDGE, "a host port of {address}");
+        assert_eq!(reaches_by(host, (address, 8080).into(), one), GATEWAY, "a host port of {address}");
     }
 }
 

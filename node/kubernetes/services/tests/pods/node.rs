@@ -1,14 +1,15 @@
-//! A node with two pods, a network outside, and another node behind the mesh's interface, which is a cable here:
+//! A node with two pods, a network outside, and another node behind the mesh's interface, which is a cable here. Pods have
+//! links, addresses and routes as the CNI plugin `ptp` makes them:
 //!
 //! ```text
-//! pod 10.244.1.5 ──┐                        ┌── eth0 192.0.2.1 ────────── 192.0.2.9 outside
-//!                  ├── cni0 10.244.1.1 node ┤
-//! pod 10.244.1.6 ──┘                        └── clusternet 10.244.1.1 ─── 10.244.2.5 other
+//! pod 10.244.1.5 ── veth0 10.244.1.1 ─┐      ┌── eth0 192.0.2.1 ────────── 192.0.2.9 outside
+//!                                     ├ node ┤
+//! pod 10.244.1.6 ── veth1 10.244.1.1 ─┘      └── clusternet 10.244.1.1 ─── 10.244.2.5 other
 //! ```
 
 use std::fs;
 use std::io::ErrorKind::AddrInUse;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
@@ -16,10 +17,9 @@ use std::time::{Duration, Instant};
 
 use ktest_support::Namespace;
 use nix::net::if_::if_nametoindex;
-use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::route::RouteScope;
-use rtnetlink::{LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, RouteMessageBuilder};
-use services::{Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretStorage, pods};
+use rtnetlink::{LinkUnspec, LinkVeth, RouteMessageBuilder};
+use services::{API_PORT, Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretStorage, pods};
 use supervisor::{Backoff, Settings, State, Supervisor};
 use tempfile::TempDir;
 use units::Bytes;
@@ -31,12 +31,19 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-pub const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+/// The node's own address among pods: the router of each of its pods, and its address in the mesh.
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 244, 1, 5), Ipv4Addr::new(10, 244, 1, 6)];
 pub const OTHER: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
 
 /// At which everybody hears.
 pub const PORT: u16 = 7000;
+
+/// The mesh's.
+pub const TUNNEL: u16 = 7838;
+
+/// The node's ends of the pods' links.
+pub const LINKS: [&str; 2] = ["veth0", "veth1"];
 
 pub const RANGE: &str = "10.244.1.0/24";
 
@@ -56,33 +63,21 @@ impl Node {
         let node = Self { host: new(), pods: [new(), new()], outside: new(), other: new(), scratch };
         cable(&node.host, "eth0", &node.outside);
         cable(&node.host, "clusternet", &node.other);
-        cable(&node.host, "pod0", &node.pods[0]);
-        cable(&node.host, "pod1", &node.pods[1]);
-        node.host.netlink(async |netlink| {
-            netlink.link().add(LinkBridge::new("cni0").up().build()).execute().await?;
-            for name in ["pod0", "pod1"] {
-                let port = LinkUnspec::new_with_name(name).controller(index("cni0")).build();
-                netlink.link().set(port).execute().await?;
-                let hairpin: LinkMessage = LinkBridgePort::new(index(name)).hairpin(true).build();
-                netlink.link().set_port(hairpin).execute().await?;
-            }
-            Ok(())
-        });
-        node.host.run(|| {
-            for setting in ["ipv4/ip_forward", "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
-                fs::write(format!("/proc/sys/net/{setting}"), "1").unwrap();
-            }
-        });
+        cable(&node.host, LINKS[0], &node.pods[0]);
+        cable(&node.host, LINKS[1], &node.pods[1]);
+        node.host.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
         let cluster = ([10, 244, 0, 0].into(), 16);
         let any = (Ipv4Addr::UNSPECIFIED, 0);
         addresses(&node.host, "eth0", &[(NODE, 24)]);
-        addresses(&node.host, "cni0", &[(BRIDGE, 24)]);
-        addresses(&node.host, "clusternet", &[(BRIDGE, 32)]);
-        route(&node.host, cluster, "clusternet", None, Some(BRIDGE));
+        addresses(&node.host, "clusternet", &[(GATEWAY, 32)]);
+        route(&node.host, cluster, "clusternet", None, Some(GATEWAY));
         route(&node.host, any, "eth0", Some(OUTSIDE), None);
-        for (pod, address) in node.pods.iter().zip(PODS) {
-            addresses(pod, "end", &[(address, 24)]);
-            route(pod, any, "end", Some(BRIDGE), None);
+        for ((pod, address), link) in node.pods.iter().zip(PODS).zip(LINKS) {
+            addresses(&node.host, link, &[(GATEWAY, 32)]);
+            route(&node.host, (address, 32), link, None, None);
+            addresses(pod, "end", &[(address, 32)]);
+            route(pod, (GATEWAY, 32), "end", None, None);
+            route(pod, any, "end", Some(GATEWAY), None);
         }
         // It has found out by whom it could reach pods and Services.
         addresses(&node.outside, "end", &[(OUTSIDE, 24)]);
@@ -90,8 +85,8 @@ impl Node {
             route(&node.outside, network, "end", Some(NODE), None);
         }
         addresses(&node.other, "end", &[(OTHER, 32)]);
-        route(&node.other, (BRIDGE, 32), "end", None, None);
-        route(&node.other, any, "end", Some(BRIDGE), None);
+        route(&node.other, (GATEWAY, 32), "end", None, None);
+        route(&node.other, any, "end", Some(GATEWAY), None);
         node
     }
 
@@ -123,9 +118,10 @@ impl Node {
         let config = Config {
             node: "one".to_owned(),
             address: NODE,
+            api_server: SocketAddrV4::new(NODE, API_PORT),
             services: "10.96.0.0/16".parse().unwrap(),
             cluster_pods: "10.244.0.0/16".parse().unwrap(),
-            mesh: Mesh { interface: "clusternet", mtu: 1420 },
+            mesh: Mesh { interface: "clusternet", port: TUNNEL, mtu: 1420 },
             private_port: 7839,
             durability: Durability::Durable,
             pod_security: PodSecurity::default(),
@@ -162,7 +158,7 @@ impl Node {
         fs::read_to_string(self.scratch.path().join("cni/net.d/10-pods.conflist")).ok()
     }
 
-    /// The lines of our tables.
+    /// The lines of our table.
     pub fn rules(&self) -> Vec<String> {
         self.host.run(rules).unwrap()
     }
@@ -175,11 +171,15 @@ impl Node {
         assert!(status.unwrap().success());
     }
 
-    /// As portmap does as soon as a pod has a host port: packets from the bridge may be for loopback addresses.
+    /// As portmap does as soon as a pod has a host port: packets from the pod's link may be for loopback addresses.
     pub fn route_loopback(&self) {
         self.host
             .netlink(async |netlink| netlink.link().set(LinkUnspec::new_with_name("lo").up().build()).execute().await);
-        self.host.run(|| fs::write("/proc/sys/net/ipv4/conf/cni0/route_localnet", "1").unwrap());
+        self.host.run(|| {
+            for link in LINKS {
+                fs::write(format!("/proc/sys/net/ipv4/conf/{link}/route_localnet"), "1").unwrap();
+            }
+        });
     }
 
     /// How many packets the rules with this comment have dropped.
@@ -225,22 +225,18 @@ impl Node {
     }
 }
 
-/// The lines of our tables on this thread's host, if they are there.
+/// The lines of our table on this thread's host, if it is there.
 pub fn rules() -> Result<Vec<String>, String> {
-    let mut lines = Vec::new();
-    for family in ["bridge", "inet"] {
-        let output = Command::new("/usr/bin/nft").args(["list", "table", family, "granary"]).output().unwrap();
-        if !output.status.success() {
-            return Err(String::from_utf8(output.stderr).unwrap());
-        }
-        lines.extend(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()));
+    let output = Command::new("/usr/bin/nft").args(["list", "table", "inet", "granary"]).output().unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8(output.stderr).unwrap());
     }
-    Ok(lines)
+    Ok(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()).collect())
 }
 
 /// Looks until it is so.
 #[track_caller]
-pub fn eventually(what: &str, look: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut look: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !look() {
         assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
