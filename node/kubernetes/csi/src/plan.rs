@@ -182,6 +182,11 @@ pub enum Refusal {
     NoQuota,
 }
 
+/// An earlier release mounted directories with `noexec`: such a target stays until it is unpublished.
+fn suffices(found: Attributes, wanted: Attributes) -> bool {
+    found == wanted || found == Attributes { no_exec: true, ..wanted }
+}
+
 /// The table of CSI's `NodePublishVolume`. An empty plan means "done already".
 pub(crate) fn publish(want: &Publish, seen: &Seen) -> Result<Vec<Step>, Refusal> {
     is(seen.volume, Some(want.mode))?;
@@ -189,12 +194,7 @@ pub(crate) fn publish(want: &Publish, seen: &Seen) -> Result<Vec<Step>, Refusal>
     let mut steps = match seen.target {
         Target::Absent => vec![Step::MakeTarget(shape)],
         Target::Bare(found) if found == shape => vec![],
-        // An earlier release mounted directories with `noexec`: such a target stays until it is unpublished.
-        Target::Published(attributes)
-            if (Attributes { no_exec: want.attributes.no_exec, ..attributes }) == want.attributes =>
-        {
-            return Ok(vec![]);
-        }
+        Target::Published(found) if suffices(found, want.attributes) => return Ok(vec![]),
         Target::Stale if want.mode == Mode::Block => vec![Step::Unmount],
         Target::Published(_) => return Err(Refusal::Differs),
         Target::NoParent => return Err(Refusal::NoParent),
