@@ -66,10 +66,7 @@ impl Metrics {
     ) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         gauges.set(services, clock, certificates, out_of_memory);
-        gauges.denied.reset();
-        for (operation, count) in denied {
-            gauges.denied.with_label_values(&[operation.name()]).inc_by(*count);
-        }
+        gauges.set_denied(denied);
         self.registry.gather()
     }
 }
@@ -139,6 +136,13 @@ impl Gauges {
         ]
     }
 
+    fn set_denied(&self, denied: &[(Operation, u64)]) {
+        self.denied.reset();
+        for (operation, count) in denied {
+            self.denied.with_label_values(&[operation.name()]).inc_by(*count);
+        }
+    }
+
     fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
         self.memory.set(system::own_memory().and_then(|bytes| bytes.get().try_into().ok()).unwrap_or_default());
         self.ready.reset();
@@ -190,6 +194,7 @@ mod tests {
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let gauges = Gauges::new().unwrap();
         gauges.set(&services(), &State::default(), &[EXPIRY], &[("etcd", 1)]);
+        gauges.set_denied(&[(Operation::Loop, 1)]);
         metricsdocs::assert_described("Node", gauges.collectors());
     }
 
