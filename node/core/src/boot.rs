@@ -130,6 +130,8 @@ pub struct Begun {
     pub log: Option<Stream>,
     /// What to do then.
     pub on_failure: End,
+    /// The restrictions of the pods, if they are loaded: pods run until the node ends all processes.
+    pub guard: Option<Arc<PodGuard>>,
 }
 
 /// Boots the node and returns when somebody has asked for its end, with all services stopped.
@@ -175,7 +177,9 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
-    let end = runtime.block_on(serve(&config, storage, &host, Logs { stream, recent }));
+    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
+    begun.guard = Some(Arc::clone(&guard));
+    let end = runtime.block_on(serve(&config, storage, guard, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
@@ -187,7 +191,13 @@ struct Logs {
     recent: Recent,
 }
 
-async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Result<End, BootError> {
+async fn serve(
+    config: &Config,
+    storage: Storage,
+    guard: Arc<PodGuard>,
+    host: &Host,
+    logs: Logs,
+) -> Result<End, BootError> {
     let mut requests = Requests::watch().map_err(BootError::Power)?;
     host.stage("network", StageState::Started);
     let network = Network::open(config.network.clone()).await?;
@@ -234,7 +244,6 @@ async fn serve(config: &Config, storage: Storage, host: &Host, logs: Logs) -> Re
     let role = Prepared::of(&config.role, &services, certificates.clone()).await?;
     let registry = Registry::new();
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
-    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
     let linux = csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(Devices(Arc::clone(&guard)));
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;

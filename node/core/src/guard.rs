@@ -11,7 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lsm::{Abi, Btf, Cgroup, DeviceNumber, Guard, Operation, Probe, Recent};
 use supervisor::Context;
@@ -25,6 +26,10 @@ const PODS: &str = "kubepods";
 const SELF_TEST: &str = "self-test";
 /// The argument with which this program is the self-test's child.
 const ARGUMENT: &str = "guard-self-test";
+/// How long the self-test may take; it makes about twenty system calls.
+const SELF_TEST_TIME: Duration = Duration::from_secs(30);
+/// `/dev/loop0`: of the devices that the driver creates when it is loaded. Volumes get higher numbers.
+const FIRST_LOOP: DeviceNumber = DeviceNumber { major: 7, minor: 0 };
 /// How often the cgroup is verified and denials are logged.
 const INTERVAL: Duration = Duration::from_secs(10);
 
@@ -121,11 +126,12 @@ impl PodGuard {
     /// The kernel does not take the number.
     pub fn publish(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
         let mut state = self.state();
-        if let Some(guard) = &state.guard {
-            guard.publish(device)?;
-        }
+        // A guard that is loaded later gets it although the present one does not take it.
         state.published.insert(device);
-        Ok(())
+        match &state.guard {
+            Some(guard) => guard.publish(device),
+            None => Ok(()),
+        }
     }
 
     /// Reverts [`PodGuard::publish`].
@@ -230,27 +236,46 @@ impl PodGuard {
     }
 
     /// Runs each denied call in a process below the pods' cgroup: this program once more, since a process with threads
-    /// cannot move a single one of them.
+    /// cannot move a single one of them. The first loop device, which the driver creates and no volume uses, is published
+    /// meanwhile.
     fn self_test(&self) -> Result<(), GuardError> {
         let cgroup = self.pods().join(SELF_TEST);
+        // It stays: while it exists, nobody can remove the cgroup of the pods and create another one.
         create(&cgroup).map_err(|source| GuardError::CreateCgroup { path: cgroup.clone(), source })?;
         let directory = self.data.join(SELF_TEST);
         create(&directory).map_err(|source| GuardError::Directory { path: directory.clone(), source })?;
-        let mut child = Command::new("/proc/self/exe");
-        child.arg(ARGUMENT).args([&cgroup, &directory]).stdin(Stdio::null());
-        let output = child.output().map_err(GuardError::Start)?;
-        // Empty directories harm nothing; the next self-test uses them again.
-        for path in [&cgroup, &directory] {
-            if let Err(error) = fs::remove_dir(path) {
-                warn!(path = %path.display(), %error, "cannot remove the self-test's directory");
-            }
+        self.publish(FIRST_LOOP)?;
+        let tried = run(Command::new("/proc/self/exe").arg(ARGUMENT).args([&cgroup, &directory]));
+        self.withdraw(FIRST_LOOP)?;
+        // An empty directory harms nothing; the next self-test uses it again.
+        if let Err(error) = fs::remove_dir(&directory) {
+            warn!(path = %directory.display(), %error, "cannot remove the self-test's directory");
         }
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().replace('\n', ", ");
-        match (output.status.success(), text(&output.stdout)) {
-            (true, calls) if calls.is_empty() => Ok(()),
-            (true, calls) => Err(GuardError::NotDenied(calls)),
-            (false, _) => Err(GuardError::Failed(format!("{}: {}", output.status, text(&output.stderr)))),
+        match tried? {
+            calls if calls.is_empty() => Ok(()),
+            calls => Err(GuardError::NotDenied(calls)),
         }
+    }
+}
+
+/// What the self-test's child prints, if it succeeds in time. On a disk that does not answer it never ends.
+fn run(child: &mut Command) -> Result<String, GuardError> {
+    let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().map_err(GuardError::Start)?;
+    let end = Instant::now() + SELF_TEST_TIME;
+    while child.try_wait().map_err(GuardError::Start)?.is_none() {
+        if Instant::now() > end {
+            let _ = child.kill();
+            return Err(GuardError::Failed(format!("it did not end in {} s", SELF_TEST_TIME.as_secs())));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().map_err(GuardError::Start)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().replace('\n', ", ");
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(GuardError::Failed(format!("{}: {}", output.status, text(&output.stderr))))
     }
 }
 
@@ -300,7 +325,8 @@ fn probe(cgroup: &Path, directory: &Path) -> io::Result<Vec<lsm::Breach>> {
     fs::write(cgroup.join("cgroup.procs"), "0")?;
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     let directory = File::open(directory)?;
-    let probe = Probe { directory: directory.as_fd(), control: control.as_fd(), device: None };
+    let device = File::open("/dev/loop0")?;
+    let probe = Probe { directory: directory.as_fd(), control: control.as_fd(), device: Some(device.as_fd()) };
     let mut breaches = Vec::new();
     for abi in [Abi::Native, Abi::Compat] {
         breaches.extend(probe.run(abi).map_err(io::Error::other)?);

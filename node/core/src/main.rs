@@ -26,7 +26,8 @@ fn main() -> ExitCode {
     let mut begun = Begun::default();
     // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
     let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut begun)));
-    let Begun { host, writer, log, on_failure } = begun;
+    // Pods stay restricted until `power::leave` has ended them.
+    let Begun { host, writer, log, on_failure, guard: _guard } = begun;
     let log = log.as_ref();
     let end = match end {
         Ok(Ok(end)) => end,

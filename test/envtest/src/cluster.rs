@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -17,7 +17,9 @@ use services::{
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
 use time::OffsetDateTime;
+use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 use units::Bytes;
 
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
@@ -179,6 +181,11 @@ impl Cluster {
         if let Some(running) = self.api_server.lock().await.take() {
             // It is overdue, as wanted.
             _ = running.stop(Duration::ZERO).await;
+            // The kernel frees a large process for a while after its end. The next API server needs the port.
+            let end = Instant::now() + STOP;
+            while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).await.is_ok() {
+                sleep(Duration::from_millis(10)).await;
+            }
         }
     }
 
@@ -277,6 +284,6 @@ async fn start(program: &'static str, service: services::Service) -> Result<Supe
 /// Returns when the program has failed.
 async fn failed(tree: &Supervisor) {
     while tree.status().state != supervisor::State::Failed {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(100)).await;
     }
 }

@@ -128,7 +128,8 @@ fn update() -> Validation {
         "{old}.all(field, field == 'capacity' || {new}[?field] == {old}[?field]) && \
          {new}.all(field, field in {old})"
     );
-    let size = |pv: &str| format!("quantity({pv}.spec.?capacity[?'storage'].orValue('0'))");
+    // The API server's types of a PV lack the map of quantities.
+    let size = |pv: &str| format!("quantity(dyn({pv}.spec).?capacity[?'storage'].orValue('0'))");
     let size = format!("{}.compareTo({}) >= 0", size("object"), size("oldObject"));
     let finalizers = |pv: &str| format!("{pv}.metadata.?finalizers.orValue([]).filter(name, name != '{FINALIZER}')");
     let finalizers = format!("{} == {}", finalizers("object"), finalizers("oldObject"));

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::cni::LINKS;
-use crate::{Config, Network};
+use crate::{API_PORT, Config, Network};
 
 /// The name of our own table: kube-proxy and the CNI plugins have theirs.
 const TABLE: &str = "granary";
@@ -33,7 +33,7 @@ const TABLE: &str = "granary";
 /// A Service may claim any address (external IPs, the status of a load balancer). Requests to the API server, packets of the
 /// mesh and the node's questions for the time are not tracked, so that no rule of kube-proxy applies to them: untracked
 /// packets pass no chain of type `nat`, and kube-proxy's filters look at `ct state new` only. (`accept` would end this chain
-/// alone.) Answers of the API server are tracked, because those to a connection by its Service are translated back;
+/// alone.) The same holds for what the node's programs ask each other by loopback, which a pod's host port could take. Answers of the API server are tracked, because those to a connection by its Service are translated back;
 /// without `nf_conntrack_tcp_loose` the kernel takes none of them for a new connection.
 ///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
@@ -43,6 +43,7 @@ pub(crate) fn rules(config: &Config, pods: Network) -> String {
     let (first, last) = addresses(pods);
     let (node, private, tunnel) = (config.address, config.private_port, config.mesh.port);
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
+    let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
     format!(
         r#"# Declared first, so that there is one to delete.
 table inet {TABLE}
@@ -64,6 +65,7 @@ table inet {TABLE} {{
     chain starting {{
         type filter hook output priority raw; policy accept;
         ip daddr {api} tcp dport {api_port} notrack comment "API server"
+        oifname "lo" ip daddr 127.0.0.1 tcp dport {{ {own} }} notrack comment "the node's programs"
         udp sport {tunnel} notrack comment "mesh"
         ip daddr != {services} udp dport {NTP} notrack comment "time"
     }}
@@ -85,6 +87,10 @@ table inet {TABLE} {{
 "#
     )
 }
+
+/// Where the node's programs listen on loopback: API server; etcd for clients, members and metrics; kubelet's health,
+/// kube-proxy's metrics and health. A pod's host port would take connections to any of them.
+const OWN_PORTS: [u16; 7] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256];
 
 /// RFC 5905.
 const NTP: u16 = 123;

@@ -145,7 +145,10 @@ impl Held {
     pub(super) fn hold(&self, volume: &VolumeId, seen: &Attached) -> Result<Place, ActError> {
         let place = Place { number: seen.number, dev: seen.dev };
         let is_held = lock(&self.open).get(&seen.number).is_some_and(|entry| entry.backing == seen.status.backing);
-        if !is_held {
+        if is_held {
+            // An earlier call may have failed to announce it.
+            self.observer.publish(seen.dev).map_err(ActError::Observer)?;
+        } else {
             let device = block::reopen(seen.number, seen.status.backing)?;
             // The last unpublish found another opener, or no process held the device.
             if seen.status.config.autoclear && device.clear_autoclear()? {
@@ -244,8 +247,13 @@ impl Held {
                         continue;
                     }
                     if numbers.is_latest(number) {
-                        let mark = driver.create_next(numbers)?;
-                        lock(&self.former).insert(mark, Former::Mark);
+                        match driver.create_next(numbers) {
+                            Ok(mark) => drop(lock(&self.former).insert(mark, Former::Mark)),
+                            Err(error) => {
+                                warn!(error = &error as &dyn Error, "no next loop device: the last one is kept");
+                                continue;
+                            }
+                        }
                     }
                 }
             }

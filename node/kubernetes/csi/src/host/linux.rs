@@ -1,6 +1,7 @@
 //! The disk and the mounts: looks, and does single steps. Decides nothing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -204,10 +205,14 @@ impl Linux {
     fn images(&self) -> Result<HashMap<Backing, VolumeId>, LookError> {
         let mut images = HashMap::new();
         for (id, record) in self.volumes.records()?.readable {
-            if record.mode.is_block()
-                && let (_, _, Some(image)) = self.open(&id, Access::ReadOnly)?
-            {
-                images.insert(image.backing, id);
+            if !record.mode.is_block() {
+                continue;
+            }
+            match self.open(&id, Access::ReadOnly) {
+                Ok((_, _, Some(image))) => drop(images.insert(image.backing, id)),
+                Ok((_, _, None)) => {}
+                // The devices of other volumes are held all the same.
+                Err(error) => warn!(volume = %id, error = &error as &dyn Error, "cannot open the volume's image"),
             }
         }
         Ok(images)

@@ -48,6 +48,20 @@ table ip no_endpoints {
 }
 ";
 
+/// portmap's rules for a pod with the host port of the API server, as far as packets by loopback see them.
+const HOST_PORT: &str = "
+table ip host_port {
+    chain from_host {
+        type nat hook output priority -100;
+        ip daddr 127.0.0.1 tcp dport 6443 dnat to 10.244.1.5:7000
+    }
+    chain to_pod {
+        type nat hook postrouting priority srcnat;
+        ip saddr 127.0.0.1 ip daddr 10.244.1.5 masquerade
+    }
+}
+";
+
 /// A Service with an address of the cluster may have the port of time servers.
 const CLUSTER_SERVICE: &str = "
 table ip cluster_service {
@@ -103,14 +117,14 @@ impl Node {
         first(|| received(&ends[0]), || received(&ends[1]))
     }
 
-    /// Where a connection to the API server ends. It carries an answer.
-    fn connection(&self, from: &Namespace) -> End {
-        let server = self.host.run(|| TcpListener::bind((NODE, API_PORT)).unwrap());
+    /// Where a connection to the API server ends that is made to this address of the node. It carries an answer.
+    fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
+        let server = self.host.run(move || TcpListener::bind((address, API_PORT)).unwrap());
         let service = self.pods[0].run(|| TcpListener::bind((PODS[0], PORT)).unwrap());
         for listener in [&server, &service] {
             listener.set_nonblocking(true).unwrap();
         }
-        let mut here = from.run(|| TcpStream::connect_timeout(&(NODE, API_PORT).into(), LIMIT).unwrap());
+        let mut here = from.run(move || TcpStream::connect_timeout(&(address, API_PORT).into(), LIMIT).unwrap());
         here.set_read_timeout(Some(LIMIT)).unwrap();
         let answers =
             |listener: &TcpListener| listener.accept().is_ok_and(|(mut there, _)| there.write_all(b"!").is_ok());
@@ -125,12 +139,21 @@ fn a_service_cannot_claim_the_api_server() {
     let node = Node::claimed();
     // Another node, and this one.
     for from in [&node.outside, &node.host] {
-        assert_eq!(node.connection(from), End::Service);
+        assert_eq!(node.connection(from, NODE), End::Service);
     }
     node.protect();
     for from in [&node.outside, &node.host] {
-        assert_eq!(node.connection(from), End::Destination);
+        assert_eq!(node.connection(from, NODE), End::Destination);
     }
+}
+
+#[test]
+fn a_host_port_does_not_take_connections_by_loopback() {
+    let node = Node::claimed();
+    node.load(HOST_PORT);
+    assert_eq!(node.connection(&node.host, Ipv4Addr::LOCALHOST), End::Service);
+    node.protect();
+    assert_eq!(node.connection(&node.host, Ipv4Addr::LOCALHOST), End::Destination);
 }
 
 #[test]
