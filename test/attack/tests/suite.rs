@@ -44,7 +44,6 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
     part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)).await;
     part.shows("the_node_is_ready_after_the_attacks", is_ready(case)).await;
-    part.shows("a_pod_with_a_user_namespace_uses_a_volume", user_namespace(case)).await;
     Ok(())
 }
 
@@ -306,27 +305,6 @@ async fn are_counted(case: &Case) -> Result<(), Failure> {
         assert!(count.is_some_and(|count| count > 0), "{name}: {count:?}");
     }
     Ok(())
-}
-
-/// In a pod with a user namespace, root is an ordinary user of the node, and the mounts of volumes map user IDs.
-async fn user_namespace(case: &Case) -> Result<(), Failure> {
-    const NAME: &str = "mapped";
-    case.claim(&Claim::new(NAME, SIZE)).await?;
-    let mut spec = Pod::server(NAME).with(Volume::claim(NAME)).spec();
-    spec["hostUsers"] = false.into();
-    case.create::<core::Pod>(json!({"metadata": {"name": NAME}, "spec": spec})).await?;
-    cost("pods");
-    let pod = case.find(NAME).await?;
-    let (note, copy) = (format!("/{NAME}/note"), format!("/{NAME}/copy"));
-    pod.write(&note, "written in a user namespace").await?;
-    assert_eq!(pod.read(&note).await?, "written in a user namespace");
-    pod.write(&copy, "more").await?;
-    let volume = case.volume_name(NAME).await?;
-    let found = case.on_the_node(&volume).await?;
-    assert!(found.mounts.iter().all(|mount| !mount.flags.iter().any(|flag| flag == "noexec")), "{found:?}");
-    pod.remove().await?;
-    case.delete_claim(NAME).await?;
-    case.volume_is_gone(&volume, None).await
 }
 
 async fn is_ready(case: &Case) -> Result<(), Failure> {
