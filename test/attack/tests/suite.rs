@@ -14,6 +14,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap, Event, Namespace, PersistentVolumeClaim};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use workload::Executed;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
@@ -44,6 +45,7 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
     part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)).await;
     part.shows("the_node_is_ready_after_the_attacks", is_ready(case)).await;
+    part.shows("a_pod_with_a_user_namespace_uses_a_volume", user_namespace(case)).await;
     Ok(())
 }
 
@@ -140,7 +142,7 @@ async fn host_path(case: &Case) -> Result<(), Failure> {
 async fn rejection(case: &Case, pod: &core::Pod) -> Result<String, Failure> {
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     match case.api::<core::Pod>().create(&parameters, pod).await {
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(status.message),
+        Err(kube::Error::Api(status)) if [403, 422].contains(&status.code) => Ok(status.message),
         Err(error) => Err(Failure::api("try to create a pod")(error)),
         Ok(_) => Ok("accepted".to_owned()),
     }
@@ -305,6 +307,38 @@ async fn are_counted(case: &Case) -> Result<(), Failure> {
         assert!(count.is_some_and(|count| count > 0), "{name}: {count:?}");
     }
     Ok(())
+}
+
+/// In a pod with a user namespace, no user is root of the node, and the kubelet has the mounts of volumes map the user IDs.
+async fn user_namespace(case: &Case) -> Result<(), Failure> {
+    const NAME: &str = "mapped";
+    const GROUP: u32 = 2000;
+    let mut block = Pod::server(NAME).with(Volume::device(NAME)).spec();
+    block["hostUsers"] = false.into();
+    let block = serde_json::from_value(json!({"metadata": {"name": NAME}, "spec": block}))?;
+    let rejected = rejection(case, &block).await?;
+    assert!(rejected.contains("volumeDevices: Forbidden: when `hostUsers` is false"), "{rejected}");
+
+    case.claim(&Claim::new(NAME, SIZE)).await?;
+    let mut spec = Pod::server(NAME).with(Volume::claim(NAME)).user(1000, GROUP).spec();
+    spec["hostUsers"] = false.into();
+    case.create::<core::Pod>(json!({"metadata": {"name": NAME}, "spec": spec})).await?;
+    cost("pods");
+    let pod = case.find(NAME).await?;
+    let map = pod.read("/proc/self/uid_map").await?;
+    let fields: Vec<&str> = map.split_whitespace().collect();
+    assert!(matches!(fields[..], ["0", outside, "65536"] if outside != "0"), "no user namespace: {map}");
+    let (directory, note) = (format!("/{NAME}"), format!("/{NAME}/note"));
+    assert_eq!(pod.inspect(&directory).await?.gid, GROUP);
+    pod.write(&note, "written in a user namespace").await?;
+    assert_eq!(pod.read(&note).await?, "written in a user namespace");
+    let file = pod.inspect(&note).await?;
+    assert_eq!((file.uid, file.gid), (1000, GROUP));
+    assert_eq!(pod.execute(&directory).await?, Executed { status: Some(0), errno: None });
+    let volume = case.volume_name(NAME).await?;
+    pod.remove().await?;
+    case.delete_claim(NAME).await?;
+    case.volume_is_gone(&volume, None).await
 }
 
 async fn is_ready(case: &Case) -> Result<(), Failure> {
