@@ -3,6 +3,8 @@
 //! Two pods run all attacks, one under Pod Security `restricted` and one as root with `CAP_SYS_ADMIN` and without seccomp. The
 //! claims of the first one are deleted while it runs; the second one is the next tenant.
 
+mod bomb;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
@@ -34,11 +36,14 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("a_pod_with_the_nodes_root_directory_is_rejected", host_path(case)).await;
     part.must_show("the_program_fits_a_config_map", publish_program(case)).await?;
 
-    let first = part.must_show("a_restricted_pod_runs_the_attacks", start(case, &RESTRICTED)).await?;
+    part.must_show("a_restricted_pod_is_accepted", start(case, &RESTRICTED)).await?;
+    part.shows("the_node_stays_ready_during_a_fork_bomb", bomb::is_survived(case, RESTRICTED.files)).await;
+    let first = part.must_show("a_restricted_pod_runs_the_attacks", finish(case, &RESTRICTED)).await?;
     first.results(&part).await;
     part.must_show("a_published_volume_is_not_deleted", first.loses_its_claims(case)).await?;
 
-    let second = part.must_show("a_root_pod_runs_the_attacks", start(case, &ROOT)).await?;
+    part.must_show("a_root_pod_is_accepted", start(case, &ROOT)).await?;
+    let second = part.must_show("a_root_pod_runs_the_attacks", finish(case, &ROOT)).await?;
     second.results(&part).await;
     part.shows("denials_are_counted_by_kind", are_counted(case)).await;
     part.shows("no_tenant_sees_or_changes_the_others_device", are_apart(case, &first, &second)).await;
@@ -158,8 +163,8 @@ async fn publish_program(case: &Case) -> Result<(), Failure> {
     case.create::<ConfigMap>(object).await.map(drop)
 }
 
-/// Labels the namespace, creates claims and pod, and waits until the pod has run all attacks.
-async fn start(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
+/// Labels the namespace, and creates claims and pod.
+async fn start(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let pod = kind.pod()?;
     let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": kind.level}}});
     let namespaces = case.cluster::<Namespace>();
@@ -177,6 +182,11 @@ async fn start(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
     case.claim(&Claim::block(kind.device, SIZE)).await?;
     case.create::<core::Pod>(serde_json::to_value(&pod)?).await?;
     cost("pods");
+    Ok(())
+}
+
+/// Waits until the pod has run all attacks.
+async fn finish(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
     let log = eventually(PATIENCE, &format!("the end of all attacks of pod {}", kind.name), async || {
         let log = log(case, kind).await?;
         Ok(if log.lines().any(|line| line == DONE) { Seen::Done(log) } else { Seen::NotYet(log) })
