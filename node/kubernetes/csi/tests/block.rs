@@ -5,6 +5,7 @@ mod kubelet;
 mod machine;
 mod traced;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use csi::{Calls, Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
 use kubelet::{MANY, SINGLE};
-use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number};
+use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number, Numbers};
 use machine::{Node, SIZE, mounted, mounts_at};
 use mount::{Attributes, Filesystem};
 use nix::libc;
@@ -86,6 +87,12 @@ fn read(path: &Path) -> Vec<u8> {
 
 fn exists(device: Number) -> bool {
     Path::new("/sys/block").join(device.to_string()).exists()
+}
+
+/// The numbers of all loop devices.
+fn numbers() -> BTreeSet<u32> {
+    let devices = fs::read_dir("/sys/block").expect("devices").map(|entry| entry.expect("a device").file_name());
+    devices.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect()
 }
 
 fn is_device(path: &Path) -> bool {
@@ -402,6 +409,7 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
         let target = kubelet.join("device").display().to_string();
         let target = TargetPath::parse(&target, &kubelet).expect("a path");
         let host = Linux::new(kubelet, store);
+        let before = numbers();
         let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
         let (mut at, _) = host.look(Question { volume: &volume, target: &target, purpose }).expect("look");
         host.act(&mut at, Step::MakeTarget(Shape::File)).expect("a file");
@@ -410,6 +418,9 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
         let config = Device::open(target.full()).map(|device| device.config()).expect("a device");
         let config = config.expect("it is attached");
         assert!(config.direct_io && config.block_size == block_size, "{config:?}");
+        // A first device with blocks of 512 bytes was left if any process had it open.
+        let highest = before.last().map_or(Numbers::FIRST, |number| Numbers::FIRST.max(number + 1));
+        assert_eq!(numbers().difference(&before).collect::<Vec<_>>(), [&highest]);
         for step in [Step::Unmount, Step::RemoveTarget, Step::Detach] {
             host.act(&mut at, step).expect("act");
         }

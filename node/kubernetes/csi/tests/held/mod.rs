@@ -162,6 +162,27 @@ async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpubli
     node.stop().await;
 }
 
+/// The deletion of a volume detaches a device that a failed publish left: it was reported as a pod's attempt.
+#[tokio::test]
+async fn a_detach_of_a_device_without_targets_is_not_revoked() {
+    let node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let (host, target) = (node.host(), node.target("device"));
+    let path = TargetPath::parse(&target.display().to_string(), &node.kubelet.directory).expect("a path");
+    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
+    let (mut at, _) = host.look(Question { volume: &volume, target: &path, purpose }).expect("look");
+    host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
+    drop(at);
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert_eq!(detach(&device.number.path()), Detach::Deferred, "the node holds the device");
+    let found = host.watch().expect("watch");
+    assert_eq!((found.revoked, found.idle), (Vec::new(), vec![volume.clone()]));
+    host.release(&volume).expect("release");
+    assert!(node.devices().is_empty());
+    drop(host);
+    node.stop().await;
+}
+
 /// Rules that could not be set.
 #[derive(Debug)]
 struct NoRules;
