@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use nix::errno::Errno;
@@ -115,11 +115,6 @@ impl Catalog {
             needed.extend(files.ok_or_else(|| LoadError::Unknown { module: name.clone(), dir: self.dir.clone() })?);
         }
         Ok(self.order.iter().filter(|module| needed.contains(&module.file)).collect())
-    }
-
-    /// The directory.
-    pub fn path(&self) -> &Path {
-        &self.dir
     }
 }
 
