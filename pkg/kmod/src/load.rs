@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
+use crate::catalog::ModuleName;
 use crate::order::{FileName, Module, ORDER, OrderError, parse};
 
 /// What became of the modules, in the order in which they were loaded.
@@ -50,6 +51,14 @@ pub enum LoadError {
         #[source]
         source: io::Error,
     },
+    /// The directory was not built for a module that is named.
+    #[error("there is no module {module} in {dir}")]
+    Unknown {
+        /// The module.
+        module: ModuleName,
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The kernel refused the module; its log tells more, such as an unknown symbol.
     #[error("the kernel refused the module {module}")]
     Refused {
@@ -70,17 +79,8 @@ pub enum LoadError {
 /// `finit_module`, Linux 3.8.
 pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     let dir = dir.as_ref();
-    let path = dir.join(ORDER);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(LoadError::Order { path, source }),
-    };
-    let order = match parse(&text) {
-        Ok(order) => order,
-        Err(source) => return Err(LoadError::Parse { path, source }),
-    };
     let mut report = Report::default();
-    for module in order {
+    for module in read_order(dir)? {
         match insert(dir, &module)? {
             Outcome::Loaded => report.loaded.push(module.file),
             Outcome::Present => report.present.push(module.file),
@@ -90,13 +90,22 @@ pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     Ok(report)
 }
 
-enum Outcome {
+pub(crate) fn read_order(dir: &Path) -> Result<Vec<Module>, LoadError> {
+    let path = dir.join(ORDER);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(source) => return Err(LoadError::Order { path, source }),
+    };
+    parse(&text).map_err(|source| LoadError::Parse { path, source })
+}
+
+pub(crate) enum Outcome {
     Loaded,
     Present,
     WithoutHardware,
 }
 
-fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Outcome, LoadError> {
+pub(crate) fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Outcome, LoadError> {
     let path = dir.join(module.as_str());
     let file = match File::open(&path) {
         Ok(file) => file,

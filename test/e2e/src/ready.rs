@@ -1,7 +1,7 @@
 //! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
 use crate::cost::cost;
-use crate::{Failure, Setting, observer};
+use crate::{Failure, Setting, observer, restored};
 use guests::{Guest, Guests, Key, StoreError};
 use launch::{BootError, Node, Options, Origin};
 use std::io;
@@ -18,6 +18,9 @@ pub enum ReadyError {
     /// The pod that looks at the node does not start on it.
     #[error("cannot start the observer")]
     Observer(#[from] Failure),
+    /// The node goes on as if it had not been restored.
+    #[error("the restored node does not find that its clock is behind")]
+    Clock(#[source] Failure),
     /// The node is not saved.
     #[error("cannot save the node")]
     Save(#[from] launch::SaveError),
@@ -46,12 +49,23 @@ impl Setting {
         // In use until QEMU and the launcher have opened all of its files.
         let state = restore(&mut options).await?;
         let node = Node::boot(&options, |event| println!("{event}")).await?;
-        if state.is_none() {
-            cost("boots");
-            observer::start(&node.client()).await?;
+        match state {
+            None => {
+                cost("boots");
+                observer::start(&node.client()).await?;
+            }
+            Some(state) if is_old(state.dir())? => {
+                restored::clock_has_jumped(&node.client()).await.map_err(ReadyError::Clock)?;
+            }
+            Some(_) => {}
         }
         Ok(node)
     }
+}
+
+/// Whether a node that is restored from the state has a clock that is wrong by more than the suites tolerate.
+fn is_old(state: &Path) -> io::Result<bool> {
+    Ok(state.metadata()?.modified()?.elapsed().is_ok_and(|age| age > restored::TOLERANCE))
 }
 
 /// Changes options so that the node is restored from the state that is returned. `None` if the machine keeps no saved

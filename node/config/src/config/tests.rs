@@ -49,7 +49,8 @@ fn a_full_configuration_is_read() {
             "timeServers": ["192.0.2.123"],
             "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
             "onFailure": "REBOOT",
-            "podProcesses": 4096
+            "podProcesses": 4096,
+            "kernelModules": ["xt_MASQUERADE", "br-netfilter"]
         }"#,
     )
     .unwrap();
@@ -70,6 +71,7 @@ fn a_full_configuration_is_read() {
     assert_eq!(config.storage.keep_free, Bytes::new(10 << 30));
     assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
     assert_eq!(config.on_failure, FailureAction::Reboot);
+    assert_eq!(config.kernel_modules, ["xt_MASQUERADE", "br_netfilter"].map(|name| name.parse().unwrap()));
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn all_problems_are_told_at_once_each_with_its_remedy() {
         told,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure, podProcesses",
+             storage, onFailure, podProcesses, kernelModules",
             "network.static.adress: there is no such field here; there are address, gateway",
             "network.dhcp: only one of it and static can be there; leave one",
             "network.mtu: it is a text, and has to be a whole number from 0 to 4294967295",
@@ -117,6 +119,9 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"network": {"mtu": 100}}"#, "network.mtu"),
         (r#"{"podProcesses": 63}"#, "podProcesses"),
         (r#"{"podProcesses": 65537}"#, "podProcesses"),
+        (r#"{"kernelModules": ["vxlan", "../vxlan"]}"#, "kernelModules[1]"),
+        (r#"{"kernelModules": ["vxlan.ko"]}"#, "kernelModules[0]"),
+        (r#"{"kernelModules": "vxlan"}"#, "kernelModules"),
         (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
         (r#"{"storage": {"serial": ""}}"#, "storage.serial"),
@@ -237,6 +242,7 @@ fn written(config: &Config) -> Value {
             FailureAction::Reboot => "REBOOT",
         },
         "podProcesses": config.pod_processes.get(),
+        "kernelModules": config.kernel_modules.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 
@@ -293,10 +299,11 @@ fn configs() -> impl Strategy<Value = Config> {
     let cluster = prop_oneof![control_plane.prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
-    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes)
-        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes)| {
+    let modules = vec("[a-zA-Z0-9_]{1,55}".prop_map(|name| name.parse().unwrap()), 0..4);
+    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes, modules)
+        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
             let node = name.parse().unwrap();
-            Config { node, role, network, time_servers, storage, on_failure, pod_processes }
+            Config { node, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules }
         })
 }
 
@@ -327,6 +334,7 @@ fn anything() -> impl Strategy<Value = Value> {
             "overcommit",
             "onFailure",
             "podProcesses",
+            "kernelModules",
             "podSecurity",
             "secretStorage",
         ])
