@@ -258,7 +258,8 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),
             pods: Bytes::new(4 << 30),
-            audit: Bytes::new(256 << 20),
+            // Of the smallest disk.
+            audit: Bytes::new(19 << 20),
         },
         paths,
     })
