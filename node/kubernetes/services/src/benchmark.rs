@@ -144,8 +144,10 @@ impl Node {
     fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
+        let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
         config.paths.pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        config.paths.etcd = etcd;
         Self { config, credentials, _scratch: scratch }
     }
 
