@@ -238,6 +238,7 @@ async fn serve(
         durability: services::Durability::Durable,
         pod_security: own.pod_security,
         secret_storage: own.secret_storage,
+        secret_key: own.secret_key,
         pod_processes: config.pod_processes,
         disk: storage.disk(),
         paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },

@@ -48,7 +48,7 @@ impl Part {
     pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
     /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
-    /// others begin with what a node without a pod takes. The audit log has 12 files of 1 MiB at least.
+    /// others begin with what a node without a pod takes. The audit log has 3 files of 6 MiB at least.
     #[rustfmt::skip]
     const fn share(self) -> Share {
         match self {
@@ -57,7 +57,7 @@ impl Part {
             Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
             Self::Log        => Share { permille: 15, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
             Self::NodeLog    => Share { permille: 5,  least: mib(4),   most: gib(1),  per_inode: 4 << 10 },
-            Self::Audit      => Share { permille: 5,  least: mib(13),  most: gib(2),  per_inode: 8 << 10 },
+            Self::Audit      => Share { permille: 5,  least: mib(19),  most: gib(2),  per_inode: 8 << 10 },
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What the project's documents say that can be compared with something: links with files and headings, the metrics of
-//! alerts and dashboards with docs/metrics.md.
+//! alerts and dashboards with docs/metrics.md, tests that docs/operations/security.md names with the sources.
 //!
 //! ```
 //! let page = docs::Page::parse("# Disks\n\nSee [events](events.md#all-of-them).\n");
@@ -10,12 +10,14 @@
 #![warn(missing_docs)]
 
 mod alerts;
+mod claims;
 mod dashboard;
 mod expression;
 mod metrics;
 mod page;
 
 pub use alerts::{Alert, alerts};
+pub use claims::{Case, Claims};
 pub use dashboard::expressions;
 pub use expression::{Metric, Unbalanced, metrics_of};
 pub use metrics::Described;

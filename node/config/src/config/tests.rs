@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::address::Server;
 use crate::role::{ControlPlane, Networks, Worker};
-use services::{Network as Subnet, PodSecurity, SecretStorage, Token};
+use services::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -20,7 +20,7 @@ fn nothing_said_is_a_control_plane_with_dhcp() {
     let config = Config::parse("{}").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
     assert_eq!(
@@ -28,6 +28,7 @@ fn nothing_said_is_a_control_plane_with_dhcp() {
         ("10.244.0.0/16".into(), "10.96.0.0/16".into())
     );
     assert_eq!((pod_security, secret_storage), (PodSecurity::Baseline, SecretStorage::Encrypted));
+    assert_eq!(secret_key, SecretKey::default());
     assert_eq!(config.pod_processes.get(), 1024);
     assert_eq!(config.network.addresses, Addresses::Dhcp);
 }
@@ -39,7 +40,8 @@ fn a_full_configuration_is_read() {
             "nodeName": "n-1",
             "controlPlane": {
                 "podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20",
-                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN"
+                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN",
+                "secretKey": 2
             },
             "network": {
                 "static": {"address": "192.0.2.10/24", "gateway": "192.0.2.1"},
@@ -55,11 +57,12 @@ fn a_full_configuration_is_read() {
     )
     .unwrap();
     assert_eq!(config.node.as_str(), "n-1");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
     assert_eq!((networks.pods.prefix(), networks.services.prefix()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
+    assert_eq!(Some(secret_key), SecretKey::new(2));
     assert_eq!(config.pod_processes, PodProcesses::new(4096));
     let interface = "192.0.2.10/24".parse().unwrap();
     let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
@@ -123,6 +126,7 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"kernelModules": ["vxlan.ko"]}"#, "kernelModules[0]"),
         (r#"{"kernelModules": "vxlan"}"#, "kernelModules"),
         (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
+        (r#"{"controlPlane": {"secretKey": 0}}"#, "controlPlane.secretKey"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
         (r#"{"storage": {"serial": ""}}"#, "storage.serial"),
         (r#"{"storage": {"overcommit": "0.5"}}"#, "storage.overcommit"),
@@ -207,6 +211,7 @@ fn written(config: &Config) -> Value {
                 SecretStorage::Encrypted => "ENCRYPTED",
                 SecretStorage::Plain => "PLAIN",
             });
+            role["secretKey"] = json!(own.secret_key.get());
         }
         Role::Worker(worker) => {
             role["server"] = json!(worker.server.to_string());
@@ -292,10 +297,15 @@ fn configs() -> impl Strategy<Value = Config> {
     });
     let levels = [PodSecurity::Privileged, PodSecurity::Baseline, PodSecurity::Restricted];
     let storages = [SecretStorage::Encrypted, SecretStorage::Plain];
+    let (level, form) = (proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec()));
+    let keys = (1_u32..).prop_map(|number| SecretKey::new(number).unwrap());
     let control_plane =
-        (networks(), proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec())).prop_map(
-            |(networks, pod_security, secret_storage)| ControlPlane { networks, pod_security, secret_storage },
-        );
+        (networks(), level, form, keys).prop_map(|(networks, pod_security, secret_storage, secret_key)| ControlPlane {
+            networks,
+            pod_security,
+            secret_storage,
+            secret_key,
+        });
     let cluster = prop_oneof![control_plane.prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
@@ -337,6 +347,7 @@ fn anything() -> impl Strategy<Value = Value> {
             "kernelModules",
             "podSecurity",
             "secretStorage",
+            "secretKey",
         ])
         .prop_map(str::to_owned),
         "[^.]{0,8}",

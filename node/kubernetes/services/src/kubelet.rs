@@ -138,6 +138,7 @@ mod tests {
     fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
         let scratch = tempfile::tempdir().unwrap();
         config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
         let credentials = Credentials::ensure(config, time::OffsetDateTime::now_utc()).unwrap();
         (scratch, credentials)
     }
