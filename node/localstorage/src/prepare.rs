@@ -17,7 +17,7 @@ use crate::mounted::{Mounted, make, open};
 use crate::program::Programs;
 use crate::projects::Projects;
 use crate::sys;
-use crate::tree::{Data, Tree};
+use crate::tree::{Data, Directory, Tree};
 
 impl DataDisk {
     /// Formats the disk if it is empty, mounts it, grows the file system if the disk is larger, makes
@@ -54,7 +54,7 @@ impl DataDisk {
             State::Empty | State::Unfinished => self.finish(&root, &path)?,
         }
         // Before the first directory that needs a project.
-        let volumes = make(&root, &path, tree.volumes.path())?;
+        let volumes = make(&root, &path, tree.volumes.path(), Directory::MODE)?;
         let projects = Projects::open(&root, &volumes, &path)?;
         Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
     }

@@ -2,12 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use dir::Mode;
+
 use crate::budget::Part;
 
+/// Only root lists and changes it. Who knows a name in it gets what that entry's mode allows.
+const PASSAGE: Mode = Mode::S_IRWXU.union(Mode::S_IXGRP).union(Mode::S_IXOTH);
+
 /// Declares directories by what is in them: a field for each entry, its type, its name on the disk,
-/// and the part of the disk that it is, if it has a limit of its own.
+/// and the part of the disk that it is, if it has a limit of its own. `passage`: other users than root pass through it.
 macro_rules! directory {
-    ($(#[$doc:meta])* $directory:ident {
+    ($(#[$doc:meta])* $directory:ident $($passage:ident)? {
         $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal $(limit $part:ident)?,)*
     }) => {
         $(#[$doc])*
@@ -18,6 +23,8 @@ macro_rules! directory {
         }
 
         impl Tree for $directory {
+            $(const MODE: Mode = directory!(@mode $passage);)?
+
             fn at(path: PathBuf) -> Self {
                 Self { $($field: <$kind as Tree>::at(path.join($name)),)* path }
             }
@@ -32,6 +39,7 @@ macro_rules! directory {
                         name: $name,
                         path: self.$field.path(),
                         directory: <$kind>::DIRECTORY,
+                        mode: <$kind>::MODE,
                         part: directory!(@part $($part)?),
                     });
                     self.$field.visit(see);
@@ -39,6 +47,7 @@ macro_rules! directory {
             }
         }
     };
+    (@mode passage) => { PASSAGE };
     (@part) => { None };
     (@part $part:ident) => { Some(Part::$part) };
 }
@@ -56,9 +65,9 @@ directory! {
 directory! {
     /// The data disk, an XFS with project quotas. A directory without `limit` is written to by the node
     /// itself alone; volumes have limits of their own.
-    Data {
-        /// Certificates and keys of the cluster and this node. Keys have mode 0600.
-        pki: Directory = "pki",
+    Data passage {
+        /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
+        pki: Passage = "pki",
         /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
@@ -89,7 +98,7 @@ directory! {
 
 directory! {
     /// Logs that outlive a boot.
-    Log {
+    Log passage {
         /// Output of containers, a directory per pod.
         pods: Directory = "pods" limit Log,
         /// What the node, its programs and its kernel said.
@@ -101,13 +110,15 @@ directory! {
 
 directory! {
     /// A tmpfs, empty after every boot.
-    Ephemeral {
+    Ephemeral passage {
         /// What containerd runs now.
         containerd: ContainerdState = "containerd",
         /// Addresses that the network plugins gave to pods.
         cni: Directory = "cni",
         /// Where Kubernetes looks for plugins of an older kind. There are none.
         flexvolume: Directory = "flexvolume",
+        /// Directories of programs with users of their own.
+        programs: Passage = "programs",
         /// Temporary files (`TMPDIR`).
         tmp: Directory = "tmp",
     }
@@ -126,6 +137,9 @@ directory! {
 pub trait Tree: Sized {
     /// Whether it is a directory, which exists as soon as its tree is mounted.
     const DIRECTORY: bool = true;
+
+    /// Its mode, as a directory.
+    const MODE: Mode = Mode::S_IRWXU;
 
     /// This place at a path. [`Root::at`] is the beginning.
     fn at(path: PathBuf) -> Self;
@@ -146,6 +160,8 @@ pub struct Entry<'tree> {
     pub path: &'tree Path,
     /// Whether it is a directory.
     pub directory: bool,
+    /// Its mode, as a directory.
+    pub mode: Mode,
     /// The part of the data disk that it is, with a limit of its own. What is below has that limit too.
     pub part: Option<Part>,
 }
@@ -155,6 +171,22 @@ pub struct Entry<'tree> {
 pub struct Directory(PathBuf);
 
 impl Tree for Directory {
+    fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// A directory whose content is named elsewhere, with files of other users than root. Mode 0711.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage(PathBuf);
+
+impl Tree for Passage {
+    const MODE: Mode = PASSAGE;
+
     fn at(path: PathBuf) -> Self {
         Self(path)
     }
@@ -221,7 +253,7 @@ mod tests {
         let mut names = BTreeMap::new();
         let mut directories = BTreeSet::from([tree.path()]);
         let mut parts = BTreeSet::new();
-        let fault = |Entry { name, path, directory, part }| {
+        let fault = |Entry { name, path, directory, part, .. }| {
             if let Err(error) = Name::try_from(name) {
                 return Some(Fault::Name(name, error));
             }
@@ -305,7 +337,7 @@ mod tests {
 
         fn visit<'tree>(&'tree self, see: &mut dyn FnMut(Entry<'tree>)) {
             for (name, path, directory) in &self.shown {
-                see(Entry { name, path, directory: *directory, part: None });
+                see(Entry { name, path, directory: *directory, mode: Self::MODE, part: None });
             }
         }
     }
