@@ -68,4 +68,4 @@ pub use plan::{Decision, MINIMUM, plan};
 pub use probe::ProbeError;
 pub use program::{Programs, RunError};
 pub use signature::{MalformedLine, Mark, Signature, Usage};
-pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Root, Tree};
+pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Passage, Root, Tree};

@@ -12,7 +12,7 @@ const PRIVATE: Mode = Mode::S_IRWXU;
 const SEARCHABLE: Mode = PRIVATE.union(Mode::S_IXGRP).union(Mode::S_IXOTH);
 
 /// Declares directories by what is in them: a field for each entry, its type, its name on the disk,
-/// and the part of the disk that it is, if it has a limit of its own.
+/// and the part of the disk that it is, if it has a limit of its own. A directory is private unless it states a `mode`.
 macro_rules! directory {
     ($(#[$doc:meta])* $directory:ident $(mode $mode:ident)? {
         $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal $(limit $part:ident)?,)*
@@ -66,9 +66,9 @@ directory! {
 directory! {
     /// The data disk, an XFS with project quotas. A directory without `limit` is written to by the node
     /// itself alone; volumes have limits of their own.
-    Data {
-        /// Certificates and keys of the cluster and this node. Keys have mode 0600.
-        pki: Directory = "pki",
+    Data mode SEARCHABLE {
+        /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
+        pki: Passage = "pki",
         /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
@@ -99,7 +99,7 @@ directory! {
 
 directory! {
     /// Logs that outlive a boot.
-    Log {
+    Log mode SEARCHABLE {
         /// Output of containers, a directory per pod.
         pods: Directory = "pods" limit Log,
         /// What the node, its programs and its kernel said.
@@ -118,6 +118,8 @@ directory! {
         cni: Directory = "cni",
         /// Where Kubernetes looks for plugins of an older kind. There are none.
         flexvolume: Directory = "flexvolume",
+        /// Directories of programs with users of their own.
+        programs: Passage = "programs",
         /// Temporary files (`TMPDIR`).
         tmp: Directory = "tmp",
     }
@@ -171,6 +173,22 @@ pub struct Entry<'tree> {
 pub struct Directory(PathBuf);
 
 impl Tree for Directory {
+    fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// A directory whose content is named elsewhere, with files of other users than root. Mode 0711.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage(PathBuf);
+
+impl Tree for Passage {
+    const MODE: Mode = SEARCHABLE;
+
     fn at(path: PathBuf) -> Self {
         Self(path)
     }

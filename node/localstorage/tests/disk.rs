@@ -130,7 +130,7 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// Asserts that every directory of a mounted tree is there, with its mode: 0700, except for those above containers' roots.
+/// Asserts that every directory of a mounted tree is there with its mode, by which only root lists and changes it.
 fn are_private<T: Tree>(mounted: &Mounted<T>) {
     let mut directories = vec![(mounted.path(), T::MODE)];
     mounted.visit(&mut |entry| directories.extend(entry.directory.then_some((entry.path, entry.mode))));
@@ -138,6 +138,7 @@ fn are_private<T: Tree>(mounted: &Mounted<T>) {
     for (directory, mode) in directories {
         let found = fs::symlink_metadata(directory).unwrap();
         assert!(found.is_dir(), "{}", directory.display());
+        assert_eq!(mode.bits() & 0o066, 0, "{}", directory.display());
         assert_eq!(found.permissions().mode() & 0o7777, mode.bits(), "{}", directory.display());
     }
 }

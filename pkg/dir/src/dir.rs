@@ -164,12 +164,13 @@ impl Dir {
     }
 
     /// Makes or replaces the file `name`, as a whole: after a power cut at any moment it is the old or the new one.
-    /// When the call returns, the new one is on the disk, with exactly `mode`, whatever the umask.
+    /// When the call returns, the new one is on the disk, with exactly `mode`, whatever the umask, and the old one's owner.
     ///
     /// One writer per name at a time: the content is written to the sibling `.NAME.new` first.
     ///
     /// # Errors
-    /// `ENOSPC`, `EDQUOT`, `EIO`; the old file is then still there. `ENAMETOOLONG` if the sibling's name is.
+    /// `ENOSPC`, `EDQUOT`, `EIO`; the old file is then still there. `ENAMETOOLONG` if the sibling's name is. `EPERM` if
+    /// the old file is another user's and the process may not change owners.
     pub fn write(&self, name: &Name, content: &[u8], mode: Mode) -> Result<(), Error> {
         let failed = |operation| move |errno| Error::new(operation, name.as_os_str(), errno);
         let sibling = sibling_of(name);
@@ -186,6 +187,7 @@ impl Dir {
         .map_err(failed(Operation::Write))?;
 
         file.write_all(content)
+            .and_then(|()| self.keep_owner(name, &file).map_err(io::Error::from))
             // open(2) takes the umask off, and a write of an ordinary user the set-ID bits.
             .and_then(|()| fchmod(&file, mode).map_err(io::Error::from))
             .and_then(|()| file.sync_all())
@@ -308,7 +310,7 @@ fn sibling_of(name: &Name) -> OsString {
 }
 
 /// The errno of a failed read or write of the standard library; a short write has none.
-fn errno_of(error: &io::Error) -> Errno {
+pub(crate) fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 

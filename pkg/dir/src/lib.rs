@@ -8,7 +8,7 @@
 //! What this crate promises to have done survives a power cut: [`Dir::write`] replaces a file as a whole and returns
 //! when it is on the disk. [`Dir::rename`] and [`Dir::create_dir`] are durable after [`Dir::sync`] of the directory.
 //!
-//! Out of scope: watching, ownership, extended attributes, and moving between file systems.
+//! Out of scope: watching, extended attributes, and moving between file systems.
 //!
 //! Linux 5.6 (`openat2`).
 //!
@@ -32,6 +32,7 @@
 mod dir;
 mod error;
 mod name;
+mod owner;
 mod remove;
 #[expect(unsafe_code, reason = "the ioctls of inode flags have no wrapper in nix")]
 mod sys;
@@ -39,5 +40,10 @@ mod sys;
 pub use dir::{Dir, Ensured, MAX_READ};
 pub use error::{Error, Operation};
 pub use name::{Name, NameError};
-pub use nix::{fcntl::OFlag, sys::stat::Mode};
+pub use nix::{
+    fcntl::OFlag,
+    sys::stat::Mode,
+    unistd::{Gid, Uid},
+};
+pub use owner::Owner;
 pub use remove::Progress;
