@@ -48,6 +48,7 @@ mod plan;
 mod prepare;
 mod probe;
 mod program;
+mod project_ids;
 mod projects;
 mod signature;
 #[expect(unsafe_code, reason = "the ioctls of XFS and of partitions have no wrapper in nix")]

@@ -84,7 +84,7 @@ impl<T> AsFd for Mounted<T> {
 }
 
 /// The path from the root of a tree, if it is not the root itself.
-fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
+pub(crate) fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
     path.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty())
 }
 

@@ -77,8 +77,10 @@ directory! {
         kubelet_pki: Directory = "kubelet-pki",
         /// Images and snapshots.
         containerd: Directory = "containerd" limit Containerd,
-        /// Persistent volumes and all that belongs to them, the counter of the disk's project IDs too.
+        /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
+        /// The project IDs of the parts of the disk.
+        project_ids: File = "project-ids.json",
         /// What was logged.
         log: Log = "log",
     }

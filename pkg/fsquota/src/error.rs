@@ -204,3 +204,23 @@ pub enum WalkError {
         limit: usize,
     },
 }
+
+/// [`transfer`](crate::transfer) failed; the same call goes on where this one ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The limits, or the place of the directory.
+    #[error(transparent)]
+    Set(#[from] SetError),
+    /// The directory has no project, so that nothing in it is counted.
+    #[error("the directory has no project")]
+    NotFound,
+    /// Something in the directory.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+}
+
+impl From<FsError> for TransferError {
+    fn from(error: FsError) -> Self {
+        Self::Set(error.into())
+    }
+}

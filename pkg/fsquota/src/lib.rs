@@ -60,13 +60,14 @@ mod set;
 mod strays;
 #[expect(unsafe_code, reason = "quotactl_fd and the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
+mod transfer;
 
 pub use allocator::Allocator;
 /// For its fuzz target only.
 #[doc(hidden)]
 pub use allocator::Counter;
 pub use dir::Ensured;
-pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, WalkError};
+pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, TransferError, WalkError};
 pub use limits::{Limits, Quota, Usage, default_inodes};
 pub use project::{InvalidProjectId, ProjectId};
 pub use quotas::Quotas;
@@ -74,3 +75,4 @@ pub use read::{Report, get, project, quota, report, require, sync};
 pub use remove::{clear, disown, remove};
 pub use set::{assign, set, set_limits};
 pub use strays::{Drift, Stray, Strays, strays};
+pub use transfer::{Transferred, transfer};

@@ -125,6 +125,34 @@ fn a_killed_change_of_limits_leaves_the_old_or_the_new() {
 }
 
 #[test]
+fn a_killed_transfer_is_finished_with_the_recorded_id() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", LIMITS);
+    fs::create_dir(volumes.path("a/below")).unwrap();
+    for file in ["a/file", "a/below/file"] {
+        fs::write(volumes.path(file), file).unwrap();
+    }
+    fsquota::sync(&dir).unwrap();
+    let used = fsquota::get(&dir).unwrap().used;
+    // A walk takes several system calls for each inode.
+    let ids: Vec<ProjectId> = (0..8 * STEPS).map(|_| volumes.ids.next().unwrap()).collect();
+    killed_everywhere(
+        |step| assert!(fsquota::transfer(&dir, ids[step], LIMITS).is_ok()),
+        |step| {
+            for quota in fsquota::report(&volumes.root).unwrap().map(Result::unwrap) {
+                // The limits of the former project go when only the directory itself has it.
+                assert!(quota.limits == LIMITS || quota.used.inodes == Inodes::new(1), "step {step}: {quota:?}");
+            }
+            fsquota::transfer(&dir, ids[step], LIMITS).unwrap();
+            let found = fsquota::get(&dir).unwrap();
+            assert_eq!((found.id, found.limits, found.used), (ids[step], LIMITS, used), "step {step}");
+            assert_eq!(fsquota::strays(&dir, ids[step]).unwrap().count(), 0, "step {step}");
+            assert_eq!(volumes.reported(), [ids[step]], "step {step}");
+        },
+    );
+}
+
+#[test]
 fn a_killed_removal_is_finished_by_the_next() {
     let volumes = Volumes::new();
     dirs(&volumes);

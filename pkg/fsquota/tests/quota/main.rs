@@ -18,6 +18,7 @@ mod sums;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
 mod tools;
+mod transfer;
 #[path = "../volumes/mod.rs"]
 mod volumes;
 mod walk;
