@@ -1,5 +1,6 @@
-//! What the project's documents say that can be compared with something: links with files and headings, the metrics of
-//! alerts and dashboards with docs/metrics.md, tests that docs/operations/security.md names with the sources.
+//! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards with
+//! docs/metrics.md, the tests that docs/operations/security.md names with the sources, and all texts with the list of words in
+//! `words.yaml`.
 //!
 //! ```
 //! let page = docs::Page::parse("# Disks\n\nSee [events](events.md#all-of-them).\n");
@@ -15,6 +16,7 @@ mod dashboard;
 mod expression;
 mod metrics;
 mod page;
+mod words;
 
 pub use alerts::{Alert, alerts};
 pub use claims::{Case, Claims};
@@ -22,3 +24,4 @@ pub use dashboard::expressions;
 pub use expression::{Metric, Unbalanced, metrics_of};
 pub use metrics::Described;
 pub use page::{Example, Page};
+pub use words::{ListError, Match, Words};

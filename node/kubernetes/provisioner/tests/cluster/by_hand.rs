@@ -59,7 +59,7 @@ fn read<T: DeserializeOwned>(manifests: &[Value], kind: &str) -> Result<T, Failu
 pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "adopted", 1).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    let manifests = manifests(&node, &id, "Use one again")?;
+    let manifests = manifests(&node, &id, "Use an orphan")?;
     let pv = node.pvs().create(&PostParams::default(), &read(&manifests, "PersistentVolume")?).await?;
     node.claims().create(&PostParams::default(), &read(&manifests, "PersistentVolumeClaim")?).await?;
     let bound = node.bound("data").await?;
@@ -94,7 +94,7 @@ pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) ->
 
 pub async fn an_orphan_is_erased_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "erased", 2).await?;
-    let pv: PersistentVolume = read(&manifests(&node, &id, "Erase one")?, "PersistentVolume")?;
+    let pv: PersistentVolume = read(&manifests(&node, &id, "Erase an orphan")?, "PersistentVolume")?;
     // The node adds both, and may be too late: the PV controller looks at it at the same time.
     assert_eq!(pv.annotations().get(PROVISIONED_BY).map(String::as_str), Some(DRIVER_NAME));
     assert_eq!(pv.finalizers(), [provisioner::FINALIZER]);
@@ -105,7 +105,7 @@ pub async fn an_orphan_is_erased_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> 
 
 pub async fn a_pv_with_missing_fields_is_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "incomplete", 3).await?;
-    let mut pv: PersistentVolume = read(&manifests(&node, &id, "Use one again")?, "PersistentVolume")?;
+    let mut pv: PersistentVolume = read(&manifests(&node, &id, "Use an orphan")?, "PersistentVolume")?;
     pv.metadata.name = Some("incomplete".to_owned());
     if let Some(spec) = &mut pv.spec {
         spec.node_affinity = None;

@@ -1,4 +1,6 @@
-//! The project's own documents. Reads its whole tree.
+//! The project's own documents and texts. Reads its whole tree.
+
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,8 +29,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every Markdown file, by its path from the root.
-fn pages() -> BTreeMap<PathBuf, Page> {
+/// The project's files with one of these endings, by their paths from the root.
+fn files(endings: &[&str]) -> BTreeMap<PathBuf, String> {
     let root = root();
     let mut found = BTreeMap::new();
     let mut left = vec![root.clone()];
@@ -37,20 +39,24 @@ fn pages() -> BTreeMap<PathBuf, Page> {
             let entry = entry.expect("an entry");
             let name = entry.file_name().into_string().expect("names are text");
             let kind = entry.file_type().expect("its type");
-            // Results of builds, and what is no part of the sources.
+            // Results of builds, and hidden files.
             if name.starts_with('.') || name.starts_with("bazel-") || name == "target" {
                 continue;
             }
             if kind.is_dir() {
                 left.push(entry.path());
-            } else if kind.is_file() && name.ends_with(".md") {
-                let text = fs::read_to_string(entry.path()).expect("a page is text");
-                let path = entry.path().strip_prefix(&root).expect("below the root").to_owned();
-                found.insert(path, Page::parse(&text));
+            } else if kind.is_file() && endings.iter().any(|ending| name.ends_with(ending)) {
+                let text = fs::read_to_string(entry.path()).expect("a source is text");
+                found.insert(entry.path().strip_prefix(&root).expect("below the root").to_owned(), text);
             }
         }
     }
     found
+}
+
+/// Every Markdown file, by its path from the root.
+fn pages() -> BTreeMap<PathBuf, Page> {
+    files(&[".md"]).into_iter().map(|(path, text)| (path, Page::parse(&text))).collect()
 }
 
 /// What is wrong with a link from a page, if anything. Addresses of other places are not looked at.

@@ -1,0 +1,242 @@
+//! The list of words that the project's texts avoid, `words.yaml`.
+
+use std::collections::BTreeSet;
+
+use regex::bytes::{Regex, RegexBuilder};
+use serde::Deserialize;
+
+/// An invalid list.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The YAML is invalid or has other fields.
+    #[error("invalid list")]
+    Yaml(#[from] serde_saphyr::Error),
+    /// A pattern is not a regular expression.
+    #[error("invalid pattern")]
+    Pattern(#[from] regex::Error),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Source {
+    words: Vec<WordSource>,
+    allowed: Vec<AllowedSource>,
+    excluded: Vec<Excluded>,
+    pending: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WordSource {
+    pattern: String,
+    write: String,
+    finds: String,
+    not: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowedSource {
+    text: String,
+    #[serde(rename = "reason")]
+    _reason: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Excluded {
+    path: String,
+    #[serde(rename = "reason")]
+    _reason: String,
+}
+
+struct Word {
+    source: WordSource,
+    pattern: Regex,
+}
+
+/// Words to avoid, with the exceptions.
+pub struct Words {
+    words: Vec<Word>,
+    allowed: Vec<Regex>,
+    excluded: BTreeSet<String>,
+    pending: Vec<String>,
+}
+
+/// One match.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Line of the text, from 1. 0 is its path.
+    pub line: usize,
+    /// The matched text, with names split into words.
+    pub text: String,
+    /// The pattern that matched.
+    pub pattern: String,
+    /// The replacement that the list recommends.
+    pub write: String,
+}
+
+impl Words {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// [`ListError`].
+    pub fn parse(yaml: &str) -> Result<Self, ListError> {
+        let source: Source = serde_saphyr::from_str(yaml)?;
+        let words = source.words.into_iter().map(|source| {
+            let pattern = pattern(&source.pattern)?;
+            Ok(Word { source, pattern })
+        });
+        Ok(Self {
+            words: words.collect::<Result<_, ListError>>()?,
+            allowed: source.allowed.iter().map(|one| pattern(&one.text)).collect::<Result<_, _>>()?,
+            excluded: source.excluded.into_iter().map(|one| one.path).collect(),
+            pending: source.pending,
+        })
+    }
+
+    /// Whether a file is searched at all.
+    #[must_use]
+    pub fn searches(&self, path: &str) -> bool {
+        !self.excluded.contains(path)
+    }
+
+    /// Directories and files in which matches are expected until they are rewritten.
+    #[must_use]
+    pub fn pending(&self) -> &[String] {
+        &self.pending
+    }
+
+    /// All matches of a file, in the order of its lines, its path first.
+    #[must_use]
+    pub fn matches(&self, path: &str, text: &str) -> Vec<Match> {
+        let text = if path.ends_with(".md") { without_code(text) } else { text.to_owned() };
+        let mut text = format!("{path}\n{text}").into_bytes();
+        for allowed in &self.allowed {
+            // The length stays the same, so that line numbers do.
+            let places: Vec<_> = allowed.find_iter(&text).map(|found| found.range()).collect();
+            for place in places {
+                text[place].fill(b' ');
+            }
+        }
+        let text = split_names(&text);
+        let mut found: Vec<Match> = self.words.iter().flat_map(|word| word.matches(&text)).collect();
+        found.sort_by_key(|one| one.line);
+        found
+    }
+
+    /// Entries that contradict their own examples: `finds` that does not match, or `not` that does.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
+        let finds = |word: &&Word, text: &str| !word.matches(&split_names(text.as_bytes())).is_empty();
+        let wrong = self.words.iter().filter(|word| !finds(word, &word.source.finds) || finds(word, &word.source.not));
+        wrong.map(|word| word.source.pattern.clone()).collect()
+    }
+}
+
+impl Word {
+    fn matches(&self, text: &[u8]) -> Vec<Match> {
+        let matched = self.pattern.find_iter(text).map(|found| Match {
+            line: text[..found.start()].iter().filter(|byte| **byte == b'\n').count(),
+            text: String::from_utf8_lossy(found.as_bytes()).trim().to_owned(),
+            pattern: self.source.pattern.clone(),
+            write: self.source.write.clone(),
+        });
+        matched.collect()
+    }
+}
+
+/// Bytes instead of Unicode: word boundaries in texts that are not ASCII cost the engine its fast path.
+fn pattern(text: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(text).multi_line(true).unicode(false).case_insensitive(true).build()
+}
+
+/// Markdown without code, neither in lines nor in blocks. Lines stay lines.
+fn without_code(page: &str) -> String {
+    let mut block = false;
+    let lines = page.lines().map(|line| {
+        let fence = line.trim_start().starts_with("```");
+        block ^= fence;
+        if fence || block {
+            return String::new();
+        }
+        // Every second part is between backticks.
+        line.split('`').step_by(2).collect::<Vec<_>>().join("`")
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Splits `snake_case` and `CamelCase` into words. Lines stay lines.
+fn split_names(text: &[u8]) -> Vec<u8> {
+    let mut split = Vec::with_capacity(text.len() + text.len() / 8);
+    let mut former = b' ';
+    for &byte in text {
+        if byte.is_ascii_uppercase() && former.is_ascii_lowercase() {
+            split.push(b' ');
+        }
+        split.push(if byte == b'_' { b' ' } else { byte });
+        former = byte;
+    }
+    split
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r"
+words:
+- {pattern: '\broom\b', write: space, finds: no room, not: headroom}
+allowed:
+- {text: 'meeting room', reason: a place}
+excluded:
+- {path: old.md, reason: history}
+pending: [node/log]
+";
+
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        Words::parse(LIST).unwrap().matches(path, text).iter().map(|one| one.line).collect()
+    }
+
+    #[test]
+    fn words_are_found_in_text_names_and_paths() {
+        assert_eq!(lines("a.md", "No room.\n\nSpace.\nheadroom\n"), [1]);
+        assert_eq!(lines("a.rs", "fn has_room() {}\nstruct NoRoom;\nlet roomy = 1;\n"), [1, 2]);
+        assert_eq!(lines("docs/the-room.md", "Space.\n"), [0]);
+    }
+
+    #[test]
+    fn allowed_text_is_left_out_and_the_rest_of_its_line_is_not() {
+        assert_eq!(lines("a.md", "A meeting room.\nA meeting room has room.\n"), [2]);
+    }
+
+    #[test]
+    fn code_in_markdown_is_left_out() {
+        let page = "`no room`\n```\nno room\n```\nThe `code` has room.\n   ```sh\nroom\n   ```\n";
+        assert_eq!(lines("a.md", page), [5]);
+        assert_eq!(lines("a.rs", "//! `room`\n"), [1]);
+    }
+
+    #[test]
+    fn a_match_names_pattern_and_replacement() {
+        let words = Words::parse(LIST).unwrap();
+        let found = words.matches("a.md", "x\nno Room\n");
+        let wanted = Match { line: 2, text: "Room".into(), pattern: r"\broom\b".into(), write: "space".into() };
+        assert_eq!(found, [wanted]);
+        assert!(words.searches("new.md") && !words.searches("old.md"));
+        assert_eq!(words.pending(), ["node/log"]);
+    }
+
+    #[test]
+    fn an_entry_that_contradicts_its_examples_is_reported() {
+        let list = LIST.replace("not: headroom", "not: a room");
+        assert_eq!(Words::parse(LIST).unwrap().contradictions(), Vec::<String>::new());
+        assert_eq!(Words::parse(&list).unwrap().contradictions(), [r"\broom\b"]);
+    }
+
+    #[test]
+    fn an_invalid_list_is_an_error() {
+        assert!(matches!(Words::parse("words: 1"), Err(ListError::Yaml(_))));
+        assert!(matches!(Words::parse(&LIST.replace(r"'\broom\b'", "'('")), Err(ListError::Pattern(_))));
+    }
+}
