@@ -12,8 +12,8 @@
 use std::error::Error;
 use std::fmt;
 
-/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `. There
-/// is no line break at the end.
+/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `.
+/// There is no line break at the end.
 pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     fmt::from_fn(move |f| {
         write!(f, "{error}")?;

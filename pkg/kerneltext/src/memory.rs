@@ -2,8 +2,8 @@
 
 use units::Bytes;
 
-/// The size in the first line that begins with `name`, for example `MemTotal:   4096 kB`. `None` if no line does, or if the
-/// line has no size in kB.
+/// The size in the first line that begins with `name`, for example `MemTotal:   4096 kB`. `None` if no line does, or if
+/// the line has no size in kB.
 ///
 /// `/proc/meminfo`, proc_meminfo(5); `/proc/PID/smaps_rollup`, proc_pid_smaps(5).
 ///

@@ -22,8 +22,8 @@ pub struct Message {
 }
 
 impl Message {
-    /// Parses `priority,sequence,microseconds,flags[,…];text` and the lines ` NAME=value` that follow. `None` if the record
-    /// has another format.
+    /// Parses `priority,sequence,microseconds,flags[,…];text` and the lines ` NAME=value` that follow. `None` if the
+    /// record has another format.
     ///
     /// ```
     /// use kerneltext::Message;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// A number of bytes, such as a size, a limit or free space.
 ///
-/// `Display` prints a binary unit with at most two decimals, and the exact number after it if the decimals are not exact:
-/// `1 GiB`, `1.5 GiB`, `7.56 GiB (8123456512 B)`. Serde writes a plain number. [`FromStr`](std::str::FromStr) parses
-/// sizes with units, for command lines.
+/// `Display` prints a binary unit with at most two decimals, and the exact number after it if the decimals are not
+/// exact: `1 GiB`, `1.5 GiB`, `7.56 GiB (8123456512 B)`. Serde writes a plain number. [`FromStr`](std::str::FromStr)
+/// parses sizes with units, for command lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(u64);
