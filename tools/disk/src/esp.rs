@@ -77,8 +77,8 @@ mod tests {
         let error = with(&vec![1; SIZE as usize]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the UEFI executable has 134217728 bytes, too many for the EFI system partition of 134217728: take \
-             something out of the initramfs, or make the partition larger"
+            "the UEFI executable of 134217728 bytes does not fit on the EFI system partition of 134217728 bytes; remove \
+             files from the initramfs or enlarge the partition"
         );
     }
 }

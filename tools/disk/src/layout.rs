@@ -215,8 +215,8 @@ mod tests {
         let error = write(&disk, &ESP_BYTES, &system, &TREE_BYTES).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the system has 268439552 bytes with its hash tree, a slot of the disk 268435456: leave something out of \
-             it, like archives of images, or make the slots larger"
+            "system and hash tree of 268439552 bytes exceed the size of a slot, 268435456 bytes; remove files from the \
+             system, such as image archives, or enlarge the slots"
         );
         assert_eq!(disk.metadata().unwrap().len(), 0);
     }
