@@ -26,17 +26,20 @@
 //!   is never below the requested size. Limits that are read back are those that the kernel stores.
 //! - Every call may be repeated after a crash and completes the earlier one.
 //! - The cost of a call does not depend on the number of projects; only [`report`] makes one system call for each.
+//!
 //! # Durability
-//! The project of a directory is part of its inode: an fsync of the directory makes it durable. The project of a
-//! directory is part of its inode, so an fsync of the directory makes it durable. An fsync does not write changed
-//! limits, [`sync`] does; until then, a power failure may restore the previous limits. Callers that record limits
-//! should set them again with [`set_limits`] at startup. The limits that [`assign`] sets precede the project ID in the
-//! log: after a power failure, a file system that is mounted with `prjquota` has both, or no project on the directory.
-//! Not a security boundary by itself: in the initial user namespace the owner of a file may change
+//! The project of a directory is part of its inode, so an fsync of the directory makes it durable. An fsync does not
+//! write changed limits, [`sync`] does; until then, a power failure may restore the previous limits. Callers that
+//! record limits should set them again with [`set_limits`] at startup. The limits that [`assign`] sets precede the
+//! project ID in the log: after a power failure, a file system that is mounted with `prjquota` has both, or no project
+//! on the directory.
+//!
 //! # Limitations
 //! Project quotas are not a security boundary by themselves: in the initial user namespace, the owner of a file may
 //! change its project and its inherit flag. [`strays`] finds such files. The root directory of a file system cannot
 //! have a project. Limits of real-time sections are not changed.
+//!
+//! Needs Linux 5.14 (`quotactl_fd`), an XFS mounted with `prjquota`, and `CAP_SYS_ADMIN`.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
