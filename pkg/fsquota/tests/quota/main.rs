@@ -1,5 +1,5 @@
-//! What the kernel makes of our calls, and what we build on: project quotas on a real XFS. Needs root and
-//! a scratch disk. `docs/xfstests.md` tells which test shows which fact of the quota group there.
+//! Behaviour of project quotas on a real XFS. Requires root and a scratch disk. `docs/xfstests.md` maps the facts of
+//! the xfstests quota group to these tests.
 #![deny(unsafe_code)]
 
 mod accounting;
