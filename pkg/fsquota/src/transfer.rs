@@ -13,7 +13,7 @@ use crate::directory::open_directory;
 use crate::error::{FsError, SetError, TransferError, WalkError};
 use crate::limits::{CheckedLimits, Limits, Usage};
 use crate::project::ProjectId;
-use crate::seen::{Seen, attributes};
+use crate::directory_state::{DirectoryState, attributes};
 use crate::strays::strays;
 use crate::sys::{self, PROJINHERIT};
 
@@ -44,7 +44,7 @@ pub fn transfer(dir: impl AsFd, to: ProjectId, limits: Limits) -> Result<Transfe
         return Err(SetError::NoLimit.into());
     }
     let dir = open_directory(dir.as_fd())?;
-    let seen = Seen::of(&dir)?;
+    let seen = DirectoryState::of(&dir)?;
     let fs = seen.file_system()?;
     let from = seen.project().ok_or(TransferError::NotFound)?;
     if let Some(outer) = seen.outer() {

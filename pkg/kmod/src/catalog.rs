@@ -9,7 +9,7 @@ use std::str::FromStr;
 use nix::errno::Errno;
 
 use crate::load::{LoadError, Outcome, Report, insert, read_order};
-use crate::order::{FileName, Module, OrderError, Problem};
+use crate::order::{FileName, Module, OrderError, LineError};
 
 /// Name of the file that lists the modules that a directory was built for, each with the files that it needs: one module a
 /// line, its name first, then its files, separated by spaces. A module that is built into the kernel needs no file.
@@ -100,7 +100,7 @@ impl Catalog {
                 Outcome::Loaded => report.loaded.push(module.file.clone()),
                 Outcome::Present => report.present.push(module.file.clone()),
                 Outcome::WithoutHardware => {
-                    return Err(LoadError::Refused { module: module.file.clone(), source: Errno::ENODEV });
+                    return Err(LoadError::Rejected { module: module.file.clone(), source: Errno::ENODEV });
                 }
             }
         }
@@ -121,8 +121,8 @@ impl Catalog {
 fn parse(text: &str) -> Result<BTreeMap<ModuleName, BTreeSet<FileName>>, OrderError> {
     let line = |text: &str| {
         let mut words = text.split(' ');
-        let name = words.next().unwrap_or_default().parse().map_err(|_: NameError| Problem::Name)?;
-        Ok((name, words.map(str::parse).collect::<Result<_, Problem>>()?))
+        let name = words.next().unwrap_or_default().parse().map_err(|_: NameError| LineError::Name)?;
+        Ok((name, words.map(str::parse).collect::<Result<_, LineError>>()?))
     };
     text.lines()
         .enumerate()
@@ -187,11 +187,11 @@ mod tests {
 
     #[test]
     fn a_damaged_catalog_is_named_with_its_line() {
-        for (catalog, problem) in [("a a.ko\na/b c.ko\n", Problem::Name), ("a a.ko\nb b\n", Problem::Suffix)] {
+        for (catalog, cause) in [("a a.ko\na/b c.ko\n", LineError::Name), ("a a.ko\nb b\n", LineError::Suffix)] {
             let dir = directory("", catalog);
             let error = Catalog::open(dir.path()).unwrap_err();
             let LoadError::Parse { path, source } = error else { panic!("{error:?}") };
-            assert_eq!((path, source.line, source.problem), (dir.path().join(CATALOG), 2, problem));
+            assert_eq!((path, source.line, source.problem), (dir.path().join(CATALOG), 2, cause));
         }
     }
 }
