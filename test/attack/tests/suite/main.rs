@@ -332,12 +332,16 @@ async fn user_namespace(case: &Case) -> Result<(), Failure> {
     case.claim(&Claim::new(NAME, SIZE)).await?;
     let mut spec = Pod::server(NAME).with(Volume::claim(NAME)).user(1000, GROUP).spec();
     spec["hostUsers"] = false.into();
+    spec["automountServiceAccountToken"] = true.into();
     case.create::<core::Pod>(json!({"metadata": {"name": NAME}, "spec": spec})).await?;
     cost("pods");
     let pod = case.find(NAME).await?;
     let map = pod.read("/proc/self/uid_map").await?;
     let fields: Vec<&str> = map.split_whitespace().collect();
     assert!(matches!(fields[..], ["0", outside, "65536"] if outside != "0"), "no user namespace: {map}");
+    // From the kubelet's directory, which only root of the node can search.
+    assert!(!pod.read("/var/run/secrets/kubernetes.io/serviceaccount/token").await?.is_empty());
+    assert!(pod.read("/etc/hosts").await?.contains(NAME), "the file of the pod");
     let (directory, note) = (format!("/{NAME}"), format!("/{NAME}/note"));
     assert_eq!(pod.inspect(&directory).await?.gid, GROUP);
     pod.write(&note, "written in a user namespace").await?;
