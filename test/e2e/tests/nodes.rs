@@ -1,17 +1,18 @@
-//! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves.
+//! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves. The control
+//! plane starts from a data disk of the previous release.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use ::eventually::chain;
 use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
-use e2e::{eventually, has_the_hosts_time};
+use e2e::{eventually, has_the_hosts_time, previous};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolume, Pod as PodObject, Secret, Service};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
-use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT, StageState};
+use launch::{Cluster, ClusterOptions, Data, Event, SHUTDOWN_LIMIT, StageState};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
 use workload::{Check, serve, webhook};
@@ -38,6 +39,7 @@ async fn two_nodes_are_one_cluster() {
     let setting = Setting::from_target().expect("the test's files");
     let mut options = ClusterOptions::new(setting.options(), "2".parse().expect("a number"));
     options.capture = launch::Capture::On;
+    options.control_plane.data = Data::File(setting.previous_disk().expect("the data disk of the previous release"));
     if let Err(failure) = live(&options).await {
         for (node, console) in options.consoles() {
             let lines = qemu::console_tail(&console, 200).unwrap_or_default();
@@ -48,10 +50,18 @@ async fn two_nodes_are_one_cluster() {
 }
 
 async fn live(options: &ClusterOptions) -> Result<(), Failure> {
+    step("a control plane of the previous release starts no pods with a kernel that cannot restrict them");
+    let cut = previous::boot_without_guard(&options.control_plane).await;
+    cut.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    step("its power is cut in the upgrade");
+    let cut = previous::cut_at_secrets(&options.control_plane).await;
+    cut.unwrap_or_else(|error| panic!("{}", chain(&error)));
     // A saved node has the state of QEMU's user networking, and fits no segment.
     let booted = Cluster::boot(options, |node, event| println!("{node}: {event}")).await;
     let mut cluster = booted.unwrap_or_else(|error| panic!("{}", chain(&error)));
     has_the_hosts_time(&cluster.client()).await?;
+    step("the next boot finishes the upgrade");
+    previous::is_upgraded(&cluster.client()).await?;
     let case = Case::begin(cluster.client(), NAMESPACE.to_owned()).await?;
 
     step("claims land where the scheduler wants the pod");
