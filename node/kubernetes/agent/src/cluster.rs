@@ -49,6 +49,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
         parallel: provisioner::Settings::PARALLEL,
         metrics,
         revoked,
+        notices: provisioner::notices().1,
     };
     let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
     cx.start("csinode", move |cx| {
