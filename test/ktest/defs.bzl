@@ -138,7 +138,16 @@ def ktest(
         **kwargs
     )
 
-def kernel_test(name, srcs, crate_root = None, deps = [], crates = None, data = [], rustc_env = {}, **kwargs):
+def kernel_test(
+        name,
+        srcs,
+        crate_root = None,
+        deps = [],
+        crates = None,
+        data = [],
+        rustc_env = {},
+        computes = False,
+        **kwargs):
     """A file of tests that run in a VM: a rust_test and its ktest. A macro.
 
     The program (NAME_program) may use all crates that the package's Cargo.toml names, for tests or not, and
@@ -152,6 +161,8 @@ def kernel_test(name, srcs, crate_root = None, deps = [], crates = None, data = 
         crates: the package whose Cargo.toml names the crates from outside, if it is not this one.
         data: files that the sources include.
         rustc_env: as for every rust_test.
+        computes: whether the program itself computes for long in emulation, and is optimized for that. Others mostly wait
+            for the kernel; the crates that they test are optimized.
         **kwargs: attributes of `ktest`: disks, modules, tools, memory and so on.
     """
     if not crate_root:
@@ -168,8 +179,7 @@ def kernel_test(name, srcs, crate_root = None, deps = [], crates = None, data = 
         crate_root = crate_root,
         proc_macro_deps = all_crate_deps(package_name = crates, proc_macro = True, proc_macro_dev = True),
         rustc_env = rustc_env,
-        # The program mostly waits for the kernel; the crates that it tests are optimized.
-        rustc_flags = ["-Copt-level=0"],
+        rustc_flags = ["-Copt-level=%s" % ("s" if computes else "0")],
         # Not on the host.
         tags = ["manual"],
         visibility = ["//visibility:private"],

@@ -88,10 +88,14 @@ def _kernel_modules_impl(ctx):
     _run(ctx, [ctx.file.kernel], [out], [
         "version=$(ls \"$work/lib/modules\")",
         # No settings of the machine or of the build root.
-        "mkdir \"$work/none\"; : > \"$work/depends\"",
+        "mkdir \"$work/none\"; : > \"$work/depends\"; : > {}/catalog".format(out.path),
         "for module in {}; do".format(" ".join(ctx.attr.modules)),
-        "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" >> \"$work/depends\" || {",
+        "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" > \"$work/one\" || {",
         "    echo \"{}: kernel $version has no module $module\" >&2; exit 1; }}".format(ctx.label),
+        "  cat \"$work/one\" >> \"$work/depends\"",
+        "  { printf %s \"$module\"",
+        "    awk '$1 == \"insmod\" { file = $2; sub(\".*/\", \"\", file); sub(\"\\\\.xz$\", \"\", file); printf \" %s\", file }' \"$work/one\"",
+        "    echo; }} >> {}/catalog".format(out.path),
         "done",
         "awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/depends\" > \"$work/files\"",
         ": > {}/order".format(out.path),
@@ -111,7 +115,7 @@ def _kernel_modules_impl(ctx):
 
 kernel_modules = rule(
     implementation = _kernel_modules_impl,
-    doc = "A directory of kernel modules with all that they depend on, unpacked, and the file `order` that lists them with their parameters in the order of loading.",
+    doc = "A directory of kernel modules with all that they depend on, unpacked, the file `order` that lists them with their parameters in the order of loading, and the file `catalog` that lists the files of each of `modules`.",
     attrs = {
         "kernel": attr.label(default = "//third_party/debian:kernel_modules", allow_single_file = [".tar"], doc = "A kernel_archive."),
         "modules": attr.string_list(mandatory = True, doc = "Modules by name."),

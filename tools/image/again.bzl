@@ -1,4 +1,4 @@
-"""The rule that builds something a second time, in another place."""
+"""A rule that builds a target a second time, to check that the build is reproducible."""
 
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 
@@ -7,8 +7,8 @@ _PLATFORMS = "//command_line_option:platforms"
 def _elsewhere_impl(_settings, _attr):
     return {_PLATFORMS: [Label("//tools/platforms:again")]}
 
-# Another configuration has another output directory, and shares no action with the first one. Tools are shared: their
-# configuration has its own platform, whereas it would inherit a build setting, and all of them would be compiled again.
+# Another configuration has another output directory and shares no action with the first one. Tools are shared, because
+# the exec configuration has its own platform. It would inherit a build setting, and all tools would be compiled again.
 _elsewhere = transition(
     implementation = _elsewhere_impl,
     inputs = [],
@@ -16,16 +16,16 @@ _elsewhere = transition(
 )
 
 def _again_impl(ctx):
-    # A transition to one configuration, and yet a list.
+    # An attribute with a transition is a list, also with one configuration.
     [target] = ctx.attr.target
 
-    # Under names of their own: among run files, a path does not name the configuration, and both builds would be one file.
+    # Distinct names: paths of runfiles do not contain the configuration, so the files of both builds would collide.
     files = []
     for file in target[DefaultInfo].files.to_list():
         files.append(ctx.actions.declare_file(ctx.label.name + "/" + file.basename))
         ctx.actions.symlink(output = files[-1], target_file = file)
 
-    # What the bill of materials asks a Rust program for.
+    # The provider that the bill of materials needs of a Rust program.
     crates = [target[DepInfo]] if DepInfo in target else []
     return [DefaultInfo(files = depset(files))] + crates
 
@@ -34,12 +34,12 @@ again = rule(
     attrs = {
         "target": attr.label(
             cfg = _elsewhere,
-            doc = "What is built.",
+            doc = "The target.",
             mandatory = True,
         ),
         "_allowlist_function_transition": attr.label(
             default = "@bazel_tools//tools/allowlists/function_transition_allowlist",
         ),
     },
-    doc = "A rule: a target, made anew from its sources by actions of their own. What they have of their output directory's name, of time or of chance differs from the first build's.",
+    doc = "A rule: a target that is built again from its sources by separate actions. Outputs that depend on the output directory, time or chance differ from those of the first build.",
 )

@@ -1,9 +1,9 @@
-"""The rule that tells what an image was built with."""
+"""A rule that reports how an image was built."""
 
 load(":programs.bzl", "PROGRAMS", "programs_of")
 
-# Programs of the build's root, which moves: no file of the image tells their versions. QEMU makes nothing of it, but runs
-# its tests.
+# Host tools, whose versions no file of the image contains. QEMU does not contribute to the image, but runs its tests. The
+# versions change when the build root is updated.
 _TOOLS = [
     "cpio",
     "gcc",
@@ -21,7 +21,7 @@ def _build_info_impl(ctx):
             outputs = [version],
             command = "{} --version > {} 2>&1".format(tool, version.path),
             mnemonic = "ToolVersion",
-            # Another root has other tools under the same names, and shares the cache.
+            # Build roots share the cache and have different tools under the same names.
             execution_requirements = {"no-cache": "1"},
             use_default_shell_env = True,
         )

@@ -1,4 +1,4 @@
-"""The rule that builds a read-only file system image."""
+"""A rule that creates a read-only file system image."""
 
 def _erofs_image_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".erofs")
@@ -13,15 +13,15 @@ def _erofs_image_impl(ctx):
         for path, target in trees.items():
             files = target[DefaultInfo].files.to_list()
             if len(files) != 1:
-                fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
+                fail("{}: {} has {} files instead of one".format(path, target.label, len(files)))
             inputs.append(files[0])
             mode = "0644" if path in ctx.attr.data else "0755"
             lines.append(command.format(file = files[0].path, mode = mode, path = path))
     for path, target in ctx.attr.links.items():
         lines.append("mkdir -p \"$root$(dirname {path})\" && ln -s {target} \"$root{path}\"".format(path = path, target = target))
 
-    # Times 0, root's files, no extended attributes, a fixed UUID: the same content gives the same bytes. lz4hc: every page
-    # that is read is hashed by dm-verity, and a compressed image has fewer of them.
+    # Reproducible: times 0, owner root, no extended attributes, a fixed UUID. lz4hc: dm-verity hashes every page that is
+    # read, and a compressed image has fewer of them.
     lines += [
         "chmod -R u=rwX,go=rX \"$root\"",
         "mkfs.erofs -x-1 -T0 -U {uuid} -L {label} --all-root --quiet -zlz4hc -C65536 {out} \"$root\" > \"$root.log\" 2>&1 || {{ cat \"$root.log\" >&2; exit 1; }}".format(
@@ -46,10 +46,10 @@ _erofs_image = rule(
     implementation = _erofs_image_impl,
     attrs = {
         "data": attr.string_list(doc = "Paths of files that are not programs."),
-        "directories": attr.string_list(doc = "Directories that are there, empty unless a file lies in them."),
+        "directories": attr.string_list(doc = "Directories that exist even if they are empty."),
         "files": attr.string_keyed_label_dict(allow_files = True, doc = "Path -> file."),
-        "links": attr.string_dict(doc = "Path -> what the symbolic link there says."),
-        "trees": attr.string_keyed_label_dict(allow_files = True, doc = "Path -> directory artifact whose content goes there."),
+        "links": attr.string_dict(doc = "Path -> target of the symbolic link."),
+        "trees": attr.string_keyed_label_dict(allow_files = True, doc = "Path -> directory artifact with the content."),
         "uuid": attr.string(mandatory = True, doc = "The file system's UUID."),
         "volume_name": attr.string(mandatory = True, doc = "The file system's label, at most 15 characters."),
     },

@@ -1,4 +1,4 @@
-"""The rule that packs an initramfs."""
+"""A rule that creates an initramfs."""
 
 def _initramfs_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".cpio")
@@ -22,7 +22,7 @@ def _initramfs_impl(ctx):
     for path, target in ctx.attr.links.items():
         lines.append("ln -s {} \"$root/{}\"".format(target, path))
 
-    # Sorted names, no owner, no time: the same content gives the same bytes. Not compressed: an
+    # Reproducible: sorted names, no owner, no time. Not compressed: an
     # emulated CPU takes longer to unpack it than to read it.
     lines += [
         "chmod -R u=rwX,go=rX \"$root\"",
@@ -43,12 +43,12 @@ def _initramfs_impl(ctx):
 
 initramfs = rule(
     implementation = _initramfs_impl,
-    doc = "A cpio archive that the kernel unpacks as its first root or as a part of it, and starts /init of.",
+    doc = "A rule: a cpio archive that the kernel unpacks as its initial root file system, or as a part of it.",
     attrs = {
         "directories": attr.string_list(default = ["dev", "proc", "sys"], doc = "Empty directories."),
         "files": attr.label_keyed_string_dict(allow_files = True, doc = "File -> its path."),
-        "init": attr.label(allow_single_file = True, doc = "The static program that is started, if this archive has it."),
-        "links": attr.string_dict(doc = "Path -> what the symbolic link there says."),
+        "init": attr.label(allow_single_file = True, doc = "The static program that the kernel executes as /init, if it is in this archive."),
+        "links": attr.string_dict(doc = "Path -> target of the symbolic link."),
         "trees": attr.label_keyed_string_dict(allow_files = True, doc = "Directory artifact -> its path."),
     },
 )

@@ -1,4 +1,4 @@
-"""What the rules share that look into an image's programs."""
+"""Attributes of the rules that examine the programs of an image."""
 
 PROGRAMS = {
     "programs": attr.string_keyed_label_dict(
@@ -7,12 +7,12 @@ PROGRAMS = {
         mandatory = True,
     ),
     "_libraries": attr.label(
-        doc = "The sysroot's list of its libraries.",
+        doc = "List of the libraries of the sysroot.",
         allow_single_file = True,
         default = "@sysroot//:libraries.txt",
     ),
     "_lock": attr.label(
-        doc = "The lock of the packages that they are of.",
+        doc = "Lock file of the packages of these libraries.",
         allow_single_file = True,
         default = "//third_party/debian:sysroot.lock",
     ),
@@ -31,6 +31,6 @@ def programs_of(ctx):
     for path, target in ctx.attr.programs.items():
         files = target[DefaultInfo].files.to_list()
         if len(files) != 1:
-            fail("{}: {} gives {} files, one is wanted".format(path, target.label, len(files)))
+            fail("{}: {} has {} files instead of one".format(path, target.label, len(files)))
         programs[path] = files[0]
     return programs

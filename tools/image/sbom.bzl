@@ -1,9 +1,9 @@
-"""The rule that tells what is in an image, and under which terms."""
+"""A rule that creates the bill of materials of an image."""
 
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 load(":programs.bzl", "PROGRAMS", "programs_of")
 
-# Beginnings of file names that promise terms, in capitals.
+# Prefixes of names of licence files, in capitals.
 _TEXTS = [
     "COPYING",
     "COPYRIGHT",
@@ -21,7 +21,7 @@ def _promises_terms(file):
     return False
 
 def _files_of(crate):
-    """Cargo.toml and texts of a crate of a registry: crate_universe gives all files of a crate to its compiler."""
+    """Cargo.toml and licence texts of a registry crate, from the compiler's inputs, which contain all its files."""
     root = crate.owner.workspace_root
     manifest = None
     texts = []
@@ -44,7 +44,7 @@ def _sbom_impl(ctx):
         target = ctx.attr.programs[path]
         linked = []
         if DepInfo in target:
-            # Macros run in the compiler. Crates of the workspace are the image's own.
+            # Procedural macros are not in the image. Crates of the workspace have the image's own licence.
             for crate in target[DepInfo].transitive_crates.to_list():
                 if crate.type == "proc-macro" or not crate.owner.workspace_root:
                     continue
@@ -102,20 +102,20 @@ sbom = rule(
     implementation = _sbom_impl,
     attrs = PROGRAMS | {
         "go_vendor": attr.label(
-            doc = "Archive of the Go programs' sources.",
+            doc = "Archive of the sources of the Go programs.",
             allow_single_file = [".tar"],
             mandatory = True,
         ),
         "image": attr.string(
-            doc = "The image's name.",
+            doc = "Name of the image.",
             mandatory = True,
         ),
         "locks": attr.label_list(
-            doc = "Locks of the packages of Debian whose files are in the image.",
+            doc = "Lock files of the Debian packages whose files are in the image.",
             allow_files = [".lock"],
         ),
         "version": attr.string(
-            doc = "The image's version.",
+            doc = "Version of the image.",
             mandatory = True,
         ),
         "_apache": attr.label(
@@ -130,7 +130,7 @@ sbom = rule(
             allow_single_file = True,
             default = "@go_sdk//:sdk.tar",
         ),
-        # For the target, as it is optimized then, like the builder of disks: it hashes all programs.
+        # In the target configuration, which optimizes, because it hashes all programs.
         "_sbom": attr.label(
             cfg = "target",
             default = "//tools/sbom",

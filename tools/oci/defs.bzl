@@ -49,5 +49,5 @@ oci_archive = rule(
             executable = True,
         ),
     },
-    doc = "A rule: an OCI image layout with one image, as a tar archive that `ctr images import` takes. Deterministic.",
+    doc = "A rule: an OCI image layout with one image, as a tar archive for `ctr images import`. Reproducible.",
 )

@@ -2,7 +2,7 @@
 
 load("@rules_rust//rust:defs.bzl", "rust_doc_test", _rust_test = "rust_test")
 
-# All of the target is static, and the pinned libraries are. rustdoc is not given rustc's flags.
+# Targets and the pinned libraries are static, but rustdoc does not get rustc's flags.
 _STATIC = "'-Ctarget-feature=+crt-static'"
 
 def _static_impl(ctx):
@@ -10,7 +10,7 @@ def _static_impl(ctx):
     ctx.actions.run_shell(
         outputs = [script],
         inputs = [ctx.executable.script],
-        # The last line of the script is rustdoc with its arguments.
+        # The last line of the script runs rustdoc.
         command = 'sed "\\$s|\\$| $3|" "$1" >"$2"',
         arguments = [ctx.executable.script.path, script.path, _STATIC],
         mnemonic = "StaticDocTest",
@@ -28,10 +28,10 @@ _static_test = rule(
 )
 
 def rust_test(name, rustc_flags = [], **kwargs):
-    """A rust_test whose own crate is compiled without optimization, with overflow checks. A macro.
+    """A macro: a rust_test whose crate is compiled without optimization and with overflow checks.
 
-    That takes a third of the CPU time. Crates below it are those of the programs. Not for a test whose own code computes
-    much, nor for one that runs in an emulated guest.
+    This takes a third of the CPU time; dependencies are compiled as for the programs. Do not use it for tests whose own
+    code computes much or that run in an emulated guest.
 
     Args:
         name: name of the test.
@@ -45,12 +45,12 @@ def rust_test(name, rustc_flags = [], **kwargs):
     )
 
 def doc_test(name, crate, deps = [], size = "small", **kwargs):
-    """The examples of a crate's documentation, linked as the node's programs are. A macro.
+    """A macro: a test of the examples in the documentation of a crate, linked like the node's programs.
 
     Args:
         name: name of the test.
         crate: the rust_library.
-        deps: what examples use beside it.
+        deps: further dependencies of the examples.
         size: as for every test.
         **kwargs: other attributes of a test.
     """

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use kmod::ModuleName;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
 use proto::node::storage::Disk as DiskMessage;
@@ -34,6 +35,8 @@ pub struct Config {
     pub on_failure: FailureAction,
     /// Most processes and threads of one pod.
     pub pod_processes: PodProcesses,
+    /// Modules that are loaded beside those of every node. Whether the image has them is not checked.
+    pub kernel_modules: Vec<ModuleName>,
 }
 
 /// IPv4 asks for 576 of everybody (RFC 791); a device cannot say more than 16 bits.
@@ -41,6 +44,7 @@ const MTU: (u32, u32) = (576, 65_535);
 /// A resolver reads no more, resolv.conf(5).
 const NAME_SERVERS: usize = 3;
 const TIME_SERVERS: usize = 8;
+const KERNEL_MODULES: usize = 128;
 /// Programs in Go have a thread for each of dozens of system calls at once. Above this, one pod takes what the others need.
 const POD_PROCESSES: (u32, u32) = (64, 65_536);
 
@@ -145,6 +149,7 @@ impl Check {
                 node::FailureAction::Reboot => FailureAction::Reboot,
             },
             pod_processes: self.pod_processes(message.pod_processes, &top.field("podProcesses")),
+            kernel_modules: self.kernel_modules(&message.kernel_modules, &top.field("kernelModules")),
         }
     }
 
@@ -159,6 +164,14 @@ impl Check {
                 PodProcesses::new(found)
             }
         }
+    }
+
+    fn kernel_modules(&mut self, names: &[String], path: &Path) -> Vec<ModuleName> {
+        if names.len() > KERNEL_MODULES {
+            self.problem(path, What::Many { found: names.len(), most: KERNEL_MODULES });
+        }
+        let each = names.iter().enumerate();
+        each.filter_map(|(index, name)| self.text(Some(name), &path.item(index))).collect()
     }
 
     fn network(&mut self, message: Option<&node::Network>, path: &Path) -> Network {

@@ -31,4 +31,4 @@ pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storag
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, What};
 pub use role::{ControlPlane, Networks, Role, Worker};
-pub use services::{NODE_PREFIX, PodProcesses, PodSecurity, SecretStorage};
+pub use services::{NODE_PREFIX, PodProcesses, PodSecurity, SecretKey, SecretStorage};

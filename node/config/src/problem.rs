@@ -86,6 +86,9 @@ pub enum What {
     /// No name.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// Not a name of a kernel module.
+    #[error(transparent)]
+    Module(#[from] kmod::NameError),
     /// No address.
     #[error(transparent)]
     Address(#[from] AddressError),

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 use services::discovery::AuthorityDigest;
-use services::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretStorage, Token};
+use services::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 use crate::address::Server;
 use crate::config::{Addresses, Check, Network, Static};
@@ -61,6 +61,8 @@ pub struct ControlPlane {
     pub pod_security: PodSecurity,
     /// How the API server stores Secrets.
     pub secret_storage: SecretStorage,
+    /// The key that encrypts Secrets.
+    pub secret_key: SecretKey,
 }
 
 /// A node that joins.
@@ -115,6 +117,13 @@ impl Check {
                         node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
                         node::SecretStorage::Plain => SecretStorage::Plain,
                     },
+                    secret_key: message.secret_key.map_or_else(SecretKey::default, |found| {
+                        SecretKey::new(found).unwrap_or_else(|| {
+                            let range = What::Range { found: found.into(), least: 1, most: u32::MAX.into() };
+                            self.problem(&here.field("secretKey"), range);
+                            SecretKey::default()
+                        })
+                    }),
                 })
             }
             // One that cannot be had is not used: the problems are told.

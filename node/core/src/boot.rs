@@ -32,6 +32,7 @@ use crate::host::{Host, Writer};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
 use crate::metrics::Metrics;
+use crate::modules::{self, Modules, ModulesError};
 use crate::power::{End, Requests};
 use crate::source::{self, SourceError};
 use crate::status::Facts;
@@ -68,6 +69,9 @@ pub enum BootError {
     /// A module that every node needs.
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
+    /// Modules of the configuration.
+    #[error("cannot use the configuration's list of kernel modules")]
+    KernelModules(#[from] ModulesError),
     /// The port to the machine.
     #[error("cannot open the port to the machine that runs this node")]
     Host(#[source] io::Error),
@@ -159,6 +163,7 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     let (source, config) = source::read()?;
     begun.on_failure = config.on_failure.into();
     info!(%source, node = %config.node, "configured");
+    let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules)?;
     system::prepare(&config.node)?;
     host.stage("data-disk", StageState::Started);
     let storage = Storage::open(&config.storage)?;
@@ -179,7 +184,7 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
     let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
     begun.guard = Some(Arc::clone(&guard));
-    let end = runtime.block_on(serve(&config, storage, guard, &host, Logs { stream, recent }));
+    let end = runtime.block_on(serve(&config, storage, guard, modules, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
@@ -195,6 +200,7 @@ async fn serve(
     config: &Config,
     storage: Storage,
     guard: Arc<PodGuard>,
+    modules: Option<Arc<Modules>>,
     host: &Host,
     logs: Logs,
 ) -> Result<End, BootError> {
@@ -232,6 +238,7 @@ async fn serve(
         durability: services::Durability::Durable,
         pod_security: own.pod_security,
         secret_storage: own.secret_storage,
+        secret_key: own.secret_key,
         pod_processes: config.pod_processes,
         disk: storage.disk(),
         paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },
@@ -269,6 +276,7 @@ async fn serve(
         plugin: Arc::clone(&plugin),
         mesh,
         guard,
+        modules,
         uplink: Arc::clone(&uplink),
         facts,
         metrics,

@@ -56,8 +56,10 @@ impl ControlPlane {
         let reconciler = start_reconciler(&cx, &admin);
         reconciler.healthy().await?;
         let release = start_release(&cx, &admin);
-        let client = admin.clone();
-        cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone()));
+        if let Some(stored) = credentials.secrets().cloned() {
+            let client = admin.clone();
+            cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone(), stored.clone()));
+        }
         let its = Arc::clone(member);
         cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, admin.clone()));
 

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 
-use services::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretStorage};
+use services::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 use units::Bytes;
 
 use crate::mesh;
@@ -21,8 +21,9 @@ pub(crate) fn services(pki: &Path) -> Config {
         durability: Durability::Durable,
         pod_security: PodSecurity::default(),
         secret_storage: SecretStorage::default(),
+        secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
         disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
-        paths: Paths { pki: pki.to_owned(), ..Paths::default() },
+        paths: Paths { pki: pki.to_owned(), etcd: pki.with_extension("etcd"), ..Paths::default() },
     }
 }

@@ -23,6 +23,7 @@ pub mod log;
 mod member;
 pub mod mesh;
 pub mod metrics;
+pub mod modules;
 pub mod mounts;
 pub mod orphans;
 pub mod power;

@@ -20,6 +20,7 @@ use crate::certificates::renewal;
 use crate::guard::PodGuard;
 use crate::host::Host;
 use crate::mesh::Mesh;
+use crate::modules::Modules;
 use crate::status::Facts;
 use crate::storage::Storage;
 use crate::uplink::Uplink;
@@ -36,6 +37,8 @@ pub(crate) struct Member {
     pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
+    /// Of the configuration.
+    pub(crate) modules: Option<Arc<Modules>>,
     pub(crate) uplink: Arc<Uplink>,
     /// What the status pages tell.
     pub(crate) facts: Facts,
@@ -68,6 +71,9 @@ impl Member {
         let (address, facts) = (self.services.address, self.facts.clone());
         cx.start("status", move |cx| status::run(cx, address, server, facts.clone()));
         let modules = cx.start("network-modules", network_modules);
+        if let Some(modules) = self.modules.clone() {
+            cx.start("kernel-modules", move |cx| Arc::clone(&modules).run(cx));
+        }
         let guard = Arc::clone(&self.guard);
         let guard = cx.start("pod-guard", move |cx| Arc::clone(&guard).run(cx));
         Ground { modules, guard }

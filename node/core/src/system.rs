@@ -98,9 +98,8 @@ const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
 /// The file has the reasons.
 const SETTINGS: &str = include_str!("sysctl.conf");
 
-/// `net.netfilter.*` exists once its module is loaded. A packet from the middle of a connection begins none: packets of some
-/// connections are tracked in one direction only (the node's rules for packets).
-const CONNECTION_SETTINGS: &str = "net.netfilter.nf_conntrack_tcp_loose = 0";
+/// The same for connection tracking.
+const CONNECTION_SETTINGS: &str = include_str!("conntrack.conf");
 
 /// Open files of one process; containers get it too.
 const OPEN_FILES: u64 = 1 << 20;

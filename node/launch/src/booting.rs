@@ -4,7 +4,7 @@ use crate::cluster::{self, Cluster};
 use crate::configuration;
 use crate::error::{BootError, ClusterError, ClusterShutdownError};
 use crate::event::Event;
-use crate::guest::{self, API_PORT, Host, Machine, Surroundings};
+use crate::guest::{self, Host, Machine, Surroundings};
 use crate::join;
 use crate::options::{ClusterOptions, Nodes};
 use crate::rising::{Access, Rising, Role, Started};
@@ -13,7 +13,7 @@ use crate::worker::{Seat, Worker};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::jiff::Timestamp;
-use qemu::{Forward, Segment};
+use qemu::Segment;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ struct Common<'a> {
 struct First {
     started: Started,
     waiting: Vec<Waiting>,
-    segment: Segment,
+    segment: Arc<Segment>,
 }
 
 impl Booting {
@@ -71,7 +71,7 @@ impl Booting {
         let first = spawn_blocking(move || first(&owned)).await.map_err(BootError::Panicked).map_err(failed())??;
         let host = Some(first.started.host.clone());
         let control_plane = Rising::of(&site, first.started, tell).map_err(failed())?;
-        let segment = Some(Arc::new(first.segment));
+        let segment = Some(first.segment);
         Ok(Self { control_plane, waiting: first.waiting, workers: Vec::new(), segment, host })
     }
 
@@ -208,8 +208,7 @@ fn first(options: &ClusterOptions) -> Result<First, ClusterError> {
     });
     let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
     let api = guest::api_port(&site).map_err(failed())?;
-    let forward = Forward { host: api, guest: API_PORT };
-    let segment = Segment::start(&host.program, &[forward]).map_err(ClusterError::Segment)?;
+    let segment = guest::segment(&host, api).map_err(ClusterError::Segment)?;
     let told = configuration::of_control_plane(&site);
     let guest = machine.start(&host, &site, &told, &Surroundings::Segment(&segment)).map_err(failed())?;
     let role = Role::of_control_plane(&site, api);

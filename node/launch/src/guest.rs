@@ -9,10 +9,11 @@ use crate::options::{Boot, Data, Options, Origin};
 use crate::site::Site;
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
-    Saved, Segment, Serial, Sink, Vm,
+    Saved, Segment, Serial, Sink, StartError, Vm,
 };
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use units::Bytes;
 
 /// Where the API server listens in the guest.
@@ -26,8 +27,14 @@ pub(crate) struct Guest {
     pub(crate) vm: Vm,
     /// Where the node announces.
     pub(crate) port: UnixStream,
-    /// Its connection to other nodes.
-    pub(crate) plug: Option<Plug>,
+    /// Its connection to a segment, if it has one.
+    pub(crate) uplink: Option<Uplink>,
+}
+
+/// The connection of a guest to a segment, whose user networking runs as long as one guest is connected.
+pub(crate) struct Uplink {
+    pub(crate) plug: Plug,
+    _segment: Arc<Segment>,
 }
 
 /// systemd-stub (254 or newer) gives this to the kernel behind the command line of its executable.
@@ -67,8 +74,9 @@ pub(crate) struct Machine {
 pub(crate) enum Surroundings<'a> {
     /// This port of the host leads to its API server.
     Alone { api: u16 },
-    /// Other nodes are there.
-    Segment(&'a Segment),
+    /// Other nodes are there, or the guest is saved or restored: with user networking of its own, a saved guest would
+    /// include the state of that network and could not be restored into another one.
+    Segment(&'a Arc<Segment>),
 }
 
 impl Machine {
@@ -108,21 +116,26 @@ impl Machine {
         let vm = match &options.origin {
             Origin::Boot => Vm::start(&host.program, host.accelerator, &config)?,
             Origin::Savable(dir) => Vm::start_savable(&host.program, host.accelerator, &config, dir)?,
-            Origin::Saved(dir) => {
-                let vm = Vm::restore(&host.program, host.accelerator, &config, &Saved::open(dir)?)?;
-                vm.resume().map_err(BootError::Resume)?;
-                vm
-            }
+            Origin::Saved(dir) => Vm::restore(&host.program, host.accelerator, &config, &Saved::open(dir)?)?,
         };
         let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
-        let plug = match (surroundings, vm.take_wire()) {
+        let uplink = match (surroundings, vm.take_wire()) {
             (Surroundings::Segment(segment), Some(wire)) => {
-                Some(segment.connect(mac, wire).map_err(BootError::Connect)?)
+                let plug = segment.connect(mac, wire).map_err(BootError::Connect)?;
+                Some(Uplink { plug, _segment: Arc::clone(segment) })
             }
             (Surroundings::Segment(_) | Surroundings::Alone { .. }, _) => None,
         };
-        Ok(Guest { vm, port, plug })
+        if matches!(options.origin, Origin::Saved(_)) {
+            vm.resume().map_err(BootError::Resume)?;
+        }
+        Ok(Guest { vm, port, uplink })
     }
+}
+
+/// A network for nodes, in which this port of the host leads to the API server of the first one.
+pub(crate) fn segment(host: &Host, api: u16) -> Result<Arc<Segment>, StartError> {
+    Segment::start(&host.program, &[Forward { host: api, guest: API_PORT }]).map(Arc::new)
 }
 
 /// The port of the host that is to lead to the API server.

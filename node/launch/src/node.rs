@@ -3,11 +3,12 @@
 use crate::console::Console;
 use crate::error::{BootError, SaveError, ShutdownError};
 use crate::event::Event;
+use crate::guest::Uplink;
 use crate::options::Options;
 use crate::power;
 use crate::rising::{Access, Rising};
 use kube::Client;
-use qemu::{Cable, Plug, Vm};
+use qemu::{Cable, Vm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub(crate) const CREDENTIALS: &str = "kubeconfig";
 pub struct Node {
     name: String,
     vm: Arc<Vm>,
-    plug: Option<Plug>,
+    uplink: Option<Uplink>,
     access: Access,
     console: PathBuf,
     /// One task that reads announcements until the guest's end.
@@ -47,12 +48,12 @@ impl Node {
     pub(crate) fn new(
         name: String,
         vm: Arc<Vm>,
-        plug: Option<Plug>,
+        uplink: Option<Uplink>,
         access: Access,
         console: PathBuf,
         rest: JoinSet<Option<String>>,
     ) -> Self {
-        Self { name, vm, plug, access, console, rest }
+        Self { name, vm, uplink, access, console, rest }
     }
 
     /// Its name in the cluster.
@@ -80,9 +81,10 @@ impl Node {
         &self.console
     }
 
-    /// What connects it to the other nodes, if the cluster was started with several.
+    /// What connects it to the other nodes, if the cluster was started with several. A node that is saved or restored has
+    /// one, too.
     pub fn cable(&self) -> Option<Cable> {
-        self.plug.as_ref().map(Plug::cable)
+        self.uplink.as_ref().map(|uplink| uplink.plug.cable())
     }
 
     /// Returns when the guest ended by itself, with the reason. Cancel-safe.
@@ -112,7 +114,7 @@ impl Node {
     /// [`ShutdownError::Killed`]: the disk is as after a power cut.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
         // It has its network until it is off.
-        let _plug = self.plug;
+        let _uplink = self.uplink;
         power::off(self.vm, limit, &self.console).await
     }
 

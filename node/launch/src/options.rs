@@ -73,11 +73,12 @@ pub enum Origin {
     /// It boots.
     Boot,
     /// It boots, and can be saved in this existing directory, which also holds its data disk: see
-    /// [`Node::save`](crate::Node::save). [`Options::data`] is ignored. Not with [`Boot::Firmware`].
+    /// [`Node::save`](crate::Node::save). [`Options::data`] is ignored. User networking is outside of its QEMU, as in a
+    /// cluster of several nodes. Not with [`Boot::Firmware`].
     Savable(PathBuf),
     /// It continues from the moment at which it was saved in this directory. All else must be as it was then, but for
     /// the port, directories and the data disk: a temporary one is an overlay of the saved one, a file is a new copy. Not
-    /// with [`Boot::Firmware`].
+    /// with [`Boot::Firmware`]. It can be the control plane of a cluster, whose workers boot.
     Saved(PathBuf),
 }
 

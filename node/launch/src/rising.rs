@@ -3,7 +3,7 @@
 use crate::console::{Console, Early};
 use crate::error::{BootError, ShutdownError};
 use crate::event::{Event, Unfinished};
-use crate::guest::{self, Guest, Host, Machine, Surroundings};
+use crate::guest::{self, Guest, Host, Machine, Surroundings, Uplink};
 use crate::node::{CREDENTIALS, Node};
 use crate::options::{Options, Origin};
 use crate::power;
@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher;
 use kube::{Api, Client};
-use qemu::{Plug, Vm};
+use qemu::Vm;
 use services::discovery::AuthorityDigest;
 use services::kubelet;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ const DATA_DISK: &str = "data-disk";
 pub(crate) struct Rising {
     name: String,
     vm: Arc<Vm>,
-    plug: Option<Plug>,
+    uplink: Option<Uplink>,
     announcements: Announcements,
     early: Early,
     disk: Disk,
@@ -96,7 +96,12 @@ impl Rising {
             let machine = Machine::prepare(&host, &owned)?;
             let api = guest::api_port(&owned)?;
             let told = configuration::of_control_plane(&owned);
-            let guest = machine.start(&host, &owned, &told, &Surroundings::Alone { api })?;
+            let segment = match owned.options.origin {
+                Origin::Boot => None,
+                Origin::Savable(_) | Origin::Saved(_) => Some(guest::segment(&host, api)?),
+            };
+            let surroundings = segment.as_ref().map_or(Surroundings::Alone { api }, Surroundings::Segment);
+            let guest = machine.start(&host, &owned, &told, &surroundings)?;
             Ok(Started { host, guest, begun, role: Role::of_control_plane(&owned, api) })
         };
         let started = spawn_blocking(start).await.map_err(BootError::Panicked)??;
@@ -121,7 +126,7 @@ impl Rising {
         Ok(Self {
             name: site.name.clone(),
             vm: Arc::new(guest.vm),
-            plug: guest.plug,
+            uplink: guest.uplink,
             announcements: announcements::of(guest.port)?,
             early,
             disk: if saved.is_some() { Disk::InUse } else { Disk::Untouched },
@@ -256,7 +261,7 @@ impl Rising {
     pub(crate) fn into_node(self, access: Access) -> Node {
         let mut rest = JoinSet::new();
         rest.spawn(announcements::drain(self.announcements));
-        Node::new(self.name, self.vm, self.plug, access, self.console, rest)
+        Node::new(self.name, self.vm, self.uplink, access, self.console, rest)
     }
 
     /// Ends the guest in the middle of its boot. One that has nothing of its data disk in use is cut off; another is
@@ -272,7 +277,7 @@ impl Rising {
                 let mut rest = JoinSet::new();
                 rest.spawn(announcements::drain(self.announcements));
                 // It has its network until it is off.
-                let _plug = self.plug;
+                let _uplink = self.uplink;
                 power::off(self.vm, limit, &self.console).await
             }
         }

@@ -47,8 +47,26 @@ impl Part {
     /// All there are.
     pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
+    /// Its name in the record of project IDs on the disk.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::Pods => "pods",
+            Self::Etcd => "etcd",
+            Self::Log => "pod-logs",
+            Self::NodeLog => "node-log",
+            Self::Audit => "audit-log",
+        }
+    }
+
+    /// Whether every pod can read its project ID: of its root file system, which is an overlay in containerd's directory,
+    /// and of its `/etc/hosts`, which is in kubelet's.
+    pub(crate) const fn is_visible_to_pods(self) -> bool {
+        matches!(self, Self::Containerd | Self::Pods)
+    }
+
     /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
-    /// others begin with what a node without a pod takes. The audit log has 12 files of 1 MiB at least.
+    /// others begin with what a node without a pod takes. The audit log has 3 files of 6 MiB at least.
     #[rustfmt::skip]
     const fn share(self) -> Share {
         match self {
@@ -57,7 +75,7 @@ impl Part {
             Self::Etcd       => Share { permille: 60, least: mib(256), most: gib(3),  per_inode: 256 << 10 },
             Self::Log        => Share { permille: 15, least: mib(8),   most: gib(4),  per_inode: 8 << 10 },
             Self::NodeLog    => Share { permille: 5,  least: mib(4),   most: gib(1),  per_inode: 4 << 10 },
-            Self::Audit      => Share { permille: 5,  least: mib(13),  most: gib(2),  per_inode: 8 << 10 },
+            Self::Audit      => Share { permille: 5,  least: mib(19),  most: gib(2),  per_inode: 8 << 10 },
         }
     }
 }

@@ -254,14 +254,32 @@ pub enum MountError {
         #[source]
         source: Errno,
     },
-    /// No project IDs.
-    #[error("cannot use the project IDs of {}", path.display())]
-    Counter {
+    /// No random numbers for project IDs.
+    #[error("cannot get random numbers for the project IDs of {}", path.display())]
+    Random {
         /// Where the disk is mounted.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: getrandom::Error,
+    },
+    /// A project ID could not be looked up.
+    #[error("cannot read the projects of {}", path.display())]
+    Project {
+        /// Which directory.
         path: PathBuf,
         /// Why not.
         #[source]
-        source: fsquota::AllocateError,
+        source: fsquota::FsError,
+    },
+    /// A part of the disk did not get its project ID.
+    #[error("cannot move {} to its project; the next start continues", path.display())]
+    Transfer {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: fsquota::TransferError,
     },
     /// A part of the disk could not be limited.
     #[error("cannot limit {}", path.display())]

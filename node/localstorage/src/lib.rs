@@ -48,6 +48,7 @@ mod plan;
 mod prepare;
 mod probe;
 mod program;
+mod project_ids;
 mod projects;
 mod signature;
 #[expect(unsafe_code, reason = "the ioctls of XFS and of partitions have no wrapper in nix")]
@@ -68,4 +69,4 @@ pub use plan::{Decision, MINIMUM, plan};
 pub use probe::ProbeError;
 pub use program::{Programs, RunError};
 pub use signature::{MalformedLine, Mark, Signature, Usage};
-pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Root, Tree};
+pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Passage, Root, Tree};

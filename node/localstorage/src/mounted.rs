@@ -13,9 +13,6 @@ use crate::error::{MountError, OpenError};
 use crate::projects::budget;
 use crate::tree::{Data, Entry, Tree};
 
-/// Only root: pods get to what is theirs by mounts of their own.
-const MODE: Mode = Mode::S_IRWXU;
-
 /// A tree that exists: its file system is mounted with the right flags, and all directories are in
 /// it. Stays so as long as nobody unmounts it.
 #[derive(Debug)]
@@ -33,11 +30,11 @@ impl<T: Tree> Mounted<T> {
     ) -> Result<Self, MountError> {
         let root = open(tree.path())?;
         inert(&root, tree.path())?;
-        fchmod(&root, MODE).map_err(|source| MountError::Mode { path: tree.path().to_owned(), source })?;
+        fchmod(&root, T::MODE).map_err(|source| MountError::Mode { path: tree.path().to_owned(), source })?;
         let mut entries = Vec::new();
         tree.visit(&mut |entry| entries.push(entry));
         for entry in entries.into_iter().filter(|entry| entry.directory) {
-            made(&make(&root, tree.path(), entry.path)?, entry)?;
+            made(&make(&root, tree.path(), entry.path, entry.mode)?, entry)?;
         }
         root.syncfs().map_err(|source| MountError::Directory { step: "sync", path: tree.path().to_owned(), source })?;
         Ok(Self { tree, root })
@@ -87,7 +84,7 @@ impl<T> AsFd for Mounted<T> {
 }
 
 /// The path from the root of a tree, if it is not the root itself.
-fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
+pub(crate) fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
     path.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty())
 }
 
@@ -110,13 +107,13 @@ fn inert(root: &Dir, path: &Path) -> Result<(), MountError> {
 }
 
 /// Makes a directory of a tree if it is missing. The directories above it are there.
-pub(crate) fn make(root: &Dir, tree: &Path, path: &Path) -> Result<Dir, MountError> {
+pub(crate) fn make(root: &Dir, tree: &Path, path: &Path, mode: Mode) -> Result<Dir, MountError> {
     let failed = |source| MountError::Directory { step: "make", path: path.to_owned(), source };
     let name = Name::try_from(path.file_name().unwrap_or_default())
         .map_err(|source| MountError::Name { path: path.to_owned(), source })?;
     match path.parent().and_then(|parent| below(tree, parent)) {
-        Some(parent) => root.open_beneath(parent).map_err(failed)?.ensure_dir(&name, MODE),
-        None => root.ensure_dir(&name, MODE),
+        Some(parent) => root.open_beneath(parent).map_err(failed)?.ensure_dir(&name, mode),
+        None => root.ensure_dir(&name, mode),
     }
     .map_err(failed)
     .map(Ensured::into_inner)

@@ -13,7 +13,7 @@ use crate::content::Content;
 use crate::disk::{DataDisk, State, examine};
 use crate::ephemeral::INERT;
 use crate::error::MountError;
-use crate::mounted::{Mounted, make, open};
+use crate::mounted::{Mounted, open};
 use crate::program::Programs;
 use crate::projects::Projects;
 use crate::sys;
@@ -25,7 +25,8 @@ impl DataDisk {
     /// Repeating it changes nothing.
     ///
     /// A part that holds data and has no limit, on a disk of a release that set none, stays as it is;
-    /// a warning names it.
+    /// a warning names it. A part whose project ID can be guessed, on a disk of a release that counted them from 1,
+    /// is moved to another one.
     ///
     /// # Errors
     /// [`MountError`], by step. A disk that was half formatted is formatted again by the next call
@@ -53,9 +54,7 @@ impl DataDisk {
             State::Formatted => self.grow(&root, &path)?,
             State::Empty | State::Unfinished => self.finish(&root, &path)?,
         }
-        // Before the first directory that needs a project.
-        let volumes = make(&root, &path, tree.volumes.path())?;
-        let projects = Projects::open(&root, &volumes, &path)?;
+        let projects = Projects::open(&root, &tree)?;
         Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
     }
 

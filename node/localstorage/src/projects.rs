@@ -1,30 +1,55 @@
-//! The parts of the data disk get their limits.
+//! The parts of the data disk get their projects and limits.
 
 use std::path::Path;
 
-use dir::{Dir, Ensured};
-use fsquota::{Allocator, SetError};
+use dir::{Dir, Ensured, Mode, Name};
+use fsquota::{Limits, ProjectId, SetError, TransferError, Transferred};
 use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Part};
 use crate::error::MountError;
-use crate::tree::Entry;
+use crate::mounted::below;
+use crate::project_ids::ProjectIds;
+use crate::tree::{Data, Entry, Tree};
 
-/// The limits of one data disk, and the counter of its project IDs.
+/// For root alone.
+const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+
+/// The limits of one data disk, and the projects that have them.
 #[derive(Debug)]
 pub(crate) struct Projects {
     budget: Budget,
-    ids: Allocator,
+    ids: ProjectIds,
 }
 
 impl Projects {
-    /// Of the data disk with this root and path. The counter is in the directory of the volumes, which
-    /// have their IDs from it too: there is one for a file system.
-    pub(crate) fn open(root: &Dir, volumes: &Dir, path: &Path) -> Result<Self, MountError> {
-        let ids = Allocator::open(volumes).map_err(|source| MountError::Counter { path: path.to_owned(), source })?;
-        Ok(Self { budget: budget(root, path)?, ids })
+    /// Of the data disk with this root. The IDs are recorded durably before a directory has one: a move to another project
+    /// that a power cut ends goes on to the same one.
+    pub(crate) fn open(root: &Dir, tree: &Data) -> Result<Self, MountError> {
+        let budget = budget(root, tree.path())?;
+        let path = tree.project_ids.path();
+        let failed = |step| move |source| MountError::Directory { step, path: path.to_owned(), source };
+        let name = Name::try_from(path.file_name().unwrap_or_default())
+            .map_err(|source| MountError::Name { path: path.to_owned(), source })?;
+        let recorded = root.read(&name).map_err(failed("read"))?.and_then(|text| {
+            let ids = ProjectIds::parse(&text);
+            if ids.is_none() {
+                warn!(path = %path.display(), "record of project IDs is damaged; it is written again");
+            }
+            ids
+        });
+        let mut ids = recorded.clone().unwrap_or_default();
+        ids.complete(
+            |part| present(root, tree, part),
+            || getrandom::u32().map_err(|source| MountError::Random { path: tree.path().to_owned(), source }),
+            |id| is_unused(root, tree.path(), id),
+        )?;
+        if recorded.as_ref() != Some(&ids) {
+            root.write(&name, &ids.text(), MODE).map_err(failed("write"))?;
+        }
+        Ok(Self { budget, ids })
     }
 
     /// Limits a directory of the tree, if it is a part. Called before anything is made in it: what is in
@@ -33,16 +58,17 @@ impl Projects {
     /// At every boot: a limit that was changed last may have been lost in a power cut, and the disk may
     /// have been enlarged.
     pub(crate) fn limit(&self, dir: &Dir, entry: Entry<'_>) -> Result<(), MountError> {
-        let Some(part) = entry.part else { return Ok(()) };
+        let Some((part, id)) = entry.part.and_then(|part| Some((part, self.ids.get(part)?))) else { return Ok(()) };
         let limits = self.budget.limits(part);
         let path = entry.path.display();
-        match fsquota::set(dir, limits, &self.ids) {
-            Ok(Ensured::Created(project)) => {
+        match fsquota::assign(dir, id, limits) {
+            Ok(Ensured::Created(_)) => {
                 let (limit, inodes) = (self.budget.bytes(part), limits.inodes.unwrap_or_default().get());
-                info!(%path, %limit, %inodes, %project, "directory limited");
+                info!(%path, %limit, %inodes, "directory limited");
                 Ok(())
             }
             Ok(Ensured::Unchanged(_)) => Ok(()),
+            Err(SetError::OtherProject { .. }) => transfer(dir, entry.path, id, limits),
             // Filled by a release that knew no limits. A node that does not start helps nobody.
             Err(SetError::NotEmpty) => {
                 warn!(
@@ -52,14 +78,56 @@ impl Projects {
                 );
                 Ok(())
             }
-            // The directory above it had the limit once, and keeps it.
-            Err(SetError::Nested { outer }) => {
-                info!(%path, project = %outer, "directory is limited by the one above it");
+            Err(SetError::Nested { .. }) => {
+                is_nested(entry.path);
                 Ok(())
             }
             Err(source) => Err(MountError::Limit { path: entry.path.to_owned(), source }),
         }
     }
+}
+
+/// From the project of a former release, which every pod could guess. Nothing writes to the directory during a boot.
+fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<(), MountError> {
+    match fsquota::transfer(dir, id, limits) {
+        Ok(Transferred { left: None, .. }) => info!(path = %path.display(), "directory moved to another project"),
+        Ok(Transferred { left: Some(left), .. }) => warn!(
+            path = %path.display(),
+            inodes = left.inodes.get(),
+            "directory moved to another project, but for inodes that the kernel does not move: they have the former limits"
+        ),
+        Err(TransferError::Set(SetError::Nested { .. })) => is_nested(path),
+        Err(source) => return Err(MountError::Transfer { path: path.to_owned(), source }),
+    }
+    Ok(())
+}
+
+/// The directory above it had the limit once, and keeps it.
+fn is_nested(path: &Path) {
+    info!(path = %path.display(), "directory is limited by the one above it");
+}
+
+/// The project that a part's directory has, if there is one.
+fn present(root: &Dir, tree: &Data, part: Part) -> Result<Option<ProjectId>, MountError> {
+    let mut place = None;
+    tree.visit(&mut |entry| {
+        if entry.part == Some(part) {
+            place = Some(entry.path);
+        }
+    });
+    let Some(path) = place else { return Ok(None) };
+    let Some(place) = below(tree.path(), path) else { return Ok(None) };
+    match root.open_beneath(place) {
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(source) => Err(MountError::Directory { step: "open", path: path.to_owned(), source }),
+        Ok(dir) => fsquota::project(&dir).map_err(|source| MountError::Project { path: path.to_owned(), source }),
+    }
+}
+
+/// Whether nothing on the disk has this project, and it has no limits.
+fn is_unused(root: &Dir, path: &Path, id: ProjectId) -> Result<bool, MountError> {
+    let quota = fsquota::quota(root, id).map_err(|source| MountError::Project { path: path.to_owned(), source })?;
+    Ok(quota.limits == Limits::default() && quota.used == fsquota::Usage::default())
 }
 
 /// The budget of the data disk that `root` is the root of.

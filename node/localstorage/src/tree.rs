@@ -2,12 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
+use dir::Mode;
+
 use crate::budget::Part;
 
+/// Only root: pods access their files by mounts of their own.
+const PRIVATE: Mode = Mode::S_IRWXU;
+/// Other users can look up names in it, but not list it.
+const SEARCHABLE: Mode = PRIVATE.union(Mode::S_IXGRP).union(Mode::S_IXOTH);
+
 /// Declares directories by what is in them: a field for each entry, its type, its name on the disk,
-/// and the part of the disk that it is, if it has a limit of its own.
+/// and the part of the disk that it is, if it has a limit of its own. A directory is private unless it states a `mode`.
 macro_rules! directory {
-    ($(#[$doc:meta])* $directory:ident {
+    ($(#[$doc:meta])* $directory:ident $(mode $mode:ident)? {
         $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal $(limit $part:ident)?,)*
     }) => {
         $(#[$doc])*
@@ -18,6 +25,8 @@ macro_rules! directory {
         }
 
         impl Tree for $directory {
+            $(const MODE: Mode = $mode;)?
+
             fn at(path: PathBuf) -> Self {
                 Self { $($field: <$kind as Tree>::at(path.join($name)),)* path }
             }
@@ -32,6 +41,7 @@ macro_rules! directory {
                         name: $name,
                         path: self.$field.path(),
                         directory: <$kind>::DIRECTORY,
+                        mode: <$kind>::MODE,
                         part: directory!(@part $($part)?),
                     });
                     self.$field.visit(see);
@@ -56,9 +66,9 @@ directory! {
 directory! {
     /// The data disk, an XFS with project quotas. A directory without `limit` is written to by the node
     /// itself alone; volumes have limits of their own.
-    Data {
-        /// Certificates and keys of the cluster and this node. Keys have mode 0600.
-        pki: Directory = "pki",
+    Data mode SEARCHABLE {
+        /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
+        pki: Passage = "pki",
         /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
@@ -67,8 +77,10 @@ directory! {
         kubelet_pki: Directory = "kubelet-pki",
         /// Images and snapshots.
         containerd: Directory = "containerd" limit Containerd,
-        /// Persistent volumes and all that belongs to them, the counter of the disk's project IDs too.
+        /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
+        /// The project IDs of the parts of the disk.
+        project_ids: File = "project-ids.json",
         /// What was logged.
         log: Log = "log",
     }
@@ -89,7 +101,7 @@ directory! {
 
 directory! {
     /// Logs that outlive a boot.
-    Log {
+    Log mode SEARCHABLE {
         /// Output of containers, a directory per pod.
         pods: Directory = "pods" limit Log,
         /// What the node, its programs and its kernel said.
@@ -100,22 +112,25 @@ directory! {
 }
 
 directory! {
-    /// A tmpfs, empty after every boot.
-    Ephemeral {
+    /// A tmpfs, empty after every boot. containerd's bundles are below it: see [`ContainerdState`].
+    Ephemeral mode SEARCHABLE {
         /// What containerd runs now.
         containerd: ContainerdState = "containerd",
         /// Addresses that the network plugins gave to pods.
         cni: Directory = "cni",
         /// Where Kubernetes looks for plugins of an older kind. There are none.
         flexvolume: Directory = "flexvolume",
+        /// Directories of programs with users of their own.
+        programs: Passage = "programs",
         /// Temporary files (`TMPDIR`).
         tmp: Directory = "tmp",
     }
 }
 
 directory! {
-    /// containerd's state directory.
-    ContainerdState {
+    /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc looks up the container's root
+    /// below it as a user that is not the node's root. containerd itself makes the directories of other containers private.
+    ContainerdState mode SEARCHABLE {
         /// Its API.
         socket: File = "containerd.sock",
     }
@@ -126,6 +141,9 @@ directory! {
 pub trait Tree: Sized {
     /// Whether it is a directory, which exists as soon as its tree is mounted.
     const DIRECTORY: bool = true;
+
+    /// The mode of the directory.
+    const MODE: Mode = PRIVATE;
 
     /// This place at a path. [`Root::at`] is the beginning.
     fn at(path: PathBuf) -> Self;
@@ -146,6 +164,8 @@ pub struct Entry<'tree> {
     pub path: &'tree Path,
     /// Whether it is a directory.
     pub directory: bool,
+    /// The mode of the directory.
+    pub mode: Mode,
     /// The part of the data disk that it is, with a limit of its own. What is below has that limit too.
     pub part: Option<Part>,
 }
@@ -155,6 +175,22 @@ pub struct Entry<'tree> {
 pub struct Directory(PathBuf);
 
 impl Tree for Directory {
+    fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// A directory whose content is named elsewhere, with files of other users than root. Mode 0711.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage(PathBuf);
+
+impl Tree for Passage {
+    const MODE: Mode = SEARCHABLE;
+
     fn at(path: PathBuf) -> Self {
         Self(path)
     }
@@ -221,7 +257,7 @@ mod tests {
         let mut names = BTreeMap::new();
         let mut directories = BTreeSet::from([tree.path()]);
         let mut parts = BTreeSet::new();
-        let fault = |Entry { name, path, directory, part }| {
+        let fault = |Entry { name, path, directory, part, .. }| {
             if let Err(error) = Name::try_from(name) {
                 return Some(Fault::Name(name, error));
             }
@@ -305,7 +341,7 @@ mod tests {
 
         fn visit<'tree>(&'tree self, see: &mut dyn FnMut(Entry<'tree>)) {
             for (name, path, directory) in &self.shown {
-                see(Entry { name, path, directory: *directory, part: None });
+                see(Entry { name, path, directory: *directory, mode: Self::MODE, part: None });
             }
         }
     }
@@ -347,6 +383,15 @@ mod tests {
             let inside = parts.iter().filter(|other| other.path.starts_with(entry.path)).count();
             assert_eq!(inside, 1, "{entry:?}");
         }
+    }
+
+    #[test]
+    fn only_the_directories_above_containers_are_searchable() {
+        let root = Root::at("/");
+        let searchable = entries(&root).into_iter().filter(|entry| entry.mode != PRIVATE);
+        let searchable: Vec<_> = searchable.map(|entry| entry.path).collect();
+        assert_eq!(searchable, [root.ephemeral.path(), root.ephemeral.containerd.path()]);
+        assert_eq!(ContainerdState::MODE.bits(), 0o711);
     }
 
     #[test]

@@ -130,15 +130,16 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// Asserts that every directory of a mounted tree is there, with mode 0700.
+/// Asserts that every directory of a mounted tree is there with its mode, by which only root lists and changes it.
 fn are_private<T: Tree>(mounted: &Mounted<T>) {
-    let mut directories = vec![mounted.path()];
-    mounted.visit(&mut |entry| directories.extend(entry.directory.then_some(entry.path)));
+    let mut directories = vec![(mounted.path(), T::MODE)];
+    mounted.visit(&mut |entry| directories.extend(entry.directory.then_some((entry.path, entry.mode))));
     assert!(directories.len() > 4, "only {directories:?}");
-    for directory in directories {
+    for (directory, mode) in directories {
         let found = fs::symlink_metadata(directory).unwrap();
         assert!(found.is_dir(), "{}", directory.display());
-        assert_eq!(found.permissions().mode() & 0o7777, 0o700, "{}", directory.display());
+        assert_eq!(mode.bits() & 0o066, 0, "{}", directory.display());
+        assert_eq!(found.permissions().mode() & 0o7777, mode.bits(), "{}", directory.display());
     }
 }
 

@@ -1,4 +1,4 @@
-//! A first boot that a power cut ends, at every point. Needs root and three scratch disks: one is recorded
+//! A first boot, and that of an upgrade, which a power cut ends, at every point. Needs root and three scratch disks: one is recorded
 //! on another, and what the power left is put together on the third.
 
 use std::collections::BTreeMap;
@@ -12,6 +12,10 @@ use localstorage::{Content, Data, DataDisk, FindError, Mounted, Programs, Refusa
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use units::Bytes;
+
+mod former;
+#[path = "interrupted/upgrade.rs"]
+mod upgrade;
 
 /// A node's directory for the data disk, and nothing else of it.
 struct Node {

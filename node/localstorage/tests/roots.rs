@@ -17,6 +17,8 @@ use nix::sys::statvfs::{Statvfs, statvfs};
 use tempfile::TempDir;
 use units::{Bytes, Inodes};
 
+mod former;
+
 /// A machine whose data disk has our file system, with nothing in it.
 struct Machine {
     data: Data,
@@ -152,6 +154,44 @@ fn the_projects_of_volumes_are_others_than_those_of_parts() {
     }
     let known = fsquota::report(&data).unwrap().count();
     assert_eq!(known, Part::ALL.len() + 1);
+}
+
+#[test]
+fn no_pod_can_guess_the_projects_of_parts_and_only_root_can_read_their_record() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    for part in Part::ALL {
+        assert!(quota(path(&data, part)).id.get() >= former::FIRST, "{part:?}");
+    }
+    let record = fs::metadata(data.project_ids.path()).unwrap();
+    assert_eq!((record.permissions().mode() & 0o7777, record.uid()), (0o600, 0));
+}
+
+#[test]
+fn parts_of_the_former_release_move_to_projects_that_no_pod_can_guess() {
+    let machine = Machine::new();
+    machine.mount();
+    former::create(&machine.data);
+    assert_eq!(former::faults(&machine.data).len(), 4, "{:?}", former::faults(&machine.data));
+    machine.unmount();
+    let data = machine.boot();
+    assert_eq!(former::faults(&data), [""; 0]);
+    let before = Part::ALL.map(|part| quota(path(&data, part)).id);
+    let data = machine.boot_again(data);
+    assert_eq!(Part::ALL.map(|part| quota(path(&data, part)).id), before);
+}
+
+/// A damaged record must not cost the node its disk.
+#[test]
+fn a_record_of_projects_that_is_lost_is_restored_from_the_directories() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let before = Part::ALL.map(|part| quota(path(&data, part)).id);
+    let record = fs::read(data.project_ids.path()).unwrap();
+    fs::write(data.project_ids.path(), "damaged").unwrap();
+    let data = machine.boot_again(data);
+    assert_eq!(Part::ALL.map(|part| quota(path(&data, part)).id), before);
+    assert_eq!(fs::read(data.project_ids.path()).unwrap(), record);
 }
 
 #[test]

@@ -104,6 +104,12 @@ pub enum Check {
         /// The signal's number; 0 sends nothing, and finds the program.
         number: i32,
     },
+    /// `settings KEY…`: settings of the kernel, as the node's own processes see them. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE`
+    /// and the node's process IDs.
+    Settings {
+        /// As sysctl.d(5) writes them: `net.ipv4.conf.*.rp_filter` is a setting of each network interface.
+        keys: Vec<String>,
+    },
     /// `unshare`: whether a thread may ask for a user namespace, which needs no right. A filter of system calls such as
     /// containerd's default one answers EPERM; without a filter it is EINVAL, since the program has several threads.
     Unshare,
@@ -138,7 +144,7 @@ impl Check {
     /// The forms that [`Check::parse`] takes, for who has to correct one.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
-         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, unshare, \
+         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
          fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     /// Reads its words; `None` if one is unknown, or one too many or too few.
@@ -161,6 +167,7 @@ impl Check {
             ["demo", path, text] => Self::Demo { path: path.into(), text: text.to_owned() },
             ["volumes", path] => Self::Volumes { path: path.into() },
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
+            ["settings", _, ..] => Self::Settings { keys: words.iter().skip(1).map(|&word| word.to_owned()).collect() },
             ["unshare"] => Self::Unshare,
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
             ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
@@ -200,6 +207,7 @@ impl Check {
             Self::Demo { path, text } => with_text("demo", path, text),
             Self::Volumes { path } => with_path("volumes", path),
             Self::Signal { program, number } => vec!["signal".to_owned(), program.clone(), number.to_string()],
+            Self::Settings { keys } => std::iter::once("settings".to_owned()).chain(keys.iter().cloned()).collect(),
             Self::Unshare => vec!["unshare".to_owned()],
             Self::Fetch { address, target } => vec!["fetch".to_owned(), address.to_string(), target.clone()],
             Self::Webhook { port, path } => vec!["webhook".to_owned(), port.to_string(), path.display().to_string()],
@@ -237,6 +245,7 @@ pub(crate) mod tests {
             (path(), text()).prop_map(|(path, text)| Check::Demo { path, text }),
             path().prop_map(|path| Check::Volumes { path }),
             ("[a-z-]{1,9}", any::<i32>()).prop_map(|(program, number)| Check::Signal { program, number }),
+            prop::collection::vec("[a-z0-9./*]{1,12}", 1..4).prop_map(|keys| Check::Settings { keys }),
             Just(Check::Unshare),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
@@ -263,7 +272,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_word_stands_in_the_forms() {
-        for word in ["try-write", "fill-inodes", "signal", "unshare", "fetch", "webhook", "serve"] {
+        for word in ["try-write", "fill-inodes", "signal", "settings", "unshare", "fetch", "webhook", "serve"] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

@@ -36,6 +36,8 @@ pub enum Finding {
     Volumes(Volumes),
     /// Of `signal`.
     Signal(Signalled),
+    /// Of `settings`.
+    Settings(Settings),
     /// Of `unshare`.
     Unshare(Tried),
     /// Of `fetch`.
@@ -168,6 +170,27 @@ pub struct Device {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+}
+
+/// Settings of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings {
+    /// In the order of the keys.
+    pub settings: Vec<Setting>,
+}
+
+/// A setting of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Setting {
+    /// The key that asked for it.
+    pub key: String,
+    /// The network interface, of a setting of each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Its value, without white space at its ends.
+    pub value: String,
 }
 
 /// A program that was started from the volume.

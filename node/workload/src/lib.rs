@@ -2,7 +2,7 @@
 //!
 //! [`Request`] is a command line as a type: the program parses one, who starts the container makes
 //! one. [`Finding`] is what the program then prints, one JSON object, so that nobody reads text. The
-//! checks are those of an ordinary tenant: no privilege is used but in [`Check::Volumes`] and [`Check::Signal`],
+//! checks are those of an ordinary tenant: no privilege is used but in [`Check::Volumes`], [`Check::Signal`] and [`Check::Settings`],
 //! which are about the node. A container that stays makes checks for whoever asks ([`Check::Serve`]).
 //!
 //! ```
@@ -27,6 +27,7 @@ mod finding;
 mod namespace;
 mod request;
 pub mod serve;
+mod settings;
 mod signal;
 mod space;
 mod volumes;
@@ -36,7 +37,7 @@ pub use check::Check;
 pub use error::CheckError;
 pub use finding::{
     Checksum, Demo, Device, Entry, Executed, Fill, FillInodes, Finding, Image, Inspect, Loop, Mount, Paint, Project,
-    Scan, Signalled, Space, Text, Tried, Volumes,
+    Scan, Setting, Settings, Signalled, Space, Text, Tried, Volumes,
 };
 pub use request::{Request, UsageError};
 
@@ -61,6 +62,7 @@ pub fn make(check: &Check) -> Result<Finding, CheckError> {
         Check::Demo { path, text } => demo::run(path, text).map(Finding::Demo),
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
+        Check::Settings { keys } => settings::read(keys).map(Finding::Settings),
         Check::Unshare => Ok(Finding::Unshare(namespace::unshare())),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
         Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),

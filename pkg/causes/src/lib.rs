@@ -1,4 +1,4 @@
-//! An error as a person reads it: with its causes.
+//! Prints an error together with the chain of its causes.
 //!
 //! ```
 //! use std::io;
@@ -12,8 +12,8 @@
 use std::error::Error;
 use std::fmt;
 
-/// The error and its causes ([`Error::source`]), a line each: `caused by: ` stands before a cause. No line break is at the
-/// end.
+/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `.
+/// There is no line break at the end.
 pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     fmt::from_fn(move |f| {
         write!(f, "{error}")?;
@@ -46,13 +46,13 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_has_a_line() {
+    fn each_cause_is_printed_on_its_own_line() {
         let error = Step("no node", Some(Box::new(Step("no disk", Some(Box::new(Step("no power", None)))))));
         assert_eq!(lines(&error).to_string(), "no node\ncaused by: no disk\ncaused by: no power");
     }
 
     #[test]
-    fn an_error_without_a_cause_is_one_line() {
+    fn an_error_without_a_cause_is_printed_on_one_line() {
         assert_eq!(lines(&Step("no node", None)).to_string(), "no node");
     }
 }

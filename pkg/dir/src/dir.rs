@@ -1,4 +1,4 @@
-//! The open directory.
+//! [`Dir`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,29 +15,29 @@ use nix::unistd::{UnlinkatFlags, fsync, syncfs, unlinkat};
 
 use crate::{Error, Name, Operation};
 
-/// The largest file that [`Dir::read`] takes into memory, in bytes.
+/// The largest file that [`Dir::read`] reads, in bytes.
 pub const MAX_READ: u64 = 1 << 20;
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY);
 
-/// Whether a call that may be repeated changed something this time.
+/// The result of an idempotent call that creates a `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured<T> {
-    /// This call made it.
+    /// This call created it.
     Created(T),
-    /// It was there already.
+    /// It existed already.
     Unchanged(T),
 }
 
 impl<T> Ensured<T> {
-    /// The thing itself, whoever made it.
+    /// The `T`, new or not.
     pub fn into_inner(self) -> T {
         match self {
             Self::Created(inner) | Self::Unchanged(inner) => inner,
         }
     }
 
-    /// The same answer about something made of the thing.
+    /// Converts the `T`.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Ensured<U> {
         match self {
             Self::Created(inner) => Ensured::Created(make(inner)),
@@ -46,11 +46,11 @@ impl<T> Ensured<T> {
     }
 }
 
-/// An open directory. All its methods act on this very directory, even if it was renamed since.
+/// An open directory. The methods act on this directory even after it is renamed.
 #[derive(Debug)]
 pub struct Dir(OwnedFd);
 
-/// Takes a descriptor that someone else opened. If it is no directory, every method answers `ENOTDIR`.
+/// Wraps an open descriptor. If it is not a directory, every method returns `ENOTDIR`.
 impl From<OwnedFd> for Dir {
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
@@ -70,18 +70,18 @@ impl AsFd for Dir {
 }
 
 impl Dir {
-    /// Opens the directory at `path`, which must come from a trusted place: symbolic links on the way are followed,
-    /// only the last component must not be one.
+    /// Opens the directory at `path`, which must come from a trusted source: symbolic links are followed, except in the
+    /// last component.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR` (also for a symbolic link), and what else open(2) lists.
+    /// `ENOENT`, `ENOTDIR` (also for a symbolic link), and the other errors of open(2).
     pub fn open(path: &Path) -> Result<Self, Error> {
         open(path, DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
             .map(Self)
             .map_err(|errno| Error::new(Operation::Open, path, errno))
     }
 
-    /// Another descriptor of the same directory.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
     /// `EMFILE`.
@@ -92,62 +92,63 @@ impl Dir {
         }
     }
 
-    /// Opens the directory `name` in this one.
+    /// Opens the directory `name` below this one.
     ///
     /// # Errors
-    /// `ENOENT`; `ENOTDIR` for a file; `ELOOP` for a symbolic link; `EXDEV` if something is mounted there.
+    /// `ENOENT`; `ENOTDIR` for a file; `ELOOP` for a symbolic link; `EXDEV` for a mount point.
     pub fn open_dir(&self, name: &Name) -> Result<Self, Error> {
         self.open_beneath(Path::new(name))
     }
 
-    /// Opens the directory at `path`, some components below this one.
+    /// Opens the directory at the relative `path` below this one.
     ///
     /// # Errors
-    /// As [`Dir::open_dir`] for every component; `EXDEV` if the path is absolute or leaves this directory by `..`.
+    /// Those of [`Dir::open_dir`] for every component; `EXDEV` if the path is absolute or leaves this directory by
+    /// `..`.
     pub fn open_beneath(&self, path: &Path) -> Result<Self, Error> {
         self.resolve(path, DIRECTORY, Mode::empty()).map(Self).map_err(|errno| Error::new(Operation::Open, path, errno))
     }
 
-    /// Opens the file `name` in this directory with `flags` (close-on-exec is added). With `O_CREAT`, `mode` less the
-    /// process's umask becomes the file's.
+    /// Opens the file `name` in this directory with `flags` and `O_CLOEXEC`. With `O_CREAT`, a new file gets `mode`
+    /// without the bits of the umask.
     ///
     /// # Errors
-    /// As [`Dir::open_dir`], and what else open(2) lists for the flags.
+    /// Those of [`Dir::open_dir`], and the errors of open(2) for the flags.
     pub fn open_file(&self, name: &Name, flags: OFlag, mode: Mode) -> Result<OwnedFd, Error> {
         self.resolve(Path::new(name), flags, mode).map_err(|errno| Error::new(Operation::Open, name.as_os_str(), errno))
     }
 
-    /// Makes the directory `name` with exactly `mode`, whatever the umask, and opens it. Durable after
-    /// [`Dir::sync`] of both.
+    /// Creates the directory `name` with exactly `mode`, regardless of the umask, and opens it. Durable after
+    /// [`Dir::sync`] of both directories.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOSPC`, and what else mkdir(2) lists.
+    /// `EEXIST`, `ENOSPC`, and the other errors of mkdir(2).
     pub fn create_dir(&self, name: &Name, mode: Mode) -> Result<Self, Error> {
         mkdirat(self, name.as_os_str(), mode)
             .map_err(|errno| Error::new(Operation::CreateDir, name.as_os_str(), errno))?;
         self.open_dir_with(name, mode)
     }
 
-    /// Opens the directory `name` with exactly `mode`; makes it if it is not there. Durable after [`Dir::sync`] of
-    /// both.
+    /// Opens the directory `name`, creates it if it is missing, and sets exactly `mode`. Durable after [`Dir::sync`] of
+    /// both directories.
     ///
     /// # Errors
-    /// As [`Dir::open_dir`] and [`Dir::create_dir`].
+    /// Those of [`Dir::open_dir`] and [`Dir::create_dir`].
     pub fn ensure_dir(&self, name: &Name, mode: Mode) -> Result<Ensured<Self>, Error> {
         match mkdirat(self, name.as_os_str(), mode) {
             Ok(()) => self.open_dir_with(name, mode).map(Ensured::Created),
-            // The mode too: an earlier run may have ended before it was set.
+            // Set the mode again: an earlier run may have stopped before it did.
             Err(Errno::EEXIST) => self.open_dir_with(name, mode).map(Ensured::Unchanged),
             Err(errno) => Err(Error::new(Operation::CreateDir, name.as_os_str(), errno)),
         }
     }
 
-    /// The content of the file `name`, or `None` if there is no such file.
+    /// The content of the file `name`; `None` if it does not exist.
     ///
     /// # Errors
     /// `EFBIG` beyond [`MAX_READ`]; `EISDIR`; `ELOOP` for a symbolic link; `EIO`.
     pub fn read(&self, name: &Name) -> Result<Option<Vec<u8>>, Error> {
-        // O_NONBLOCK: opening a FIFO must not wait for a writer.
+        // Without O_NONBLOCK, opening a FIFO would wait for a writer.
         let file = match self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, Mode::empty()) {
             Ok(fd) => File::from(fd),
             Err(error) if error.is_not_found() => return Ok(None),
@@ -163,20 +164,22 @@ impl Dir {
         Ok(Some(content))
     }
 
-    /// Makes or replaces the file `name`, as a whole: after a power cut at any moment it is the old or the new one.
-    /// When the call returns, the new one is on the disk, with exactly `mode`, whatever the umask.
+    /// Atomically creates or replaces the file `name`: after a power failure at any time it has the old or the new
+    /// content. When the call returns, the new content is durable and the file has exactly `mode`, regardless of the
+    /// umask. The owner of a file that is replaced stays.
     ///
-    /// One writer per name at a time: the content is written to the sibling `.NAME.new` first.
+    /// Only one process may write a name at a time, because the content is first written to `.NAME.new`.
     ///
     /// # Errors
-    /// `ENOSPC`, `EDQUOT`, `EIO`; the old file is then still there. `ENAMETOOLONG` if the sibling's name is.
+    /// `ENOSPC`, `EDQUOT`, `EIO`: the old file is unchanged. `ENAMETOOLONG` if `.NAME.new` is too long. `EPERM` if
+    /// another user owns the old file and the process may not change owners.
     pub fn write(&self, name: &Name, content: &[u8], mode: Mode) -> Result<(), Error> {
         let failed = |operation| move |errno| Error::new(operation, name.as_os_str(), errno);
         let sibling = sibling_of(name);
         let create = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
         let mut file = match self.resolve(Path::new(&sibling), create, mode) {
             Err(Errno::EEXIST) => {
-                // A run that was cut left it: nobody has a use for it, and it may have another mode.
+                // Left by an interrupted run. It is not reused because its mode may differ.
                 unlinkat(self, sibling.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(failed(Operation::Remove))?;
                 self.resolve(Path::new(&sibling), create, mode)
             }
@@ -186,25 +189,26 @@ impl Dir {
         .map_err(failed(Operation::Write))?;
 
         file.write_all(content)
-            // open(2) takes the umask off, and a write of an ordinary user the set-ID bits.
+            .and_then(|()| self.keep_owner(name, &file).map_err(io::Error::from))
+            // open(2) applies the umask; a write without CAP_FSETID clears the set-ID bits.
             .and_then(|()| fchmod(&file, mode).map_err(io::Error::from))
             .and_then(|()| file.sync_all())
             .map_err(|error| errno_of(&error))
             .and_then(|()| renameat(self, sibling.as_os_str(), self, name.as_os_str()))
             .map_err(|errno| {
-                // The write's own failure is the one to report; a sibling that stays is removed by the next write.
+                // Report the error of the write; the next write removes the sibling if this fails.
                 let _ = unlinkat(self, sibling.as_os_str(), UnlinkatFlags::NoRemoveDir);
                 failed(Operation::Write)(errno)
             })?;
         fsync(self).map_err(failed(Operation::Sync))
     }
 
-    /// Moves `name` to `to/new_name`, on the same file system. Never replaces anything. Durable after [`Dir::sync`] of
-    /// both directories.
+    /// Renames `name` to `to/new_name` within the file system. Never replaces an existing name. Durable after
+    /// [`Dir::sync`] of both directories.
     ///
     /// # Errors
-    /// `EEXIST` if `new_name` is there; `EXDEV` for another file system, or if `to` gives its files a project ID which
-    /// differs from this one's (XFS).
+    /// `EEXIST` if `new_name` exists; `EXDEV` for another file system, or on XFS if `to` makes new files inherit a
+    /// project ID other than that of this directory.
     ///
     /// `RENAME_NOREPLACE`, Linux 3.15, rename(2).
     pub fn rename(&self, name: &Name, to: &Self, new_name: &Name) -> Result<(), Error> {
@@ -212,7 +216,7 @@ impl Dir {
             .map_err(|errno| Error::new(Operation::Rename, name.as_os_str(), errno))
     }
 
-    /// Returns when the names in this directory, and its own attributes, are on the disk.
+    /// Flushes the entries and attributes of this directory to the disk.
     ///
     /// # Errors
     /// `EIO`, `ENOSPC`.
@@ -220,7 +224,7 @@ impl Dir {
         fsync(self).map_err(|errno| Error::new(Operation::Sync, ".", errno))
     }
 
-    /// Returns when everything of this directory's file system is on the disk, quota records included.
+    /// Flushes the whole file system of this directory to the disk, including quota records.
     ///
     /// # Errors
     /// `EIO`, `ENOSPC`.
@@ -228,7 +232,7 @@ impl Dir {
         syncfs(self).map_err(|errno| Error::new(Operation::SyncFileSystem, ".", errno))
     }
 
-    /// The names in this directory, without `.` and `..`, in the file system's order.
+    /// The names in this directory without `.` and `..`, in the order of the file system.
     ///
     /// # Errors
     /// `ENOTDIR`, `EIO`.
@@ -237,16 +241,16 @@ impl Dir {
         let mut names = Vec::new();
         for entry in self.stream()?.iter() {
             let entry = entry.map_err(failed)?;
-            // Only `.` and `..` are no names.
+            // The conversion fails only for `.` and `..`.
             names.extend(Name::try_from(OsStr::from_bytes(entry.file_name().to_bytes())).ok());
         }
         Ok(names)
     }
 
-    /// Whether there is no name in this directory.
+    /// Whether this directory has no entries.
     ///
     /// # Errors
-    /// As [`Dir::names`].
+    /// Those of [`Dir::names`].
     pub fn is_empty(&self) -> Result<bool, Error> {
         for entry in self.stream()?.iter() {
             let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
@@ -257,10 +261,10 @@ impl Dir {
         Ok(true)
     }
 
-    /// Removes `name`, which is not a directory.
+    /// Removes `name`, which must not be a directory.
     ///
     /// # Errors
-    /// `ENOENT`; `EISDIR` for a directory; `EBUSY` if something is mounted there.
+    /// `ENOENT`; `EISDIR` for a directory; `EBUSY` for a mount point.
     pub fn remove_file(&self, name: &Name) -> Result<(), Error> {
         unlinkat(self, name.as_os_str(), UnlinkatFlags::NoRemoveDir)
             .map_err(|errno| Error::new(Operation::Remove, name.as_os_str(), errno))
@@ -269,13 +273,13 @@ impl Dir {
     /// Removes the empty directory `name`.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`; `ENOTEMPTY`; `EBUSY` if something is mounted there.
+    /// `ENOENT`, `ENOTDIR`; `ENOTEMPTY`; `EBUSY` for a mount point.
     pub fn remove_dir(&self, name: &Name) -> Result<(), Error> {
         unlinkat(self, name.as_os_str(), UnlinkatFlags::RemoveDir)
             .map_err(|errno| Error::new(Operation::Remove, name.as_os_str(), errno))
     }
 
-    /// Opens this directory once more, with a reading position of its own.
+    /// Opens this directory again, with an independent file offset.
     pub(crate) fn stream(&self) -> Result<Stream, Error> {
         self.resolve(Path::new("."), DIRECTORY, Mode::empty())
             .and_then(Stream::from_fd)
@@ -284,13 +288,13 @@ impl Dir {
 
     fn open_dir_with(&self, name: &Name, mode: Mode) -> Result<Self, Error> {
         let dir = self.open_dir(name)?;
-        // mkdir(2) takes the umask off.
+        // mkdir(2) applies the umask.
         fchmod(&dir, mode).map_err(|errno| Error::new(Operation::SetMode, name.as_os_str(), errno))?;
         Ok(dir)
     }
 
     fn resolve(&self, path: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
-        // openat2(2) answers EINVAL to a mode without a file to make.
+        // openat2(2) returns EINVAL for a mode without O_CREAT.
         let mode = if flags.intersects(OFlag::O_CREAT) { mode } else { Mode::empty() };
         let how = OpenHow::new()
             .flags(flags | OFlag::O_CLOEXEC)
@@ -307,8 +311,8 @@ fn sibling_of(name: &Name) -> OsString {
     sibling
 }
 
-/// The errno of a failed read or write of the standard library; a short write has none.
-fn errno_of(error: &io::Error) -> Errno {
+/// The errno of a failed read or write; `EIO` for errors of the standard library, such as a short write.
+pub(crate) fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
@@ -328,20 +332,20 @@ mod tests {
 
     impl Scratch {
         fn new() -> Self {
-            let on_disk = tempfile::tempdir().expect("a temporary directory can be made");
-            let dir = Dir::open(on_disk.path()).expect("it can be opened");
+            let on_disk = tempfile::tempdir().expect("create a temporary directory");
+            let dir = Dir::open(on_disk.path()).expect("open the temporary directory");
             Self { on_disk, dir }
         }
     }
 
     fn name(text: &str) -> Name {
-        Name::try_from(text).expect("the test's names are good")
+        Name::try_from(text).expect("valid name")
     }
 
     const PRIVATE: Mode = Mode::S_IRWXU;
 
     #[test]
-    fn a_written_file_is_read_back_and_replaced_as_a_whole() {
+    fn a_write_replaces_the_file_atomically() {
         let Scratch { on_disk, dir } = Scratch::new();
         dir.write(&name("a"), b"first", Mode::from_bits_truncate(0o600)).unwrap();
         let first = fs::metadata(on_disk.path().join("a")).unwrap();
@@ -353,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_write_left_does_not_stop_the_next() {
+    fn a_write_succeeds_after_an_interrupted_one() {
         let Scratch { on_disk, dir } = Scratch::new();
         fs::write(on_disk.path().join(".a.new"), b"half").unwrap();
         dir.write(&name("a"), b"whole", PRIVATE).unwrap();
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_reads_as_none_and_a_huge_one_is_refused() {
+    fn read_gives_none_if_missing_and_efbig_if_too_large() {
         let Scratch { on_disk, dir } = Scratch::new();
         assert_eq!(dir.read(&name("a")).unwrap(), None);
         File::create(on_disk.path().join("a")).unwrap().set_len(MAX_READ + 1).unwrap();
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_is_neither_opened_nor_read() {
+    fn symbolic_links_are_neither_opened_nor_read() {
         let Scratch { on_disk, dir } = Scratch::new();
         fs::create_dir(on_disk.path().join("real")).unwrap();
         fs::write(on_disk.path().join("secret"), b"x").unwrap();
@@ -402,13 +406,13 @@ mod tests {
     }
 
     #[test]
-    fn another_mount_is_not_entered() {
+    fn other_mounts_are_not_entered() {
         let root = Dir::open(Path::new("/")).unwrap();
         assert_eq!(root.open_dir(&name("proc")).unwrap_err().errno(), Errno::EXDEV);
     }
 
     #[test]
-    fn a_rename_never_replaces() {
+    fn a_rename_never_replaces_an_existing_name() {
         let Scratch { on_disk: _kept, dir } = Scratch::new();
         let from = dir.create_dir(&name("from"), PRIVATE).unwrap();
         let to = dir.create_dir(&name("to"), PRIVATE).unwrap();
@@ -423,19 +427,19 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_once_with_the_mode_asked_for() {
+    fn ensure_dir_creates_once_and_sets_the_mode() {
         let Scratch { on_disk, dir } = Scratch::new();
         let mode = |on_disk: &TempDir| fs::metadata(on_disk.path().join("a")).unwrap().permissions().mode() & 0o7777;
         let open = Mode::from_bits_truncate(0o777);
         assert!(matches!(dir.ensure_dir(&name("a"), open).unwrap(), Ensured::Created(_)));
-        assert_eq!(mode(&on_disk), 0o777); // whatever the umask of this test
+        assert_eq!(mode(&on_disk), 0o777); // regardless of the umask
         assert!(matches!(dir.ensure_dir(&name("a"), PRIVATE).unwrap(), Ensured::Unchanged(_)));
         assert_eq!(mode(&on_disk), 0o700);
         assert_eq!(dir.create_dir(&name("a"), open).unwrap_err().errno(), Errno::EEXIST);
     }
 
     #[test]
-    fn files_and_directories_are_removed_only_as_what_they_are() {
+    fn remove_file_and_remove_dir_check_the_type() {
         let Scratch { on_disk: _kept, dir } = Scratch::new();
         dir.write(&name("file"), b"", PRIVATE).unwrap();
         let inner = dir.create_dir(&name("dir"), PRIVATE).unwrap();
@@ -450,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_operation_and_file() {
+    fn an_error_names_the_operation_and_the_file() {
         let Scratch { on_disk: _kept, dir } = Scratch::new();
         let error = dir.open_dir(&name("missing")).unwrap_err();
         assert_eq!(error.operation(), Operation::Open);

@@ -1,11 +1,11 @@
-//! What went wrong, with which file.
+//! [`Error`].
 
 use std::fmt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-/// A refused operation on a directory or on a name in it. The kernel's errno is the source.
+/// A failed operation on a directory or on a name in it. The errno is the source.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("cannot {operation} {}", name.display())]
 pub struct Error {
@@ -15,9 +15,9 @@ pub struct Error {
     errno: Errno,
 }
 
-/// What was tried.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it; the text for people is in Display")]
+#[expect(missing_docs, reason = "the names are self-explanatory; Display has the text for messages")]
 pub enum Operation {
     Open,
     CreateDir,
@@ -38,12 +38,12 @@ impl Error {
         Self { operation, name: name.into(), errno }
     }
 
-    /// What was tried.
+    /// The operation that failed.
     pub const fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// What the kernel answered.
+    /// The errno of the system call.
     pub const fn errno(&self) -> Errno {
         self.errno
     }

@@ -1,14 +1,14 @@
-//! An open directory, and what can be done safely below it.
+//! File operations relative to an open directory.
 //!
-//! A path that is looked up twice can be two things. So a directory is opened once, and from then on everything is
-//! named by its descriptor and one checked [`Name`]. Every lookup goes through `openat2` with `RESOLVE_BENEATH`,
-//! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`: it never leaves the directory, never follows a symbolic link and never
-//! enters another mount, whatever the owner of the files below has prepared.
+//! A path can resolve to different files at different times. Therefore a directory is opened once, and all operations
+//! name a file by a directory descriptor and one validated [`Name`]. Lookups use `openat2` with `RESOLVE_BENEATH`,
+//! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`: they never leave the directory, follow a symbolic link or enter another
+//! mount, even if other users own the files below.
 //!
-//! What this crate promises to have done survives a power cut: [`Dir::write`] replaces a file as a whole and returns
-//! when it is on the disk. [`Dir::rename`] and [`Dir::create_dir`] are durable after [`Dir::sync`] of the directory.
+//! [`Dir::write`] replaces a file atomically and durably. [`Dir::rename`] and [`Dir::create_dir`] are durable after
+//! [`Dir::sync`] of the directory.
 //!
-//! Out of scope: watching, ownership, extended attributes, and moving between file systems.
+//! Out of scope: notifications, extended attributes, and moves between file systems.
 //!
 //! Linux 5.6 (`openat2`).
 //!
@@ -32,6 +32,7 @@
 mod dir;
 mod error;
 mod name;
+mod owner;
 mod remove;
 #[expect(unsafe_code, reason = "the ioctls of inode flags have no wrapper in nix")]
 mod sys;
@@ -39,5 +40,10 @@ mod sys;
 pub use dir::{Dir, Ensured, MAX_READ};
 pub use error::{Error, Operation};
 pub use name::{Name, NameError};
-pub use nix::{fcntl::OFlag, sys::stat::Mode};
+pub use nix::{
+    fcntl::OFlag,
+    sys::stat::Mode,
+    unistd::{Gid, Uid},
+};
+pub use owner::Owner;
 pub use remove::Progress;

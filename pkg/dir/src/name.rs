@@ -1,40 +1,40 @@
-//! One checked path component.
+//! [`Name`].
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-/// The longest file name that Linux file systems store (`NAME_MAX`), in bytes.
+/// `NAME_MAX`, the longest file name of Linux file systems, in bytes.
 const MAX_LEN: usize = 255;
 
 /// One component of a path: not empty, not `.` or `..`, without `/` and NUL, at most 255 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(OsString);
 
-/// Why some text is no [`Name`].
+/// An invalid [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// There is nothing in it.
-    #[error("a file name cannot be empty")]
+    /// The text is empty.
+    #[error("a file name must not be empty")]
     Empty,
-    /// `.` and `..` name directories that are there already.
-    #[error("a file name cannot be `.` or `..`")]
+    /// `.` or `..`.
+    #[error("a file name must not be `.` or `..`")]
     Dots,
-    /// It holds `/` or NUL.
-    #[error("a file name cannot contain `/` or NUL")]
+    /// The text contains `/` or NUL.
+    #[error("a file name must not contain `/` or NUL")]
     Separator,
-    /// The kernel would answer `ENAMETOOLONG`.
-    #[error("a file name has at most {MAX_LEN} bytes, this one has {0}")]
+    /// The text exceeds 255 bytes (`ENAMETOOLONG`); its length.
+    #[error("a file name has at most {MAX_LEN} bytes, but this one has {0}")]
     TooLong(usize),
 }
 
 impl Name {
-    /// The name as the operating system takes it.
+    /// The name for system calls.
     pub fn as_os_str(&self) -> &OsStr {
         &self.0
     }
 
-    /// The name as text, if it is UTF-8.
+    /// The name as text; `None` if it is not UTF-8.
     pub fn to_str(&self) -> Option<&str> {
         self.0.to_str()
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_single_component_is_refused() {
+    fn invalid_names_are_rejected() {
         assert_eq!(Name::try_from(""), Err(NameError::Empty));
         assert_eq!(Name::try_from("."), Err(NameError::Dots));
         assert_eq!(Name::try_from(".."), Err(NameError::Dots));
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_accepted_name_is_exactly_one_normal_component(text in ".{0,8}") {
+        fn a_valid_name_is_one_normal_path_component(text in ".{0,8}") {
             if let Ok(name) = Name::try_from(text.as_str()) {
                 let components: Vec<_> = Path::new(&name).components().collect();
                 prop_assert_eq!(components, vec![Component::Normal(OsStr::new(&text))]);

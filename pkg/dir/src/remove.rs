@@ -1,4 +1,4 @@
-//! Removing a tree that someone else made.
+//! Removes trees that other users filled.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd as _;
@@ -12,50 +12,50 @@ use nix::unistd::{fchown, getegid, geteuid};
 
 use crate::{Dir, Error, Name, Operation, sys};
 
-/// Descriptors held at once. The owner of a tree chooses its depth, beyond any stack and any limit of descriptors:
-/// what is deeper is moved up first.
+/// Limit of open descriptors and recursion. The owner of a tree chooses its depth, so deeper subtrees are first moved
+/// up.
 const MAX_DEPTH: usize = 24;
 
-/// How far [`Dir::remove_all_within`] got.
+/// Result of [`Dir::remove_all_within`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the tree may still be there"]
 pub enum Progress {
-    /// Nothing of the tree is left.
+    /// The tree is removed.
     Done,
-    /// The steps are spent. The next call continues.
+    /// The steps are used up; the next call continues.
     Unfinished,
 }
 
 impl Dir {
-    /// Removes `name` and everything below it, like `rm -r` but by descriptors: it follows no symbolic link and enters
-    /// no other mount. A name that is not there is no error. Durable after [`Dir::sync`].
+    /// Removes `name` and everything below it, like `rm -r`. Follows no symbolic link and enters no other mount.
+    /// Succeeds if `name` does not exist. Durable after [`Dir::sync`].
     ///
-    /// A tree of any depth is removed with a bounded number of descriptors: what is too deep is moved into this
-    /// directory, as `.NAME.NUMBER`. `name` itself goes last, so as long as it is there, something may be left to do,
-    /// and the next call does it.
+    /// The number of descriptors is bounded for trees of any depth: subtrees that are too deep are moved into this
+    /// directory as `.NAME.NUMBER`. `name` itself is removed last, so while it exists, another call continues the
+    /// removal.
     ///
-    /// Nobody may add to the tree meanwhile: see [`Dir::remove_all_within`].
+    /// No other process may add to the tree meanwhile; otherwise use [`Dir::remove_all_within`].
     ///
     /// # Errors
-    /// `EXDEV` or `EBUSY` if something is mounted in the tree; `EPERM` for what is immutable, without the privilege to
-    /// change that; `ENOTEMPTY` if another process adds to the tree; `EIO`. What was not removed stays.
+    /// `EXDEV` or `EBUSY` if the tree contains a mount point; `EPERM` for immutable files without
+    /// `CAP_LINUX_IMMUTABLE`; `ENOTEMPTY` if another process adds to the tree; `EIO`. The rest of the tree remains.
     pub fn remove_all(&self, name: &Name) -> Result<(), Error> {
         self.remove(name, None).map(drop)
     }
 
-    /// Removes `name` as [`Dir::remove_all`] does, while other processes may still have directories of the tree open
-    /// and create, link and rename in them. Takes at most `steps` steps: each name that a listing returns is one, and
-    /// so is each further attempt to remove a directory. So the call ends, whatever these processes do. A call with 100
-    /// steps or more removes or moves something, if there is anything to remove.
+    /// Removes `name` like [`Dir::remove_all`], while other processes may have directories of the tree open and create,
+    /// link and rename names in them. Takes at most `steps` steps, so that the call ends regardless of these processes:
+    /// each name that a listing returns is a step, and so is each further attempt to remove a directory. A call with
+    /// 100 steps or more removes or moves at least one name, if there is one.
     ///
-    /// Before a directory is listed, it gets the user and the group of this process and mode 0700, from the top of the
-    /// tree downwards. From then on a process of another user that lacks `CAP_DAC_OVERRIDE` gets `EACCES` for each name
-    /// in it, also through a descriptor that it opened before. Names that disappear meanwhile, and directories that are
-    /// moved or replaced, are no errors.
+    /// From the top of the tree downwards, each directory is changed to the user and the group of this process and mode
+    /// 0700 before it is listed. From then on, processes of other users without `CAP_DAC_OVERRIDE` get `EACCES` for
+    /// each name in it, also through descriptors that they opened before. Names that disappear and directories that
+    /// other processes move or replace cause no errors.
     ///
     /// # Errors
-    /// Those of [`Dir::remove_all`] but `ENOTEMPTY`; `EPERM` without `CAP_CHOWN` and `CAP_FOWNER` if another user owns
-    /// a directory of the tree.
+    /// Those of [`Dir::remove_all`] except `ENOTEMPTY`; `EPERM` without `CAP_CHOWN` and `CAP_FOWNER` if another user
+    /// owns a directory of the tree.
     ///
     /// `openat2(2)`, Linux 5.6; `fchown(2)`, `fchmod(2)`.
     pub fn remove_all_within(&self, name: &Name, steps: u64) -> Result<Progress, Error> {
@@ -76,8 +76,8 @@ impl Dir {
         }
     }
 
-    /// Takes the flags "immutable" and "append only" off `name`, so that it can be moved and removed. Returns whether it
-    /// had one; what is neither a file nor a directory has none.
+    /// Clears the flags "immutable" and "append only" of `name`, so that it can be moved and removed. Returns whether
+    /// one was set. Succeeds for names that are neither files nor directories; they have no flags.
     ///
     /// # Errors
     /// `ENOENT`; `EPERM` without `CAP_LINUX_IMMUTABLE`.
@@ -93,11 +93,11 @@ impl Dir {
         sys::unprotect(inode.as_fd()).map_err(failed)
     }
 
-    /// Once more without the flags that forbid it: who may set them may do so anywhere in a tree.
+    /// Calls `remove`; on `EPERM`, clears the flags of the name and of the directory and calls `remove` again.
     fn insist(&self, name: &Name, remove: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
         match remove() {
             Err(error) if error.errno() == Errno::EPERM => {
-                // Those of the directory too. What the kernel says of the removal is the reason to tell.
+                // Report the error of the removal, not of the ioctl.
                 let here = sys::unprotect(self.as_fd()).unwrap_or(false);
                 let there = self.unprotect(name).unwrap_or(false);
                 if here || there { remove() } else { Err(error) }
@@ -106,7 +106,7 @@ impl Dir {
         }
     }
 
-    /// Makes this process the owner of the directory, and its only user.
+    /// Makes this process the owner of the directory and sets mode 0700.
     fn take_over(&self) -> Result<(), Error> {
         let own = || fchown(self, Some(geteuid()), Some(getegid())).and_then(|()| fchmod(self, Mode::S_IRWXU));
         let owned = match own() {
@@ -117,9 +117,9 @@ impl Dir {
     }
 }
 
-/// Why a removal does not go on.
+/// Why a removal stops.
 enum Stop {
-    /// It took all steps that it may.
+    /// The steps are used up.
     Spent,
     Failed(Error),
 }
@@ -130,18 +130,18 @@ impl From<Error> for Stop {
     }
 }
 
-/// One removal. Subtrees that were too deep wait beside the tree that they come from. They are as many as the tree's
-/// owner likes, so they are remembered on the disk only.
+/// A removal. Subtrees that were too deep are moved beside the tree. The tree's owner determines their number, so they
+/// are recorded on the disk only.
 struct Removal<'a> {
     beside: &'a Dir,
     prefix: Vec<u8>,
     next: u64,
-    /// The steps that are left; `None` if no other process may change the tree.
+    /// Remaining steps; `None` if no other process may change the tree.
     left: Option<u64>,
 }
 
 impl<'a> Removal<'a> {
-    /// With the subtrees that a cut run left.
+    /// Starts a removal, continuing with the subtrees that an interrupted run moved up.
     fn found_beside(beside: &'a Dir, name: &Name, left: Option<u64>) -> Result<Self, Error> {
         let prefix = [b".", name.as_os_str().as_bytes(), b"."].concat();
         let mut removal = Self { beside, prefix, next: 0, left };
@@ -171,7 +171,7 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// A subtree that waits, if there is any.
+    /// A subtree that was moved up, if there is one.
     fn waiting(&self) -> Result<Option<Name>, Error> {
         if self.next == 0 {
             return Ok(None);
@@ -194,7 +194,7 @@ impl<'a> Removal<'a> {
         str::from_utf8(digits).ok()?.parse().ok()
     }
 
-    /// Removes `name` and everything below it. `dir` is `depth` levels below the start.
+    /// Removes `name` and everything below it. `dir` is `depth` levels below the top.
     fn remove(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Stop> {
         if self.is_removed(dir, name)? {
             return Ok(());
@@ -206,7 +206,7 @@ impl<'a> Removal<'a> {
         if self.is_removed(dir, name)? { Ok(()) } else { self.expect_changes(name) }
     }
 
-    /// Removes `name` unless it is a directory that has entries. Whether it is gone. One step.
+    /// Removes `name` unless it is a directory with entries. Returns whether it is removed. Takes one step.
     fn is_removed(&mut self, dir: &Dir, name: &Name) -> Result<bool, Stop> {
         if let Some(left) = &mut self.left {
             *left = left.checked_sub(1).ok_or(Stop::Spent)?;
@@ -218,13 +218,13 @@ impl<'a> Removal<'a> {
         match removed {
             Ok(()) => Ok(true),
             Err(error) if error.is_not_found() => Ok(true),
-            // A file has replaced the directory: the next listing shows it.
+            // Another process replaced the directory with a file; the next listing returns it.
             Err(error) if matches!(error.errno(), Errno::ENOTEMPTY | Errno::ENOTDIR) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes everything in the directory `name`. What is not a directory any more is left to the next listing.
+    /// Removes everything in the directory `name`. If `name` is not a directory any more, the next listing handles it.
     fn empty_below(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Stop> {
         match dir.open_dir(name) {
             Ok(below) => self.empty(&below, depth + 1),
@@ -233,7 +233,7 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Removes everything in `dir`, which is `depth` levels below the start.
+    /// Removes everything in `dir`, which is `depth` levels below the top.
     fn empty(&mut self, dir: &Dir, depth: usize) -> Result<(), Stop> {
         if self.left.is_some() {
             dir.take_over()?;
@@ -247,12 +247,12 @@ impl<'a> Removal<'a> {
                     Err(Errno::ENOENT) => return Ok(()),
                     Err(errno) => return Err(Error::new(Operation::List, ".", errno).into()),
                 };
-                // Only `.` and `..` are no names.
+                // The conversion fails only for `.` and `..`.
                 let Ok(name) = Name::try_from(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
                 found = true;
                 self.remove(dir, &name, depth)?;
             }
-            // While names are removed a reader may miss others, so only an empty pass ends.
+            // A listing may skip names while others are removed, so only a pass without entries ends the loop.
             if !found {
                 return Ok(());
             }
@@ -272,7 +272,7 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// A directory was empty when it was listed, and has entries: only other processes do that.
+    /// Called when a directory that was listed as empty has entries, which only other processes can cause.
     fn expect_changes(&self, name: &Name) -> Result<(), Stop> {
         match self.left {
             Some(_) => Ok(()),
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     fn name(text: &str) -> Name {
-        Name::try_from(text).expect("the test's names are good")
+        Name::try_from(text).expect("valid name")
     }
 
     fn chain(top: &Dir, levels: usize) {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_with_links_is_removed_and_what_they_point_to_stays() {
+    fn targets_of_links_in_a_removed_tree_remain() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         fs::create_dir_all(scratch.path().join("tree/sub/empty")).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     fn a_tree_deeper_than_any_path_is_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
-        chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 2500); // a path of 5000 bytes: over PATH_MAX
+        chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 2500); // a path of 5000 bytes exceeds PATH_MAX
         dir.remove_all(&name("tree")).unwrap();
         assert!(dir.is_empty().unwrap());
     }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_run_moved_up_is_removed_by_the_next() {
+    fn subtrees_moved_up_by_an_interrupted_run_are_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_ends_when_its_steps_are_spent_and_the_next_one_continues() {
+    fn a_removal_stops_after_its_steps_and_the_next_continues() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
@@ -373,7 +373,7 @@ mod tests {
         let mut calls = 0;
         while dir.remove_all_within(&name("tree"), 40).unwrap() == Progress::Unfinished {
             calls += 1;
-            assert!(dir.names().unwrap().contains(&name("tree")), "it goes last");
+            assert!(dir.names().unwrap().contains(&name("tree")), "the tree itself is removed last");
             assert!(calls < 1000, "no end after {calls} calls");
         }
         // Two names on each of 60 levels of each chain.
@@ -382,18 +382,18 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_listed_has_lost_its_mode() {
+    fn a_directory_is_made_private_before_it_is_listed() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         let tree = dir.create_dir(&name("tree"), Mode::from_bits_truncate(0o777)).unwrap();
         chain(&tree, 2);
-        // To find that the tree is not empty is the first step.
+        // The first step finds that the tree is not empty.
         assert_eq!(dir.remove_all_within(&name("tree"), 1).unwrap(), Progress::Unfinished);
         let mode = fs::metadata(scratch.path().join("tree")).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o700);
     }
 
-    /// Such a process held the removal up for ever.
+    /// Regression: the removal never ended.
     #[test]
     fn a_removal_ends_while_another_process_adds_names() {
         const STEPS: u64 = 2000;
@@ -405,7 +405,7 @@ mod tests {
             scope.spawn(|| {
                 for number in 0_u64.. {
                     let flags = OFlag::O_CREAT | OFlag::O_WRONLY;
-                    // ENOENT when the directory is gone.
+                    // ENOENT once the directory is removed.
                     let made = tree.open_file(&name(&number.to_string()), flags, Mode::S_IRWXU);
                     if made.is_err() || end.load(Ordering::Relaxed) {
                         break;
@@ -414,7 +414,7 @@ mod tests {
             });
             let ended = dir.remove_all_within(&name("tree"), STEPS);
             end.store(true, Ordering::Relaxed);
-            // It may have been faster than the other one.
+            // Either result is valid: the removal may finish before the other thread adds names.
             let _: Progress = ended.unwrap();
         });
         drop(tree);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_a_missing_name_are_fine() {
+    fn remove_all_accepts_a_file_and_a_missing_name() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         dir.write(&name("file"), b"x", Mode::S_IRWXU).unwrap();

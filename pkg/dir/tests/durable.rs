@@ -1,5 +1,5 @@
-//! What is left of [`Dir`]'s promises when the power fails: every write to the disk is logged, and the log is cut
-//! everywhere.
+//! Durability of [`Dir`]: a test records every write to the disk and checks the file system after a power failure at
+//! each of them.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
 }
 
-/// Does `step` so many times on an XFS, after `before`, and marks each end.
+/// Records `before` and then `steps` calls of `step` on an XFS, with a mark after each.
 fn recorded(steps: usize, before: impl FnOnce(&Recorder, &Dir), step: impl Fn(&Dir, usize)) -> Replay {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("noquota");
@@ -32,7 +32,7 @@ fn recorded(steps: usize, before: impl FnOnce(&Recorder, &Dir), step: impl Fn(&D
 
 fn nothing(_: &Recorder, _: &Dir) {}
 
-/// Each cut after the first mark, and some with losses.
+/// Every cut after the first mark, and some cuts that lose unflushed writes.
 fn cuts(replay: &Replay) -> Vec<Cut> {
     let mut cuts = replay.every_cut();
     cuts.extend(replay.lossy_cuts(2_026, 20, Tearing::Sectors));
@@ -41,12 +41,12 @@ fn cuts(replay: &Replay) -> Vec<Cut> {
     cuts
 }
 
-/// So many steps had ended.
+/// The number of steps that were complete at the cut.
 fn done(cut: &Cut) -> usize {
     cut.last_mark().unwrap().parse().unwrap()
 }
 
-/// Calls `check` with the file system after each cut, and with the number of steps that had ended.
+/// Calls `check` with the file system after each cut and the number of complete steps.
 fn check(replay: &mut Replay, check: impl Fn(&Dir, usize)) {
     let cuts = cuts(replay);
     assert!(cuts.len() > 20, "only {} cuts", cuts.len());
@@ -57,7 +57,7 @@ fn check(replay: &mut Replay, check: impl Fn(&Dir, usize)) {
     }
 }
 
-/// Whether `fits` is false at some cut. A file system that cannot be mounted is passed over: it says nothing of the
+/// Whether `fits` is false at some cut. Skips file systems that cannot be mounted, because they show nothing about the
 /// check.
 fn fails(replay: &mut Replay, fits: impl Fn(&Dir, usize) -> bool) -> bool {
     cuts(replay).iter().any(|cut| {
@@ -67,10 +67,10 @@ fn fails(replay: &mut Replay, fits: impl Fn(&Dir, usize) -> bool) -> bool {
     })
 }
 
-/// One of each length, and back to the first.
+/// One version of each length.
 const VERSIONS: usize = 10;
 
-/// No two versions have a sector in common, and their lengths straddle sectors, blocks and requests.
+/// Versions have no sector in common, and their lengths straddle sectors, blocks and requests.
 fn version(number: usize) -> Vec<u8> {
     let lengths = [70_000, 1, 511, 512, 513, 4095, 4096, 4097, 0, 300_000];
     let length = lengths[number % lengths.len()];
@@ -83,21 +83,21 @@ fn write(top: &Dir, number: usize) {
     top.write(&name("file"), &version(number), Mode::S_IRWXU).unwrap();
 }
 
-/// Whether the file is the last version that was written, or the one that was on its way.
+/// Whether the file is the last complete version or the one in progress.
 fn is_old_or_new(top: &Dir, done: usize) -> bool {
-    // A file that cannot be read is neither.
+    // A read error counts as a mismatch.
     let content = top.read(&name("file")).ok().flatten();
     content.is_some_and(|content| [done, done + 1].iter().any(|&number| content == version(number)))
 }
 
 #[test]
-fn a_written_file_is_the_old_or_the_new_one_at_every_cut() {
+fn a_replaced_file_is_old_or_new_at_every_cut() {
     let before = |_: &Recorder, top: &Dir| write(top, 0);
     let mut replay = recorded(VERSIONS, before, |top, number| write(top, number + 1));
     check(&mut replay, |top, done| assert!(is_old_or_new(top, done), "neither version {done} nor the next one"));
 }
 
-/// How many new files are written.
+/// Number of new files.
 const FILES: usize = 8;
 
 fn new_file(number: usize) -> Name {
@@ -108,7 +108,7 @@ fn write_new(top: &Dir, number: usize) {
     top.write(&new_file(number), &version(number), Mode::S_IRWXU).unwrap();
 }
 
-/// Whether each file is whole, or missing if it was on its way or had not begun.
+/// Whether each file is complete, or missing if its write was not complete.
 fn are_missing_or_whole(top: &Dir, done: usize) -> bool {
     (0..FILES).all(|number| match top.read(&new_file(number)) {
         Ok(Some(content)) => number <= done && content == version(number),
@@ -118,15 +118,15 @@ fn are_missing_or_whole(top: &Dir, done: usize) -> bool {
 }
 
 #[test]
-fn a_new_file_is_missing_or_whole_at_every_cut() {
+fn a_new_file_is_missing_or_complete_at_every_cut() {
     let mut replay = recorded(FILES, nothing, write_new);
     check(&mut replay, |top, done| assert!(are_missing_or_whole(top, done), "after {done}"));
 }
 
-/// Each of the two flushes is needed, and the checks above find that one is missing: `Dir::write` itself runs in a process
-/// in which it is not carried out.
+/// Both flushes of `Dir::write` are necessary, and the checks above detect a missing one: `Dir::write` runs in a
+/// process in which one of them has no effect.
 #[test]
-fn without_the_fsync_of_the_file_or_of_the_directory_a_written_file_is_lost() {
+fn a_write_without_one_of_its_fsyncs_is_lost() {
     for (omitted, missing) in ["file", "directory"].into_iter().enumerate() {
         let before = |_: &Recorder, top: &Dir| write(top, 0);
         let mut replay = recorded(3, before, |top, number| {
@@ -140,7 +140,7 @@ fn without_the_fsync_of_the_file_or_of_the_directory_a_written_file_is_lost() {
     }
 }
 
-/// Shows that the checks above can fail.
+/// The checks above can fail.
 #[test]
 fn a_disk_that_drops_flushes_loses_written_files() {
     let before = |recorder: &Recorder, top: &Dir| {
@@ -151,7 +151,7 @@ fn a_disk_that_drops_flushes_loses_written_files() {
     assert!(fails(&mut replay, is_old_or_new));
 }
 
-/// Three, so that the rename before, the last one that ended, and the next one lead to different places.
+/// Three directories, so that the previous, the last complete and the next rename have different targets.
 #[test]
 fn a_renamed_file_has_one_of_its_names_at_every_cut() {
     const RENAMES: usize = 8;
@@ -173,7 +173,7 @@ fn a_renamed_file_has_one_of_its_names_at_every_cut() {
     check(&mut replay, |top, done| {
         let read = |number| place(top, number).read(&name("file")).unwrap();
         let found: Vec<usize> = (0..places.len()).filter(|number| read(*number).is_some()).collect();
-        // The next rename may be on the disk before it has ended.
+        // The next rename may be durable before the call returns.
         let allowed = [Some(done), (done < RENAMES).then_some(done + 1)];
         let number = allowed.into_iter().flatten().find(|number| found == [number % places.len()]);
         let number = number.unwrap_or_else(|| panic!("after {done} the file is in {found:?}"));
@@ -182,7 +182,7 @@ fn a_renamed_file_has_one_of_its_names_at_every_cut() {
 }
 
 #[test]
-fn what_was_renamed_and_synced_stays_renamed() {
+fn a_synced_rename_is_durable() {
     const FILES: usize = 8;
     let before = |_: &Recorder, top: &Dir| {
         for number in 0..FILES {
@@ -204,7 +204,7 @@ fn what_was_renamed_and_synced_stays_renamed() {
 }
 
 #[test]
-fn a_directory_that_was_made_and_synced_stays_with_its_mode() {
+fn a_synced_directory_is_durable_with_its_mode() {
     const DIRECTORIES: usize = 8;
     let directory = |number: usize| name(&format!("directory-{number}"));
     let mode = Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IWOTH | Mode::S_ISGID;

@@ -1,4 +1,4 @@
-//! Modes are what was asked for, whatever the umask. It is the whole process's: one test, alone in its program.
+//! New files get exactly the given mode. The umask belongs to the process, so this test has its own program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,18 +12,18 @@ fn mode_of(path: &Path) -> u32 {
 }
 
 #[test]
-fn files_and_directories_have_exactly_their_mode_under_a_strict_umask() {
+fn modes_are_exact_under_a_strict_umask() {
     let scratch = tempfile::tempdir().unwrap();
     let top = Dir::open(scratch.path()).unwrap();
     umask(Mode::from_bits_truncate(0o077));
 
     let file = Name::try_from("file").unwrap();
-    // Made, replaced by an open one, replaced by a closed one.
+    // Create, replace with a wider mode, replace with a narrower mode.
     for mode in [0o644, 0o666, 0o600] {
         top.write(&file, b"x", Mode::from_bits_truncate(mode)).unwrap();
         assert_eq!(mode_of(&scratch.path().join("file")), mode);
     }
-    // After a run that was cut.
+    // After an interrupted run.
     fs::write(scratch.path().join(".file.new"), b"half").unwrap();
     top.write(&file, b"x", Mode::from_bits_truncate(0o664)).unwrap();
     assert_eq!(mode_of(&scratch.path().join("file")), 0o664);

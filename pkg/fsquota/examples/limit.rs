@@ -1,7 +1,7 @@
-//! Makes directories with limits, and shows what they use.
+//! Creates directories with limits and prints their usage.
 //!
-//! `limit MOUNT` lists all projects of an XFS; `limit MOUNT NAME SIZE` makes the directory NAME in it, or
-//! changes its size. Needs root and a mount with `prjquota`.
+//! `limit MOUNT` lists all projects of an XFS. `limit MOUNT NAME SIZE` creates the directory NAME in it or changes its
+//! limits. Requires root and a mount with `prjquota`.
 
 use std::env;
 use std::error::Error;
@@ -40,7 +40,7 @@ fn list(mount: &Path) -> Result<(), Box<dyn Error>> {
 fn limit(mount: &Path, name: &str, size: &str) -> Result<(), Box<dyn Error>> {
     let size: Bytes = size.parse()?;
     let root = File::open(mount)?;
-    // One counter of IDs for the whole file system.
+    // One allocator per file system.
     let ids = Allocator::open(&root)?;
     match fs::create_dir(mount.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -48,7 +48,7 @@ fn limit(mount: &Path, name: &str, size: &str) -> Result<(), Box<dyn Error>> {
     }
     let dir = File::open(mount.join(name))?;
     fsquota::set(&dir, Limits::for_size(size), &ids)?;
-    // The directory and its project, its name, and the limits.
+    // Makes the directory, its project and the limits durable.
     fsquota::sync(&root)?;
     show(&fsquota::get(&dir)?);
     Ok(())
@@ -58,6 +58,6 @@ fn show(quota: &Quota) {
     let Quota { id, used, limits } = quota;
     match limits.bytes {
         Some(limit) => println!("project {id}: {} of {limit}, {}", used.bytes, used.inodes),
-        None => println!("project {id}: {}, {}, no limit of size", used.bytes, used.inodes),
+        None => println!("project {id}: {}, {}, no limit", used.bytes, used.inodes),
     }
 }

@@ -19,49 +19,49 @@ use crate::project::ProjectId;
 /// Name of the counter file.
 const FILE: &str = "next-project-id";
 
-/// How many IDs one durable write of the counter pays for. Those that are not used before a restart
-/// are lost; 2^32 are enough for that.
+/// Number of IDs per durable write of the counter. A restart skips the unused ones, which is acceptable: there are
+/// 2^32.
 const BATCH: u32 = 32;
 
-/// Hands out the project IDs of one file system, each once.
+/// Allocates project IDs of one file system, each once.
 ///
-/// A counter in the file `next-project-id` only goes up. It is moved under a lock that holds between
-/// threads and processes (`flock`), and is durable before an ID below it is given away. Taking an ID
-/// is a step in memory; one in 32 writes the counter. The number of projects that exist plays no part.
+/// The file `next-project-id` contains a counter that only increases. It is changed under `flock`, which excludes other
+/// threads and processes, and is durable before its IDs are used. Most allocations only change memory; one in 32 writes
+/// the counter. The cost does not depend on the number of projects.
 ///
-/// IDs that others took (by hand, or before the counter file was lost) are passed over: an ID with a
-/// limit or any usage in the file system's own records is never given away.
+/// IDs that have limits or usage in the quota records of the file system, for example because an administrator assigned
+/// them or the counter file was lost, are skipped.
 #[derive(Debug)]
 pub struct Allocator {
     dir: Directory,
-    /// What a new counter starts with.
+    /// Initial value of a new counter.
     first: ProjectId,
     reserved: Mutex<Reserved>,
 }
 
-/// IDs that can be given away without a look at the counter.
+/// IDs that are allocated in the counter file but not used yet.
 #[derive(Debug)]
 struct Reserved {
     ids: Range<u32>,
-    /// Whose they are: a fork copies this memory, and must not give away the same IDs.
+    /// Process ID of the owner: a forked child has a copy of the IDs and must not use them.
     process: u32,
 }
 
 impl Allocator {
-    /// Opens or makes the counter in a directory of the file system that the IDs are for. There must
-    /// be one such directory for a file system; keep other programs from writing to it.
+    /// Opens or creates the counter in a directory of the file system that the IDs are for. Use one directory per file
+    /// system, and keep other programs from writing to it.
     ///
     /// # Errors
-    /// [`AllocateError::Fs`]: not an XFS with project quotas; [`AllocateError::Counter`].
+    /// [`AllocateError::Fs`]: not an XFS with project quotas. [`AllocateError::Counter`].
     pub fn open(dir: impl AsFd) -> Result<Self, AllocateError> {
         Self::open_from(dir, ProjectId::FIRST)
     }
 
-    /// The same on a file system where other programs hand out IDs too: a counter that is new starts at `first`. Most
-    /// programs start at 1 or a little above, and some do not look whether an ID is in use.
+    /// Like [`Allocator::open`], for a file system on which other programs allocate IDs too: a new counter starts at
+    /// `first`. Most programs start at 1 or slightly above, and some do not check whether an ID is in use.
     ///
     /// # Errors
-    /// As [`Allocator::open`].
+    /// Those of [`Allocator::open`].
     pub fn open_from(dir: impl AsFd, first: ProjectId) -> Result<Self, AllocateError> {
         let dir = Directory::reopen(dir.as_fd())?;
         FileSystem::of(&dir)?;
@@ -69,12 +69,12 @@ impl Allocator {
         Ok(Self { dir, first, reserved: Mutex::new(Reserved { ids: 0..0, process: 0 }) })
     }
 
-    /// An ID that nobody had before.
+    /// Allocates an ID that was never allocated before.
     ///
     /// # Errors
-    /// [`AllocateError::Exhausted`], [`AllocateError::Damaged`], or the disk's own.
+    /// [`AllocateError::Exhausted`], [`AllocateError::Damaged`], [`AllocateError::Counter`], [`AllocateError::Fs`].
     pub fn next(&self) -> Result<ProjectId, AllocateError> {
-        // A range is whole after every step, whoever panicked.
+        // The range is valid at every point where a thread could have panicked.
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         let process = std::process::id();
         if reserved.ids.is_empty() || reserved.process != process {
@@ -93,13 +93,13 @@ impl Allocator {
         let mut text = [0; Counter::SIZE + 1];
         let length = read_all(&counter.0, &mut text).map_err(failed("read"))?;
         if length == 0 {
-            // The name of a new counter must not be lost after an ID was given away.
+            // Sync the entry of a new counter file before its IDs are used.
             nix::unistd::fsync(&self.dir).map_err(FsError::system("fsync"))?;
         }
         let Counter(next) = Counter::parse(&text[..length], self.first).ok_or(AllocateError::Damaged { file: FILE })?;
         let taken_from = |id| fs.next_quota(id).map(|found| found.map(|quota| quota.id));
         let batch = free_batch(next, taken_from)?.ok_or(AllocateError::Exhausted)?;
-        // Fewer bytes than a sector, always at the same place: this write happens or it does not.
+        // The content is shorter than a sector and at a fixed offset, so this write is atomic.
         counter.0.write_all_at(&Counter(batch.end).text(), 0).map_err(failed("write"))?;
         counter.0.sync_data().map_err(failed("sync"))?;
         Ok(batch)
@@ -112,8 +112,8 @@ fn open_counter(dir: &Directory) -> Result<File, AllocateError> {
     Ok(File::from(file))
 }
 
-/// The first free IDs from `next` on that follow each other, at most [`BATCH`]; `None` if there are
-/// none. `taken_from` tells the first ID from a given one on that is in use.
+/// The first range of consecutive free IDs at or after `next`, at most [`BATCH`] long; `None` if no ID is free.
+/// `taken_from` returns the first used ID at or after its argument.
 fn free_batch<E>(
     next: u32,
     mut taken_from: impl FnMut(ProjectId) -> Result<Option<ProjectId>, E>,
@@ -129,15 +129,15 @@ fn free_batch<E>(
     Ok(None)
 }
 
-/// What the counter file says: the first ID that was not given away yet.
+/// Content of the counter file: the first ID that was not allocated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter(u32);
 
 impl Counter {
-    /// Ten digits and a line feed.
+    /// Length of the content: ten digits and a line feed.
     const SIZE: usize = 11;
 
-    /// Parses the content of the file. An empty file is a new one.
+    /// Parses the content of the file. An empty file is a new counter.
     pub fn parse(text: &[u8], first: ProjectId) -> Option<Self> {
         if text.is_empty() {
             return Some(Self(first.get()));
@@ -150,15 +150,15 @@ impl Counter {
         (next > 0).then_some(Self(next))
     }
 
-    /// The content of the file.
+    /// Formats the content of the file.
     pub fn text(self) -> Vec<u8> {
         format!("{:010}\n", self.0).into_bytes()
     }
 }
 
-/// The counter, locked until it is dropped.
+/// The counter file, locked until it is dropped.
 ///
-/// Opened for each lock: a descriptor that a fork has copied would share its lock.
+/// It is opened for each lock, because a forked child would share the lock of an inherited descriptor.
 struct Locked(File);
 
 impl Locked {
@@ -170,8 +170,9 @@ impl Locked {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed("lock")(error)),
             }
-            // Deleted while this waited, as the error for a damaged one advises.
-            if file.metadata().map_err(failed("look at"))?.nlink() > 0 {
+            // Another process deleted the file, as the error for a damaged counter advises, while this one waited for
+            // the lock.
+            if file.metadata().map_err(failed("stat"))?.nlink() > 0 {
                 return Ok(Self(file));
             }
         }
@@ -211,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_id_is_given_away_and_then_there_is_none() {
+    fn allocation_ends_after_the_last_id() {
         let none = BTreeSet::new();
         assert_eq!(batch(u32::MAX - 1, &none), Some(u32::MAX - 1..u32::MAX));
         assert_eq!(batch(u32::MAX, &none), None);
     }
 
     #[test]
-    fn a_damaged_counter_is_not_taken_for_a_number() {
+    fn a_damaged_counter_is_rejected() {
         for text in
             ["0000000000\n", "1\n", "0000000001", "000000000x\n", "9999999999\n", "+000000001\n", "0000000001\n\n"]
         {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_new_counter_starts_where_it_is_told() {
+    fn only_a_new_counter_starts_at_the_given_id() {
         let first = ProjectId::new(1 << 20).unwrap();
         assert_eq!(Counter::parse(b"", first), Some(Counter(1 << 20)));
         assert_eq!(Counter::parse(b"0000000033\n", first), Some(Counter(33)));
@@ -235,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_is_free_ascending_and_as_long_as_it_can_be(
+        fn a_batch_is_free_ascending_and_maximal(
             next in 1_u32..300,
             taken in prop::collection::btree_set(1_u32..300, 0..200),
         ) {
@@ -247,13 +248,13 @@ mod tests {
         }
 
         #[test]
-        fn a_written_counter_is_read_back(next in 1_u32..) {
+        fn parsing_reverses_formatting(next in 1_u32..) {
             prop_assert_eq!(Counter::parse(&Counter(next).text(), ProjectId::MAX), Some(Counter(next)));
             prop_assert_eq!(Counter(next).text().len(), Counter::SIZE);
         }
 
         #[test]
-        fn no_content_of_the_file_makes_reading_panic(text: Vec<u8>) {
+        fn parsing_never_panics(text: Vec<u8>) {
             let _ = Counter::parse(&text, ProjectId::FIRST);
         }
     }

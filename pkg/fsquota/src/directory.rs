@@ -1,4 +1,4 @@
-//! A directory that stays open: the allocator's, and those of a walk.
+//! Directory descriptors of the allocator and of walks.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,11 +22,11 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The same directory with a descriptor of its own: the caller's may be one that only names
-    /// (`O_PATH`), with which no attribute can be read.
+    /// Opens the same directory with a new descriptor. The caller's may be an `O_PATH` descriptor, with which
+    /// attributes cannot be read.
     pub(crate) fn reopen(dir: BorrowedFd<'_>) -> Result<Self, FsError> {
         let opened = Self::new(open_directory(dir)?)?;
-        // A deleted directory can still be opened by its descriptor.
+        // The kernel opens `.` of a deleted directory too.
         if opened.stat.st_nlink == 0 {
             return Err(FsError::Gone);
         }
@@ -43,15 +43,14 @@ impl Directory {
         self.stat.st_dev
     }
 
-    /// What is in the directory.
+    /// The entries of the directory.
     pub(crate) fn entries(&self) -> Result<Entries, FsError> {
-        // A stream of its own: it closes its descriptor.
+        // The stream gets a descriptor of its own, because it closes it.
         let stream = Dir::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(FsError::system("openat"))?;
         Ok(Entries(stream.into_iter()))
     }
 
-    /// Opens a directory in this one. `None` if there is none of that name any more, if it is a
-    /// symbolic link, and if another file system is mounted there.
+    /// Opens a subdirectory. `None` if it does not exist any more, is a symbolic link, or is a mount point.
     pub(crate) fn enter(&self, name: &CStr) -> Result<Option<Self>, FsError> {
         let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
         match openat2(&self.fd, name, OpenHow::new().flags(DIRECTORY).resolve(scope)) {
@@ -66,8 +65,8 @@ impl Directory {
     }
 }
 
-/// Opens a directory again: a descriptor that shares nothing with the caller's, and with which attributes
-/// and entries can be read.
+/// Opens the directory again. The new descriptor has its own file offset, and attributes and entries can be read with
+/// it.
 pub(crate) fn open_directory(dir: BorrowedFd<'_>) -> Result<OwnedFd, FsError> {
     openat(dir, ".", DIRECTORY, Mode::empty()).map_err(|errno| match errno {
         Errno::ENOTDIR => FsError::NotADirectory,
@@ -76,13 +75,13 @@ pub(crate) fn open_directory(dir: BorrowedFd<'_>) -> Result<OwnedFd, FsError> {
     })
 }
 
-/// Makes sure of what [`open_directory`] would find, without opening anything.
+/// Makes the checks of [`open_directory`] without opening the directory.
 pub(crate) fn require_directory(inode: BorrowedFd<'_>) -> Result<(), FsError> {
     let stat = fstat(inode).map_err(FsError::system("fstat"))?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
         return Err(FsError::NotADirectory);
     }
-    // A deleted directory can still be looked at.
+    // fstat succeeds for a deleted directory too.
     if stat.st_nlink == 0 { Err(FsError::Gone) } else { Ok(()) }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, an enum per operation.
+//! Error types, one per operation.
 
 use std::path::PathBuf;
 
@@ -8,64 +8,64 @@ use units::{Bytes, Inodes};
 use crate::limits::{Limits, Usage};
 use crate::project::ProjectId;
 
-/// A descriptor or its file system cannot have project quotas, or the kernel refused a call.
+/// The file system does not support project quotas, or a system call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FsError {
-    /// The descriptor is of something else than a directory.
-    #[error("not a directory; only directories have project quotas here")]
+    /// The descriptor does not refer to a directory.
+    #[error("not a directory; only directories can have project quotas")]
     NotADirectory,
-    /// The directory was deleted while it was open.
+    /// The directory was deleted after it was opened.
     #[error("the directory was deleted")]
     Gone,
-    /// Another kind of file system.
-    #[error("not on an XFS file system; project quotas need one")]
+    /// The file system is not XFS.
+    #[error("not on an XFS file system; project quotas require XFS")]
     NotXfs,
-    /// The file system does not count projects.
-    #[error("the file system does not count project quotas; mount it with the option prjquota")]
+    /// Accounting of project quotas is off.
+    #[error("accounting of project quotas is off; mount the file system with the option prjquota")]
     AccountingOff,
-    /// The file system counts projects and lets them pass their limits.
-    #[error("the file system does not enforce project quotas; mount it with the option prjquota, not pqnoenforce")]
+    /// Accounting of project quotas is on, enforcement is off.
+    #[error("enforcement of project quotas is off; mount the file system with the option prjquota, not pqnoenforce")]
     EnforcementOff,
-    /// No `quotactl_fd`.
-    #[error("the kernel has no quotactl_fd; Linux 5.14 or newer is needed")]
+    /// The kernel lacks `quotactl_fd`.
+    #[error("the kernel lacks quotactl_fd; Linux 5.14 or later is required")]
     KernelTooOld,
-    /// Any other refusal.
+    /// Any other failed system call.
     #[error("{operation} failed")]
     System {
-        /// The call that failed.
+        /// Name of the call.
         operation: &'static str,
-        /// What the kernel said.
+        /// Its errno.
         #[source]
         source: Errno,
     },
 }
 
 impl FsError {
-    /// For `map_err`: this operation failed for a reason without a name of its own.
+    /// For `map_err`: a failed system call without a variant of its own.
     pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |source| Self::System { operation, source }
     }
 }
 
-/// A limit that cannot be set.
+/// An invalid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// A size of 0 would mean "no limit" to the kernel.
-    #[error("a limit of 0 bytes would be no limit at all; ask for at least one byte")]
+    /// 0 bytes: the kernel interprets 0 as "no limit".
+    #[error("a limit of 0 bytes is invalid, the kernel interprets it as no limit; set at least 1 byte")]
     NoBytes,
-    /// A count of 0 would mean "no limit" to the kernel.
-    #[error("a limit of 0 inodes would be no limit at all; ask for at least one inode")]
+    /// 0 inodes: the kernel interprets 0 as "no limit".
+    #[error("a limit of 0 inodes is invalid, the kernel interprets it as no limit; set at least 1 inode")]
     NoInodes,
-    /// More than the kernel counts.
+    /// More than [`Limits::MAX_BYTES`].
     #[error("a limit of {asked} is too large; the largest is {}", Limits::MAX_BYTES)]
     TooManyBytes {
-        /// What was asked for.
+        /// The requested limit.
         asked: Bytes,
     },
-    /// More than the kernel counts.
+    /// More than [`Limits::MAX_INODES`].
     #[error("a limit of {asked} is too large; the largest is {}", Limits::MAX_INODES)]
     TooManyInodes {
-        /// What was asked for.
+        /// The requested limit.
         asked: Inodes,
     },
 }
@@ -73,75 +73,75 @@ pub enum LimitError {
 /// [`set`](crate::set), [`assign`](crate::assign) or [`set_limits`](crate::set_limits) failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
-    /// No project quotas here, or the kernel refused.
+    /// The file system does not support project quotas, or a system call failed.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// The limits themselves are wrong.
+    /// A limit is invalid.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A directory without a project would get one without any limit.
-    #[error("a directory gets its project together with a limit, and none was given")]
+    /// The directory has no project, and no limit was given for a new one.
+    #[error("no limit was given; a new project needs at least one limit")]
     NoLimit,
-    /// The directory above belongs to a project already. Projects do not nest.
-    #[error("the directory lies in project {outer}; a project cannot hold another one")]
+    /// The parent directory belongs to a project. Projects cannot be nested.
+    #[error("the directory is inside project {outer}; projects cannot be nested")]
     Nested {
-        /// The project of the directory above.
+        /// The project of the parent directory.
         outer: ProjectId,
     },
-    /// The directory is the root of its file system: all others would lie in its project, and the
-    /// counter of IDs would be under its limit.
-    #[error("the root directory of a file system gets no project; give one to a directory in it")]
+    /// The directory is the root of its file system: all other directories and the counter of IDs would belong to its
+    /// project.
+    #[error("the root directory of a file system cannot have a project; use a subdirectory")]
     Root,
-    /// What is in the directory already would not be counted.
-    #[error("the directory is not empty; only an empty one can get a project")]
+    /// The directory is not empty; XFS would not count its content.
+    #[error("the directory is not empty; only an empty directory can get a project")]
     NotEmpty,
     /// The directory has another project.
-    #[error("the directory has project {found} already, not {wanted}")]
+    #[error("the directory already has project {found}, not {wanted}")]
     OtherProject {
-        /// What it has.
+        /// The project of the directory.
         found: ProjectId,
-        /// What it was to get.
+        /// The requested project.
         wanted: ProjectId,
     },
-    /// Inodes elsewhere carry the ID.
+    /// Other inodes have this project ID.
     #[error("project {id} is in use elsewhere ({}, {})", used.inodes, used.bytes)]
     InUse {
-        /// The ID that was to be assigned.
+        /// The requested ID.
         id: ProjectId,
-        /// What uses it.
+        /// Usage of the ID.
         used: Usage,
     },
-    /// The directory needs an ID, and the counter of IDs is on another file system.
-    #[error("the directory is not on the file system that the project IDs are counted for")]
+    /// The allocator belongs to another file system.
+    #[error("the directory and the project ID allocator are on different file systems")]
     OtherFileSystem,
-    /// No ID to be had.
+    /// The allocation of an ID failed.
     #[error("cannot allocate a project ID")]
     Allocate(#[from] AllocateError),
 }
 
-/// An [`Allocator`](crate::Allocator) has no ID to give.
+/// [`Allocator`](crate::Allocator) failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
-    /// No project quotas here, or the kernel refused.
+    /// The file system does not support project quotas, or a system call failed.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// All 2^32−2 IDs were handed out once.
-    #[error("no project ID is left: all were handed out once, and none is used twice")]
+    /// All 2^32−2 IDs were allocated.
+    #[error("no project ID is left; each ID is allocated only once")]
     Exhausted,
-    /// The counter file holds something else than a counter.
-    #[error("{file} in the directory of the allocator is damaged; delete it: IDs in use are found without it")]
+    /// The content of the counter file is invalid.
+    #[error("{file} in the allocator's directory is damaged; delete it, the allocator skips IDs in use without it")]
     Damaged {
         /// Name of the counter file.
         file: &'static str,
     },
     /// The counter file cannot be opened, locked, read or written.
-    #[error("cannot {step} {file} in the directory of the allocator")]
+    #[error("cannot {step} {file} in the allocator's directory")]
     Counter {
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
         /// Name of the counter file.
         file: &'static str,
-        /// Why not.
+        /// Error of the system call.
         #[source]
         source: std::io::Error,
     },
@@ -150,57 +150,77 @@ pub enum AllocateError {
 /// [`get`](crate::get) failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GetError {
-    /// No project quotas here, or the kernel refused.
+    /// The file system does not support project quotas, or a system call failed.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// The directory has no project, so that there is nothing to tell.
+    /// The directory has no project.
     #[error("the directory has no project")]
     NotFound,
 }
 
-/// [`remove`](crate::remove) or [`clear`](crate::clear) failed; the limits still stand.
+/// [`remove`](crate::remove) or [`Quotas::clear`](crate::Quotas::clear) failed; the limits are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoveError {
-    /// No project quotas here, or the kernel refused.
+    /// The file system does not support project quotas, or a system call failed.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// What is in the directory would have no limit any more.
-    #[error("the directory is not empty; delete what is in it first")]
+    /// The directory is not empty; its content would lose the limits.
+    #[error("the directory is not empty; delete its content first")]
     NotEmpty,
-    /// The directory only inherited the project of the one above.
-    #[error("project {outer} belongs to a directory further up")]
+    /// The directory inherited the project of its parent.
+    #[error("project {outer} was assigned to a parent directory, not to this one")]
     Nested {
         /// The project.
         outer: ProjectId,
     },
-    /// Inodes still carry the ID: deleted files that a program has open, or files elsewhere.
-    #[error("project {id} is still in use ({}, {}); try again when no program has its files open", used.inodes, used.bytes)]
+    /// Inodes still have this project ID: deleted files that a process has open, or files elsewhere.
+    #[error("project {id} is still in use ({}, {}); retry when no process has its files open", used.inodes, used.bytes)]
     InUse {
         /// The project.
         id: ProjectId,
-        /// What uses it.
+        /// Usage of the project.
         used: Usage,
     },
 }
 
-/// A step of the walk of [`strays`](crate::strays) failed. The rest of the tree is still walked.
+/// The walk of [`strays`](crate::strays) cannot read an entry. The walk continues with the rest of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
-    /// The kernel refused.
-    #[error("cannot look at {} in the directory", path.display())]
+    /// A system call failed.
+    #[error("cannot read the project of {} in the directory", path.display())]
     Entry {
-        /// Where, from the directory on; empty for the directory itself.
+        /// Path relative to the directory; empty for the directory itself.
         path: PathBuf,
-        /// Why not.
+        /// The failed call.
         #[source]
         source: FsError,
     },
-    /// The directory is nested too deeply, and is not looked into.
-    #[error("{} lies more than {limit} directories deep and was not looked into", path.display())]
+    /// The directory is nested too deeply and is skipped.
+    #[error("{} is nested more than {limit} directories deep and was skipped", path.display())]
     TooDeep {
-        /// Where, from the directory on.
+        /// Path relative to the directory.
         path: PathBuf,
-        /// How deep the walk goes.
+        /// Maximum depth of the walk.
         limit: usize,
     },
+}
+
+/// [`transfer`](crate::transfer) failed; the same call goes on where this one ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The limits, or the place of the directory.
+    #[error(transparent)]
+    Set(#[from] SetError),
+    /// The directory has no project, so that nothing in it is counted.
+    #[error("the directory has no project")]
+    NotFound,
+    /// Something in the directory.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+}
+
+impl From<FsError> for TransferError {
+    fn from(error: FsError) -> Self {
+        Self::Set(error.into())
+    }
 }

@@ -1,4 +1,4 @@
-//! Limits and usage in our units, and the one place that knows the kernel's.
+//! Limits and usage, and their conversion from and to the units of the kernel.
 
 use units::{Bytes, Inodes};
 
@@ -8,66 +8,64 @@ use crate::sys::{self, DiskQuota};
 
 /// Hard limits of a project.
 ///
-/// To set: `None` leaves that limit as it is. Read back: `None` means that there is no limit.
+/// In a request, `None` leaves a limit unchanged. In a result, `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// What data, directories and extended attributes may take.
+    /// Space for data, directories and extended attributes.
     pub bytes: Option<Bytes>,
-    /// How many inodes there may be, the directory itself among them.
+    /// Number of inodes, including the directory itself.
     pub inodes: Option<Inodes>,
 }
 
 impl Limits {
-    /// The largest size: the kernel counts in signed 64 bits and rounds up to a block, which is 64 KiB
-    /// at most.
+    /// The largest limit of space, 2^63−2^16: the kernel counts in signed 64 bits and rounds up to a block of at most
+    /// 64 KiB.
     pub const MAX_BYTES: Bytes = Bytes::new((i64::MAX as u64) & !0xffff);
-    /// The largest count of inodes: the kernel counts in signed 64 bits.
+    /// The largest limit of inodes: the kernel counts in signed 64 bits.
     pub const MAX_INODES: Inodes = Inodes::new(i64::MAX as u64);
 
-    /// This size, and as many inodes as [`default_inodes`] finds fit for it.
+    /// This size with its [`default_inodes`].
     pub fn for_size(size: Bytes) -> Self {
         Self { bytes: Some(size), inodes: Some(default_inodes(size)) }
     }
 }
 
-/// The inode limit for a project of this size: one for every 2 KiB, at least 64.
+/// The default inode limit for a size: one inode per 2 KiB, at least 64.
 ///
-/// An inode of XFS takes 512 bytes and inodes get a quarter of the space at most, so that no project
-/// can have more of them than its share. Inode chunks are not charged to a project's blocks.
+/// An XFS inode takes 512 bytes and XFS gives inodes at most a quarter of the space by default, so a project with this
+/// limit cannot exceed its share of inodes. XFS does not charge inode chunks to the blocks of a project.
 pub const fn default_inodes(size: Bytes) -> Inodes {
     let share = size.get() / 2048;
     Inodes::new(if share < 64 { 64 } else { share })
 }
 
-/// What a project has in use.
+/// Usage of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
-    /// Blocks of its files, directories and extended attributes.
+    /// Space of its files, directories and extended attributes.
     pub bytes: Bytes,
-    /// Inodes that carry it.
+    /// Number of inodes with its ID.
     pub inodes: Inodes,
 }
 
-/// What a project may have and what it has.
+/// Limits and usage of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// The project.
+    /// Project ID.
     pub id: ProjectId,
-    /// Its limits; `None` where it has none.
+    /// Limits; `None` where there is no limit.
     pub limits: Limits,
-    /// What it uses.
+    /// Usage.
     pub used: Usage,
 }
 
 impl Quota {
-    /// Bytes that can still be written: nothing if the limit is below what is in use already,
-    /// `None` if there is no limit.
+    /// The space that is still available: 0 if the usage is at or above the limit, `None` if there is no limit.
     pub fn available_bytes(&self) -> Option<Bytes> {
         self.limits.bytes.map(|limit| limit.saturating_sub(self.used.bytes))
     }
 
-    /// Inodes that can still be made: none if the limit is below what is in use already, `None` if
-    /// there is no limit.
+    /// The inodes that are still available: 0 if the usage is at or above the limit, `None` if there is no limit.
     pub fn available_inodes(&self) -> Option<Inodes> {
         self.limits.inodes.map(|limit| limit.saturating_sub(self.used.inodes))
     }
@@ -85,13 +83,13 @@ impl Quota {
     }
 }
 
-/// `fs_disk_quota` counts blocks of 512 bytes, for limits and usage alike, whatever the file system's
-/// own block is. Never leaves this crate.
+/// Basic blocks of 512 bytes, the unit of limits and usage in `fs_disk_quota`, independent of the block size of the
+/// file system. Never leaves this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct BasicBlocks(u64);
 
 impl BasicBlocks {
-    /// Rounds up: nobody gets less than was promised.
+    /// Rounds up, so that the limit is never below the requested size.
     const fn at_least(size: Bytes) -> Self {
         Self(size.div_ceil::<512>())
     }
@@ -101,17 +99,17 @@ impl BasicBlocks {
     }
 }
 
-/// Limits that the kernel takes: not 0, which would mean "no limit" to it, and not too large.
+/// Limits that the kernel accepts: neither 0, which the kernel interprets as "no limit", nor too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CheckedLimits(Limits);
 
 impl CheckedLimits {
-    /// Sets nothing.
+    /// Whether neither limit is set.
     pub(crate) fn sets_nothing(self) -> bool {
         self.0 == Limits::default()
     }
 
-    /// The kernel's form. Soft limits equal the hard ones: there is no time of grace.
+    /// Converts to the kernel's structure. Soft limits equal hard limits, so that no grace time applies.
     pub(crate) fn to_kernel(self, id: ProjectId) -> DiskQuota {
         let mut wanted = DiskQuota::of(id.get());
         if let Some(size) = self.0.bytes {
@@ -144,7 +142,7 @@ impl TryFrom<Limits> for CheckedLimits {
     }
 }
 
-/// The kernel's form of "no limits": removes both.
+/// The kernel's structure for removing both limits.
 pub(crate) fn unlimited(id: ProjectId) -> DiskQuota {
     let mut wanted = DiskQuota::of(id.get());
     wanted.fieldmask = sys::BLOCK_LIMITS | sys::INODE_LIMITS;
@@ -169,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_refused_because_the_kernel_takes_it_for_no_limit() {
+    fn a_limit_of_zero_is_rejected() {
         assert_eq!(checked(Some(0), None), Err(LimitError::NoBytes));
         assert_eq!(checked(Some(1), Some(0)), Err(LimitError::NoInodes));
     }
 
     #[test]
-    fn a_limit_beyond_the_kernels_numbers_is_refused() {
+    fn a_limit_above_the_maximum_is_rejected() {
         for asked in [BYTES + 1, u64::MAX] {
             assert_eq!(checked(Some(asked), None), Err(LimitError::TooManyBytes { asked: Bytes::new(asked) }));
         }
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_not_named_is_not_touched() {
+    fn a_limit_of_none_is_not_changed() {
         let only_inodes = checked(None, Some(3)).unwrap().to_kernel(id());
         assert_eq!((only_inodes.fieldmask, only_inodes.ino_hardlimit), (sys::INODE_LIMITS, 3));
         let only_bytes = checked(Some(512), None).unwrap().to_kernel(id());
@@ -195,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_volume_still_gets_inodes() {
+    fn the_smallest_size_has_64_inodes() {
         assert_eq!(default_inodes(Bytes::new(1)), Inodes::new(64));
         assert_eq!(default_inodes(Bytes::GIB), Inodes::new(524_288));
     }
 
     #[test]
-    fn nothing_is_available_when_the_limit_is_below_the_usage() {
+    fn nothing_is_available_if_usage_exceeds_the_limit() {
         let used = Usage { bytes: Bytes::MIB, inodes: Inodes::new(9) };
         let limits = Limits { bytes: Some(Bytes::KIB), inodes: None };
         let quota = Quota { id: id(), limits, used };
@@ -211,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_back_is_at_least_what_was_set(bytes in 1..=BYTES, inodes in 1..=INODES) {
+        fn a_limit_read_back_is_at_least_the_one_set(bytes in 1..=BYTES, inodes in 1..=INODES) {
             let kernel = checked(Some(bytes), Some(inodes)).unwrap().to_kernel(id());
             let back = Quota::from_kernel(id(), &kernel).limits;
             let size = back.bytes.unwrap().get();
@@ -220,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn no_numbers_of_the_kernel_make_reading_panic(blocks: u64, used: u64, inodes: u64) {
+        fn conversion_from_the_kernel_never_panics(blocks: u64, used: u64, inodes: u64) {
             let mut found = DiskQuota::of(7);
             (found.blk_hardlimit, found.ino_hardlimit) = (blocks, inodes);
             (found.bcount, found.icount) = (used, used);

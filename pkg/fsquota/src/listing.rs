@@ -7,10 +7,10 @@ use nix::errno::Errno;
 use crate::error::FsError;
 use crate::sys;
 
-/// A directory's list of entries, read as far as somebody had to know.
+/// The entries of a directory, read only as far as necessary.
 ///
-/// XFS keeps `..` in the directory itself. So it is the directory above in the file system, whatever
-/// is mounted where, and in the root of the file system the root.
+/// XFS stores `..` in the directory itself. Therefore it is the parent in the file system, independent of mounts; in
+/// the root of the file system it is the root.
 #[derive(Debug)]
 pub(crate) struct Listing {
     number: u64,
@@ -19,8 +19,8 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Reads until the directory and the one above are known, in one call as a rule. `dir` has not
-    /// been read before: the kernel goes on where it was.
+    /// Reads until `.` and `..` are known, usually with one call. `dir` must not have been read before, because the
+    /// kernel continues at the file offset.
     pub(crate) fn begin(dir: BorrowedFd<'_>) -> Result<Self, FsError> {
         let (mut number, mut above, mut others) = (None, None, false);
         loop {
@@ -37,18 +37,18 @@ impl Listing {
         }
     }
 
-    /// The inode number of the directory above.
+    /// Inode number of the parent directory.
     pub(crate) fn above(&self) -> u64 {
         self.above
     }
 
-    /// Whether this is the root directory of its file system, wherever that is mounted.
+    /// Whether this is the root directory of the file system, wherever that is mounted.
     pub(crate) fn is_root(&self) -> bool {
         self.number == self.above
     }
 
-    /// Reads on until there is something in the directory, or the end. That `.` and `..` came alone is
-    /// not enough: a signal cuts a piece short.
+    /// Reads until an entry or the end of the directory. A read that returned only `.` and `..` is not the end: a
+    /// signal may have interrupted it.
     pub(crate) fn is_empty(&mut self, dir: BorrowedFd<'_>) -> Result<bool, FsError> {
         let others = &mut self.others;
         while !*others {
@@ -60,9 +60,9 @@ impl Listing {
     }
 }
 
-/// Reads the next piece; `false` if there is none.
+/// Reads the next entries; `false` at the end of the directory.
 fn read(dir: BorrowedFd<'_>, mut found: impl FnMut(u64, &[u8])) -> Result<bool, FsError> {
-    // Some entries of the longest name.
+    // Space for several entries with the longest name.
     let mut buffer = [0; 1024];
     let length = sys::entries(dir, &mut buffer).map_err(failed)?;
     entries(buffer.get(..length).unwrap_or_default()).for_each(|(number, name)| found(number, name));
@@ -71,14 +71,14 @@ fn read(dir: BorrowedFd<'_>, mut found: impl FnMut(u64, &[u8])) -> Result<bool, 
 
 fn failed(errno: Errno) -> FsError {
     match errno {
-        // What the kernel says of a directory that was deleted while it was open.
+        // The errno for a directory that was deleted after it was opened.
         Errno::ENOENT => FsError::Gone,
         errno => FsError::system("getdents64")(errno),
     }
 }
 
-/// Inode numbers and names of a row of `struct linux_dirent64`, include/linux/dirent.h: number (8 bytes),
-/// place (8), length of the whole (2), type (1), name and at least one zero.
+/// Inode numbers and names in a sequence of `struct linux_dirent64`, include/linux/dirent.h: inode number (8 bytes),
+/// offset (8), record length (2), type (1), name and at least one NUL.
 fn entries(mut piece: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     std::iter::from_fn(move || {
         let number = u64::from_ne_bytes(*piece.first_chunk()?);
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel writes it: the length is a multiple of 8.
+    /// Formats an entry like the kernel, which rounds the length up to a multiple of 8.
     fn written(number: u64, name: &[u8]) -> Vec<u8> {
         let length = (19 + name.len() + 1).next_multiple_of(8);
         let mut entry = [&number.to_ne_bytes()[..], &[0; 8], &(length as u16).to_ne_bytes(), &[0], name].concat();
@@ -106,14 +106,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_writes_is_read(names in prop::collection::vec((any::<u64>(), "[^\0]{1,85}"), 0..20)) {
+        fn entries_of_the_kernel_are_parsed(names in prop::collection::vec((any::<u64>(), "[^\0]{1,85}"), 0..20)) {
             let piece: Vec<u8> = names.iter().flat_map(|(number, name)| written(*number, name.as_bytes())).collect();
             let expected: Vec<_> = names.iter().map(|(number, name)| (*number, name.as_bytes())).collect();
             prop_assert_eq!(entries(&piece).collect::<Vec<_>>(), expected);
         }
 
         #[test]
-        fn no_bytes_make_reading_panic_or_endless(piece: Vec<u8>) {
+        fn parsing_never_panics_and_always_ends(piece: Vec<u8>) {
             prop_assert!(entries(&piece).count() <= piece.len() / 19);
         }
     }

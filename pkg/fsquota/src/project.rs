@@ -5,22 +5,22 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-/// A project of a file system, 1 to 2^32−2.
+/// ID of a project, 1 to 2^32−2.
 ///
-/// 0 is the kernel's "no project", 2^32−1 its "invalid"; neither can be made. Serialized it is the
-/// plain number, and reading it checks it.
+/// For the kernel, 0 means "no project" and 2^32−1 "invalid". Serde writes a plain number and validates it when
+/// reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ProjectId(NonZeroU32);
 
 impl ProjectId {
-    /// The smallest ID there is.
+    /// The smallest ID.
     pub const FIRST: Self = Self(NonZeroU32::MIN);
 
-    /// The largest ID there is.
+    /// The largest ID.
     pub const MAX: Self = Self(NonZeroU32::new(u32::MAX - 1).unwrap());
 
-    /// This number as an ID, if it can be one.
+    /// Wraps an ID; `None` if it is out of range.
     pub const fn new(id: u32) -> Option<Self> {
         match NonZeroU32::new(id) {
             Some(id) if id.get() != u32::MAX => Some(Self(id)),
@@ -28,7 +28,7 @@ impl ProjectId {
         }
     }
 
-    /// The plain number.
+    /// The number.
     pub const fn get(self) -> u32 {
         self.0.get()
     }
@@ -46,9 +46,9 @@ impl From<ProjectId> for u32 {
     }
 }
 
-/// A number that no project can have.
+/// A number that is not a project ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is no project ID: these go from 1 to 4294967294")]
+#[error("{0} is not a project ID; IDs range from 1 to 4294967294")]
 pub struct InvalidProjectId(u32);
 
 impl TryFrom<u32> for ProjectId {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_gives_another_meaning_is_no_project_id() {
+    fn reserved_numbers_are_not_project_ids() {
         assert_eq!(ProjectId::new(0), None);
         assert_eq!(ProjectId::new(u32::MAX), None);
         assert_eq!(ProjectId::new(1).map(ProjectId::get), Some(1));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_id_is_checked_when_it_is_read() {
+    fn deserialization_validates_the_id() {
         assert_eq!(serde_json::to_string(&ProjectId::new(7).unwrap()).unwrap(), "7");
         assert_eq!(serde_json::from_str::<ProjectId>("7").unwrap().get(), 7);
         for bad in ["0", "4294967295", "-1", "4294967296"] {

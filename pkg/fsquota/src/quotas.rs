@@ -5,34 +5,34 @@ use std::os::fd::{AsFd, OwnedFd};
 use units::Inodes;
 
 use crate::directory::open_directory;
+use crate::directory_state::{attributes, set_project};
 use crate::error::{FsError, RemoveError, SetError};
 use crate::filesystem::FileSystem;
 use crate::limits::{CheckedLimits, Limits, Quota};
 use crate::project::ProjectId;
 use crate::read::Report;
-use crate::seen::{attributes, set_project};
 use crate::sys;
 
-/// The quotas of one file system, for a caller with many projects: that it is an XFS which enforces them is checked
-/// once, when this is opened, and not again at every call.
+/// Project quotas of one file system, for callers with many projects: the checks of the file system run once in
+/// [`Quotas::open`] instead of in every call.
 ///
-/// The file system stays mounted as long as this is open. What enforces quotas when it is mounted goes on until it is
-/// unmounted, unless somebody turns it off by hand.
+/// The descriptor keeps the file system mounted. A file system that enforces quotas when it is mounted does so until it
+/// is unmounted, unless an administrator turns enforcement off.
 #[derive(Debug)]
 pub struct Quotas(OwnedFd);
 
 impl Quotas {
-    /// The quotas of the file system that a directory lies on.
+    /// Opens the quotas of the file system of `dir`.
     ///
     /// # Errors
-    /// [`FsError`] says what is missing.
+    /// [`FsError`] names the missing requirement.
     pub fn open(dir: impl AsFd) -> Result<Self, FsError> {
         let dir = open_directory(dir.as_fd())?;
         FileSystem::of(&dir)?;
         Ok(Self(dir))
     }
 
-    /// As [`quota`](crate::quota): limits and usage of a project. One system call.
+    /// Like [`quota`](crate::quota), with one system call.
     ///
     /// # Errors
     /// [`FsError`].
@@ -40,8 +40,8 @@ impl Quotas {
         self.fs().quota(id)
     }
 
-    /// As [`Quotas::quota`], without deleted files that nobody has open: XFS frees them in the background, and this
-    /// call waits for that.
+    /// Like [`Quotas::quota`], without deleted files that no process has open: this call waits until XFS, which frees
+    /// them in the background, has done so.
     ///
     /// # Errors
     /// [`FsError`].
@@ -51,9 +51,9 @@ impl Quotas {
         self.fs().settled(id)
     }
 
-    /// As [`project`](crate::project): the project of a file or directory of this file system. One system call.
+    /// Like [`project`](crate::project), for a file or directory of this file system and with one system call.
     ///
-    /// The descriptor must be open for reading, not one that only names (`O_PATH`).
+    /// `inode` must be open for reading; `O_PATH` is not sufficient.
     ///
     /// # Errors
     /// [`FsError`].
@@ -63,7 +63,7 @@ impl Quotas {
         Ok(ProjectId::new(attributes(inode.as_fd())?.projid))
     }
 
-    /// As [`set_limits`](crate::set_limits): changes limits of a project, whatever carries it. One system call.
+    /// Like [`set_limits`](crate::set_limits), with one system call.
     ///
     /// # Errors
     /// [`SetError::Limit`] and [`SetError::Fs`].
@@ -71,14 +71,15 @@ impl Quotas {
         Ok(self.fs().set_limits(id, limits.try_into()?)?)
     }
 
-    /// Limits a directory that the caller has just made, that nobody else has seen, and that is not below a project:
-    /// as [`assign`](crate::assign), without the looks that show just that. Four system calls.
+    /// Like [`assign`](crate::assign), for a directory that the caller has just created, that no other process has
+    /// opened, and whose parent has no project. Makes four system calls because it skips the checks of these
+    /// conditions.
     ///
-    /// The descriptor must be open for reading, not one that only names (`O_PATH`).
+    /// `dir` must be open for reading; `O_PATH` is not sufficient.
     ///
     /// # Errors
-    /// [`SetError::InUse`]: something carries the ID, and the directory is as it was. [`SetError::OtherProject`]: the
-    /// directory has a project, by inheritance as a rule.
+    /// [`SetError::InUse`]: an inode has the ID; the directory is unchanged. [`SetError::OtherProject`]: the directory
+    /// has a project, usually inherited.
     pub fn assign_new(&self, dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<(), SetError> {
         let limits = CheckedLimits::try_from(limits)?;
         if limits.sets_nothing() {
@@ -96,18 +97,19 @@ impl Quotas {
         Ok(set_project(dir.as_fd(), found, Some(id))?)
     }
 
-    /// As [`clear`](crate::clear): takes the limits off a project that nothing carries any more.
+    /// Removes the limits of a project that no inode belongs to, for example after its directory was deleted. Succeeds
+    /// if it has no limits. Deleted files that a process has open count as inodes.
     ///
     /// # Errors
-    /// [`RemoveError::InUse`]: nothing has changed.
+    /// [`RemoveError::InUse`]: the limits are unchanged.
     pub fn clear(&self, id: ProjectId) -> Result<(), RemoveError> {
-        crate::remove::clear_in(self.fs(), id)
+        crate::remove::clear(self.fs(), id)
     }
 
-    /// Whether a file or directory that has a name carries the project: after its directory was removed, something
-    /// elsewhere. Deleted files that a program still has open do not count, other than for [`Quotas::clear`].
+    /// Whether a linked file or directory has the project ID, for example elsewhere after the project's directory was
+    /// removed. Unlike in [`Quotas::clear`], deleted files that a process has open do not count.
     ///
-    /// Looks at every inode of the file system until one is found.
+    /// Reads all inodes of the file system until it finds one: O(inodes).
     ///
     /// # Errors
     /// [`FsError`].
@@ -121,7 +123,7 @@ impl Quotas {
             if inodes.iter().any(|inode| inode.project == id.get() && inode.is_linked()) {
                 return Ok(true);
             }
-            // None at the end. A number that stands still would be an endless loop.
+            // The next number is 0 at the end. Stop too if it does not increase, which would be an endless loop.
             if inodes.is_empty() || after <= next {
                 return Ok(false);
             }
@@ -129,7 +131,7 @@ impl Quotas {
         }
     }
 
-    /// As [`report`](crate::report): every project in one sweep.
+    /// Like [`report`](crate::report).
     pub fn report(&self) -> Report<'_> {
         Report::of(self.fs())
     }

@@ -1,22 +1,21 @@
-//! What there is: projects, limits, usage.
+//! Reads projects, limits and usage.
 
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
 use crate::directory::{open_directory, require_directory};
+use crate::directory_state::project_of;
 use crate::error::{FsError, GetError};
 use crate::filesystem::{FileSystem, require_xfs};
 use crate::limits::Quota;
 use crate::project::ProjectId;
-use crate::seen::project_of;
 
-/// The project of a directory; `None` if it has none.
-///
-/// A directory below the one that a project was assigned to has the same project: it inherited it.
+/// The project of a directory; `None` if it has none. A subdirectory has the project that it inherited. Works while
+/// quotas are off.
 ///
 /// # Errors
-/// [`FsError`]; quotas may be off.
+/// [`FsError`].
 ///
 /// `FS_IOC_FSGETXATTR`, Linux 4.5.
 pub fn project(dir: impl AsFd) -> Result<Option<ProjectId>, FsError> {
@@ -39,8 +38,8 @@ pub fn get(dir: impl AsFd) -> Result<Quota, GetError> {
     Ok(fs.quota(id)?)
 }
 
-/// Limits and usage of a project of the file system that `fs` lies on. One that was never used has
-/// no limits and uses nothing.
+/// Limits and usage of a project of the file system of `fs`, which is any open file on it. An ID that was never used
+/// has no limits and no usage.
 ///
 /// # Errors
 /// [`FsError`].
@@ -48,18 +47,17 @@ pub fn quota(fs: impl AsFd, id: ProjectId) -> Result<Quota, FsError> {
     FileSystem::of(&fs)?.quota(id)
 }
 
-/// Every project of the file system that `fs` lies on that has a limit or uses anything, in one
-/// sweep over the quota records: no directory is walked.
+/// All projects with limits or usage on the file system of `fs`, from the quota records; no directory is read.
 ///
 /// # Errors
-/// [`FsError`], here and from each step.
+/// [`FsError`], from this call and from each step.
 ///
 /// `Q_XGETNEXTQUOTA`, Linux 5.14 with `quotactl_fd`.
 pub fn report<'fd, F: AsFd>(fs: &'fd F) -> Result<Report<'fd>, FsError> {
     FileSystem::of(fs).map(Report::of)
 }
 
-/// The quotas of a file system, by ascending project ID. Ends after an error.
+/// Quotas of a file system in ascending order of project IDs. Ends after an error.
 #[derive(Debug)]
 pub struct Report<'fd> {
     fs: FileSystem<'fd>,
@@ -86,26 +84,25 @@ impl Iterator for Report<'_> {
 
 impl std::iter::FusedIterator for Report<'_> {}
 
-/// Makes sure that the file system that `fs` lies on is an XFS that counts and enforces project
-/// quotas.
+/// Checks that `fs` is on an XFS with accounting and enforcement of project quotas.
 ///
 /// # Errors
-/// [`FsError`] says what is missing.
+/// [`FsError`] names the missing requirement.
 ///
 /// `Q_XGETQSTATV`, Linux 5.14 with `quotactl_fd`.
 pub fn require(fs: impl AsFd) -> Result<(), FsError> {
     FileSystem::of(&fs).map(drop)
 }
 
-/// Makes all limits of the file system durable, and everything else on it too.
+/// Makes all limits of the file system durable, and all other data on it.
 ///
 /// # Errors
-/// [`FsError::System`] with what the disk said.
+/// [`FsError::System`]: writing failed.
 ///
 /// `syncfs(2)`, Linux 2.6.39; it reports write errors since 5.8.
 pub fn sync(fs: impl AsFd) -> Result<(), FsError> {
     let synced = match nix::unistd::syncfs(fs.as_fd()) {
-        // A descriptor that only names (`O_PATH`).
+        // An `O_PATH` descriptor.
         Err(Errno::EBADF) => nix::unistd::syncfs(open_directory(fs.as_fd())?),
         synced => synced,
     };

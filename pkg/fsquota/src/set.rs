@@ -1,4 +1,4 @@
-//! A directory gets a project; a project gets limits.
+//! Assigns projects to directories and limits to projects.
 
 use std::os::fd::AsFd;
 
@@ -7,55 +7,55 @@ use units::Inodes;
 
 use crate::allocator::Allocator;
 use crate::directory::open_directory;
+use crate::directory_state::DirectoryState;
 use crate::error::{FsError, SetError};
 use crate::filesystem::FileSystem;
 use crate::limits::{CheckedLimits, Limits};
 use crate::project::ProjectId;
-use crate::seen::Seen;
 
-/// Limits a directory. One without a project gets a new one and must be empty; on one that has a
-/// project this changes the limits only, also while programs write to it.
+/// Sets the limits of a directory. A directory without a project must be empty and gets a new project; for a directory
+/// with a project, only the limits change, also while programs write to it.
 ///
-/// Nobody else may write to a directory while it gets its project: a file that appears between the
-/// look and the act would not be counted.
+/// No other process may write to a directory while it gets its project, because files that are created during the call
+/// would not be counted.
 ///
 /// # Errors
-/// [`SetError::NotEmpty`] and [`SetError::Nested`] above all. The directory is then as it was.
+/// Mainly [`SetError::NotEmpty`] and [`SetError::Nested`]. The directory is then unchanged.
 pub fn set(dir: impl AsFd, limits: Limits, ids: &Allocator) -> Result<Ensured<ProjectId>, SetError> {
     let limits = CheckedLimits::try_from(limits)?;
     let dir = open_directory(dir.as_fd())?;
-    let mut seen = Seen::of(&dir)?;
+    let mut seen = DirectoryState::of(&dir)?;
     let fs = seen.file_system()?;
     if let Some(present) = seen.project() {
         return apply(&mut seen, fs, present, limits);
     }
-    // The allocator keeps its file system mounted, so that no other one has this number.
+    // The allocator's descriptor keeps its file system mounted, so that no other one can have this device number.
     if seen.device()? != ids.device() {
         return Err(SetError::OtherFileSystem);
     }
-    // Look before an ID is spent.
-    first(&mut seen, limits)?;
-    begin(&seen, fs, ids.next()?, limits)
+    // Check before an ID is allocated.
+    check_new(&mut seen, limits)?;
+    assign_checked(&seen, fs, ids.next()?, limits)
 }
 
-/// Limits a directory, under an ID that the caller has from [`Allocator::next`] and has recorded:
-/// after a crash, the same call with the same ID finishes the work.
+/// Sets the limits of a directory and gives it an ID that the caller allocated with [`Allocator::next`] and recorded:
+/// after a crash, the same call with the same ID completes the work.
 ///
 /// # Errors
-/// Those of [`set`], and [`SetError::OtherProject`] or [`SetError::InUse`] if directory and ID do not
-/// belong together. The directory is then as it was.
+/// Those of [`set`]; [`SetError::OtherProject`] or [`SetError::InUse`] if the directory has another ID or other inodes
+/// have this one. The directory is then unchanged.
 pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<ProjectId>, SetError> {
     let limits = CheckedLimits::try_from(limits)?;
     let dir = open_directory(dir.as_fd())?;
-    let mut seen = Seen::of(&dir)?;
+    let mut seen = DirectoryState::of(&dir)?;
     let fs = seen.file_system()?;
     apply(&mut seen, fs, id, limits)
 }
 
-/// Changes limits of a project, whatever carries it: to re-apply recorded limits without opening
-/// every directory. `fs` is anything open on the file system.
+/// Changes the limits of a project regardless of its directories, for example to restore recorded limits. `fs` is any
+/// open file on the file system.
 ///
-/// A limit below what is in use is taken, and stops further writes.
+/// The kernel accepts a limit below the current usage and then rejects further writes.
 ///
 /// # Errors
 /// [`SetError::Limit`] and [`SetError::Fs`].
@@ -66,7 +66,7 @@ pub fn set_limits(fs: impl AsFd, id: ProjectId, limits: Limits) -> Result<(), Se
 }
 
 fn apply(
-    seen: &mut Seen<'_>,
+    seen: &mut DirectoryState<'_>,
     fs: FileSystem<'_>,
     id: ProjectId,
     limits: CheckedLimits,
@@ -80,23 +80,23 @@ fn apply(
             fs.set_limits(id, limits)?;
             Ok(Ensured::Unchanged(id))
         }
-        // Without the flag, what is made in the directory would not be counted.
+        // Without the flag, new files in the directory would not be counted.
         Some(_) => {
-            first(seen, limits)?;
+            check_new(seen, limits)?;
             fs.set_limits(id, limits)?;
             seen.set_project(Some(id))?;
             Ok(Ensured::Created(id))
         }
         None => {
-            first(seen, limits)?;
-            begin(seen, fs, id, limits)
+            check_new(seen, limits)?;
+            assign_checked(seen, fs, id, limits)
         }
     }
 }
 
-/// A directory for which [`first`] holds gets its project: the limits before the ID.
-fn begin(
-    seen: &Seen<'_>,
+/// Assigns a project to a directory that passed [`check_new`]: first the limits, then the ID.
+fn assign_checked(
+    seen: &DirectoryState<'_>,
     fs: FileSystem<'_>,
     id: ProjectId,
     limits: CheckedLimits,
@@ -105,12 +105,12 @@ fn begin(
         return Err(SetError::InUse { id, used });
     }
     fs.set_limits(id, limits)?;
-    seen.set_project(Some(id)).map_err(|failed| undo(fs, id, failed))?;
+    seen.set_project(Some(id)).map_err(|failed| undo_limits(fs, id, failed))?;
     Ok(Ensured::Created(id))
 }
 
-/// What must hold before a directory gets a project.
-fn first(seen: &mut Seen<'_>, limits: CheckedLimits) -> Result<(), SetError> {
+/// The conditions for assigning a project to a directory.
+fn check_new(seen: &mut DirectoryState<'_>, limits: CheckedLimits) -> Result<(), SetError> {
     if limits.sets_nothing() {
         return Err(SetError::NoLimit);
     }
@@ -123,9 +123,9 @@ fn first(seen: &mut Seen<'_>, limits: CheckedLimits) -> Result<(), SetError> {
     if seen.is_empty()? { Ok(()) } else { Err(SetError::NotEmpty) }
 }
 
-/// Limits of a project that nothing carries are rubbish in every later report. They harm nobody, so
-/// that the reason for the failure is what the caller hears, whatever becomes of this.
-fn undo(fs: FileSystem<'_>, id: ProjectId, failed: FsError) -> FsError {
+/// Clears limits after a failed assignment, so that later reports do not contain a project without inodes. Returns the
+/// error of the assignment, because limits without inodes have no effect.
+fn undo_limits(fs: FileSystem<'_>, id: ProjectId, failed: FsError) -> FsError {
     let _ = fs.clear_limits(id);
     failed
 }

@@ -1,4 +1,4 @@
-//! What lies in a directory and is not counted to its project.
+//! [`strays`].
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::AsFd;
@@ -13,19 +13,18 @@ use crate::error::{FsError, WalkError};
 use crate::project::ProjectId;
 use crate::sys::{self, Inode};
 
-/// How many directories deep the walk goes: it keeps two descriptors for each.
+/// Maximum depth of the walk; it keeps two descriptors per level.
 const DEEPEST: usize = 128;
 
-/// Walks a directory for what is not counted to `project`, which it should belong to: in the initial
-/// user namespace the owner of a file can change that.
+/// Walks a directory and returns the inodes that are not counted to `project`. In the initial user namespace, the owner
+/// of a file can change its project.
 ///
-/// Looks at every inode of the directory, the directory itself first, in O(inodes) time; memory and
-/// descriptors grow with the depth only; [`Strays::at_most`] bounds the time. Nothing but directories is opened, whatever there is. It does
-/// not follow symbolic links and does not leave the mount. What is made, moved or removed meanwhile may
-/// or may not be seen.
+/// Reads every inode below the directory and the directory itself: O(inodes) time, limited by [`Strays::at_most`];
+/// memory and descriptors grow with the depth only. Opens only directories, follows no symbolic links and enters no
+/// other mounts. May or may not return files that are created, moved or removed during the walk.
 ///
 /// # Errors
-/// [`FsError`]: not a directory, not an XFS.
+/// [`FsError`]: `dir` is not a directory or not on an XFS.
 ///
 /// `XFS_IOC_BULKSTAT`, Linux 5.4; needs `CAP_SYS_ADMIN`.
 ///
@@ -44,23 +43,23 @@ pub fn strays(dir: impl AsFd, project: ProjectId) -> Result<Strays, FsError> {
     Ok(Strays { project, state: State::Top(top), levels: Vec::new(), left: None })
 }
 
-/// An inode that is not counted to the project, or a directory that does not pass it on.
+/// An inode that is not counted to the project, or a directory whose new files would not be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stray {
-    /// Its name, from the directory on; empty for the directory itself.
+    /// Path relative to the directory; empty for the directory itself.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The difference.
     pub drift: Drift,
 }
 
-/// How an inode differs from what it got when it was made.
+/// How the project of an inode differs from that of its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drift {
-    /// It is counted to no project.
+    /// The inode has no project.
     NoProject,
-    /// It is counted to another project.
+    /// The inode has another project.
     OtherProject(ProjectId),
-    /// A directory of the project without the inherit flag: what is made in it is counted to none.
+    /// A directory of the project without the inherit flag: new files in it have no project.
     NotInherited,
 }
 
@@ -69,7 +68,7 @@ impl std::fmt::Display for Drift {
         match self {
             Self::NoProject => f.write_str("has no project"),
             Self::OtherProject(project) => write!(f, "has project {project}"),
-            Self::NotInherited => f.write_str("does not pass its project on"),
+            Self::NotInherited => f.write_str("is a directory without the inherit flag"),
         }
     }
 }
@@ -85,7 +84,7 @@ impl Drift {
     }
 }
 
-/// The walk of [`strays`]. After an error about one entry it goes on with the next.
+/// The walk of [`strays`]. Continues with the next entry after an error.
 #[derive(Debug)]
 pub struct Strays {
     project: ProjectId,
@@ -94,18 +93,18 @@ pub struct Strays {
     left: Option<u64>,
 }
 
-/// What is next.
+/// The next step.
 #[derive(Debug)]
 enum State {
-    /// The directory itself.
+    /// Check the directory itself.
     Top(Directory),
-    /// To enter this directory of the lowest level.
+    /// Enter this subdirectory of the current level.
     Below(CString),
-    /// The next entry of the lowest level.
+    /// Read the next entry of the current level.
     Beside,
 }
 
-/// A directory whose entries are being looked at.
+/// A directory whose entries are being read.
 #[derive(Debug)]
 struct Level {
     name: CString,
@@ -147,8 +146,8 @@ impl Iterator for Strays {
 impl std::iter::FusedIterator for Strays {}
 
 impl Strays {
-    /// Ends after so many inodes, the directory itself not counted: other processes may add inodes faster than the walk
-    /// looks at them.
+    /// Ends the walk after `inodes` inodes, not counting the directory itself: other processes may create inodes faster
+    /// than the walk reads them.
     #[must_use]
     pub fn at_most(self, inodes: Inodes) -> Self {
         Self { left: Some(inodes.get()), ..self }
@@ -171,7 +170,7 @@ impl Strays {
         }
         let Some(level) = self.levels.last() else { return Ok(None) };
         let found = inode(&level.dir, entry.ino()).map_err(|error| self.failed(Some(name.to_bytes()), error))?;
-        // Deleted since the directory was read.
+        // Deleted after the directory was read.
         let Some(inode) = found else { return Ok(None) };
         if inode.is_directory() {
             self.state = State::Below(name.to_owned());
@@ -207,14 +206,14 @@ impl Strays {
         WalkError::Entry { path: self.path(name), source }
     }
 
-    /// The path of the lowest level, or of something in it.
+    /// Path of the current level, or of an entry in it.
     fn path(&self, name: Option<&[u8]>) -> PathBuf {
         let levels = self.levels.iter().skip(1).map(|level| level.name.to_bytes());
         levels.chain(name).map(OsStr::from_bytes).collect()
     }
 }
 
-/// By number: a device, a socket or a pipe cannot be opened to look at it, or that has effects.
+/// Reads attributes by inode number: opening a device, a socket or a pipe fails or has side effects.
 fn inode(dir: &Directory, number: u64) -> Result<Option<Inode>, FsError> {
     sys::inode(dir.as_fd(), number).map_err(FsError::system("XFS_IOC_BULKSTAT"))
 }

@@ -1,5 +1,4 @@
-//! The system calls that nix lacks: project and flags of an inode, `quotactl_fd`, and `getdents64` without
-//! a stream.
+//! System calls that nix lacks: project and flags of an inode, `quotactl_fd`, and `getdents64` without a stream.
 
 use std::mem::offset_of;
 
@@ -22,7 +21,7 @@ pub(crate) struct FsXattr {
 }
 const _: () = assert!(size_of::<FsXattr>() == 28);
 
-/// `FS_XFLAG_PROJINHERIT`: what is made in this directory gets its project.
+/// `FS_XFLAG_PROJINHERIT`: new files in this directory inherit its project.
 pub(crate) const PROJINHERIT: u32 = 0x200;
 
 /// `struct fs_disk_quota`, include/uapi/linux/dqblk_xfs.h.
@@ -58,15 +57,15 @@ pub(crate) struct DiskQuota {
 const _: () = assert!(size_of::<DiskQuota>() == 112);
 
 impl DiskQuota {
-    /// Of a project, with all numbers zero.
+    /// A request for a project with all values 0.
     pub(crate) fn of(id: u32) -> Self {
         Self { version: VERSION, flags: PROJECT_FLAG, id, ..Self::default() }
     }
 }
 
-/// `FS_DQ_ISOFT | FS_DQ_IHARD`: the inode limits of a [`DiskQuota`] count.
+/// `FS_DQ_ISOFT | FS_DQ_IHARD`: the kernel uses the inode limits of a [`DiskQuota`].
 pub(crate) const INODE_LIMITS: u16 = 1 << 0 | 1 << 1;
-/// `FS_DQ_BSOFT | FS_DQ_BHARD`: the block limits of a [`DiskQuota`] count.
+/// `FS_DQ_BSOFT | FS_DQ_BHARD`: the kernel uses the block limits of a [`DiskQuota`].
 pub(crate) const BLOCK_LIMITS: u16 = 1 << 2 | 1 << 3;
 
 /// `struct fs_qfilestatv`, include/uapi/linux/dqblk_xfs.h.
@@ -115,7 +114,7 @@ mod ioctl {
     nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, super::FsXattr);
     nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::FsXattr);
     nix::ioctl_read!(xfs_ioc_free_eofblocks, b'X', 58, super::FreeBlocks);
-    // The number counts the request without the records that follow it.
+    // The request number encodes the size of the request without the records that follow it.
     nix::ioctl_read_bad!(xfs_ioc_bulkstat, nix::request_code_read!(b'X', 127, 64), super::BulkRequest<0>);
 }
 
@@ -134,7 +133,7 @@ struct FreeBlocks {
 }
 const _: () = assert!(size_of::<FreeBlocks>() == 128);
 
-/// What XFS tells about an inode, `struct xfs_bulkstat`, fs/xfs/libxfs/xfs_fs.h.
+/// `struct xfs_bulkstat`, fs/xfs/libxfs/xfs_fs.h: attributes of an inode.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Inode {
@@ -171,7 +170,7 @@ impl Inode {
         u32::from(self.mode) & libc::S_IFMT == libc::S_IFDIR
     }
 
-    /// Whether it has a name; one that was deleted while it was open has none.
+    /// Whether the inode has a name. Deleted files that a process has open have none.
     pub(crate) fn is_linked(&self) -> bool {
         self.links > 0
     }
@@ -181,7 +180,7 @@ impl Inode {
     }
 }
 
-/// `struct xfs_bulk_ireq` and room for some records.
+/// `struct xfs_bulk_ireq` with space for some records.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct BulkRequest<const RECORDS: usize> {
@@ -196,7 +195,7 @@ struct BulkRequest<const RECORDS: usize> {
 const _: () = assert!(offset_of!(BulkRequest<1>, inodes) == 64 && size_of::<BulkRequest<1>>() == 256);
 const _: () = assert!(size_of::<BulkRequest<MANY>>() == 64 + 192 * MANY);
 
-/// How many inodes [`inodes_from`] takes at once.
+/// Number of inodes that [`inodes_from`] reads with one call.
 const MANY: usize = 64;
 
 impl<const RECORDS: usize> BulkRequest<RECORDS> {
@@ -211,11 +210,11 @@ const FREE_BLOCKS_VERSION: u32 = 1;
 /// `XFS_EOF_FLAGS_SYNC | XFS_EOF_FLAGS_PRID`.
 const OF_PROJECT_NOW: u32 = 1 << 0 | 1 << 3;
 
-/// Project and flags of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
+/// Reads project and flags of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
 pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
     let mut found = FsXattr::default();
     // SAFETY: `inode` is open during the call. The kernel writes one `struct fsxattr` (size asserted
-    // above) through the pointer and keeps nothing; every bit pattern of it is valid.
+    // above) through the pointer and does not keep the pointer; every bit pattern of it is valid.
     unsafe { ioctl::fs_ioc_fsgetxattr(inode.as_raw_fd(), &raw mut found) }?;
     Ok(found)
 }
@@ -223,34 +222,34 @@ pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
 /// Sets project and flags of an open inode (`FS_IOC_FSSETXATTR`, Linux 4.5) in one transaction.
 pub(crate) fn set_fsxattr(inode: BorrowedFd<'_>, wanted: &FsXattr) -> Result<(), Errno> {
     // SAFETY: `inode` is open during the call. The kernel reads one `struct fsxattr` (size asserted
-    // above) from the reference and keeps nothing.
+    // above) from the reference and does not keep it.
     unsafe { ioctl::fs_ioc_fssetxattr(inode.as_raw_fd(), wanted) }?;
     Ok(())
 }
 
-/// Frees what XFS has put off for a project: blocks behind the ends of its files, and then, for the
-/// whole file system, deleted inodes (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; inodes since 5.15).
+/// Frees preallocated blocks of a project behind the ends of its files and then deleted inodes of the whole file system
+/// (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; inodes since 5.15).
 pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     let mut what =
         FreeBlocks { version: FREE_BLOCKS_VERSION, flags: OF_PROJECT_NOW, prid: project, ..FreeBlocks::default() };
     // SAFETY: `fs` is open during the call. The kernel reads one `struct xfs_fs_eofblocks` (size
-    // asserted above) through the pointer and keeps nothing.
+    // asserted above) through the pointer and does not keep the pointer.
     unsafe { ioctl::xfs_ioc_free_eofblocks(fs.as_raw_fd(), &raw mut what) }?;
     Ok(())
 }
 
-/// An inode of the file system, by its number and without opening it; `None` if there is none.
+/// Reads an inode by its number without opening it; `None` if it does not exist.
 ///
 /// `XFS_IOC_BULKSTAT`, Linux 5.4.
 pub(crate) fn inode(fs: BorrowedFd<'_>, number: u64) -> Result<Option<Inode>, Errno> {
     let mut request = BulkRequest::<1>::from(number);
     bulkstat(fs, &mut request)?;
-    // The call goes on to the next inode there is.
+    // If the inode does not exist, the call returns the next one.
     let [inode] = request.inodes;
     Ok((request.found == 1 && inode.number == number).then_some(inode))
 }
 
-/// The next inodes of the file system from a number on, in their order; none at the end. With the number to go on from.
+/// Reads the next inodes at or after `number`, in order; none at the end. Also returns the number to continue at.
 ///
 /// `XFS_IOC_BULKSTAT`, Linux 5.4.
 pub(crate) fn inodes_from(fs: BorrowedFd<'_>, number: u64) -> Result<(Vec<Inode>, u64), Errno> {
@@ -260,29 +259,29 @@ pub(crate) fn inodes_from(fs: BorrowedFd<'_>, number: u64) -> Result<(Vec<Inode>
 }
 
 fn bulkstat<const RECORDS: usize>(fs: BorrowedFd<'_>, request: &mut BulkRequest<RECORDS>) -> Result<(), Errno> {
-    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_bulk_ireq` and
-    // behind it at most `wanted` times a `struct xfs_bulkstat`, which is how many there are (sizes asserted
-    // above), through the pointer and keeps nothing; every bit pattern of them is valid.
+    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_bulk_ireq` followed by at most
+    // `wanted` records of `struct xfs_bulkstat`, which is their number here (sizes asserted above), through the pointer
+    // and does not keep the pointer; every bit pattern of them is valid.
     unsafe { ioctl::xfs_ioc_bulkstat(fs.as_raw_fd(), from_mut(request).cast()) }.map(drop)
 }
 
-/// The next entries of a directory as rows of `struct linux_dirent64`, and how many bytes they are; 0
-/// at the end (`getdents64(2)`, Linux 2.4).
+/// Reads the next entries of a directory as a sequence of `struct linux_dirent64`; returns their length in bytes, 0 at
+/// the end (`getdents64(2)`, Linux 2.4).
 pub(crate) fn entries(dir: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: `dir` is open during the call. The kernel writes at most the length of `buffer` through
-    // the pointer and keeps nothing.
+    // the pointer and does not keep the pointer.
     let length = unsafe { libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
     Errno::result(length).map(i64::cast_unsigned).map(|length| length as usize)
 }
 
-/// Limits and usage of a project; `ENOENT` if there is no record of it.
+/// Reads limits and usage of a project; `ENOENT` if the kernel has no record of it.
 pub(crate) fn quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno> {
     let mut found = DiskQuota::default();
     quotactl(fs, Q_XGETQUOTA, id, &mut found)?;
     Ok(found)
 }
 
-/// The first project from `id` on that has a limit or uses anything; `ENOENT` if there is none.
+/// Reads the first project at or after `id` with limits or usage; `ENOENT` if there is none.
 ///
 /// `Q_XGETNEXTQUOTA`, Linux 4.6.
 pub(crate) fn next_quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno> {
@@ -291,13 +290,13 @@ pub(crate) fn next_quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno
     Ok(found)
 }
 
-/// Sets those limits of a project that `fieldmask` names.
+/// Sets the limits of a project that `fieldmask` selects.
 pub(crate) fn set_limits(fs: BorrowedFd<'_>, wanted: &DiskQuota) -> Result<(), Errno> {
     let mut wanted = *wanted;
     quotactl(fs, Q_XSETQLIM, wanted.id, &mut wanted)
 }
 
-/// What the file system does with project quotas.
+/// State of project quotas of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectQuota {
     Off,
@@ -305,7 +304,7 @@ pub(crate) enum ProjectQuota {
     Enforced,
 }
 
-/// Whether project quotas are on. `ENOSYS` if no quota is, or if the kernel lacks the call.
+/// Reads the state of project quotas. `ENOSYS` if no kind of quota is on, or if the kernel lacks the call.
 pub(crate) fn project_quota(fs: BorrowedFd<'_>) -> Result<ProjectQuota, Errno> {
     let mut found = QuotaState { version: VERSION, ..QuotaState::default() };
     quotactl(fs, Q_XGETQSTATV, 0, &mut found)?;
@@ -316,23 +315,23 @@ pub(crate) fn project_quota(fs: BorrowedFd<'_>) -> Result<ProjectQuota, Errno> {
     })
 }
 
-/// Whether the kernel has `quotactl_fd` at all (Linux 5.14).
+/// Whether the kernel has `quotactl_fd` (Linux 5.14).
 pub(crate) fn has_quotactl_fd() -> bool {
-    // SAFETY: no descriptor, no pointer: the call ends with `EBADF` where it exists.
+    // SAFETY: the call gets no valid descriptor and no pointer, so it ends with `EBADF` if it exists.
     let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, -1, 0, 0, 0) };
     Errno::result(result) != Err(Errno::ENOSYS)
 }
 
-/// What `quotactl_fd` reads or writes for one of the commands above.
+/// Argument of a `quotactl_fd` command.
 trait Argument: Copy {}
 impl Argument for DiskQuota {}
 impl Argument for QuotaState {}
 
-/// `quotactl_fd(2)` for project quotas of the file system that `fs` lies on, Linux 5.14.
+/// `quotactl_fd(2)` for project quotas of the file system of `fs`, Linux 5.14.
 fn quotactl<T: Argument>(fs: BorrowedFd<'_>, command: u32, id: u32, argument: &mut T) -> Result<(), Errno> {
     let command = command << 8 | PROJECT_TYPE;
     // SAFETY: `fs` is open during the call. The kernel reads or writes one structure of the command
-    // (the callers pair them; sizes asserted above) through the pointer and keeps nothing; every bit
+    // (the callers pair them; sizes asserted above) through the pointer and does not keep the pointer; every bit
     // pattern of these structures is valid.
     let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fs.as_raw_fd(), command, id, from_mut(argument)) };
     Errno::result(result).map(drop)

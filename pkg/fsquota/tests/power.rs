@@ -1,4 +1,4 @@
-//! What a power cut leaves, at every write that reached the disk. Needs root and three scratch disks.
+//! State after a power failure at every write that reached the disk. Requires root and three scratch disks.
 
 use std::fs::{self, File};
 
@@ -12,7 +12,7 @@ fn limits(round: u64) -> Limits {
     Limits { bytes: Some(Bytes::new((16 + round) << 20)), inodes: Some(Inodes::new(100 + round)) }
 }
 
-/// How many of the marks `WORD 0`, `WORD 1`, … are there.
+/// The number of marks `WORD 0`, `WORD 1`, ….
 fn passed<'a>(marks: impl Iterator<Item = &'a str>, word: &str) -> usize {
     marks.filter(|mark| mark.split(' ').next() == Some(word)).count()
 }
@@ -21,7 +21,7 @@ fn open(mounted: &Mounted<'_>, name: &str) -> Option<File> {
     File::open(mounted.path().join(name)).ok()
 }
 
-/// After every write, and some in which not all arrived that was not flushed.
+/// Cuts after every write, and cuts that lose unflushed writes.
 fn cuts(replay: &Replay) -> Vec<Cut> {
     let mut cuts = replay.every_cut();
     cuts.extend(replay.lossy_cuts(1, 20, Tearing::Sectors));
@@ -31,10 +31,10 @@ fn cuts(replay: &Replay) -> Vec<Cut> {
 
 const ROUNDS: usize = 5;
 
-/// Volumes are made one after the other as the crate's documentation says: `assign`, `sync`, and only then
-/// is it told that the volume is there.
+/// Creates volumes in the order that the crate documentation describes: `assign`, `sync`, and only then the mark that
+/// the volume exists.
 #[test]
-fn an_id_and_its_limits_are_there_after_a_power_cut_that_follows_sync() {
+fn synced_ids_and_limits_survive_a_power_failure() {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let ids = Allocator::open(File::open(mounted.path()).unwrap()).unwrap();
@@ -64,20 +64,20 @@ fn an_id_and_its_limits_are_there_after_a_power_cut_that_follows_sync() {
                 continue;
             };
             let found = fsquota::project(&dir).unwrap();
-            // An ID is part of the inode: fsync is enough for it.
+            // The ID is part of the inode, so fsync makes it durable.
             assert!(found == Some(*id) || round >= fsynced && found.is_none(), "v{round} has project {found:?}");
-            // The limits come first in the log, so that whoever has the ID has them, also before the sync.
+            // The limits precede the ID in the log, so a directory with the ID has them, also before the sync.
             if round < synced || found.is_some() {
                 assert_eq!(fsquota::quota(&dir, *id).unwrap().limits, limits(round as u64), "limits of v{round}");
             }
-            // What a record of the caller says can be set again, whatever there is.
+            // Recorded limits can be set again in any state.
             fsquota::assign(&dir, *id, limits(round as u64)).unwrap();
             assert_eq!(fsquota::get(&dir).unwrap().limits, limits(round as u64));
         }
     }
 }
 
-/// Shows that the checks of this file can fail: what `sync` promised is lost with the flushes.
+/// The checks of this file can fail: without flushes, synced limits are lost.
 #[test]
 fn a_disk_that_drops_flushes_loses_synced_limits() {
     let recorder = Recorder::on_xfs();
@@ -109,12 +109,12 @@ fn a_disk_that_drops_flushes_loses_synced_limits() {
 }
 
 #[test]
-fn no_id_is_given_twice_after_a_power_cut() {
+fn no_id_is_repeated_after_a_power_failure() {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let mut given: Vec<ProjectId> = Vec::new();
     for round in 0..ROUNDS {
-        // A new start each time, so that each time the counter is written.
+        // A new allocator each time, so that it writes the counter each time.
         let ids = Allocator::open(File::open(mounted.path()).unwrap()).unwrap();
         given.push(ids.next().unwrap());
         recorder.mark(&format!("given {round}"));
@@ -124,8 +124,8 @@ fn no_id_is_given_twice_after_a_power_cut() {
     assert_eq!(given_twice(recorder.finish(), &given), None);
 }
 
-/// The first ID that is given again after a cut. What was given away before it may be in somebody's record, though no
-/// inode carries it yet.
+/// The first ID that is allocated again after a cut. A caller may have recorded an ID that was allocated before the
+/// cut, although no inode has it yet.
 fn given_twice(mut replay: Replay, given: &[ProjectId]) -> Option<ProjectId> {
     cuts(&replay).iter().find_map(|cut| {
         let disk = replay.restore(cut);
@@ -136,13 +136,13 @@ fn given_twice(mut replay: Replay, given: &[ProjectId]) -> Option<ProjectId> {
     })
 }
 
-/// Shows that the check above can fail: the allocator runs in a process in which its only flush is not carried out.
+/// The check above can fail: here the allocator runs in a process in which its only flush has no effect.
 #[test]
-fn without_the_fdatasync_of_the_counter_an_id_is_given_twice() {
+fn without_fdatasync_of_the_counter_an_id_is_repeated() {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let next = || Allocator::open(File::open(mounted.path()).unwrap()).unwrap().next().unwrap();
-    // A new counter has its name synced too.
+    // For a new counter, the directory is synced too.
     let mut given = vec![next()];
     recorder.mark("given 0");
     for round in 1..ROUNDS {
@@ -157,7 +157,7 @@ fn without_the_fdatasync_of_the_counter_an_id_is_given_twice() {
 }
 
 #[test]
-fn a_changed_limit_is_the_old_or_the_new_one_until_sync_and_fsync_is_not_enough() {
+fn changed_limits_are_durable_after_sync_but_not_after_fsync() {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let id = {
@@ -189,6 +189,6 @@ fn a_changed_limit_is_the_old_or_the_new_one_until_sync_and_fsync_is_not_enough(
         assert!(found == limits(last) || found == limits(last + 1), "{found:?} after {last}");
         lost += usize::from(cut.has_passed(&format!("fsync {}", last + 1)) && found == limits(last));
     }
-    // The directory itself has not changed, so that its fsync writes nothing.
-    assert!(lost > 0, "an fsync of the directory was enough");
+    // The directory itself is unchanged, so its fsync writes nothing.
+    assert!(lost > 0, "an fsync of the directory made the limits durable");
 }

@@ -1,17 +1,17 @@
-//! Writes GUID partition tables, UEFI specification 2.10, section 5.3.
+//! Reads and writes GUID partition tables, UEFI specification 2.10, section 5.3.
 //!
-//! [`Table`] is a table in memory, without a size: [`Table::writes`] lays it out for a disk, as the
-//! [`Write`]s that have to reach the disk in this order, each before the next. Wherever the power fails
-//! between two of them, or while sectors of one are missing, the disk has a whole table: the one from before or the
-//! new one. For this the first copy's array of entries changes its place with every update, between two
-//! that are reserved, and only the write of the header's one sector makes the new array count.
+//! [`Table`] is a table in memory, independent of the size of the disk. [`Table::writes`] returns the [`Write`]s that
+//! store it on a disk of a given size; the caller makes each durable before the next. After a power failure at any
+//! time, also in the middle of a write, the disk has a complete table: the previous or the new one. To achieve this,
+//! the entry array of the first copy alternates between two reserved places, and the write of the header, which is one
+//! sector, activates the new array.
 //!
-//! Nothing is read from or written to a disk here.
+//! This crate does not access disks.
 //!
 //! # Scope
-//! Tables of 128 entries of 128 bytes, as every tool makes them, whose first usable sector leaves room for
-//! a second array; that is so wherever the first partition begins at 1 MiB. [`Table::parse`] refuses
-//! others, and tables with wrong checksums.
+//! Tables of 128 entries of 128 bytes, which all tools create, with space for a second entry array before the first
+//! usable sector; this holds if the first partition begins at 1 MiB. [`Table::parse`] rejects other tables and tables
+//! with wrong checksums.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

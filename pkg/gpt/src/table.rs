@@ -1,4 +1,4 @@
-//! A table in memory.
+//! [`Table`].
 
 use std::num::NonZeroU32;
 
@@ -9,33 +9,33 @@ use gpt_disk_types::{
     MasterBootRecord,
 };
 
-/// Entries of a table, in use or not.
+/// Number of entries.
 pub(crate) const ENTRIES: u32 = 128;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub(crate) const ENTRY: u32 = 128;
 const _: () = assert!(size_of::<GptPartitionEntry>() == ENTRY as usize);
 
-/// Where the first copy's header is. Sector 0 is the protective MBR.
+/// Sector of the first header. Sector 0 is the protective MBR.
 pub(crate) const FIRST_HEADER: u64 = 1;
-/// Where an array can begin first.
+/// First sector of the first entry array.
 const FIRST_ARRAY: u64 = 2;
 
-/// Type of the MBR partition that says that there is a GPT.
+/// MBR partition type of a protective MBR.
 const PROTECTIVE: u8 = 0xee;
 
-/// A partition table, without the size of its disk.
+/// A partition table, independent of the size of its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     pub(crate) disk: Guid,
     pub(crate) sector: BlockSize,
     pub(crate) entries: Vec<GptPartitionEntry>,
-    /// Which of the two places of the first copy's array is not in use.
+    /// The unused one of the two places for the first entry array.
     pub(crate) next: Place,
-    /// Where the second copy's header is, if the table was read.
+    /// Sector of the second header, if the table was parsed.
     second: Option<u64>,
 }
 
-/// One of the two places for the first copy's array of entries.
+/// Place of the entry array of the first copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     First,
@@ -45,64 +45,64 @@ pub(crate) enum Place {
 /// A partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// From 1; the kernel's number.
+    /// Number, from 1, as in the kernel's device names.
     pub number: NonZeroU32,
-    /// Its type.
+    /// Partition type.
     pub kind: Guid,
-    /// Its own ID, which the kernel calls PARTUUID.
+    /// ID of the partition; the kernel calls it PARTUUID.
     pub id: Guid,
-    /// Its first sector.
+    /// First sector.
     pub first: u64,
-    /// Its last sector.
+    /// Last sector.
     pub last: u64,
-    /// Its name, at most 36 characters.
+    /// Name, at most 36 characters.
     pub name: String,
 }
 
-/// There is no table that this crate can work on.
+/// The disk has no partition table that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Sectors of a size that no disk has.
-    #[error("there is no partition table for sectors of {0} bytes")]
+    /// Unsupported sector size.
+    #[error("sector size {0} is not supported; it must be a power of two from 512 to 65536 bytes")]
     Sector(u32),
-    /// The disk is smaller than a table.
-    #[error("the disk is smaller than a partition table")]
+    /// The disk is too small for a table.
+    #[error("the disk is too small for a GUID partition table")]
     Short,
-    /// No protective MBR, or no header.
-    #[error("there is no GUID partition table")]
+    /// The protective MBR or the header is missing.
+    #[error("the disk has no GUID partition table")]
     None,
-    /// A checksum is wrong, or an entry is not possible.
+    /// A checksum or an entry is invalid.
     #[error("the first copy of the partition table is damaged")]
     Damaged,
-    /// A table of another shape than every tool makes, or with a partition before sector 66.
-    #[error("the partition table has an unusual form, and is left alone")]
+    /// The table has another number or size of entries, or a partition before sector 66.
+    #[error("the layout of the partition table is not supported")]
     Unusual,
 }
 
-/// A partition does not fit the others.
+/// A partition cannot be added or extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// A table has the numbers 1 to 128, and each once.
-    #[error("the partition table has no free place {0}")]
+    /// The number is used or above 128, or there is no such partition.
+    #[error("partition number {0} is not available")]
     Number(NonZeroU32),
-    /// It would lie over another, over the table, or end before it begins.
+    /// The sectors overlap with another partition or the table, or `last` is before `first`.
     #[error("sectors {first} to {last} are not free")]
     Range {
-        /// Its first sector.
+        /// First sector.
         first: u64,
-        /// Its last sector.
+        /// Last sector.
         last: u64,
     },
-    /// More than 36 characters, or one that UCS-2 does not have.
-    #[error("the name of a partition has at most 36 characters of UCS-2")]
+    /// The name has more than 36 characters or a character outside of UCS-2.
+    #[error("the partition name must have at most 36 UCS-2 characters")]
     Name,
 }
 
 impl Table {
-    /// A table without partitions for a disk with this ID.
+    /// An empty table for the disk with ID `disk`.
     ///
     /// # Errors
-    /// [`ParseError::Sector`]: the size of sectors is no power of two between 512 and 64 KiB.
+    /// [`ParseError::Sector`]: the sector size is not a power of two from 512 to 65536 bytes.
     pub fn new(disk: Guid, sector: u32) -> Result<Self, ParseError> {
         let size = BlockSize::new(sector)
             .filter(|_| sector.is_power_of_two() && (512..=1 << 16).contains(&sector))
@@ -111,13 +111,13 @@ impl Table {
         Ok(Self { disk, sector: size, entries, next: Place::First, second: None })
     }
 
-    /// How many bytes of a disk [`Table::parse`] needs.
+    /// Number of bytes at the start of a disk that [`Table::parse`] needs.
     pub fn length(sector: u32) -> usize {
         let array = (ENTRIES * ENTRY).div_ceil(sector.max(1)) as usize;
         (FIRST_ARRAY as usize + 2 * array) * sector as usize
     }
 
-    /// The first copy of the table on a disk that begins with these bytes.
+    /// Parses the first copy of the table from the start of a disk.
     ///
     /// # Errors
     /// [`ParseError`].
@@ -170,7 +170,7 @@ impl Table {
         Ok(())
     }
 
-    /// The partitions, by number.
+    /// The partitions in order of their numbers.
     pub fn partitions(&self) -> impl Iterator<Item = Partition> {
         let numbered = (1..=ENTRIES).filter_map(NonZeroU32::new).zip(&self.entries);
         numbered.filter(|(_, entry)| entry.is_used()).map(|(number, entry)| Partition {
@@ -186,7 +186,7 @@ impl Table {
     /// Adds a partition.
     ///
     /// # Errors
-    /// [`AddError`]: it does not fit the others. Whether it fits the disk is known by [`Table::writes`].
+    /// [`AddError`]. [`Table::writes`] checks that the partition fits on the disk.
     pub fn add(&mut self, new: &Partition) -> Result<(), AddError> {
         let (first, last) = (new.first, new.last);
         let is_free = |other: &Partition| last < other.first || first > other.last;
@@ -206,11 +206,11 @@ impl Table {
         Ok(())
     }
 
-    /// Lets a partition end at a later sector.
+    /// Extends a partition to a later last sector.
     ///
     /// # Errors
-    /// [`AddError::Number`]: there is no such partition. [`AddError::Range`]: it would be smaller, or lie
-    /// over another.
+    /// [`AddError::Number`]: the partition does not exist. [`AddError::Range`]: the partition would shrink or overlap
+    /// another one.
     pub fn extend(&mut self, number: NonZeroU32, last: u64) -> Result<(), AddError> {
         let found = self.partitions().find(|partition| partition.number == number).ok_or(AddError::Number(number))?;
         let is_over = |other: Partition| other.first > found.last && other.first <= last;
@@ -223,36 +223,36 @@ impl Table {
         Ok(())
     }
 
-    /// The lowest number that no partition has.
+    /// The lowest unused partition number.
     pub fn free_number(&self) -> Option<NonZeroU32> {
         (1..=ENTRIES).filter_map(NonZeroU32::new).zip(&self.entries).find(|(_, e)| !e.is_used()).map(|(n, _)| n)
     }
 
-    /// Bytes of a sector.
+    /// Sector size in bytes.
     pub fn sector(&self) -> u32 {
         self.sector.to_u32()
     }
 
-    /// The last sector of the disk that the table was made for, `None` for a new table. On a disk that was
-    /// enlarged, or that an image was written to, it is not the last one: the second copy ends there.
+    /// Last sector of the disk for which the table was written; `None` for a new table. The disk may be larger if it
+    /// was enlarged or an image was written to it.
     pub fn former_end(&self) -> Option<u64> {
         self.second
     }
 
-    /// The first sector that a partition can have.
+    /// First sector that a partition can use.
     pub fn first_usable(&self) -> u64 {
         FIRST_ARRAY + 2 * self.array_length()
     }
 
-    /// The last sector that a partition can have on a disk of so many sectors; `None` if the disk has no
-    /// room for a partition.
+    /// Last sector that a partition can use on a disk of `sectors` sectors; `None` if the disk has no space for a
+    /// partition.
     pub fn last_usable(&self, sectors: u64) -> Option<u64> {
-        // The header is in the last sector, the array before it.
+        // The second header is in the last sector, the second entry array before it.
         let last = sectors.checked_sub(self.array_length() + 2)?;
         (last >= self.first_usable()).then_some(last)
     }
 
-    /// Where an array of the first copy begins.
+    /// First sector of an entry array of the first copy.
     pub(crate) fn array(&self, place: Place) -> u64 {
         match place {
             Place::First => FIRST_ARRAY,
@@ -260,12 +260,12 @@ impl Table {
         }
     }
 
-    /// Sectors of an array.
+    /// Length of an entry array in sectors.
     pub(crate) fn array_length(&self) -> u64 {
         u64::from((ENTRIES * ENTRY).div_ceil(self.sector.to_u32()))
     }
 
-    /// The array in whole sectors, and its checksum, which is that of the entries alone.
+    /// The entry array padded to whole sectors, and the checksum of the entries alone.
     pub(crate) fn array_bytes(&self) -> (Vec<u8>, u32) {
         let mut bytes = cast_slice::<_, u8>(&self.entries).to_vec();
         let checksum = checksum(&bytes);
@@ -286,7 +286,7 @@ fn name(text: &str) -> Result<GptPartitionName, AddError> {
     Ok(name)
 }
 
-/// The first copy's header in its sector.
+/// Parses the header of the first copy.
 fn header(sector: &[u8]) -> Result<GptHeader, ParseError> {
     let found: GptHeader = pod_read_unaligned(sector.get(..size_of::<GptHeader>()).ok_or(ParseError::Short)?);
     if !found.is_signature_valid() {
@@ -294,7 +294,7 @@ fn header(sector: &[u8]) -> Result<GptHeader, ParseError> {
     }
     let length = found.header_size.to_u32() as usize;
     let mut bytes = sector.get(..length).ok_or(ParseError::Damaged)?.to_vec();
-    // The checksum is made with zeros in its own place.
+    // The checksum is computed with 0 in its own field.
     bytes.get_mut(16..20).ok_or(ParseError::Damaged)?.fill(0);
     let is_right = length >= size_of::<GptHeader>()
         && { found.revision } == GptHeaderRevision::VERSION_1_0

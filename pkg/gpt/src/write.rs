@@ -1,31 +1,31 @@
-//! From a table to the bytes of a disk.
+//! Conversion of a table to the bytes of a disk.
 
 use bytemuck::bytes_of;
 use gpt_disk_types::{Crc32, GptHeader, LbaLe, MasterBootRecord, U32Le};
 
 use crate::table::{ENTRIES, ENTRY, FIRST_HEADER, Table};
 
-/// Bytes that have to reach a disk.
+/// Bytes to write to the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Where, in bytes.
+    /// Offset in bytes.
     pub at: u64,
-    /// What: whole sectors.
+    /// Content, whole sectors.
     pub bytes: Vec<u8>,
 }
 
-/// The disk is too small for the table or one of its partitions.
+/// The disk is too small for the table or a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the partitions do not fit on a disk of {sectors} sectors")]
+#[error("the partition table does not fit on a disk of {sectors} sectors")]
 pub struct SizeError {
-    /// How many there are.
+    /// Size of the disk in sectors.
     pub sectors: u64,
 }
 
 impl Table {
-    /// What makes this the table of a disk of so many sectors, which has a protective MBR and the table
-    /// that this one was made from, or none. Each has to be durable before the next is written. On a
-    /// disk that was enlarged the second copy lands at the new end.
+    /// The writes that store this table on a disk of `sectors` sectors. The disk must have a protective MBR, and either
+    /// no table or the one that this table was parsed from. Make each write durable before the next. On a disk that was
+    /// enlarged, the second copy is written at the new end.
     ///
     /// # Errors
     /// [`SizeError`].
@@ -56,7 +56,7 @@ impl Table {
             sector
         };
         let place = self.array(self.next);
-        // No overflow from here on: all of it lies on the disk.
+        // The table fits on the disk, so the following arithmetic cannot overflow.
         let at = |lba: u64| lba * self.sector.to_u64();
         let second = [array.clone(), header(last, FIRST_HEADER, last_usable + 1)].concat();
         debug_assert_eq!(at(last_usable + 1) + second.len() as u64, bytes_of_disk);
@@ -68,8 +68,8 @@ impl Table {
     }
 }
 
-/// Sector 0 of a disk with a table: keeps programs that know no GPT from taking it for empty. It speaks of
-/// the largest size there is, as the disk that an image gets written to has any.
+/// Sector 0 of a disk with a GPT. It keeps programs without GPT support from treating the disk as empty. It contains
+/// the maximum size, because an image may be written to a disk of any size.
 pub fn protective_mbr() -> [u8; 512] {
     let mut mbr = MasterBootRecord::protective_mbr(1 << 32);
     mbr.partitions[0].size_in_lba = U32Le::from_u32(u32::MAX);
@@ -106,7 +106,7 @@ mod tests {
         table
     }
 
-    /// A disk in memory.
+    /// Disk in memory.
     struct Disk {
         sector: u32,
         bytes: Vec<u8>,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn a_written_table_is_parsed() {
         for sector in [512, 4096] {
             let partitions = [partition(1, 2048, 2303), partition(3, 2560, 3000)];
             let disk = Disk::new(&table(sector, &partitions), SECTORS);
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_is_where_every_tool_looks_for_it() {
+    fn a_new_table_is_at_the_standard_place() {
         let writes = table(512, &[]).writes(SECTORS).unwrap();
         let places: Vec<_> = writes.iter().map(|write| (write.at / 512, write.bytes.len() / 512)).collect();
         assert_eq!(places, [(SECTORS - 33, 33), (2, 32), (1, 1)]);
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn partitions_that_do_not_fit_are_rejected() {
         let mut table = table(512, &[partition(1, 2048, 2303)]);
         let range = |first, last| Err(AddError::Range { first, last });
         assert_eq!(table.add(&partition(2, 2303, 2400)), range(2303, 2400));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_others_are_refused_or_kept_as_they_are() {
+    fn tables_of_other_tools_are_rejected_or_preserved() {
         let mut disk = Disk::new(&table(512, &[partition(1, 2048, 2303)]), SECTORS);
         disk.bytes[512] ^= 1;
         assert_eq!(disk.parse(), Err(ParseError::None));
@@ -196,7 +196,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_power_cut_leaves_the_old_table_or_the_new_one(
+        fn a_power_failure_leaves_the_old_or_the_new_table(
             sector in prop_oneof![Just(512_u32), Just(4096)],
             growth in 0..4096_u64,
             length in 1..1500_u64,
@@ -212,7 +212,7 @@ mod tests {
             next.add(&added).unwrap();
             let writes = next.writes(disk.sectors()).unwrap();
             disk.apply(&writes[..cut.min(writes.len())]);
-            // A part of the write that the power cut: some of its sectors only.
+            // The interrupted write stores some of its sectors only.
             if let Some(torn) = writes.get(cut).filter(|write| write.bytes.len() > sector as usize) {
                 let written = missing.index(torn.bytes.len() / sector as usize) * sector as usize;
                 disk.apply(&[Write { at: torn.at, bytes: torn.bytes[..written].to_vec() }]);
@@ -220,18 +220,18 @@ mod tests {
             let is_new = cut >= writes.len();
             let wanted: Vec<_> = old.into_iter().chain(is_new.then_some(added)).collect();
             prop_assert_eq!(disk.partitions(), wanted);
-            // The next update is as safe as the first.
+            // The next update is atomic too.
             let next = disk.parse().unwrap().writes(disk.sectors()).unwrap();
             prop_assert_ne!(next[1].at == writes[1].at, is_new);
         }
 
         #[test]
-        fn no_bytes_make_parsing_panic(bytes: Vec<u8>, sector: u32) {
+        fn parsing_never_panics(bytes: Vec<u8>, sector: u32) {
             let _ = Table::parse(&bytes, sector);
         }
 
         #[test]
-        fn no_entries_with_a_right_checksum_make_parsing_panic(ranges in prop::collection::vec((any::<u64>(), any::<u64>()), 1..5)) {
+        fn parsing_entries_with_a_valid_checksum_never_panics(ranges in prop::collection::vec((any::<u64>(), any::<u64>()), 1..5)) {
             let mut table = table(512, &[]);
             for (entry, (first, last)) in table.entries.iter_mut().zip(ranges) {
                 entry.partition_type_guid.0 = KIND;

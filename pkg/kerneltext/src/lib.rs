@@ -1,8 +1,8 @@
 //! Parsers of text that the Linux kernel writes: records of `/dev/kmsg` ([`Message`]), `/proc/PID/stat` ([`Stat`]), and
 //! tables of sizes such as `/proc/meminfo` ([`size`]).
 //!
-//! Other programs choose parts of these texts: a process its own name, anybody with the right to write to `/dev/kmsg` a
-//! whole message. Nothing is read from a file here.
+//! Other programs control parts of these texts: a process chooses its own name, and any process that may write to
+//! `/dev/kmsg` chooses a whole message. This crate reads no files; callers pass the content.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

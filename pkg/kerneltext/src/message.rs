@@ -2,28 +2,28 @@
 
 use std::time::Duration;
 
-/// A record of `/dev/kmsg`: a message of the kernel, or of a program that wrote one into the kernel's buffer.
+/// A record of `/dev/kmsg`: a message of the kernel, or of a program that wrote to `/dev/kmsg`.
 ///
 /// `Documentation/ABI/testing/dev-kmsg` of the kernel's sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// 0 (emergency) to 7 (debug), as in syslog(2).
+    /// Severity, 0 (emergency) to 7 (debug), as in syslog(2).
     pub severity: u8,
-    /// 0 is the kernel itself; the kernel refuses it to programs.
+    /// Facility. 0 is the kernel; the kernel does not let programs use it.
     pub facility: u32,
-    /// Its number. One that is missing was overwritten before it was read.
+    /// Sequence number. A gap means that the kernel overwrote records before they were read.
     pub sequence: u64,
-    /// The kernel's clock when it was written.
+    /// Time since boot at which the record was written.
     pub since_boot: Duration,
-    /// The text.
+    /// The message, unescaped.
     pub text: String,
-    /// Names and values: `SUBSYSTEM`, `DEVICE`.
+    /// Names and values, such as `SUBSYSTEM` and `DEVICE`.
     pub fields: Vec<(String, String)>,
 }
 
 impl Message {
-    /// Parses `priority,sequence,microseconds,flags[,…];text` and the lines ` NAME=value` after it. `None` if it is
-    /// anything else.
+    /// Parses `priority,sequence,microseconds,flags[,…];text` and the lines ` NAME=value` that follow. `None` if the
+    /// record has another format.
     ///
     /// ```
     /// use kerneltext::Message;
@@ -56,7 +56,7 @@ impl Message {
     }
 }
 
-/// The kernel writes bytes that are not printable, and the backslash, as `\xNN`.
+/// The kernel escapes the backslash and non-printable bytes as `\xNN`.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel writes it, `record_print_text` and `msg_add_ext_text` in kernel/printk/printk.c.
+    /// Formats a record like `record_print_text` and `msg_add_ext_text` in kernel/printk/printk.c.
     fn written(message: &Message) -> Vec<u8> {
         fn escaped(text: &str) -> String {
             text.bytes()
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_kernels_documentation_is_read() {
+    fn the_example_in_the_kernel_documentation_is_parsed() {
         let record = b"7,160,424069,-;pci_root PNP0A03:00: host bridge window [io  0x0000-0x0cf7] (ignored)\n SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n";
         let message = Message::parse(record).unwrap();
         assert_eq!((message.severity, message.facility, message.sequence), (7, 0, 160));
@@ -115,12 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn later_kernels_may_say_more_before_the_text() {
+    fn unknown_fields_before_the_text_are_ignored() {
         assert_eq!(Message::parse(b"6,1,2,c,caller=T1;x").unwrap().text, "x");
     }
 
     #[test]
-    fn anything_else_is_none() {
+    fn an_invalid_record_gives_none() {
         for record in ["", ";", "6,1,2", "6,1;x", "x,1,2,-;x", "6,-1,2,-;x", "6,1,2.5,-;x"] {
             assert_eq!(Message::parse(record.as_bytes()), None, "{record}");
         }
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_writes_is_read_back(
+        fn parsing_reverses_the_kernels_formatting(
             severity in 0_u8..8, facility in 0_u32..24, sequence: u64, micros in 0_u64..1 << 50, text in "[^\n]{0,60}",
             fields in prop::collection::vec(("[A-Z]{1,9}", "[^\n]{0,20}"), 0..3),
         ) {

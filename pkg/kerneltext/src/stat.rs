@@ -3,13 +3,13 @@
 /// Fields of `/proc/PID/stat`, proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat<'text> {
-    /// The name, at most 15 bytes. The process chooses it: it may have brackets and line feeds.
+    /// Process name, at most 15 bytes. The process chooses it, so it may contain brackets and line feeds.
     pub name: &'text str,
-    /// `R`, `S`, `Z` (zombie) and others.
+    /// Process state: `R`, `S`, `Z` (zombie) and others.
     pub state: char,
-    /// The parent's process ID.
+    /// Process ID of the parent.
     pub parent: i32,
-    /// When the process started, in clock ticks since the boot: it differs if a process ID is used again.
+    /// Start time in clock ticks since boot. It distinguishes processes that reuse a process ID.
     pub start: u64,
 }
 
@@ -23,7 +23,7 @@ impl<'text> Stat<'text> {
     /// assert_eq!(stat, Stat { name: "a) (b)", state: 'Z', parent: 1, start: 987 });
     /// ```
     pub fn parse(text: &'text str) -> Option<Self> {
-        // No field after the name has a bracket.
+        // Fields after the name contain no bracket.
         let (head, rest) = text.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
         let mut fields = rest.split_ascii_whitespace();
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_no_zombie() {
+    fn the_stat_of_this_process_is_parsed() {
         let text = std::fs::read_to_string("/proc/self/stat").unwrap();
         let stat = Stat::parse(&text).unwrap();
         assert_ne!(stat.state, 'Z');
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_field_is_noticed() {
+    fn a_missing_field_gives_none() {
         for text in ["", "42 no brackets", "42 a) Z 1", "42 (a) S 1 42 42 0 -1", "42 (a)"] {
             assert_eq!(Stat::parse(text), None, "{text}");
         }

@@ -1,9 +1,10 @@
 //! Loads kernel modules from a flat directory, in a fixed order.
 //!
-//! The build resolves dependencies and unpacks the modules, so that loading needs neither `modprobe`
-//! nor `modules.dep`. A module directory holds uncompressed `.ko` files and a text file [`ORDER`]: one
-//! file name a line, with the module's parameters, each module after everything that it depends on. A part of the modules is a
-//! directory of its own; parts may overlap, since a module that is there already is no fault.
+//! The build resolves dependencies and decompresses the modules, so that loading needs neither `modprobe` nor
+//! `modules.dep`. A module directory contains uncompressed `.ko` files and a text file [`ORDER`] with one file name per
+//! line, followed by the module's parameters; each module comes after its dependencies. Several directories may list
+//! the same module: loading a module that is already loaded succeeds. A [`Catalog`] loads modules of a directory by
+//! name, each after its dependencies.
 //!
 //! ```no_run
 //! let report = kmod::load("/usr/lib/modules")?;
@@ -17,8 +18,10 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod catalog;
 mod load;
 mod order;
 
+pub use catalog::{CATALOG, Catalog, ModuleName, NameError};
 pub use load::{LoadError, Report, load};
-pub use order::{FileName, Module, ORDER, OrderError, Problem, parse};
+pub use order::{FileName, LineError, Module, ORDER, OrderError, parse};

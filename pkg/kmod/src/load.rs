@@ -1,4 +1,4 @@
-//! Giving modules to the kernel.
+//! Loads modules into the kernel.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,56 +7,65 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
+use crate::catalog::ModuleName;
 use crate::order::{FileName, Module, ORDER, OrderError, parse};
 
-/// What became of the modules, in the order in which they were loaded.
+/// The result for each module, in load order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Loaded by this call.
+    /// Modules that this call loaded.
     pub loaded: Vec<FileName>,
-    /// Were there before, as a module or built into the kernel.
+    /// Modules that were loaded before or are built into the kernel (`EEXIST`).
     pub present: Vec<FileName>,
-    /// Refused to start because the machine lacks what they drive, such as a CPU feature.
+    /// Modules whose hardware, such as a CPU feature, the machine lacks (`ENODEV`).
     pub without_hardware: Vec<FileName>,
 }
 
-/// Why not all modules are loaded. Those before the one that failed are.
+/// A module cannot be loaded. The modules before it in the order are loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The directory is missing or not a module directory.
+    /// The order file cannot be read.
     #[error("cannot read the module order {path}")]
     Order {
-        /// The file that was looked for.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The order is not a list of module files.
-    #[error("cannot understand the module order {path}")]
+    /// The order file has an invalid line.
+    #[error("cannot parse the module order {path}")]
     Parse {
-        /// The file that was read.
+        /// Path of the file.
         path: PathBuf,
-        /// The line at fault.
+        /// The invalid line.
         #[source]
         source: OrderError,
     },
-    /// A module of the order is not in the directory.
-    #[error("cannot open the module {path}")]
+    /// A module that the order lists cannot be opened.
+    #[error("cannot open module {path}")]
     Open {
-        /// The file that was looked for.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused the module; its log tells more, such as an unknown symbol.
-    #[error("the kernel refused the module {module}")]
-    Refused {
-        /// The module's file.
+    /// The module directory has no such module.
+    #[error("there is no module {module} in {dir}")]
+    Unknown {
+        /// The module.
+        module: ModuleName,
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The kernel rejected the module. The kernel log has the details, such as the name of an unknown symbol.
+    #[error("the kernel rejected module {module}; the kernel log has the details")]
+    Rejected {
+        /// File name of the module.
         module: FileName,
-        /// `ENOEXEC` for a module of another kernel, `ENOENT` for an unknown symbol, `EPERM` without the
-        /// right to load modules.
+        /// `ENOEXEC` for a module of another kernel, `ENOENT` for an unknown symbol, `EPERM` without
+        /// `CAP_SYS_MODULE`.
         #[source]
         source: Errno,
     },
@@ -65,22 +74,13 @@ pub enum LoadError {
 /// Loads all modules of the directory `dir`. Idempotent.
 ///
 /// # Errors
-/// [`LoadError`]: the first module that can be neither loaded nor left out.
+/// [`LoadError`] for the first module that fails for another reason than missing hardware.
 ///
 /// `finit_module`, Linux 3.8.
 pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     let dir = dir.as_ref();
-    let path = dir.join(ORDER);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(LoadError::Order { path, source }),
-    };
-    let order = match parse(&text) {
-        Ok(order) => order,
-        Err(source) => return Err(LoadError::Parse { path, source }),
-    };
     let mut report = Report::default();
-    for module in order {
+    for module in read_order(dir)? {
         match insert(dir, &module)? {
             Outcome::Loaded => report.loaded.push(module.file),
             Outcome::Present => report.present.push(module.file),
@@ -90,13 +90,22 @@ pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     Ok(report)
 }
 
-enum Outcome {
+pub(crate) fn read_order(dir: &Path) -> Result<Vec<Module>, LoadError> {
+    let path = dir.join(ORDER);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(source) => return Err(LoadError::Order { path, source }),
+    };
+    parse(&text).map_err(|source| LoadError::Parse { path, source })
+}
+
+pub(crate) enum Outcome {
     Loaded,
     Present,
     WithoutHardware,
 }
 
-fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Outcome, LoadError> {
+pub(crate) fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Outcome, LoadError> {
     let path = dir.join(module.as_str());
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -106,7 +115,7 @@ fn insert(dir: &Path, Module { file: module, parameters }: &Module) -> Result<Ou
         Ok(()) => Ok(Outcome::Loaded),
         Err(Errno::EEXIST) => Ok(Outcome::Present),
         Err(Errno::ENODEV) => Ok(Outcome::WithoutHardware),
-        Err(source) => Err(LoadError::Refused { module: module.clone(), source }),
+        Err(source) => Err(LoadError::Rejected { module: module.clone(), source }),
     }
 }
 
@@ -115,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_without_an_order_is_named() {
+    fn a_missing_order_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let error = load(dir.path()).unwrap_err();
         assert!(matches!(&error, LoadError::Order { path, .. } if *path == dir.path().join("order")), "{error:?}");
     }
 
     #[test]
-    fn a_module_of_the_order_that_is_missing_is_named() {
+    fn a_missing_module_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(ORDER), "xfs.ko\n").unwrap();
         let error = load(dir.path()).unwrap_err();
@@ -130,16 +139,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_module_is_refused_by_name() {
+    fn an_invalid_module_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(ORDER), "xfs.ko\n").unwrap();
         fs::write(dir.path().join("xfs.ko"), "no module").unwrap();
         let error = load(dir.path()).unwrap_err();
-        // EPERM without CAP_SYS_MODULE, ENOEXEC with it; some sandboxes have no such call.
-        let refusals = [Errno::EPERM, Errno::ENOEXEC, Errno::ENOSYS];
+        // EPERM without CAP_SYS_MODULE, ENOEXEC with it; ENOSYS in some sandboxes.
+        let expected = [Errno::EPERM, Errno::ENOEXEC, Errno::ENOSYS];
         assert!(
-            matches!(&error, LoadError::Refused { module, source }
-                if module.as_str() == "xfs.ko" && refusals.contains(source)),
+            matches!(&error, LoadError::Rejected { module, source }
+                if module.as_str() == "xfs.ko" && expected.contains(source)),
             "{error:?}"
         );
     }

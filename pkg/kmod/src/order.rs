@@ -4,15 +4,15 @@ use std::ffi::CString;
 use std::fmt;
 use std::str::FromStr;
 
-/// Name of the file that lists a directory's modules.
+/// Name of the file that lists the modules of a directory.
 pub const ORDER: &str = "order";
 
-/// Name of a module's file, `[A-Za-z0-9_-]+\.ko`: always one safe path component.
+/// File name of a module, `[A-Za-z0-9_-]+\.ko`: always one safe path component.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(Box<str>);
 
 impl FileName {
-    /// The name with its suffix.
+    /// The name including `.ko`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -25,69 +25,69 @@ impl fmt::Display for FileName {
 }
 
 impl FromStr for FileName {
-    type Err = Problem;
+    type Err = LineError;
 
-    fn from_str(text: &str) -> Result<Self, Problem> {
-        let stem = text.strip_suffix(".ko").ok_or(Problem::Suffix)?;
+    fn from_str(text: &str) -> Result<Self, LineError> {
+        let stem = text.strip_suffix(".ko").ok_or(LineError::Suffix)?;
         let safe = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         if stem.is_empty() || !stem.bytes().all(safe) {
-            return Err(Problem::Name);
+            return Err(LineError::Name);
         }
         Ok(Self(text.into()))
     }
 }
 
-/// Why a line names no module file.
+/// Why a line of [`ORDER`] is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// Compressed modules are unpacked when the directory is built.
-    #[error("a module's file name ends in .ko (unpack compressed modules)")]
+pub enum LineError {
+    /// The name does not end in `.ko`; the build must decompress modules.
+    #[error("a module file name must end in .ko; decompress compressed modules")]
     Suffix,
-    /// Neither a path nor white space can be part of a name.
-    #[error("a module's file name consists of letters, digits, '_' and '-'")]
+    /// The name contains other characters, for example `/` or white space.
+    #[error("a module file name may only contain letters, digits, '_' and '-'")]
     Name,
-    /// The kernel takes the parameters as a C string.
-    #[error("parameters of a module contain no NUL")]
+    /// The parameters contain a NUL byte; the kernel takes a C string.
+    #[error("module parameters must not contain NUL")]
     Parameters,
 }
 
-/// A line of [`ORDER`] that names no module file.
+/// An invalid line of [`ORDER`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} of the module order is {text:?}")]
+#[error("line {line} of the module order is invalid: {text:?}")]
 pub struct OrderError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What stands there.
+    /// Text of the line.
     pub text: String,
-    /// What is wrong with it.
+    /// The reason.
     #[source]
-    pub problem: Problem,
+    pub problem: LineError,
 }
 
-/// A line of [`ORDER`]: a file name, and the module's parameters after a space.
+/// A line of [`ORDER`]: a file name, optionally followed by a space and the module's parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// Name of the file.
+    /// File name.
     pub file: FileName,
-    /// As modprobe(8) takes them, `max_loop=8 max_part=0`; empty for none. The kernel's command line
-    /// (`loop.max_loop=8`) has no effect on a module that is loaded by `finit_module`.
+    /// Parameters in the format of modprobe(8), such as `max_loop=8 max_part=0`. The kernel command line
+    /// (`loop.max_loop=8`) has no effect on a module that `finit_module` loads.
     pub parameters: CString,
 }
 
 impl FromStr for Module {
-    type Err = Problem;
+    type Err = LineError;
 
-    fn from_str(line: &str) -> Result<Self, Problem> {
+    fn from_str(line: &str) -> Result<Self, LineError> {
         let (file, parameters) = line.split_once(' ').unwrap_or((line, ""));
-        let parameters = CString::new(parameters).map_err(|_| Problem::Parameters)?;
+        let parameters = CString::new(parameters).map_err(|_| LineError::Parameters)?;
         Ok(Self { file: file.parse()?, parameters })
     }
 }
 
-/// Reads the text of [`ORDER`]. Empty lines are skipped.
+/// Parses the content of [`ORDER`]. Empty lines are skipped.
 ///
 /// # Errors
-/// [`OrderError`]: the first line that is not a file name of a module with its parameters.
+/// [`OrderError`] for the first invalid line.
 pub fn parse(text: &str) -> Result<Vec<Module>, OrderError> {
     text.lines()
         .enumerate()
@@ -110,11 +110,11 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_leave_the_directory() {
+    fn a_file_name_with_a_path_is_rejected() {
         let wrong = parse("xfs.ko\n../xfs.ko\n").unwrap_err();
-        assert_eq!(wrong, OrderError { line: 2, text: "../xfs.ko".into(), problem: Problem::Name });
+        assert_eq!(wrong, OrderError { line: 2, text: "../xfs.ko".into(), problem: LineError::Name });
         for text in ["fs/xfs.ko", ".ko", "xfs.ko.ko", "a b.ko"] {
-            assert_eq!(text.parse::<FileName>(), Err(Problem::Name), "{text}");
+            assert_eq!(text.parse::<FileName>(), Err(LineError::Name), "{text}");
         }
     }
 
@@ -123,12 +123,12 @@ mod tests {
         let modules = parse("xfs.ko\nloop.ko max_loop=8 max_part=0\n").unwrap();
         let parameters: Vec<_> = modules.iter().map(|module| module.parameters.to_str().unwrap()).collect();
         assert_eq!(parameters, ["", "max_loop=8 max_part=0"]);
-        assert_eq!("loop.ko max_loop=\0".parse::<Module>(), Err(Problem::Parameters));
-        assert_eq!("max_loop=8 loop.ko".parse::<Module>(), Err(Problem::Suffix));
+        assert_eq!("loop.ko max_loop=\0".parse::<Module>(), Err(LineError::Parameters));
+        assert_eq!("max_loop=8 loop.ko".parse::<Module>(), Err(LineError::Suffix));
     }
 
     #[test]
-    fn a_compressed_module_is_refused() {
-        assert_eq!("xfs.ko.xz".parse::<FileName>(), Err(Problem::Suffix));
+    fn a_compressed_module_is_rejected() {
+        assert_eq!("xfs.ko.xz".parse::<FileName>(), Err(LineError::Suffix));
     }
 }

@@ -1,24 +1,24 @@
 use nix::libc;
 use nix::sys::statvfs::FsFlags;
 
-/// What a mount forbids. Any combination is valid.
+/// Restrictions of a mount. Any combination is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Attributes {
-    /// Nothing can be written through this mount.
+    /// Writes through this mount fail (`ro`).
     pub read_only: bool,
-    /// Set-uid, set-gid and file capabilities mean nothing here.
+    /// Set-user-ID, set-group-ID and file capabilities are ignored (`nosuid`).
     pub no_suid: bool,
-    /// Device nodes cannot be opened here.
+    /// Device nodes cannot be opened (`nodev`).
     pub no_dev: bool,
-    /// Programs cannot be executed here.
+    /// Programs cannot be executed (`noexec`).
     pub no_exec: bool,
 }
 
 impl Attributes {
-    /// Writable, but what is stored there can do nothing: `nosuid,nodev,noexec`.
+    /// Writable with `nosuid,nodev,noexec`.
     pub const INERT: Self = Self { read_only: false, no_suid: true, no_dev: true, no_exec: true };
 
-    /// `MOUNT_ATTR_*` bits to set and to clear, so that afterwards exactly these attributes hold.
+    /// `MOUNT_ATTR_*` bits to set and to clear, which together set exactly these attributes.
     pub(crate) const fn bits(self) -> (u64, u64) {
         let all = [
             (self.read_only, libc::MOUNT_ATTR_RDONLY),

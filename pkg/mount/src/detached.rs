@@ -7,31 +7,30 @@ use nix::errno::Errno;
 use crate::error::{AttachError, CloneError, SetError};
 use crate::{Attributes, sys};
 
-/// A mount that is attached nowhere: nobody can reach it by a path. Dropped, it is gone.
+/// A detached mount, which no path reaches. Dropping it removes it.
 #[derive(Debug)]
 pub struct Detached(OwnedFd);
 
 impl Detached {
-    /// A bind mount of what `source` stands on, without the mounts below it. It has the flags of the mount it came
-    /// from. `source` may be opened with `O_PATH`.
+    /// A bind mount of the file or directory `source`, without the mounts below it and with the attributes of its
+    /// mount. `O_PATH` is sufficient for `source`.
     ///
     /// # Errors
-    /// [`CloneError::NotPermitted`] without `CAP_SYS_ADMIN`, [`CloneError::NotOurs`] for a mount of another namespace.
+    /// [`CloneError::NotPermitted`] without `CAP_SYS_ADMIN`, [`CloneError::Foreign`] for a mount of another namespace.
     ///
     /// `open_tree(OPEN_TREE_CLONE)`, Linux 5.2.
     pub fn clone_of(source: impl AsFd) -> Result<Self, CloneError> {
         sys::open_tree_clone(source.as_fd()).map(Self).map_err(|errno| match errno {
             Errno::EPERM => CloneError::NotPermitted,
-            Errno::EINVAL => CloneError::NotOurs,
+            Errno::EINVAL => CloneError::Foreign,
             other => CloneError::Kernel(other),
         })
     }
 
-    /// Gives the mount exactly these attributes and takes it out of the peer group of the mount it came from: what is
-    /// mounted there later does not appear here.
+    /// Sets exactly these attributes and makes the mount private: later mounts below the source do not propagate to it.
     ///
     /// # Errors
-    /// [`SetError::Locked`] if a flag that would be cleared came from a more privileged user namespace.
+    /// [`SetError::Locked`] if an attribute that would be cleared was set in a more privileged user namespace.
     ///
     /// `mount_setattr`, Linux 5.12.
     pub fn set(&self, attributes: Attributes) -> Result<(), SetError> {
@@ -42,22 +41,23 @@ impl Detached {
         })
     }
 
-    /// Attaches the mount on an open directory (or file, if it is a mount of a file). `target` may be opened with
-    /// `O_PATH`. The kernel puts it on top of what is mounted there: look first, see [`crate::at`].
+    /// Attaches the mount to an open directory, or to a file if it is a mount of a file. `O_PATH` is sufficient for
+    /// `target`. The kernel stacks it on an existing mount; use [`crate::at`] to detect one.
     ///
     /// # Errors
-    /// [`AttachError::Refused`] for a directory on a file or the reverse; the mount is gone then.
+    /// [`AttachError::Rejected`] for a directory on a file or the reverse. The mount is removed on errors.
     ///
     /// `move_mount`, Linux 5.2.
     pub fn attach(self, target: impl AsFd) -> Result<(), AttachError> {
         sys::move_mount(self.0.as_fd(), target.as_fd()).map_err(AttachError::of)
     }
 
-    /// The same on an entry of a directory that is open, without opening the entry: two system calls less. A symbolic
-    /// link is not followed: a directory does not go on it.
+    /// Like [`attach`](Self::attach), to an entry of an open directory, without opening the entry: two system calls
+    /// less. Does not follow a symbolic link; attaching a directory to one fails.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach). [`AttachError::Name`] for what is not the name of an entry, like `..` or `a/b`.
+    /// Those of [`attach`](Self::attach); [`AttachError::Name`] if `name` is not the name of an entry, like `..` or
+    /// `a/b`.
     ///
     /// `move_mount`, Linux 5.2.
     pub fn attach_at(self, directory: impl AsFd, name: &OsStr) -> Result<(), AttachError> {

@@ -2,51 +2,51 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-/// Why a mount could not be copied.
+/// A mount cannot be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloneError {
-    /// No `CAP_SYS_ADMIN` in the user namespace that owns the mount namespace (`EPERM`).
-    #[error("copying a mount needs CAP_SYS_ADMIN")]
+    /// `CAP_SYS_ADMIN` is missing in the user namespace that owns the mount namespace (`EPERM`).
+    #[error("copying a mount requires CAP_SYS_ADMIN")]
     NotPermitted,
-    /// The descriptor stands on a mount of another namespace, or on one that may not be copied (`EINVAL`).
+    /// The mount belongs to another mount namespace or is unbindable (`EINVAL`).
     #[error("the mount belongs to another mount namespace or is unbindable")]
-    NotOurs,
-    /// Anything else that `open_tree` answers.
+    Foreign,
+    /// Any other error of `open_tree`.
     #[error("open_tree failed")]
     Kernel(#[source] Errno),
 }
 
-/// Why a detached mount did not take its attributes.
+/// The attributes of a detached mount cannot be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// The kernel has no `mount_setattr` (`ENOSYS`).
-    #[error("mount_setattr is missing, Linux 5.12 is needed")]
+    /// The kernel lacks `mount_setattr` (`ENOSYS`).
+    #[error("the kernel lacks mount_setattr; Linux 5.12 or later is required")]
     KernelTooOld,
-    /// A flag is locked by the user namespace that the mount came from (`EPERM`).
-    #[error("a flag of the mount is locked")]
+    /// The user namespace that created the source mount locked an attribute (`EPERM`).
+    #[error("an attribute of the mount is locked")]
     Locked,
-    /// Anything else that `mount_setattr` answers.
+    /// Any other error of `mount_setattr`.
     #[error("mount_setattr failed")]
     Kernel(#[source] Errno),
 }
 
-/// Why a detached mount could not be attached.
+/// A detached mount cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// A directory cannot be mounted on a file, nor a file on a directory, nor anything in another mount namespace
+    /// The target is a file and the mount a directory, or the reverse, or the target is in another mount namespace
     /// (`EINVAL`).
-    #[error("the target is not of the same kind as what is mounted, or in another mount namespace")]
-    Refused,
-    /// The target was removed meanwhile (`ENOENT`).
+    #[error("the target is of another type than the mounted file, or in another mount namespace")]
+    Rejected,
+    /// The target was removed (`ENOENT`).
     #[error("the target does not exist any more")]
     Gone,
-    /// The mount namespace holds `fs.mount-max` mounts (`ENOSPC`).
-    #[error("too many mounts, raise fs.mount-max")]
+    /// The mount namespace has `fs.mount-max` mounts (`ENOSPC`).
+    #[error("the mount namespace has too many mounts; increase fs.mount-max")]
     TooMany,
-    /// The entry to be mounted on is given by what is no name of one.
-    #[error("the target is not given by the name of an entry of its directory")]
+    /// The name is not the name of a directory entry.
+    #[error("the name of the target is not the name of a directory entry")]
     Name,
-    /// Anything else that `move_mount` answers.
+    /// Any other error of `move_mount`.
     #[error("move_mount failed")]
     Kernel(#[source] Errno),
 }
@@ -54,7 +54,7 @@ pub enum AttachError {
 impl AttachError {
     pub(crate) fn of(errno: Errno) -> Self {
         match errno {
-            Errno::EINVAL => Self::Refused,
+            Errno::EINVAL => Self::Rejected,
             Errno::ENOENT => Self::Gone,
             Errno::ENOSPC => Self::TooMany,
             other => Self::Kernel(other),
@@ -62,11 +62,11 @@ impl AttachError {
     }
 }
 
-/// Why nothing can be said about an open descriptor's place.
+/// The mount of a descriptor cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookError {
-    /// The kernel did not say which mount it is or whether this is its root.
-    #[error("statx tells nothing about mounts, Linux 5.8 is needed")]
+    /// `statx` did not return the mount ID or `STATX_ATTR_MOUNT_ROOT`.
+    #[error("statx does not return mount IDs; Linux 5.8 or later is required")]
     KernelTooOld,
     /// `statx` failed.
     #[error("statx failed")]
@@ -76,82 +76,82 @@ pub enum LookError {
     Statfs(#[source] Errno),
 }
 
-/// Why something is still mounted.
+/// A mount cannot be unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnmountError {
-    /// Open files, working directories or mounts below it (`EBUSY`).
+    /// Open files, working directories or mounts below keep the mount busy (`EBUSY`).
     #[error("the mount is in use")]
     Busy,
-    /// Nothing is mounted there (`EINVAL`), or it is a symbolic link.
-    #[error("nothing is mounted there")]
+    /// Nothing is mounted at the path (`EINVAL`), or it is a symbolic link.
+    #[error("nothing is mounted at the path")]
     NotMounted,
-    /// No such file or directory (`ENOENT`).
-    #[error("it does not exist")]
+    /// The path does not exist (`ENOENT`).
+    #[error("the path does not exist")]
     Absent,
-    /// The name is not one component of a path.
-    #[error("the name is not one component of a path")]
+    /// The name is not a single path component.
+    #[error("the name is not a single path component")]
     Name,
-    /// Anything else that `umount2` answers.
+    /// Any other error of `umount2`.
     #[error("umount2 failed")]
     Kernel(#[source] Errno),
 }
 
-/// Why a file system could not be mounted.
+/// A file system cannot be mounted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilesystemError {
-    /// The kernel does not know the type (`ENODEV`); its module may be missing.
-    #[error("the kernel has no file system {kind}, is its module loaded?")]
+    /// The kernel does not support the type (`ENODEV`); its module may be missing.
+    #[error("the kernel does not support the file system {kind}; load its module")]
     UnknownKind {
-        /// Type asked for.
+        /// Requested type.
         kind: String,
     },
-    /// Source or target do not exist (`ENOENT`).
-    #[error("cannot mount {kind} on {}, source or target does not exist", target.display())]
+    /// Source or target does not exist (`ENOENT`).
+    #[error("cannot mount {kind} on {}: source or target does not exist", target.display())]
     Absent {
-        /// Type asked for.
+        /// Requested type.
         kind: String,
-        /// Where it should go.
+        /// Mount point.
         target: PathBuf,
     },
-    /// Already mounted, or the device is in use (`EBUSY`).
-    #[error("cannot mount {kind} on {}, it is in use", target.display())]
+    /// The file system is mounted already, or the device is in use (`EBUSY`).
+    #[error("cannot mount {kind} on {}: already mounted or in use", target.display())]
     Busy {
-        /// Type asked for.
+        /// Requested type.
         kind: String,
-        /// Where it should go.
+        /// Mount point.
         target: PathBuf,
     },
-    /// Bad superblock, unknown option (`EINVAL`): the kernel's log says which.
-    #[error("cannot mount {kind} on {}, bad superblock or option, see the kernel's log", target.display())]
-    Refused {
-        /// Type asked for.
+    /// Invalid superblock or option (`EINVAL`); the kernel log has the details.
+    #[error("cannot mount {kind} on {}: invalid superblock or option, see the kernel log", target.display())]
+    Rejected {
+        /// Requested type.
         kind: String,
-        /// Where it should go.
+        /// Mount point.
         target: PathBuf,
     },
-    /// Anything else that `mount` answers.
+    /// Any other error of `mount`.
     #[error("cannot mount {kind} on {}", target.display())]
     Kernel {
-        /// Type asked for.
+        /// Requested type.
         kind: String,
-        /// Where it should go.
+        /// Mount point.
         target: PathBuf,
-        /// What the kernel said.
+        /// Errno of the call.
         #[source]
         errno: Errno,
     },
 }
 
-/// Why the table of mounts could not be read.
+/// The mount table cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// `/proc/thread-self/mountinfo` cannot be read.
-    #[error("cannot read the table of mounts, is /proc mounted?")]
+    #[error("cannot read the mount table; /proc must be mounted")]
     Read(#[source] std::io::Error),
-    /// A line is not what proc_pid_mountinfo(5) says.
-    #[error("line {line} of the table of mounts is malformed")]
+    /// A line does not have the format of proc_pid_mountinfo(5).
+    #[error("line {line} of the mount table is malformed")]
     Malformed {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
     },
 }

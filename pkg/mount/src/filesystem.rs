@@ -5,25 +5,25 @@ use nix::mount::{MsFlags, mount};
 
 use crate::error::FilesystemError;
 
-/// A file system to mount, mount(2)'s arguments under their names.
+/// Arguments of mount(2).
 #[derive(Clone, Copy, Debug)]
 pub struct Filesystem<'a> {
     /// Type: `xfs`, `tmpfs`, `proc`.
     pub kind: &'a str,
-    /// Device, or what `/proc/mounts` shows for file systems without one.
+    /// Device, or the name that `/proc/mounts` shows for file systems without one.
     pub source: &'a Path,
-    /// An existing directory.
+    /// Mount point, an existing directory.
     pub target: &'a Path,
-    /// Flags that every file system has.
+    /// Flags that apply to all file systems.
     pub flags: MsFlags,
-    /// The type's own options, separated by commas; empty for none.
+    /// Options of the file system type, separated by commas.
     pub data: &'a str,
 }
 
 /// Mounts a file system.
 ///
 /// # Errors
-/// [`FilesystemError`], by cause.
+/// [`FilesystemError`].
 ///
 /// mount(2).
 pub fn filesystem(what: Filesystem<'_>) -> Result<(), FilesystemError> {
@@ -35,7 +35,7 @@ pub fn filesystem(what: Filesystem<'_>) -> Result<(), FilesystemError> {
             Errno::ENODEV => FilesystemError::UnknownKind { kind },
             Errno::ENOENT => FilesystemError::Absent { kind, target },
             Errno::EBUSY => FilesystemError::Busy { kind, target },
-            Errno::EINVAL => FilesystemError::Refused { kind, target },
+            Errno::EINVAL => FilesystemError::Rejected { kind, target },
             errno => FilesystemError::Kernel { kind, target, errno },
         }
     })

@@ -1,14 +1,14 @@
-//! Mounts by descriptor.
+//! Creates and inspects mounts by file descriptor.
 //!
-//! A bind mount is made in three steps, so that it never exists anywhere without its flags: [`Detached::clone_of`]
-//! copies a mount that is attached nowhere, [`Detached::set`] gives it its [`Attributes`], [`Detached::attach`] puts it
-//! on an open directory or file. [`at`] says what an open descriptor stands on without reading `mountinfo`, whose
-//! length grows with the number of mounts. [`table`] reads it for the one question that needs all mounts: where else
-//! something is mounted. [`filesystem`] is plain mount(2), for the few file systems of a node.
+//! A bind mount is created in three steps, so that it is never visible without its attributes: [`Detached::clone_of`]
+//! copies a mount without attaching it, [`Detached::set`] sets its [`Attributes`], and [`Detached::attach`] attaches it
+//! to an open directory or file. [`at`] returns the mount of an open descriptor without reading `mountinfo`, whose
+//! length grows with the number of mounts. [`table`] reads `mountinfo`, to find all mounts of a file. [`filesystem`] is
+//! mount(2).
 //!
-//! What is refused: recursive clones, and lazy unmounts (a volume that is still in use must not look unmounted).
+//! Not supported: recursive clones, and lazy unmounts (a volume that is still in use must not look unmounted).
 //!
-//! Linux 5.12 (`mount_setattr`); everything else is older.
+//! Requires Linux 5.12 (`mount_setattr`).
 //!
 //! ```no_run
 //! use std::fs::File;

@@ -6,7 +6,7 @@ use nix::sys::statvfs::fstatvfs;
 use crate::error::LookError;
 use crate::{Attributes, sys};
 
-/// Which inode of which file system: the same for every mount of it, other for everything else that exists now.
+/// Device and inode number. Equal for all mounts of an inode, different for different existing inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// `st_dev`: major and minor number.
@@ -15,41 +15,41 @@ pub struct Identity {
     pub inode: u64,
 }
 
-/// What kind of file it is, as far as mounts care.
+/// File type, as far as it matters for mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A directory: directories can be mounted on it.
+    /// A directory. Directories can only be mounted on directories.
     Directory,
-    /// A regular file. Files of any kind can be mounted on it.
+    /// A regular file. All types except directories can be mounted on it.
     File,
-    /// The node of a block device, with its major and minor number. Like a file for mounts.
+    /// A block device with its major and minor number. Like a file for mounts.
     BlockDevice(u32, u32),
-    /// A symbolic link: nothing can be mounted on it.
+    /// A symbolic link. Nothing can be mounted on it.
     Link,
-    /// The node of a character device, a socket or a pipe. Like a file for mounts.
+    /// A character device, socket or pipe. Like a file for mounts.
     Other,
 }
 
-/// What an open descriptor stands on.
+/// File and mount of an open descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which inode it is: of what is mounted, where something is mounted.
+    /// Inode; at a mount point, that of the mounted file or directory.
     pub identity: Identity,
-    /// What kind of file.
+    /// File type.
     pub kind: Kind,
-    /// Bytes in a regular file; means nothing for other kinds.
+    /// Size of a regular file in bytes; undefined for other types.
     pub size: u64,
-    /// The mount's number, unique as long as it is mounted.
+    /// Mount ID, unique while the mount exists.
     pub mount: u64,
-    /// Attributes of the mount, if the place is a mount's root. Read-only is what holds: it is also said of a
-    /// writable mount of a file system that is read-only as a whole.
+    /// Attributes of the mount if the descriptor refers to its root. `read_only` is also set for a writable mount of a
+    /// read-only file system.
     pub mounted: Option<Attributes>,
-    /// Nothing has a name for the inode any more: a removed directory that is still mounted or open.
+    /// The inode has no name: a deleted file or directory that is still mounted or open.
     pub removed: bool,
 }
 
-/// What `file` stands on: by descriptor, two system calls at most, however many mounts there are. To ask what is
-/// mounted at a path, open the path (`O_PATH` is enough); the kernel resolves it to what is mounted on top.
+/// File and mount of `file`, with at most two system calls, independent of the number of mounts. To find what is
+/// mounted at a path, open the path with `O_PATH`; the kernel resolves it to the topmost mount.
 ///
 /// # Errors
 /// [`LookError::KernelTooOld`] below Linux 5.8; [`LookError::Statx`], [`LookError::Statfs`] otherwise.
@@ -59,7 +59,7 @@ pub fn at(file: impl AsFd) -> Result<Place, LookError> {
     look(file.as_fd())
 }
 
-/// Which inode `file` is: one system call.
+/// Device and inode number of `file`, with one system call.
 ///
 /// # Errors
 /// [`LookError::Statx`].

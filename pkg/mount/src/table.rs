@@ -4,24 +4,22 @@ use std::path::PathBuf;
 
 use crate::error::TableError;
 
-/// One mount of this namespace.
+/// A mount of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The mount's number, see [`crate::Place::mount`].
+    /// Mount ID, as in [`crate::Place::mount`].
     pub mount: u64,
     /// Major and minor number of the file system.
     pub device: (u32, u32),
-    /// What of the file system is mounted: `/` or a directory of it.
+    /// The mounted directory or file within the file system; `/` for its root.
     pub root: PathBuf,
-    /// Where it is mounted, seen from this process' root. Another mount may hide it.
+    /// Mount point relative to the root directory of this process. Another mount may hide it.
     pub point: PathBuf,
-    /// The group of mounts in which each gets what is mounted beneath another one (`MS_SHARED`); `None` if what is
-    /// mounted beneath this one stays here.
+    /// Peer group (`MS_SHARED`), whose members propagate mounts to each other; `None` if the mount is not shared.
     pub peers: Option<u64>,
 }
 
-/// Every mount that this process can reach, in mount order. Grows with the number of mounts: ask [`crate::at`] where
-/// one place is the question.
+/// All mounts that this process can reach, in mount order. O(mounts); use [`crate::at`] for a single path.
 ///
 /// # Errors
 /// [`TableError::Read`] without `/proc`.
@@ -31,10 +29,10 @@ pub fn table() -> Result<Vec<Entry>, TableError> {
     parse_table(&std::fs::read("/proc/thread-self/mountinfo").map_err(TableError::Read)?)
 }
 
-/// Reads the text of a table: of another process (`/proc/PID/mountinfo`), or one that was kept.
+/// Parses a mount table, for example of another process (`/proc/PID/mountinfo`).
 ///
 /// # Errors
-/// [`TableError::Malformed`] names the first line that the kernel cannot have written.
+/// [`TableError::Malformed`] for the first invalid line.
 pub fn parse_table(text: &[u8]) -> Result<Vec<Entry>, TableError> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.enumerate().map(|(index, line)| entry(line).ok_or(TableError::Malformed { line: index + 1 })).collect()
@@ -47,17 +45,17 @@ fn entry(line: &[u8]) -> Option<Entry> {
     let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let device = (number(major.as_bytes())?, number(minor.as_bytes())?);
     let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
-    fields.next()?; // otherwise the line may be cut, and the last path with it
+    fields.next()?; // without this field, the line and its last path may be truncated
     let peers = fields.take_while(|field| *field != b"-").find_map(|field| number(field.strip_prefix(b"shared:")?));
     Some(Entry { mount, device, root, point, peers })
 }
 
-/// Digits and nothing else: the standard library would take a sign.
+/// Parses digits; `FromStr` of the standard library also accepts a sign.
 fn number<N: std::str::FromStr>(field: &[u8]) -> Option<N> {
     std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
-/// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
+/// The kernel escapes space, tab, line feed and backslash as `\` and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -88,7 +86,7 @@ mod tests {
     const LINE: &[u8] = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n";
 
     #[test]
-    fn a_line_of_the_manual_is_read() {
+    fn the_example_of_the_manual_is_parsed() {
         let found = parse_table(LINE).expect("a table");
         assert_eq!(
             found,
@@ -103,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_mount_tells_its_peers() {
+    fn the_peer_group_of_a_shared_mount_is_parsed() {
         let peers = |fields: &str| {
             let text = format!("36 35 98:0 / /mnt rw {fields}- ext3 shared:9 rw\n");
             parse_table(text.as_bytes()).expect("a table")[0].peers
@@ -115,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_line_is_named() {
+    fn a_truncated_line_is_reported() {
         for cut in [&b"37 35 98:0 /"[..], b"37 35 98:0 / /data/vol"] {
             let text = [LINE, cut].concat();
             assert!(matches!(parse_table(&text), Err(TableError::Malformed { line: 2 })));
@@ -123,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_digits_only() {
+    fn numbers_consist_of_digits_only() {
         for wrong in
             ["+1 2 3:4 / / rw\n", "1 2 3:-4 / / rw\n", "1 2 3:4:5 / / rw\n", " 2 3:4 / / rw\n", "1 2 34 / / rw\n"]
         {
@@ -132,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_three_octal_digits_are_a_code() {
+    fn escapes_have_exactly_three_octal_digits() {
         for (field, expected) in [
             (&br"/a\040b"[..], &b"/a b"[..]),
             (br"/\+12", br"/\+12"),
@@ -145,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_last_root_is_where_we_are() {
+    fn the_last_root_of_the_table_is_the_current_root() {
         let root = crate::at(std::fs::File::open("/").expect("open /")).expect("look at /");
         let table = table().expect("a table");
         let found = table.iter().find(|entry| entry.mount == root.mount).expect("the root's mount");
         assert_eq!((found.point.as_path(), found.device), (Path::new("/"), root.identity.device));
     }
 
-    /// As the kernel's `mangle` writes it.
+    /// Escapes like `mangle` of the kernel.
     fn escape(path: &[u8]) -> Vec<u8> {
         path.iter()
             .flat_map(|byte| match byte {
@@ -164,14 +162,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_path_is_read_back(path in proptest::collection::vec(1_u8.., 1..40)) {
+        fn parsing_reverses_escaping(path in proptest::collection::vec(1_u8.., 1..40)) {
             let text = [b"1 2 3:4 / ", escape(&path).as_slice(), b" rw - xfs none rw\n"].concat();
             let found = parse_table(&text).expect("a table");
             prop_assert_eq!(found[0].point.as_os_str().as_bytes(), path.as_slice());
         }
 
         #[test]
-        fn no_text_panics(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_never_panics(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_table(&text);
         }
     }

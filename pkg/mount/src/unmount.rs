@@ -7,10 +7,10 @@ use nix::mount::{MntFlags, umount2};
 
 use crate::error::UnmountError;
 
-/// Unmounts what is mounted on top at `path`. A symbolic link as last component is not followed.
+/// Unmounts the topmost mount at `path`. Does not follow a symbolic link in the last component.
 ///
 /// # Errors
-/// [`UnmountError::Busy`] while files of it are open or something is mounted below; [`UnmountError::NotMounted`] where
+/// [`UnmountError::Busy`] while its files are open or something is mounted below; [`UnmountError::NotMounted`] if
 /// nothing is mounted.
 ///
 /// umount2(2) with `UMOUNT_NOFOLLOW`.
@@ -23,17 +23,17 @@ pub fn unmount(path: &Path) -> Result<(), UnmountError> {
     })
 }
 
-/// Unmounts what is mounted at `name` in the open directory `parent` (`O_PATH` is enough). A descriptor of the mount
-/// itself would keep it busy: close it before. Needs `/proc`.
+/// Unmounts the topmost mount at `name` in the open directory `parent` (`O_PATH` is sufficient). Close descriptors of
+/// the mount before, because they keep it busy. Requires `/proc`.
 ///
 /// # Errors
-/// As [`unmount`]; [`UnmountError::Name`] if `name` is not one component of a path.
+/// Those of [`unmount`]; [`UnmountError::Name`] if `name` is not a single path component.
 pub fn unmount_beneath(parent: impl AsFd, name: &OsStr) -> Result<(), UnmountError> {
     let mut components = Path::new(name).components();
     let (Some(Component::Normal(only)), None) = (components.next(), components.next()) else {
         return Err(UnmountError::Name);
     };
-    // umount2 takes no descriptor. The link in /proc is resolved to the open directory itself, not to its path.
+    // umount2 takes no descriptor. The kernel resolves the link in /proc to the open directory, not by its path.
     unmount(&Path::new(&format!("/proc/self/fd/{}", parent.as_fd().as_raw_fd())).join(only))
 }
 
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_component_is_a_name() {
+    fn only_single_components_are_accepted() {
         let root = File::open("/").expect("open /");
         for name in ["", ".", "..", "/", "a/b", "/proc"] {
             assert_eq!(unmount_beneath(&root, OsStr::new(name)), Err(UnmountError::Name), "{name:?}");

@@ -1,4 +1,4 @@
-//! What the kernel says about mounts by descriptor. Runs as root in a machine of its own.
+//! Kernel behaviour of mounts by descriptor. Requires root in a VM.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,7 @@ use nix::fcntl::{OFlag, open};
 use nix::mount::MsFlags;
 use nix::sys::stat::Mode;
 
-/// A directory to mount, with one file in it, and an empty one to mount it on.
+/// A directory with a file, and an empty directory as the mount point.
 struct Scratch {
     source: PathBuf,
     target: PathBuf,
@@ -40,12 +40,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Something mounted below would keep the disk busy.
+        // A mount below would keep the disk busy.
         while mount::unmount(&self.target).is_ok() {}
     }
 }
 
-/// What is at `path` now, mounts included.
+/// Opens the topmost file at `path`.
 fn handle(path: &Path) -> OwnedFd {
     open(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty()).expect("open")
 }
@@ -55,7 +55,7 @@ fn mounted(path: &Path) -> Option<Attributes> {
 }
 
 #[test]
-fn a_bind_mount_is_the_same_directory_with_its_own_attributes() {
+fn a_bind_mount_has_its_own_attributes() {
     let scratch = Scratch::new();
     let before = mount::at(handle(&scratch.target)).expect("look");
     assert_eq!((before.kind, before.mounted), (Kind::Directory, None));
@@ -67,11 +67,11 @@ fn a_bind_mount_is_the_same_directory_with_its_own_attributes() {
     assert_eq!(after.identity, mount::identity(handle(&scratch.source)).expect("look"));
     assert_ne!(after.mount, before.mount);
     assert_eq!(fs::read(scratch.target.join("file")).expect("read"), b"here");
-    assert_eq!(mounted(&scratch.source), None, "the source itself is no mount");
+    assert_eq!(mounted(&scratch.source), None, "the source is not a mount");
 }
 
 #[test]
-fn read_only_holds_for_the_mount_and_not_for_its_source() {
+fn a_read_only_mount_has_a_writable_source() {
     let scratch = Scratch::new();
     scratch.bind(Attributes { read_only: true, ..Attributes::INERT });
     let through = OpenOptions::new().write(true).open(scratch.target.join("file"));
@@ -81,7 +81,7 @@ fn read_only_holds_for_the_mount_and_not_for_its_source() {
 }
 
 #[test]
-fn a_program_and_a_device_node_do_nothing_on_an_inert_mount() {
+fn an_inert_mount_rejects_programs_and_device_nodes() {
     let scratch = Scratch::new();
     let null = nix::sys::stat::makedev(1, 3);
     let (kind, mode) = (nix::sys::stat::SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
@@ -110,26 +110,26 @@ fn every_combination_of_attributes_is_read_back() {
 }
 
 #[test]
-fn a_detached_mount_that_is_dropped_leaves_nothing() {
+fn dropping_a_detached_mount_removes_it() {
     let scratch = Scratch::new();
     let clone = Detached::clone_of(handle(&scratch.source)).expect("clone");
     clone.set(Attributes::INERT).expect("set");
     let below = |entry: &mount::Entry| entry.point.starts_with(scratch.disk.path());
     let count = || mount::table().expect("table").into_iter().filter(below).count();
-    assert_eq!(count(), 1, "nobody sees it before it is attached");
+    assert_eq!(count(), 1, "the mount is invisible before it is attached");
     drop(clone);
     assert_eq!(count(), 1);
     assert_eq!(mounted(&scratch.target), None);
 }
 
 #[test]
-fn a_directory_is_not_mounted_on_a_file_but_a_file_is() {
+fn only_a_file_can_be_mounted_on_a_file() {
     let scratch = Scratch::new();
     let (file, other) = (scratch.source.join("file"), scratch.target.join("other"));
     fs::write(&other, "").expect("a file");
 
     let directory = Detached::clone_of(handle(&scratch.source)).expect("clone");
-    assert_eq!(directory.attach(handle(&other)), Err(AttachError::Refused));
+    assert_eq!(directory.attach(handle(&other)), Err(AttachError::Rejected));
 
     Detached::clone_of(handle(&file)).expect("clone").attach(handle(&other)).expect("attach");
     assert_eq!(fs::read(&other).expect("read"), b"here");
@@ -138,7 +138,7 @@ fn a_directory_is_not_mounted_on_a_file_but_a_file_is() {
 }
 
 #[test]
-fn an_entry_is_mounted_on_by_its_name_and_a_link_is_not_followed() {
+fn attach_at_does_not_follow_links() {
     let scratch = Scratch::new();
     let root = handle(scratch.disk.path());
     let clone = || Detached::clone_of(handle(&scratch.source)).expect("clone");
@@ -149,7 +149,7 @@ fn an_entry_is_mounted_on_by_its_name_and_a_link_is_not_followed() {
 
     symlink(&scratch.target, scratch.disk.path().join("link")).expect("a link");
     let refused = [
-        ("link", AttachError::Refused),
+        ("link", AttachError::Rejected),
         ("absent", AttachError::Gone),
         ("", AttachError::Name),
         (".", AttachError::Name),
@@ -164,7 +164,7 @@ fn an_entry_is_mounted_on_by_its_name_and_a_link_is_not_followed() {
 }
 
 #[test]
-fn a_target_that_was_removed_is_gone() {
+fn a_removed_target_is_reported_as_gone() {
     let scratch = Scratch::new();
     let held = handle(&scratch.target);
     fs::remove_dir(&scratch.target).expect("remove");
@@ -173,7 +173,7 @@ fn a_target_that_was_removed_is_gone() {
 }
 
 #[test]
-fn a_removed_directory_that_is_still_mounted_says_so() {
+fn a_removed_directory_that_is_mounted_is_reported() {
     let scratch = Scratch::new();
     scratch.bind(Attributes::INERT);
     assert!(!mount::at(handle(&scratch.target)).expect("look").removed);
@@ -182,7 +182,7 @@ fn a_removed_directory_that_is_still_mounted_says_so() {
 }
 
 #[test]
-fn what_is_mounted_on_the_source_later_does_not_appear_at_the_target() {
+fn later_mounts_below_the_source_do_not_propagate() {
     let scratch = Scratch::new();
     let shared = MsFlags::MS_SHARED;
     nix::mount::mount(None::<&str>, scratch.disk.path(), None::<&str>, shared, None::<&str>).expect("make shared");
@@ -202,7 +202,7 @@ fn what_is_mounted_on_the_source_later_does_not_appear_at_the_target() {
 }
 
 #[test]
-fn unmount_takes_what_is_on_top_and_tells_when_nothing_is_left() {
+fn unmount_removes_the_topmost_mount_first() {
     let scratch = Scratch::new();
     scratch.bind(Attributes::INERT);
     let parent = handle(scratch.disk.path());
@@ -223,7 +223,7 @@ fn a_mount_with_an_open_file_is_busy() {
 }
 
 #[test]
-fn a_link_to_a_mount_is_not_followed() {
+fn unmount_does_not_follow_a_link() {
     let scratch = Scratch::new();
     scratch.bind(Attributes::INERT);
     std::os::unix::fs::symlink("target", scratch.disk.path().join("link")).expect("a link");
@@ -233,7 +233,7 @@ fn a_link_to_a_mount_is_not_followed() {
 }
 
 #[test]
-fn the_table_names_root_and_mount_point() {
+fn the_table_contains_root_and_mount_point() {
     let scratch = Scratch::new();
     scratch.bind(Attributes::INERT);
     let place = mount::at(handle(&scratch.target)).expect("look");
@@ -244,7 +244,7 @@ fn the_table_names_root_and_mount_point() {
 }
 
 #[test]
-fn a_file_system_is_mounted_with_its_options_and_refusals_have_names() {
+fn filesystem_mounts_with_options_and_names_errors() {
     let scratch = Scratch::new();
     let good = Filesystem {
         kind: "tmpfs",
@@ -262,5 +262,5 @@ fn a_file_system_is_mounted_with_its_options_and_refusals_have_names() {
     let absent = mount::filesystem(Filesystem { target: Path::new("/absent"), ..good });
     assert!(matches!(absent, Err(FilesystemError::Absent { .. })), "{absent:?}");
     let refused = mount::filesystem(Filesystem { data: "size=nonsense", ..good });
-    assert!(matches!(refused, Err(FilesystemError::Refused { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(FilesystemError::Rejected { .. })), "{refused:?}");
 }

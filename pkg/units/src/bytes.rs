@@ -5,21 +5,21 @@ use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes: the size of something, a limit, what is free.
+/// A number of bytes, such as a size, a limit or free space.
 ///
-/// Its text is for people and exact: `1 GiB`, `1.5 GiB`, and where two decimals do not tell
-/// everything, the number itself behind it: `7.56 GiB (8123456512 B)`. Serialized it is the plain
-/// number. [`FromStr`](std::str::FromStr) reads what people type on command lines.
+/// `Display` prints a binary unit with at most two decimals, and the exact number after it if the decimals are not
+/// exact: `1 GiB`, `1.5 GiB`, `7.56 GiB (8123456512 B)`. Serde writes a plain number. [`FromStr`](std::str::FromStr)
+/// parses sizes with units, for command lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(u64);
 
-/// Binary units, the largest first.
+/// Binary units, largest first.
 pub(crate) const UNITS: [(&str, u64); 6] =
     [("EiB", 1 << 60), ("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl Bytes {
-    /// Nothing.
+    /// 0 bytes.
     pub const ZERO: Self = Self(0);
     /// 2^10 bytes.
     pub const KIB: Self = Self(1 << 10);
@@ -30,17 +30,17 @@ impl Bytes {
     /// 2^40 bytes.
     pub const TIB: Self = Self(1 << 40);
 
-    /// So many bytes.
+    /// Wraps a number of bytes.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// The plain number.
+    /// The number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The sum; `None` if it does not fit.
+    /// The sum; `None` on overflow.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -48,7 +48,7 @@ impl Bytes {
         }
     }
 
-    /// What is left of `self`; `None` if `other` is more.
+    /// The difference; `None` if `other` is larger than `self`.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(rest) => Some(Self(rest)),
@@ -56,7 +56,7 @@ impl Bytes {
         }
     }
 
-    /// So many times this; `None` if it does not fit.
+    /// The product; `None` on overflow.
     pub const fn checked_mul(self, times: u64) -> Option<Self> {
         match self.0.checked_mul(times) {
             Some(product) => Some(Self(product)),
@@ -69,18 +69,18 @@ impl Bytes {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// What is left of `self`, at least nothing.
+    /// The difference, at least 0.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// How many granules of `GRANULE` bytes hold this. Never too few, never overflows.
+    /// The number of granules of `GRANULE` bytes that hold `self` bytes, rounded up.
     pub const fn div_ceil<const GRANULE: u64>(self) -> u64 {
-        const { assert!(GRANULE > 0, "a granule has a size") };
+        const { assert!(GRANULE > 0, "a granule is larger than 0") };
         self.0.div_ceil(GRANULE)
     }
 
-    /// The next multiple of `GRANULE`; `None` if it does not fit.
+    /// The smallest multiple of `GRANULE` that is not less than `self`; `None` on overflow.
     pub const fn round_up<const GRANULE: u64>(self) -> Option<Self> {
         match self.div_ceil::<GRANULE>().checked_mul(GRANULE) {
             Some(rounded) => Some(Self(rounded)),
@@ -94,7 +94,7 @@ impl fmt::Display for Bytes {
         let Some((name, unit)) = UNITS.iter().find(|(_, unit)| self.0 >= *unit) else {
             return write!(f, "{} B", self.0);
         };
-        // In u128: a rest below 2^60 times a hundred is more than 64 bits hold.
+        // In u128: a remainder below 2^60, times 100, exceeds 64 bits.
         let scaled = u128::from(self.0 % unit) * 100;
         let (whole, hundredths) = (self.0 / unit, scaled / u128::from(*unit));
         match (hundredths / 10, hundredths % 10) {
@@ -108,7 +108,7 @@ impl fmt::Display for Bytes {
 }
 
 impl Sum for Bytes {
-    /// Saturates: a sum of sizes that is too large for 64 bits is larger than any disk anyway.
+    /// Saturates at `u64::MAX`, which is larger than any disk.
     fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
         sizes.fold(Self::ZERO, Self::saturating_add)
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_sizes_are_shown_in_their_unit() {
+    fn round_sizes_are_printed_in_their_largest_unit() {
         assert_eq!(Bytes::ZERO.to_string(), "0 B");
         assert_eq!(Bytes::new(1023).to_string(), "1023 B");
         assert_eq!(Bytes::KIB.to_string(), "1 KiB");
@@ -138,20 +138,20 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_two_decimals_do_not_tell_shows_its_bytes_too() {
+    fn inexact_sizes_are_printed_with_their_exact_bytes() {
         assert_eq!(Bytes::new(1025).to_string(), "1 KiB (1025 B)");
         assert_eq!(Bytes::new(8_123_456_512).to_string(), "7.56 GiB (8123456512 B)");
         assert_eq!(Bytes::new(u64::MAX).to_string(), "15.99 EiB (18446744073709551615 B)");
     }
 
     #[test]
-    fn a_sum_of_sizes_saturates() {
+    fn sums_saturate() {
         assert_eq!([Bytes::KIB, Bytes::MIB].iter().sum::<Bytes>(), Bytes::new(1024 + 1024 * 1024));
         assert_eq!([Bytes::new(u64::MAX), Bytes::KIB].into_iter().sum::<Bytes>(), Bytes::new(u64::MAX));
     }
 
     #[test]
-    fn serialized_it_is_a_plain_number() {
+    fn serde_uses_a_plain_number() {
         let json: serde_json::Value = serde_json::to_value(Bytes::KIB).unwrap();
         assert_eq!(json, serde_json::json!(1024));
         assert_eq!(serde_json::from_value::<Bytes>(json).unwrap(), Bytes::KIB);
@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rounding_up_gives_the_smallest_multiple_that_is_enough(size: u64) {
+        fn round_up_returns_the_smallest_sufficient_multiple(size: u64) {
             match Bytes::new(size).round_up::<4096>() {
                 Some(rounded) => {
                     prop_assert!(rounded.get() >= size && rounded.get() - size < 4096);
@@ -171,14 +171,14 @@ mod tests {
         }
 
         #[test]
-        fn two_sizes_never_have_the_same_text(a: u64, b: u64, near in 0_u64..4096) {
+        fn different_sizes_have_different_texts(a: u64, b: u64, near in 0_u64..4096) {
             prop_assert_eq!(a == b, Bytes::new(a).to_string() == Bytes::new(b).to_string());
             let c = a.wrapping_add(near);
             prop_assert_eq!(a == c, Bytes::new(a).to_string() == Bytes::new(c).to_string());
         }
 
         #[test]
-        fn what_was_taken_away_can_be_put_back(a: u64, b: u64) {
+        fn addition_reverses_subtraction(a: u64, b: u64) {
             let (a, b) = (Bytes::new(a), Bytes::new(b));
             match a.checked_sub(b) {
                 Some(rest) => {

@@ -5,28 +5,28 @@ use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
 
-/// A number of inodes: files, directories, links, and everything else that has a name and a mode.
+/// A number of inodes: files, directories, symbolic links, devices and so on.
 ///
-/// Its text says what it counts (`512 inodes`). Serialized it is the plain number.
+/// `Display` prints `512 inodes`. Serde writes a plain number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Inodes(u64);
 
 impl Inodes {
-    /// None.
+    /// 0 inodes.
     pub const ZERO: Self = Self(0);
 
-    /// So many inodes.
+    /// Wraps a number of inodes.
     pub const fn new(inodes: u64) -> Self {
         Self(inodes)
     }
 
-    /// The plain number.
+    /// The number of inodes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The sum; `None` if it does not fit.
+    /// The sum; `None` on overflow.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -34,7 +34,7 @@ impl Inodes {
         }
     }
 
-    /// What is left of `self`; `None` if `other` is more.
+    /// The difference; `None` if `other` is larger than `self`.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(rest) => Some(Self(rest)),
@@ -47,7 +47,7 @@ impl Inodes {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// What is left of `self`, at least none.
+    /// The difference, at least 0.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -60,7 +60,7 @@ impl fmt::Display for Inodes {
 }
 
 impl Sum for Inodes {
-    /// Saturates.
+    /// Saturates at `u64::MAX`.
     fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
         counts.fold(Self::ZERO, Self::saturating_add)
     }
@@ -77,13 +77,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_says_what_is_counted() {
+    fn the_unit_is_singular_for_one_inode() {
         assert_eq!(Inodes::new(1).to_string(), "1 inode");
         assert_eq!(Inodes::new(512).to_string(), "512 inodes");
     }
 
     #[test]
-    fn more_than_there_is_cannot_be_taken_away() {
+    fn arithmetic_reports_or_saturates_overflow() {
         assert_eq!(Inodes::new(3).checked_sub(Inodes::new(4)), None);
         assert_eq!(Inodes::new(3).saturating_sub(Inodes::new(4)), Inodes::ZERO);
         assert_eq!(Inodes::new(u64::MAX).checked_add(Inodes::new(1)), None);

@@ -1,7 +1,7 @@
-//! Amounts that must not be mixed up: [`Bytes`] and [`Inodes`].
+//! Types for numbers of bytes ([`Bytes`]) and inodes ([`Inodes`]), so that the compiler rejects mixing them.
 //!
-//! Both are a `u64` that only meets its own kind. Arithmetic that can overflow says so in its
-//! result; what a sum is rounded to is a constant, checked when the program is compiled.
+//! Both wrap a `u64` and support arithmetic with their own type only. Operations that can overflow are named after what
+//! they do then (`checked_`, `saturating_`). Granules of rounding are constants, checked at compile time.
 //!
 //! ```
 //! use units::Bytes;

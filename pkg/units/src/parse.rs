@@ -1,36 +1,35 @@
-//! Sizes and counts as people type them.
+//! Parses sizes and counts.
 
 use std::str::FromStr;
 
 use crate::bytes::UNITS;
 use crate::{Bytes, Inodes};
 
-/// A text that is no size or no count.
+/// An invalid size or count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// It does not begin with a digit.
+    /// The text does not begin with a digit.
     #[error("{text:?} does not begin with a number; give a size like 512M, 8G or 4096")]
     NoNumber {
-        /// What was given.
+        /// The input.
         text: String,
     },
-    /// What follows the number is no unit.
+    /// The text after the number is not a unit.
     #[error("{unit:?} is not a unit; use K, M, G, T, P or E (powers of 1024), or none for a plain number")]
     Unit {
-        /// What was given as the unit.
+        /// The part after the number.
         unit: String,
     },
-    /// More than 64 bits hold.
+    /// The value exceeds 64 bits.
     #[error("{text:?} is too large; the largest is {}", u64::MAX)]
     TooLarge {
-        /// What was given.
+        /// The input.
         text: String,
     },
 }
 
-/// Reads `4096`, `512M`, `8G`, `1Gi`, `1 GiB`: a whole number, then nothing, `B`, or a letter of
-/// `KMGTPE` that `i` or `iB` may follow. Units are powers of 1024 in every spelling, as programs
-/// that run machines mean them: `8G` is 8 GiB.
+/// Parses `4096`, `512M`, `8G`, `1Gi`, `1 GiB`: a whole number, followed by nothing, `B`, or one of `KMGTPE` with an
+/// optional `i` or `iB`. All units are powers of 1024: `8G` is 8 GiB.
 impl FromStr for Bytes {
     type Err = ParseError;
 
@@ -41,7 +40,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// Reads a whole number without a unit.
+/// Parses a whole number without a unit.
 impl FromStr for Inodes {
     type Err = ParseError;
 
@@ -59,7 +58,7 @@ fn number(text: &str) -> Result<(u64, &str), ParseError> {
     if number.is_empty() {
         return Err(ParseError::NoNumber { text: text.to_owned() });
     }
-    // Only digits are left, so that being too large is the one thing that can go wrong.
+    // `number` consists of digits only, so that overflow is the only possible error.
     let number = number.parse().map_err(|_| ParseError::TooLarge { text: text.to_owned() })?;
     Ok((number, unit.trim_start_matches(' ')))
 }
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_type_them() {
+    fn sizes_are_parsed_with_and_without_units() {
         for (text, size) in [
             ("0", 0),
             ("4096", 4096),
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_the_reason() {
+    fn an_invalid_size_is_rejected_with_the_reason() {
         let refused = |text: &str| text.parse::<Bytes>().unwrap_err();
         for text in ["", "G", "-1", "+1", " 1", "one"] {
             assert_eq!(refused(text), ParseError::NoNumber { text: text.to_owned() });
@@ -118,12 +117,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_reading_panic(text: String) {
+        fn parsing_never_panics(text: String) {
             let _ = text.parse::<Bytes>();
         }
 
         #[test]
-        fn a_plain_number_is_that_many_bytes(size: u64) {
+        fn a_number_without_a_unit_is_in_bytes(size: u64) {
             prop_assert_eq!(size.to_string().parse(), Ok(Bytes::new(size)));
         }
     }

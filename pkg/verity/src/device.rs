@@ -1,4 +1,4 @@
-//! The kernel's device.
+//! dm-verity devices.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +14,11 @@ use crate::sys::{self, Table};
 use crate::tree::BLOCK;
 
 const CONTROL: &str = "/dev/mapper/control";
-/// device-mapper counts sectors of 512 bytes.
+/// Size of a device-mapper sector in bytes.
 const SECTORS_PER_BLOCK: u64 = (BLOCK / 512) as u64;
 
-/// What the kernel does when somebody reads a block that is not what it was. Nobody gets it in
-/// any case, and the kernel's log has a line with the device's number and the block.
+/// What the kernel does when a program reads a block whose digest is wrong. The block is never returned, and the kernel
+/// logs the device number and the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCorruption {
     /// The read fails with `EIO`.
@@ -27,56 +27,57 @@ pub enum OnCorruption {
     Panic,
 }
 
-/// There is no device.
+/// The device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// What is below it is no block device, or is not there.
-    #[error("cannot use {} as a block device", path.display())]
+    /// The source does not exist or is not a block device.
+    #[error("{} is not a usable block device", path.display())]
     Source {
-        /// What was named.
+        /// Path of the source.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The kernel has no device-mapper: its module is not loaded.
-    #[error("cannot open {CONTROL}; is the module dm-mod loaded?")]
+    /// The kernel has no device-mapper; its module is not loaded.
+    #[error("cannot open {CONTROL}; load the module dm-mod")]
     Control(#[source] io::Error),
-    /// The kernel refuses, as with `E2BIG` a table for a larger device; its log says why.
+    /// A device-mapper ioctl failed, for example with `E2BIG` if the device is too small. The kernel log has the
+    /// reason.
     #[error("cannot {step} device-mapper device {name}")]
-    Refused {
-        /// What was tried.
+    DeviceMapper {
+        /// The failed step.
         step: &'static str,
-        /// The device's name.
+        /// Name of the device.
         name: String,
-        /// The kernel's answer.
+        /// Errno of the ioctl.
         #[source]
         source: Errno,
     },
 }
 
-/// Makes a read-only block device of what is on `source`: data, and their tree behind them. Returns its
-/// node. No block is read yet, so that a wrong root is no error here.
+/// Creates a read-only device for `source`, which contains the data followed by the tree. Returns the path of its node.
+/// Reads no block, so a wrong root digest causes no error here.
 ///
 /// # Errors
-/// [`OpenError`]. No device is left.
+/// [`OpenError`]. No device remains.
 pub fn open(name: &str, source: &Path, root: &Root, on_corruption: OnCorruption) -> Result<PathBuf, OpenError> {
     let below = fs::metadata(source).and_then(|metadata| {
         if metadata.file_type().is_block_device() { Ok(metadata.rdev()) } else { Err(Errno::ENOTBLK.into()) }
     });
     let below = below.map_err(|error| OpenError::Source { path: source.to_owned(), source: error })?;
     let control = File::options().read(true).write(true).open(CONTROL).map_err(OpenError::Control)?;
-    let refused = |step| move |source| OpenError::Refused { step, name: name.to_owned(), source };
+    let failed = |step| move |source| OpenError::DeviceMapper { step, name: name.to_owned(), source };
 
-    let (_, number) = sys::create(control.as_fd(), name).map_err(refused("make"))?;
+    let (_, number) = sys::create(control.as_fd(), name).map_err(failed("make"))?;
     let parameters = parameters(&format!("{}:{}", major(below), minor(below)), root, on_corruption);
     let sectors = root.blocks.get() * SECTORS_PER_BLOCK;
     let table = Table { sectors, kind: "verity", parameters: &parameters };
     let started = sys::load(control.as_fd(), name, &table)
-        .map_err(refused("load the table of"))
-        .and_then(|()| sys::resume(control.as_fd(), name).map_err(refused("start")));
+        .map_err(failed("load the table of"))
+        .and_then(|()| sys::resume(control.as_fd(), name).map_err(failed("start")));
     if let Err(error) = started {
-        // Nobody uses it yet, and the first error is the one to tell.
+        // Nothing uses the device yet. Report the first error if the removal fails too.
         let _ = sys::remove(control.as_fd(), name);
         return Err(error);
     }
@@ -86,7 +87,7 @@ pub fn open(name: &str, source: &Path, root: &Root, on_corruption: OnCorruption)
 /// Documentation/admin-guide/device-mapper/verity.rst, "Construction Parameters".
 fn parameters(device: &str, root: &Root, on_corruption: OnCorruption) -> String {
     let Root { blocks, digest } = root;
-    // The tree begins at the block behind the data.
+    // The tree begins at the block after the data.
     let fixed = format!("1 {device} {device} {BLOCK} {BLOCK} {blocks} {blocks} sha256 {digest} -");
     match on_corruption {
         OnCorruption::Fail => fixed,
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_that_of_the_kernels_documentation() {
+    fn the_parameters_match_the_kernel_documentation() {
         let root = format!("7:{}", "ab".repeat(32)).parse().unwrap();
         assert_eq!(
             parameters("254:2", &root, OnCorruption::Panic),
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_device_is_refused() {
+    fn a_file_that_is_not_a_block_device_is_rejected() {
         let root = format!("7:{}", "ab".repeat(32)).parse().unwrap();
         let opened = open("test", Path::new("/dev/null"), &root, OnCorruption::Fail);
         assert!(matches!(opened, Err(OpenError::Source { .. })));

@@ -1,8 +1,8 @@
-//! dm-verity: a read-only device whose every block is compared with a hash before anybody gets it.
+//! dm-verity: read-only block devices that verify every block against a hash tree.
 //!
-//! [`Tree`] is the tree of hashes that is stored behind the data, and [`Root`] what has to be known, from
-//! a trusted place, to read both: how many blocks there are, and the digest of all. [`Root::check`] reads
-//! single blocks as the kernel would. [`open`] makes the kernel's device.
+//! [`Tree`] is the hash tree that is stored after the data. [`Root`] contains what a reader needs from a trusted
+//! source: the number of data blocks and the root digest. [`Root::check`] verifies single blocks like the kernel.
+//! [`open`] creates the device-mapper device.
 //!
 //! ```
 //! use verity::{BLOCK, Root, Tree};
@@ -21,13 +21,12 @@
 //! ```
 //!
 //! # Scope
-//! One format: version 1, SHA-256, blocks of 4096 bytes for data and hashes, no salt, and the tree right
-//! behind the data on the same device. There is no superblock: nothing on the device is believed before
-//! it was hashed. `veritysetup --no-superblock --salt=-` writes and reads the same.
+//! One format: version 1, SHA-256, blocks of 4096 bytes for data and hashes, no salt, and the tree directly after the
+//! data on the same device. There is no superblock, because no unverified data of the device may be used. `veritysetup
+//! --no-superblock --salt=-` writes and reads the same format.
 //!
-//! Documented in Documentation/admin-guide/device-mapper/verity.rst. [`open`] needs Linux 5.15 for
-//! the device's node to be there when it returns, the modules `dm-mod` and `dm-verity`, and
-//! `CAP_SYS_ADMIN`.
+//! Specification: Documentation/admin-guide/device-mapper/verity.rst. [`open`] requires the modules `dm-mod` and
+//! `dm-verity`, `CAP_SYS_ADMIN`, and Linux 5.15, which creates the device node before the call returns.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

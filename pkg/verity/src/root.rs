@@ -1,4 +1,4 @@
-//! What is known of a tree before anything of it is read.
+//! [`Root`].
 
 use std::fmt;
 use std::io;
@@ -7,69 +7,70 @@ use std::str::FromStr;
 
 use crate::tree::{BLOCK, DIGEST, Digest, FAN};
 
-/// What has to be known, from a trusted place, to read data with a tree. As a text
-/// `BLOCKS:DIGEST`, decimal and in lower-case hexadecimal digits.
+/// The trusted information that verifies data and tree. Its text form is `BLOCKS:DIGEST`, decimal and lower-case
+/// hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// Blocks of data. The tree begins behind them.
+    /// Number of data blocks. The tree begins after them.
     pub blocks: NonZeroU64,
-    /// The digest of the whole.
+    /// Root digest.
     pub digest: Digest,
 }
 
-/// The text is no [`Root`].
+/// The text is not a [`Root`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} does not tell a number of blocks and the SHA-256 of a tree as BLOCKS:DIGEST")]
+#[error(
+    "invalid verity root {0:?}; expected BLOCKS:DIGEST with a decimal number and a SHA-256 in lower-case hexadecimal"
+)]
 pub struct RootError(String);
 
-/// A part of what is on the device.
+/// Part of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What the tree is for.
+    /// Data.
     Data,
-    /// The hashes.
+    /// Hash tree.
     Tree,
 }
 
-/// A block cannot be had.
+/// A block cannot be verified.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// It has another digest than it should have.
-    #[error("block {place} ({}) is not what it was when the image was made", match part { Part::Data => "data", Part::Tree => "hash tree" })]
+    /// The digest of the block is wrong.
+    #[error("block {place} ({}) is corrupted: its digest is wrong", match part { Part::Data => "data", Part::Tree => "hash tree" })]
     Corrupted {
-        /// Where it is on the device, in blocks.
+        /// Block number on the device.
         place: u64,
-        /// What it is of.
+        /// The part that contains the block.
         part: Part,
     },
-    /// There is no such block of data.
-    #[error("there is no block {block} of data, there are {blocks}")]
+    /// The block number is beyond the data.
+    #[error("data block {block} does not exist; the device has {blocks} data blocks")]
     Beyond {
-        /// What was asked for.
+        /// Requested block.
         block: u64,
-        /// How many there are.
+        /// Number of data blocks.
         blocks: NonZeroU64,
     },
-    /// The device does not give it.
-    #[error("block {place} cannot be read")]
+    /// The block cannot be read.
+    #[error("cannot read block {place}")]
     Read {
-        /// Where it is on the device, in blocks.
+        /// Block number on the device.
         place: u64,
-        /// Why not.
+        /// Error of the read.
         #[source]
         source: io::Error,
     },
 }
 
 impl Root {
-    /// The most blocks: with their tree they have a size in bytes.
+    /// Maximum number of data blocks: the size of data and tree in bytes fits into 64 bits.
     const MOST: u64 = (u64::MAX / BLOCK as u64) / 2;
 
-    /// Compares a block of data, and all blocks of the tree above it, with this root. `read` gets a block
-    /// of the device by its place.
+    /// Verifies a data block and all tree blocks above it. `read` reads a block of the device by its number.
     ///
     /// # Errors
-    /// [`CheckError`]: the first block from the top that is wrong.
+    /// [`CheckError`] for the first invalid block from the top of the tree.
     pub fn check<R>(&self, block: u64, mut read: R) -> Result<(), CheckError>
     where
         R: FnMut(u64, &mut [u8; BLOCK]) -> io::Result<()>,
@@ -90,7 +91,7 @@ impl Root {
         compare(&wanted, block, Part::Data, &mut buffer, &mut read)
     }
 
-    /// How many levels the tree has.
+    /// Number of levels of the tree.
     fn height(&self) -> u32 {
         let mut height = 0;
         while span(height) < self.blocks.get() {
@@ -100,7 +101,7 @@ impl Root {
     }
 }
 
-/// How many blocks of data are below a block of the tree at this height.
+/// Number of data blocks below a tree block at this height.
 fn span(height: u32) -> u64 {
     FAN.saturating_pow(height)
 }
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_read_back() {
+    fn parsing_reverses_display() {
         let (root, _) = device(3);
         let text = root.to_string();
         assert!(text.starts_with("3:"));
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn invalid_texts_are_rejected() {
         let digest = "00".repeat(32);
         for text in ["", ":", "1:", &digest, &format!("0:{digest}"), &format!("+1:{digest}"), &format!("1:{digest}0")] {
             assert_eq!(text.parse::<Root>(), Err(RootError(text.to_owned())));
@@ -191,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn a_block_beyond_the_data_is_not_read() {
+    fn a_block_beyond_the_data_is_rejected() {
         let (root, device) = device(2);
         assert!(matches!(check(&root, 2, &device), Err(CheckError::Beyond { block: 2, .. })));
     }
 
     #[test]
-    fn a_device_that_ends_early_is_told() {
+    fn a_read_error_contains_the_block() {
         let (root, device) = device(200);
         assert!(matches!(check(&root, 0, &device[..200 * BLOCK]), Err(CheckError::Read { place: 200, .. })));
     }
@@ -205,7 +206,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn a_flipped_bit_is_found_where_it_is_and_nowhere_else(
+        fn a_flipped_bit_is_detected_in_its_block_only(
             blocks in prop_oneof![1..4_u64, 126..131_u64, 250..400_u64],
             at: prop::sample::Index,
             bit in 0..8_u8,
@@ -231,9 +232,9 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "[0-9a-f:+]{0,80}") {
+        fn parsing_accepts_only_the_canonical_form(text in "[0-9a-f:+]{0,80}") {
             if let Ok(root) = text.parse::<Root>() {
-                // Leading zeros are the only other spelling.
+                // Leading zeros are the only other accepted form.
                 prop_assert!(text.ends_with(&root.to_string()));
             }
         }

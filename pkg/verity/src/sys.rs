@@ -8,7 +8,7 @@ use nix::libc::c_int;
 const NAME: usize = 128;
 const UUID: usize = 129;
 const TYPE: usize = 16;
-/// Room for a target's parameters with their zero, a multiple of 8.
+/// Space for the parameters of a target with NUL, a multiple of 8.
 const PARAMETERS: usize = 512;
 
 /// `DM_READONLY_FLAG`.
@@ -45,7 +45,7 @@ struct Target {
 }
 const _: () = assert!(size_of::<Target>() == 40);
 
-/// What every call is given: the header, and room for one target.
+/// Argument of each ioctl: the header and space for one target.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Request {
@@ -66,25 +66,25 @@ mod ioctl {
 
 type Call = unsafe fn(c_int, *mut Header) -> nix::Result<c_int>;
 
-/// The one target of a table.
+/// A table with a single target.
 pub(crate) struct Table<'a> {
-    /// Its length in sectors of 512 bytes.
+    /// Length in sectors of 512 bytes.
     pub(crate) sectors: u64,
     pub(crate) kind: &'a str,
     pub(crate) parameters: &'a str,
 }
 
-/// Makes a read-only device without a table. Returns its number as (major, minor).
+/// Creates a read-only device without a table. Returns its (major, minor) number.
 pub(crate) fn create(control: BorrowedFd<'_>, name: &str) -> Result<(u32, u32), Errno> {
     let mut request = Request::new(name)?;
     request.header.flags = READ_ONLY;
     call(control, ioctl::dm_dev_create, &mut request)?;
-    // `huge_encode_dev` of include/linux/kdev_t.h, in 32 bits.
+    // `huge_encode_dev` of include/linux/kdev_t.h, within 32 bits.
     let dev = u32::try_from(request.header.dev).map_err(|_| Errno::EOVERFLOW)?;
     Ok(((dev & 0x000f_ff00) >> 8, dev & 0xff | dev >> 12 & 0x000f_ff00))
 }
 
-/// Gives the device its next table.
+/// Loads a table into the inactive slot.
 pub(crate) fn load(control: BorrowedFd<'_>, name: &str, table: &Table<'_>) -> Result<(), Errno> {
     let mut request = Request::new(name)?;
     request.header.flags = READ_ONLY;
@@ -95,12 +95,12 @@ pub(crate) fn load(control: BorrowedFd<'_>, name: &str, table: &Table<'_>) -> Re
     call(control, ioctl::dm_table_load, &mut request)
 }
 
-/// Puts the next table to use. `DM_DEV_SUSPEND` without its flag resumes.
+/// Activates the loaded table: `DM_DEV_SUSPEND` without `DM_SUSPEND_FLAG` resumes the device.
 pub(crate) fn resume(control: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     call(control, ioctl::dm_dev_suspend, &mut Request::new(name)?)
 }
 
-/// Removes a device that nobody uses.
+/// Removes a device that is not in use.
 pub(crate) fn remove(control: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     call(control, ioctl::dm_dev_remove, &mut Request::new(name)?)
 }
@@ -109,7 +109,7 @@ impl Request {
     fn new(name: &str) -> Result<Self, Errno> {
         let mut request = Self {
             header: Header {
-                // Only the first number has to be the kernel's.
+                // Only the major version must be that of the kernel.
                 version: [4, 0, 0],
                 data_size: size_of::<Self>() as u32,
                 data_start: size_of::<Header>() as u32,
@@ -131,7 +131,7 @@ impl Request {
     }
 }
 
-/// A text with a zero behind it.
+/// Copies a text and a NUL.
 fn put(place: &mut [u8], text: &str) -> Result<(), Errno> {
     let last = place.len() - 1;
     place[..last].get_mut(..text.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(text.as_bytes());
@@ -140,9 +140,9 @@ fn put(place: &mut [u8], text: &str) -> Result<(), Errno> {
 
 fn call(control: BorrowedFd<'_>, call: Call, request: &mut Request) -> Result<(), Errno> {
     let request = (&raw mut *request).cast::<Header>();
-    // SAFETY: `control` is open during the call. The kernel reads and writes `data_size` bytes from the
-    // pointer on, which is the size of the whole `Request` that it points to, and keeps nothing. Every bit
-    // pattern of a `Request` is valid.
+    // SAFETY: `control` is open during the call. The kernel reads and writes `data_size` bytes through the pointer,
+    // which is the size of the `Request` that it points to, and does not keep the pointer. Every bit pattern of a
+    // `Request` is valid.
     unsafe { call(control.as_raw_fd(), request) }?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The tree of hashes.
+//! [`Tree`].
 
 use std::fmt;
 use std::io::{self, Read};
@@ -8,14 +8,14 @@ use sha2::{Digest as _, Sha256};
 
 use crate::root::Root;
 
-/// Bytes of a block, of data and of hashes.
+/// Size of a block of data or hashes in bytes.
 pub const BLOCK: usize = 4096;
-/// Bytes of a digest.
+/// Size of a digest in bytes.
 pub(crate) const DIGEST: usize = 32;
-/// Digests in a block of hashes.
+/// Number of digests in a block of hashes.
 pub(crate) const FAN: u64 = (BLOCK / DIGEST) as u64;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub(crate) [u8; DIGEST]);
 
@@ -37,26 +37,26 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// What has to be stored behind the data.
+/// A hash tree, to be stored after the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     root: Root,
     bytes: Vec<u8>,
 }
 
-/// There is no tree for these data.
+/// The tree cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// They cannot be read.
-    #[error("the data cannot be read")]
+    /// The data cannot be read.
+    #[error("cannot read the data")]
     Read(#[source] io::Error),
-    /// They are not whole blocks, or there are none.
-    #[error("the data have {0} bytes, not one or more blocks of {BLOCK}")]
+    /// The length is 0 or not a multiple of [`BLOCK`].
+    #[error("the data has {0} bytes; the length must be a positive multiple of {BLOCK}")]
     Length(u64),
 }
 
 impl Tree {
-    /// Reads all data and hashes them. Needs about 1 % of their size in memory.
+    /// Reads and hashes the data. Needs about 1 % of the size of the data in memory.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -73,7 +73,7 @@ impl Tree {
         }
         let blocks = NonZeroU64::new((level.len() / DIGEST) as u64).ok_or(TreeError::Length(0))?;
 
-        // The kernel wants the top of the tree first.
+        // The kernel expects the top level first.
         let mut levels = Vec::new();
         while level.len() > DIGEST {
             level.resize(level.len().next_multiple_of(BLOCK), 0);
@@ -87,18 +87,18 @@ impl Tree {
         Ok(Self { root: Root { blocks, digest: Digest(digest) }, bytes })
     }
 
-    /// What is needed to read it.
+    /// The root that verifies data and tree.
     pub fn root(&self) -> Root {
         self.root
     }
 
-    /// Whole blocks. None for data of a single block, whose digest is the root's.
+    /// The tree in whole blocks. Empty for data of a single block, whose digest is the root digest.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Fills the block as far as there are data.
+/// Reads until the block is full or the data ends.
 fn fill(data: &mut impl Read, block: &mut [u8; BLOCK]) -> io::Result<usize> {
     let mut length = 0;
     while length < BLOCK {
@@ -126,8 +126,8 @@ mod tests {
         Tree::of(&data(blocks)[..]).unwrap()
     }
 
-    /// The digest of a part of the tree, from its definition: a node is the digest of its children's
-    /// digests, padded with zeros to a block.
+    /// The digests of one level, by the definition: a node is the digest of its children's digests, padded with zeros
+    /// to a block.
     fn naive(data: &[u8], height: u32) -> Vec<u8> {
         let mut block = if height == 0 {
             data.to_vec()
@@ -139,10 +139,9 @@ mod tests {
         Sha256::digest(&block).to_vec()
     }
 
-    /// By `veritysetup format --no-superblock --salt=- --hash-offset=…` of cryptsetup 2.6.1, with the same
-    /// data.
+    /// Created by `veritysetup format --no-superblock --salt=- --hash-offset=…` of cryptsetup 2.6.1 from the same data.
     #[test]
-    fn veritysetup_makes_the_same_tree() {
+    fn the_tree_equals_that_of_veritysetup() {
         for (blocks, root, bytes) in VERITYSETUP {
             let tree = tree(blocks);
             assert_eq!(tree.root().digest.to_string(), root, "{blocks} blocks");
@@ -150,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Blocks of data, root digest, SHA-256 of the tree.
+    /// Number of data blocks, root digest, SHA-256 of the tree.
     const VERITYSETUP: [(u64, &str, &str); 4] = [
         (
             1,
@@ -175,7 +174,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_top_comes_first() {
+    fn the_top_level_comes_first() {
         let tree = tree(FAN + 1);
         let (blocks, []) = tree.bytes().as_chunks::<BLOCK>() else { panic!("whole blocks") };
         let [top, first, second] = blocks else { panic!("{} blocks", blocks.len()) };
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_are_no_blocks_are_refused() {
+    fn data_of_an_invalid_length_is_rejected() {
         assert!(matches!(Tree::of(&[][..]), Err(TreeError::Length(0))));
         assert!(matches!(Tree::of(&[0; BLOCK + 1][..]), Err(TreeError::Length(4097))));
     }
@@ -201,7 +200,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
         #[test]
-        fn it_is_the_tree_of_the_definition(blocks in prop_oneof![1..4_u64, 126..131_u64, 250..400_u64]) {
+        fn the_tree_equals_its_definition(blocks in prop_oneof![1..4_u64, 126..131_u64, 250..400_u64]) {
             let height = (0..3).find(|height| FAN.pow(*height) >= blocks).unwrap();
             prop_assert_eq!(&tree(blocks).root().digest.0[..], naive(&data(blocks), height));
         }

@@ -1,4 +1,4 @@
-//! What the kernel's dm-verity thinks of our trees.
+//! Trees and devices with the kernel's dm-verity.
 
 use ktest_support::Disk;
 use nix::errno::Errno;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use verity::{BLOCK, OnCorruption, OpenError, Root, Tree, open};
 
-/// A device of the kernel's, removed on drop.
+/// A dm-verity device, removed on drop.
 struct Opened {
     name: &'static str,
     node: PathBuf,
@@ -39,7 +39,7 @@ fn data(blocks: u64) -> Vec<u8> {
     (0..blocks).flat_map(|number| [number.to_le_bytes(); BLOCK / 8].concat()).collect()
 }
 
-/// Data with their tree on a disk.
+/// Writes data and tree to a disk.
 fn written(disk: &Disk, blocks: u64) -> Root {
     let data = data(blocks);
     let tree = Tree::of(&data[..]).unwrap();
@@ -59,7 +59,7 @@ fn flip(disk: &Disk, byte: u64) {
 }
 
 #[test]
-fn the_kernel_reads_what_was_written() {
+fn the_kernel_reads_verified_data() {
     let disk = Disk::take();
     for blocks in [1, 2, 128, 129, 300] {
         let root = written(&disk, blocks);
@@ -70,7 +70,7 @@ fn the_kernel_reads_what_was_written() {
 }
 
 #[test]
-fn a_flipped_bit_is_not_served_and_the_other_blocks_are() {
+fn only_the_block_with_a_flipped_bit_is_unreadable() {
     let disk = Disk::take();
     let root = written(&disk, 300);
     flip(&disk, 200 * BLOCK as u64 + 17);
@@ -80,10 +80,10 @@ fn a_flipped_bit_is_not_served_and_the_other_blocks_are() {
 }
 
 #[test]
-fn a_flipped_bit_of_the_tree_is_not_believed() {
+fn a_flipped_bit_of_the_tree_is_detected() {
     let disk = Disk::take();
     let root = written(&disk, 300);
-    // The top is block 300, then come the digests of blocks 0 to 127.
+    // The top is block 300; the digests of blocks 0 to 127 follow.
     flip(&disk, 301 * BLOCK as u64 + 5);
     let opened = Opened::new("tree", &disk, &root);
     assert_eq!(opened.read(0).unwrap_err().raw_os_error(), Some(Errno::EIO as i32));
@@ -91,7 +91,7 @@ fn a_flipped_bit_of_the_tree_is_not_believed() {
 }
 
 #[test]
-fn nothing_is_served_under_another_root() {
+fn no_block_is_readable_with_another_root() {
     let disk = Disk::take();
     let root = written(&disk, 300);
     let other = Tree::of(&data(299)[..]).unwrap().root();
@@ -100,22 +100,22 @@ fn nothing_is_served_under_another_root() {
 }
 
 #[test]
-fn the_device_cannot_be_written() {
+fn the_device_is_read_only() {
     let disk = Disk::take();
     let root = written(&disk, 2);
     let opened = Opened::new("read-only", &disk, &root);
-    let refused = File::options().write(true).open(&opened.node).unwrap().write_all_at(&[0; BLOCK], 0).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(Errno::EPERM as i32));
+    let failed = File::options().write(true).open(&opened.node).unwrap().write_all_at(&[0; BLOCK], 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(Errno::EPERM as i32));
 }
 
 #[test]
-fn a_device_that_is_too_small_is_refused_and_its_name_is_free_again() {
+fn a_device_that_is_too_small_is_rejected_and_removed() {
     let disk = Disk::take();
     let root = written(&disk, 2);
     let large: Root = format!("1000000:{}", root.digest).parse().unwrap();
     for _ in 0..2 {
-        let refused = open("small", disk.path(), &large, OnCorruption::Fail);
-        assert!(matches!(refused, Err(OpenError::Refused { step: "load the table of", source: Errno::E2BIG, .. })));
+        let failed = open("small", disk.path(), &large, OnCorruption::Fail);
+        assert!(matches!(failed, Err(OpenError::DeviceMapper { step: "load the table of", source: Errno::E2BIG, .. })));
     }
     assert!(!Path::new("/dev/mapper/small").exists());
 }

@@ -11,6 +11,8 @@ impl Errno {
     pub const EPERM: Self = Self(1);
     /// No such file or directory.
     pub const ENOENT: Self = Self(2);
+    /// No such device or address.
+    pub const ENXIO: Self = Self(6);
     /// Bad file descriptor.
     pub const EBADF: Self = Self(9);
     /// Resource temporarily unavailable: `fork` at the limit of a pids cgroup.
@@ -38,6 +40,7 @@ impl fmt::Display for Errno {
         f.write_str(match *self {
             Self::EPERM => "EPERM",
             Self::ENOENT => "ENOENT",
+            Self::ENXIO => "ENXIO",
             Self::EBADF => "EBADF",
             Self::EAGAIN => "EAGAIN",
             Self::EACCES => "EACCES",

@@ -29,6 +29,7 @@ mod text;
 pub use attack::{Attack, By, Failure, run};
 pub use errno::Errno;
 pub use expected::Expected;
+pub use processes::{BOMB_END, BOMB_LIMIT_REACHED};
 pub use sys::File;
 pub use table::ATTACKS;
 pub use target::Target;

@@ -1,33 +1,68 @@
 //! Attacks by processes.
 
+use core::ffi::CStr;
+
 use crate::attack::Failure;
-use crate::sys::{self, Page, Process};
+use crate::errno::Errno;
+use crate::sys::{self, File, Page, Process};
 use crate::target::Target;
 
 /// More than `podPidsLimit`.
 const MANY: usize = 1200;
+/// Created in the volume when the limit is reached.
+pub const BOMB_LIMIT_REACHED: &CStr = c"fork-bomb";
+/// Ends the fork bomb when it exists.
+pub const BOMB_END: &CStr = c"fork-bomb-end";
+/// Between two attempts at the limit, in milliseconds, and how many there are at most: ten minutes.
+const PAUSE: u32 = 10;
+const ATTEMPTS: u32 = 60_000;
 
-/// Starts more processes than a pod may have, and ends them.
-pub(crate) fn fork_bomb(_: &Target<'_>, _: &mut Page) -> Result<(), Failure> {
-    let mut children = [Process::default(); MANY];
-    let mut denied = None;
-    let mut count = 0;
-    for place in &mut children {
+/// Starts more processes than a pod may have. At the limit it goes on to start processes until [`BOMB_END`] exists, so that the
+/// node can be observed meanwhile.
+pub(crate) fn fork_bomb(target: &Target<'_>, _: &mut Page) -> Result<(), Failure> {
+    let mut children = [None; MANY];
+    let filled = fill(&mut children);
+    let lasted = match filled {
+        Err(Failure::Denied(_)) => last(target, &mut children),
+        _ => Ok(()),
+    };
+    for child in children.into_iter().flatten() {
+        sys::kill(child).map_err(Failure::step("end a process"))?;
+        sys::wait(child).map_err(Failure::step("wait for a process"))?;
+    }
+    lasted.and(filled)
+}
+
+/// Starts a process for each place that has none.
+fn fill(children: &mut [Option<Process>]) -> Result<(), Failure> {
+    for place in children.iter_mut().filter(|place| place.is_none()) {
         match sys::fork() {
             Ok(None) => loop {
                 sys::pause();
             },
-            Ok(Some(child)) => *place = child,
-            Err(errno) => {
-                denied = Some(errno);
-                break;
-            }
+            Ok(child) => *place = child,
+            Err(errno) => return Err(Failure::Denied(errno)),
         }
-        count += 1;
     }
-    for child in children.iter().take(count) {
-        sys::kill(*child).map_err(Failure::step("end a process"))?;
-        sys::wait(*child).map_err(Failure::step("wait for a process"))?;
+    Ok(())
+}
+
+fn last(target: &Target<'_>, children: &mut [Option<Process>]) -> Result<(), Failure> {
+    let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
+    create(volume).map_err(Failure::step("report that the limit is reached"))?;
+    for _ in 0..ATTEMPTS {
+        match sys::open_at(volume, BOMB_END, sys::READ_ONLY) {
+            Ok(end) => return sys::close(end).and_then(|()| sys::close(volume)).map_err(Failure::step("close a file")),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(Failure::Step("look for the end", errno)),
+        }
+        // Denied as before.
+        _ = fill(children);
+        sys::sleep(PAUSE);
     }
-    denied.map_or(Ok(()), |errno| Err(Failure::Denied(errno)))
+    Err(Failure::Step("wait for the end", Errno::ENOENT))
+}
+
+fn create(volume: File) -> Result<(), Errno> {
+    sys::close(sys::open_at(volume, BOMB_LIMIT_REACHED, sys::READ_WRITE | sys::CREATE)?)
 }

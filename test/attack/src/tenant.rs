@@ -34,19 +34,23 @@ pub struct Tenant<'a> {
 pub struct Turn {
     /// Its number, from 1.
     pub number: u32,
-    /// Whether the device has bytes of the other tenant.
-    pub foreign: bool,
+    /// Whether the device has bytes of the other tenant, or why it could not be read. `ENXIO`: it has lost its file.
+    pub foreign: Result<bool, Errno>,
     /// The files that it created, or why it created no more.
     pub created: Result<u32, Errno>,
 }
 
 impl fmt::Display for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, foreign, .. } = self;
-        let bytes = if *foreign { "FOREIGN BYTES" } else { "no foreign bytes" };
+        write!(f, "turn {}: ", self.number)?;
+        match self.foreign {
+            Ok(true) => f.write_str("FOREIGN BYTES")?,
+            Ok(false) => f.write_str("no foreign bytes")?,
+            Err(errno) => write!(f, "unreadable {errno}")?,
+        }
         match self.created {
-            Ok(files) => write!(f, "turn {number}: {bytes}, {files} files"),
-            Err(errno) => write!(f, "turn {number}: {bytes}, {errno}"),
+            Ok(files) => write!(f, ", {files} files"),
+            Err(errno) => write!(f, ", {errno}"),
         }
     }
 }
@@ -68,19 +72,22 @@ impl<'a> Tenant<'a> {
 
     /// Looks for the other tenant's mark, leaves its own, detaches the device, and creates files.
     pub fn turn(&mut self) -> Turn {
-        let device = self.device.take().or_else(|| sys::open(self.target.device, sys::READ_WRITE).ok());
-        let mut foreign = false;
-        if let Some(device) = device {
-            foreign = self.has_foreign(device, OWN) || self.has_foreign(device, INTRUSION);
-            _ = self.write(device, INTRUSION);
-            _ = sys::sync(device);
-            // Denied on a node. Otherwise the device loses its file when it is closed.
-            _ = loops::clear(device, Way::Native);
-            _ = sys::close(device);
-        }
+        let foreign = self.use_device();
         self.device = sys::open(self.target.device, sys::READ_WRITE).ok();
         self.turns += 1;
         Turn { number: self.turns, foreign, created: self.create_files() }
+    }
+
+    fn use_device(&mut self) -> Result<bool, Errno> {
+        let device = self.device.take().map_or_else(|| sys::open(self.target.device, sys::READ_WRITE), Ok)?;
+        let own = self.has_foreign(device, OWN);
+        let intruded = self.has_foreign(device, INTRUSION);
+        _ = self.write(device, INTRUSION);
+        _ = sys::sync(device);
+        // Denied on a node. Otherwise the device loses its file when it is closed.
+        _ = loops::clear(device, Way::Native);
+        _ = sys::close(device);
+        Ok(own? | intruded?)
     }
 
     /// Takes turns and writes a line for each.
@@ -95,10 +102,10 @@ impl<'a> Tenant<'a> {
         }
     }
 
-    fn has_foreign(&mut self, device: File, offset: usize) -> bool {
+    fn has_foreign(&mut self, device: File, offset: usize) -> Result<bool, Errno> {
         let mark = self.foreign.to_bytes();
-        sys::read_page(device, &mut self.page, offset).is_ok_and(|bytes| bytes >= mark.len())
-            && self.page.bytes().starts_with(mark)
+        let bytes = sys::read_page(device, &mut self.page, offset)?;
+        if bytes < mark.len() { Err(Errno::ENXIO) } else { Ok(self.page.bytes().starts_with(mark)) }
     }
 
     fn write(&mut self, device: File, offset: usize) -> Result<(), Errno> {
@@ -118,5 +125,36 @@ impl<'a> Tenant<'a> {
         });
         sys::close(volume)?;
         created.map(|()| FILES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that cannot be read counted as one without foreign bytes.
+    #[test]
+    fn a_device_that_cannot_be_read_is_not_one_without_foreign_bytes() {
+        let turn = |foreign| {
+            let mut line = Text::<128>::new();
+            write!(line, "{}", Turn { number: 7, foreign, created: Ok(20) }).unwrap();
+            core::str::from_utf8(line.as_bytes()).unwrap().to_owned()
+        };
+        assert_eq!(turn(Ok(false)), "turn 7: no foreign bytes, 20 files");
+        assert_eq!(turn(Ok(true)), "turn 7: FOREIGN BYTES, 20 files");
+        assert_eq!(turn(Err(Errno::ENXIO)), "turn 7: unreadable ENXIO, 20 files");
+    }
+
+    #[test]
+    fn a_missing_device_and_one_without_its_file_are_reported() {
+        let target = |device| Target { volume: c"/", limit: 0, device, layer: c"/" };
+        let tenant = |device| {
+            let page = Page::new().unwrap();
+            let (mark, foreign) = (c"own", c"foreign");
+            Tenant { target: target(device), mark, foreign, device: None, page, turns: 0, files: 0 }
+        };
+        assert_eq!(tenant(c"/nowhere").use_device(), Err(Errno::ENOENT));
+        // As a device that lost its file: it can be opened, and has no bytes.
+        assert_eq!(tenant(c"/dev/null").use_device(), Err(Errno::ENXIO));
     }
 }

@@ -1,5 +1,6 @@
 //! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards with
-//! docs/metrics.md, and all texts with the list of words in `words.yaml`.
+//! docs/metrics.md, the tests that docs/operations/security.md names with the sources, and all texts with the list of words in
+//! `words.yaml`.
 //!
 //! ```
 //! let page = docs::Page::parse("# Disks\n\nSee [events](events.md#all-of-them).\n");
@@ -10,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod alerts;
+mod claims;
 mod dashboard;
 mod expression;
 mod metrics;
@@ -17,6 +19,7 @@ mod page;
 mod words;
 
 pub use alerts::{Alert, alerts};
+pub use claims::{Case, Claims};
 pub use dashboard::expressions;
 pub use expression::{Metric, Unbalanced, metrics_of};
 pub use metrics::Described;

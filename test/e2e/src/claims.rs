@@ -82,6 +82,18 @@ impl Case {
         .await
     }
 
+    /// Waits until the volume of a claim promises this size. What the node has to do may be left.
+    ///
+    /// # Errors
+    /// It never does.
+    pub async fn promises(&self, claim: &str, size: u64) -> Result<(), Failure> {
+        eventually(PATIENCE, &format!("the volume of claim {claim} to have {size} bytes"), async || {
+            let now = promised(&self.volume_of(claim).await?);
+            Ok(if now == Some(size) { Seen::Done(()) } else { Seen::NotYet(format!("{now:?}")) })
+        })
+        .await
+    }
+
     /// The volume that a claim is bound to.
     ///
     /// # Errors

@@ -193,8 +193,8 @@ impl Pod {
             }
         }
         let container = if self.of_the_node {
-            // quotactl_fd needs the capability, and a filter of system calls may not know it.
-            json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}})
+            // quotactl_fd needs SYS_ADMIN, and a filter of system calls may not know it; /proc/1/ns/net needs SYS_PTRACE.
+            json!({"capabilities": {"add": ["SYS_ADMIN", "SYS_PTRACE"]}, "seccompProfile": {"type": "Unconfined"}})
         } else {
             json!({})
         };
@@ -228,14 +228,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_pod_that_looks_at_the_node_has_a_capability() {
+    fn only_a_pod_that_looks_at_the_node_has_capabilities() {
         let capabilities = |pod: &Pod| {
             let spec = pod.object().unwrap().spec.unwrap();
             spec.containers[0].security_context.as_ref().unwrap().capabilities.as_ref().and_then(|all| all.add.clone())
         };
         let tenant = Pod::server("a").with(Volume::claim("data"));
         assert_eq!(capabilities(&tenant), None);
-        assert_eq!(capabilities(&tenant.of_the_node()), Some(vec!["SYS_ADMIN".to_owned()]));
+        assert_eq!(capabilities(&tenant.of_the_node()), Some(["SYS_ADMIN", "SYS_PTRACE"].map(str::to_owned).to_vec()));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use crate::cost::cost;
 use crate::{Case, Failure, PATIENCE, Pod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1 as core;
 use kube::Api;
-use kube::api::{DeleteParams, PostParams};
-use serde_json::Value;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
 
 impl Case {
     /// Makes a pod and leaves it to its fate.
@@ -49,6 +49,16 @@ impl Case {
         });
         let answers = answers.await;
         self.with_events(pod, answers).await
+    }
+
+    /// Changes an annotation of a pod, so that kubelet looks at it and its volumes now.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub async fn touch(&self, pod: &str) -> Result<(), Failure> {
+        let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": "yes"}}});
+        let patched = self.pods().patch(pod, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(Failure::api(format!("annotate pod {pod}")))
     }
 
     /// What has been said about a pod, if it was waited for in vain.

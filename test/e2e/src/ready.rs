@@ -1,9 +1,9 @@
 //! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
 use crate::cost::cost;
-use crate::{Failure, Setting, observer};
+use crate::{Failure, Setting, observer, restored};
 use guests::{Guest, Guests, Key, StoreError};
-use launch::{BootError, Node, Options, Origin};
+use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options, Origin};
 use std::io;
 use std::path::Path;
 use tokio::runtime::Handle;
@@ -15,9 +15,15 @@ pub enum ReadyError {
     /// The node does not boot.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// A node of a cluster does not boot.
+    #[error(transparent)]
+    Cluster(#[from] Box<ClusterError>),
     /// The pod that looks at the node does not start on it.
     #[error("cannot start the observer")]
     Observer(#[from] Failure),
+    /// The node goes on as if it had not been restored.
+    #[error("the restored node does not find that its clock is behind")]
+    Clock(#[source] Failure),
     /// The node is not saved.
     #[error("cannot save the node")]
     Save(#[from] launch::SaveError),
@@ -36,8 +42,8 @@ pub enum ReadyError {
 }
 
 impl Setting {
-    /// A node that is Ready, with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). It is
-    /// the only function that suites with one node get it from, so that all of them share one saved state.
+    /// A node that is Ready, with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). This and
+    /// [`Self::ready_cluster`] are the only functions that suites get it from, so that all of them share one saved state.
     ///
     /// # Errors
     /// [`ReadyError`]. No guest runs then.
@@ -46,12 +52,40 @@ impl Setting {
         // In use until QEMU and the launcher have opened all of its files.
         let state = restore(&mut options).await?;
         let node = Node::boot(&options, |event| println!("{event}")).await?;
-        if state.is_none() {
-            cost("boots");
-            observer::start(&node.client()).await?;
+        match state {
+            None => {
+                cost("boots");
+                observer::start(&node.client()).await?;
+            }
+            Some(state) if is_old(state.dir())? => {
+                restored::clock_has_jumped(&node.client()).await.map_err(ReadyError::Clock)?;
+            }
+            Some(_) => {}
         }
         Ok(node)
     }
+
+    /// A cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and joined.
+    ///
+    /// # Errors
+    /// [`ReadyError`]. No guest runs then.
+    pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, ReadyError> {
+        let mut options = options.clone();
+        // In use until QEMU and the launcher have opened all of its files.
+        let state = restore(&mut options.control_plane).await?;
+        let cluster = Cluster::boot(&options, |node, event| println!("{node}: {event}")).await.map_err(Box::new)?;
+        cluster.workers().iter().for_each(|_| cost("boots"));
+        if state.is_none() {
+            cost("boots");
+            observer::start(&cluster.client()).await?;
+        }
+        Ok(cluster)
+    }
+}
+
+/// Whether a node that is restored from the state has a clock that is wrong by more than the suites tolerate.
+fn is_old(state: &Path) -> io::Result<bool> {
+    Ok(state.metadata()?.modified()?.elapsed().is_ok_and(|age| age > restored::TOLERANCE))
 }
 
 /// Changes options so that the node is restored from the state that is returned. `None` if the machine keeps no saved

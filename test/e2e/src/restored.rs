@@ -9,9 +9,12 @@ use serde_json::Value;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workload::Project;
 
-/// How far the node's clock may be off: a machine's clock tells whole seconds. A saved state is older.
-const TOLERANCE: Duration = Duration::from_secs(5);
+/// How far the node's clock may be off: a machine's clock tells whole seconds. The clock of a node that was restored from an
+/// older state has jumped ([`clock_has_jumped`]).
+pub(crate) const TOLERANCE: Duration = Duration::from_secs(5);
 const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
+const METRICS: &str = "/api/v1/nodes/granary:7839/proxy/metrics";
+const JUMPS: &str = "granary_clock_jumps_total ";
 
 /// Waits until the clock of the control plane is that of this machine.
 ///
@@ -28,6 +31,20 @@ pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
         let is_right = (before.saturating_sub(TOLERANCE)..=after + TOLERANCE).contains(&told);
         let seen = || format!("{told:?} on the node, {after:?} here; uptime {} s", facts["uptime_seconds"]);
         Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(seen()) })
+    })
+    .await
+}
+
+/// Waits until the node has found that it was restored, whatever its clock shows.
+///
+/// # Errors
+/// It does not.
+pub(crate) async fn clock_has_jumped(client: &Client) -> Result<(), Failure> {
+    eventually(PATIENCE, "the node to find that it was restored", async || {
+        let request = http::Request::get(METRICS).body(Vec::new()).map_err(Failure::Request)?;
+        let text = client.request_text(request).await.map_err(Failure::api("read the node's metrics"))?;
+        let jumps = text.lines().find_map(|line| line.strip_prefix(JUMPS)?.parse::<u32>().ok());
+        Ok(if jumps >= Some(1) { Seen::Done(()) } else { Seen::NotYet(format!("{JUMPS}{jumps:?}")) })
     })
     .await
 }

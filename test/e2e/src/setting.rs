@@ -12,6 +12,8 @@ use units::Bytes;
 pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
 /// What volumes do not get of the disk of [`Setting::common_options`].
 pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
+/// A kernel module that the configuration of [`Setting::common_options`] names.
+pub const MODULE: &str = "vxlan";
 /// The data disk of [`Setting::common_options`].
 pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 
@@ -71,6 +73,7 @@ impl Setting {
         let configuration = json!({
             "controlPlane": {"podNetwork": pods, "serviceNetwork": services},
             "storage": {"serial": "data", "keepFree": KEEP_FREE.get().to_string()},
+            "kernelModules": [MODULE],
         });
         let mut options = self.options();
         options.data_size = DATA_SIZE;

@@ -12,7 +12,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use services::{
     API_PORT, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
-    STORAGE_USER_PREFIX, SecretStorage, apiserver, controller_manager, etcd, scheduler,
+    STORAGE_USER_PREFIX, SecretKey, SecretStorage, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -253,12 +253,14 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         durability: Durability::UnsafeNoFsync,
         pod_security: PodSecurity::default(),
         secret_storage: SecretStorage::default(),
+        secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
         disk: Disk {
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),
             pods: Bytes::new(4 << 30),
-            audit: Bytes::new(256 << 20),
+            // Of the smallest disk.
+            audit: Bytes::new(19 << 20),
         },
         paths,
     })

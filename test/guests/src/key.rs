@@ -7,7 +7,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 /// Changes when states of earlier versions of the tests cannot be used.
-const FORMAT: &str = "1";
+const FORMAT: &str = "2";
 
 /// Collects everything that a state depends on. Starts with the machine's CPU, whose features and clock rate the guest has
 /// seen, and with this boot of the machine: a state is not synced, so that a crash of the machine may damage it.

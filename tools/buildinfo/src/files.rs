@@ -1,4 +1,4 @@
-//! Files that the build hands over. Errors name them.
+//! Reads input files of the build. Errors contain their paths.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,114 +11,70 @@ use crate::lock::{self, Package, ParseLockError};
 use crate::program::{Program, ReadProgramError, UnpinnedError};
 use crate::sysroot::{ParseSysrootError, Sysroot};
 
-/// A file is not what it should be.
+/// An input file cannot be read or is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// Where it is.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// It is not JSON with these fields.
-    #[error("cannot understand {}", path.display())]
-    Description {
-        /// Where it is.
-        path: PathBuf,
-        /// Why not.
-        source: serde_json::Error,
-    },
-    /// It is no such program.
-    #[error("cannot tell what is in {program}")]
+    Read { path: PathBuf, source: io::Error },
+    /// Not the expected JSON.
+    #[error("cannot parse {}", path.display())]
+    Description { path: PathBuf, source: serde_json::Error },
+    /// Not a supported program.
+    #[error("cannot examine program {program}")]
     Program {
-        /// Its path in the image.
+        /// Path in the image.
         program: String,
-        /// Why not.
         source: ReadProgramError,
     },
-    /// Nobody can tell where a part of it is from.
-    #[error("{program} has a library in it that is not pinned")]
+    /// The program contains a library of unknown origin.
+    #[error("program {program} contains a library that is not pinned")]
     Unpinned {
-        /// Its path in the image.
+        /// Path in the image.
         program: String,
-        /// Which library.
         source: UnpinnedError,
     },
-    /// It is no lock.
-    #[error("cannot understand the lock {}", path.display())]
-    Lock {
-        /// Where it is.
-        path: PathBuf,
-        /// Why not.
-        source: ParseLockError,
-    },
-    /// It is no list of libraries.
-    #[error("cannot understand the list of libraries {}", path.display())]
-    Libraries {
-        /// Where it is.
-        path: PathBuf,
-        /// Why not.
-        source: ParseSysrootError,
-    },
+    #[error("cannot parse the lock file {}", path.display())]
+    Lock { path: PathBuf, source: ParseLockError },
+    #[error("cannot parse the list of libraries {}", path.display())]
+    Libraries { path: PathBuf, source: ParseSysrootError },
 }
 
 /// A program of the image.
 #[derive(Debug)]
 pub struct Examined {
-    /// All of it.
+    /// Content of the file.
     pub bytes: Vec<u8>,
-    /// What it tells of itself.
+    /// Build information in the file.
     pub program: Program,
-    /// The packages whose libraries are in it.
+    /// Packages of the linked libraries.
     pub libraries: BTreeSet<String>,
 }
 
-/// All of a file.
-///
-/// # Errors
-/// [`FileError::Read`].
 pub fn bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     fs::read(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
 }
 
-/// All of a file, as far as it is UTF-8.
-///
-/// # Errors
-/// [`FileError::Read`].
+/// Reads a text file; invalid UTF-8 is replaced.
 pub fn text(path: &Path) -> Result<String, FileError> {
     bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What the build tells, in JSON.
-///
-/// # Errors
-/// [`FileError::Read`], [`FileError::Description`].
+/// Reads a JSON file.
 pub fn description<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     serde_json::from_slice(&bytes(path)?).map_err(|source| FileError::Description { path: path.to_owned(), source })
 }
 
-/// The packages of a lock.
-///
-/// # Errors
-/// [`FileError::Read`], [`FileError::Lock`].
+/// Reads the packages of a lock file.
 pub fn lock(path: &Path) -> Result<Vec<Package>, FileError> {
     lock::parse(&text(path)?).map_err(|source| FileError::Lock { path: path.to_owned(), source })
 }
 
-/// The sysroot's libraries.
-///
-/// # Errors
-/// [`FileError::Read`], [`FileError::Libraries`].
+/// Reads the list of libraries of the sysroot.
 pub fn sysroot(path: &Path) -> Result<Sysroot, FileError> {
     Sysroot::parse(&text(path)?).map_err(|source| FileError::Libraries { path: path.to_owned(), source })
 }
 
-/// The program that is `name` in the image.
-///
-/// # Errors
-/// [`FileError::Read`], [`FileError::Program`]; [`FileError::Unpinned`]: it has a library that is not the sysroot's.
+/// Reads the program `name` of the image. [`FileError::Unpinned`] if it contains a library that is not in the sysroot.
 pub fn program(name: &str, path: &Path, sysroot: &Sysroot) -> Result<Examined, FileError> {
     let bytes = bytes(path)?;
     let program = Program::read(&bytes).map_err(|source| FileError::Program { program: name.to_owned(), source })?;

@@ -1,51 +1,46 @@
-//! What Go's linker leaves in a program: the section `.go.buildinfo`, as `debug/buildinfo` of Go 1.18 reads it.
+//! Build information of Go programs: the section `.go.buildinfo`, in the format of `debug/buildinfo` since Go 1.18.
 
 const MAGIC: &[u8] = b"\xff Go buildinf:";
 
-/// The head: magic, size of a pointer, flags, room for two pointers.
+/// Length of the header: magic, pointer size, flags, space for two pointers.
 const HEAD: usize = 32;
 const FLAGS: usize = 15;
-/// The texts stand behind the head, each with its length before it.
+/// Offset of the texts, each preceded by its length.
 const INLINE: u8 = 2;
 
-/// The modules stand between two marks of so many bytes.
+/// Length of the marks before and after the list of modules.
 const MARK: usize = 16;
 
-/// A module, as it was built: after replacements.
+/// A module as it was built, after replacements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Module {
-    /// Its path: `k8s.io/api`.
+    /// Module path, such as `k8s.io/api`.
     pub module: String,
-    /// `v0.36.3`
+    /// Version, such as `v0.36.3`.
     pub version: String,
 }
 
-/// What a program of Go says of itself.
+/// Build information of a Go program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Info {
-    /// `go1.26.8`
+    /// Toolchain, such as `go1.26.8`.
     pub toolchain: String,
-    /// All that went in, but for the standard library and a main module without a version.
+    /// Linked modules, without the standard library and without a main module that has no version.
     pub modules: Vec<Module>,
-    /// Whether C could be called, and was linked in then.
+    /// Whether cgo was enabled, which links C libraries.
     pub cgo: bool,
 }
 
-/// Why there is nothing to read.
+/// The section is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
-    /// Another format.
-    #[error("it is not what Go writes since 1.18")]
+    #[error("the section does not have the format of Go 1.18 or later")]
     Form,
-    /// The section ends before its texts.
-    #[error("it is cut short")]
+    #[error("the section is truncated")]
     Short,
 }
 
-/// Reads the section.
-///
-/// # Errors
-/// The section is not one that Go 1.18 or newer writes.
+/// Parses the section.
 pub fn parse(section: &[u8]) -> Result<Info, InfoError> {
     if !section.starts_with(MAGIC) || section.get(FLAGS).is_none_or(|flags| flags & INLINE == 0) {
         return Err(InfoError::Form);
@@ -62,8 +57,8 @@ pub fn parse(section: &[u8]) -> Result<Info, InfoError> {
     })
 }
 
-/// `dep` names a module, `=>` what is built in the place of the one before. The main module (`mod`) has a version only if
-/// it came from outside.
+/// Parses the list of modules. `dep` is a module, `=>` the replacement of the previous one. The main module (`mod`) has
+/// a version only if it was fetched.
 fn modules(lines: &str) -> Vec<Module> {
     let mut found = Vec::new();
     for line in lines.lines() {
@@ -83,7 +78,7 @@ fn modules(lines: &str) -> Vec<Module> {
     found
 }
 
-/// A text with its length before it (LEB128), and what follows.
+/// Splits a text with its length (LEB128) before it from the rest.
 fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut length = 0_usize;
     for (at, byte) in bytes.iter().enumerate().take(9) {
@@ -123,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_those_that_were_built() {
+    fn replaced_modules_are_listed_as_built() {
         let lines = "path\texample.org/tool\nmod\texample.org/tool\t(devel)\t\ndep\texample.org/a\tv1.0.0\th1:x\n\
                      dep\texample.org/b\tv1.0.0\n=>\texample.org/fork\tv2.0.0\th1:y\nbuild\t-compiler=gc\n";
         let info = parse(&section("go1.26.8", lines)).unwrap();
@@ -133,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_without_c_only_if_it_says_so() {
+    fn cgo_is_assumed_unless_disabled() {
         assert!(parse(&section("go1.26.8", "build\tCGO_ENABLED=1\n")).unwrap().cgo);
         assert!(parse(&section("go1.26.8", "")).unwrap().cgo);
         assert!(!parse(&section("go1.26.8", "build\tCGO_ENABLED=0\n")).unwrap().cgo);
     }
 
     #[test]
-    fn a_section_of_another_form_or_without_its_end_is_refused() {
+    fn invalid_and_truncated_sections_are_rejected() {
         let whole = section("go1.26.8", "dep\texample.org/a\tv1.0.0\n");
         assert_eq!(parse(b"something else"), Err(InfoError::Form));
         assert_eq!(parse(&whole[..whole.len() - 1]), Err(InfoError::Short));
@@ -149,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_section_makes_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
             if let Some(head) = bytes.get_mut(..=FLAGS) {
                 head[..MAGIC.len()].copy_from_slice(MAGIC);

@@ -1,29 +1,25 @@
-//! The locks of Debian's packages.
+//! Lock files of Debian packages.
 
 use serde::Serialize;
 
-/// A package that is pinned.
+/// A pinned Debian package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Package {
-    /// Its name.
     pub package: String,
-    /// Debian's, with the epoch.
+    /// Version with the epoch.
     pub version: String,
     /// `amd64` or `all`.
     pub architecture: String,
-    /// Of its file.
+    /// SHA-256 of the package file.
     pub sha256: String,
 }
 
-/// A line that names no package.
+/// An invalid line of a lock file, by its number.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {0} is not: package, version, architecture, SHA-256, file")]
+#[error("line {0} must contain package, version, architecture, SHA-256 and file")]
 pub struct ParseLockError(usize);
 
-/// The packages of a lock: a line for each, and comments.
-///
-/// # Errors
-/// A line is neither a comment nor five words.
+/// Parses a lock file: one package per line, and comments.
 pub fn parse(text: &str) -> Result<Vec<Package>, ParseLockError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
     lines
@@ -42,14 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_line_is_a_package() {
+    fn each_line_is_parsed_as_a_package() {
         let found = parse("# comment\nnftables 1.0.6-2 amd64 0123 pool/n.deb\n").unwrap();
         let [Package { package, version, architecture, sha256 }] = &*found else { panic!("one: {found:?}") };
         assert_eq!([package, version, architecture, sha256], ["nftables", "1.0.6-2", "amd64", "0123"]);
     }
 
     #[test]
-    fn a_line_that_names_no_package_is_told() {
+    fn an_invalid_line_is_reported() {
         assert_eq!(parse("# comment\nnftables 1.0.6-2"), Err(ParseLockError(2)));
     }
 }

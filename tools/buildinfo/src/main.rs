@@ -1,7 +1,5 @@
-//! Writes what an image was built with: the versions of the tools that came from the machine of the builder; for each
-//! program, from the program itself, its compilers and the packages that were linked in; and these packages.
-//!
-//! A program with a library that is not pinned is an error.
+//! Writes a report of how an image was built: versions of the host's tools, and compilers and linked packages of each
+//! program, read from the program itself. Fails if a program contains a library that is not pinned.
 //!
 //! `buildinfo DESCRIPTION OUT`; the description and the output are JSON.
 #![forbid(unsafe_code)]
@@ -15,17 +13,17 @@ use buildinfo::files::{self, Examined, FileError};
 use buildinfo::lock::Package;
 use serde::{Deserialize, Serialize};
 
-/// What to look at.
+/// Input.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
-    /// Path in the image -> file.
+    /// Files of programs by path in the image.
     programs: BTreeMap<String, PathBuf>,
-    /// The sysroot's list of its libraries.
+    /// List of the libraries of the sysroot.
     libraries: PathBuf,
-    /// The lock of the packages that they are of.
+    /// Lock file of the packages of these libraries.
     lock: PathBuf,
-    /// Name of a tool of the build -> file with what it says of its version, of which the first line counts.
+    /// Files with the version output of host tools by name; only the first line is used.
     tools: BTreeMap<String, PathBuf>,
 }
 
@@ -33,7 +31,7 @@ struct Description {
 struct Report {
     tools: BTreeMap<String, String>,
     programs: BTreeMap<String, Built>,
-    /// What is linked into programs.
+    /// Packages that are linked into programs.
     libraries: BTreeSet<Package>,
 }
 
@@ -51,7 +49,7 @@ enum MainError {
     File(#[from] FileError),
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot make JSON")]
+    #[error("cannot serialize the report")]
     Json(#[from] serde_json::Error),
 }
 

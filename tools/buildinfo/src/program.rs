@@ -1,4 +1,4 @@
-//! What a program tells of who built it, and of what is in it.
+//! Build information of ELF programs.
 
 use std::collections::BTreeSet;
 
@@ -8,62 +8,56 @@ use object::{LittleEndian, Object as _, ObjectSection as _};
 use crate::go::{self, Info, InfoError};
 use crate::sysroot::{self, Library, ParseLibraryError, Sysroot};
 
-/// Where GCC, rustc and linkers leave their names, each ended by a zero.
+/// Section with the names of compilers and linkers, each NUL-terminated.
 const COMMENT: &str = ".comment";
 const GO: &str = ".go.buildinfo";
-/// Where the C toolchain of `@sysroot` leaves what the linker read.
+/// Section in which the C toolchain of `@sysroot` records the linker's inputs.
 const LIBRARIES: &str = ".granary.libraries";
-/// What rustc's name in [`COMMENT`] begins with.
+/// Prefix of rustc's entry in [`COMMENT`].
 const RUSTC: &str = "rustc version ";
 
-/// What a program says of itself.
+/// Build information of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The compilers and linkers that left their names, also those of the libraries inside.
+    /// Compilers and linkers of the program and of its libraries.
     pub with: BTreeSet<String>,
-    /// The program that the kernel has to start it with, `PT_INTERP`: a static program has none.
+    /// Dynamic loader (`PT_INTERP`); `None` for a static program.
     pub loader: Option<String>,
-    /// What Go wrote, if it is a program of Go.
+    /// Build information of a Go program.
     pub go: Option<Info>,
-    /// The libraries that were linked in, if the linker was told to say so.
+    /// Linked libraries; `None` if the linker did not record them.
     pub libraries: Option<Vec<Library>>,
 }
 
-/// Why a program does not tell.
+/// The program cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadProgramError {
-    /// Something else.
-    #[error("it is no ELF file")]
+    #[error("not an ELF file")]
     Elf(#[from] object::Error),
-    /// Its section of Go is damaged.
-    #[error("its section {GO} cannot be read")]
+    #[error("invalid section {GO}")]
     Go(#[from] InfoError),
-    /// Its section of libraries is damaged.
-    #[error("its section {LIBRARIES} cannot be read")]
+    #[error("invalid section {LIBRARIES}")]
     Libraries(#[from] ParseLibraryError),
-    /// No compiler's name.
-    #[error("it has neither {COMMENT} nor {GO}: who built it has taken its name away")]
+    #[error("no section {COMMENT} or {GO}: the names of the compilers were stripped")]
     Silent,
 }
 
-/// A program has in it what is not pinned.
+/// The program contains a library that is not pinned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnpinnedError {
-    /// It says nothing of its libraries.
+    /// The libraries are not recorded.
     #[error(
-        "it was not linked by the toolchain of @sysroot, so its C library is the machine's (no section {LIBRARIES})"
+        "no section {LIBRARIES}: the program was not linked by the toolchain of @sysroot and contains the host's C \
+         library"
     )]
     Unknown,
-    /// It has a library that is none of the sysroot.
-    #[error("{} with SHA-256 {} was linked in, which is of no pinned package", .0.path, .0.sha256)]
+    /// The library is not in the sysroot.
+    #[error("library {} with SHA-256 {} does not belong to a pinned package", .0.path, .0.sha256)]
     Library(Library),
 }
 
 impl Program {
-    /// Reads an ELF file of x86-64.
-    ///
-    /// # Errors
-    /// It is none, or does not tell who compiled it.
+    /// Reads an ELF file for x86-64.
     pub fn read(program: &[u8]) -> Result<Self, ReadProgramError> {
         let elf = ElfFile64::<LittleEndian>::parse(program)?;
         let mut with = BTreeSet::new();
@@ -89,17 +83,14 @@ impl Program {
         if with.is_empty() { Err(ReadProgramError::Silent) } else { Ok(Self { with, loader, go, libraries }) }
     }
 
-    /// The Rust compilers that left their names, as `VERSION (COMMIT DATE)`: that of the crates, and that of the
-    /// standard library if it is another one.
+    /// The Rust compilers as `VERSION (COMMIT DATE)`: that of the crates, and that of the standard library if it
+    /// differs.
     #[must_use]
     pub fn rustc(&self) -> BTreeSet<&str> {
         self.with.iter().filter_map(|name| name.strip_prefix(RUSTC)).collect()
     }
 
-    /// The packages whose libraries are in the program: none in a program of Go that calls no C.
-    ///
-    /// # Errors
-    /// It has another library in it, or does not tell.
+    /// The packages whose libraries are in the program; none for a Go program without cgo.
     pub fn packages<'a>(&self, sysroot: &'a Sysroot) -> Result<BTreeSet<&'a str>, UnpinnedError> {
         match (&self.libraries, &self.go) {
             (Some(libraries), _) => {
@@ -133,7 +124,7 @@ mod tests {
         Program { with: BTreeSet::new(), loader: None, go, libraries }
     }
 
-    /// The least that is a program: headers, the loader's path, and `.comment`.
+    /// A minimal program: headers, loader path and `.comment`.
     fn elf(loader: Option<&str>, comment: &str) -> Vec<u8> {
         const NAMES: &str = "\0.comment\0.shstrtab\0";
         let path = loader.map(|path| format!("{path}\0")).unwrap_or_default();
@@ -177,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_was_built_by_rustc() {
+    fn the_test_program_was_built_by_rustc() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let read = Program::read(&own).unwrap();
         assert!(!read.rustc().is_empty(), "{read:?}");
@@ -185,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dynamic_program_is_told_from_a_static_one() {
+    fn the_loader_of_a_dynamic_program_is_found() {
         let loader = |bytes: &[u8]| Program::read(bytes).unwrap().loader;
         assert_eq!(loader(&elf(None, "rustc version 1.2.3 (abc 2026-01-01)\0")), None);
         let dynamic = elf(Some("/lib64/ld-linux-x86-64.so.2"), "rustc version 1.2.3 (abc 2026-01-01)\0");
@@ -193,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_rust_compiler_is_seen() {
+    fn a_second_rust_compiler_is_found() {
         let program = |comment| Program::read(&elf(None, comment)).unwrap();
         let first = "GCC: (Debian) 12.2.0\0rustc version 1.2.3 (abc 2026-01-01)\0Linker: LLD 22\0";
         assert_eq!(program(first).rustc(), ["1.2.3 (abc 2026-01-01)"].into());
@@ -203,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn a_file_that_is_not_elf_is_rejected() {
         assert!(matches!(Program::read(b"#!/bin/sh\n"), Err(ReadProgramError::Elf(_))));
     }
 
     #[test]
-    fn every_library_is_of_a_pinned_package() {
+    fn a_library_without_a_pinned_package_is_rejected() {
         let sysroot = Sysroot::parse(&format!("libc6-dev {LIBC}  usr/lib/libc.a\n")).unwrap();
         let packages =
             |program: &Program| program.packages(&sysroot).map(|found| found.into_iter().collect::<Vec<_>>());
@@ -218,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_program_of_go_without_c_needs_not_tell_its_libraries() {
+    fn only_go_programs_without_cgo_may_lack_the_list() {
         let sysroot = Sysroot::default();
         assert_eq!(program(Some(go(false)), None).packages(&sysroot), Ok(BTreeSet::new()));
         assert_eq!(program(Some(go(true)), None).packages(&sysroot), Err(UnpinnedError::Unknown));
@@ -229,7 +220,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn no_damage_makes_it_panic(at in 0_usize..4096, byte in any::<u8>(), length in any::<prop::sample::Index>()) {
+        fn reading_a_damaged_program_never_panics(at in 0_usize..4096, byte in any::<u8>(), length in any::<prop::sample::Index>()) {
             let mut own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
             own[at] = byte;
             let _ = Program::read(&own);
@@ -237,7 +228,7 @@ mod tests {
         }
 
         #[test]
-        fn no_damage_of_a_small_program_makes_it_panic(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        fn reading_a_damaged_small_program_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
             let mut small = elf(Some("/lib64/ld-linux-x86-64.so.2"), "GCC: (Debian) 12.2.0\0");
             let at = at.index(small.len());
             small[at] = byte;

@@ -1,25 +1,20 @@
-//! The libraries that are linked into static programs, and the packages that they are of.
+//! Libraries that are linked into static programs, and their packages.
 
 use std::collections::BTreeMap;
 
-/// A file that the linker read: a line of a program's section `.granary.libraries`.
+/// An input of the linker: a line of the section `.granary.libraries`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Library {
-    /// Of the file.
     pub sha256: String,
-    /// Below the sysroot.
+    /// Path relative to the sysroot.
     pub path: String,
 }
 
-/// A line that names no file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not SHA-256 and path")]
+#[error("`{0}` must contain SHA-256 and path")]
 pub struct ParseLibraryError(String);
 
-/// The lines of a section: as sha256sum prints them.
-///
-/// # Errors
-/// A line of another form.
+/// Parses a section in the output format of sha256sum.
 pub fn libraries(section: &str) -> Result<Vec<Library>, ParseLibraryError> {
     let lines = section.lines().map(|line| match line.split_once("  ") {
         Some((sha256, path)) if sha256.len() == 64 && !path.is_empty() => {
@@ -30,29 +25,22 @@ pub fn libraries(section: &str) -> Result<Vec<Library>, ParseLibraryError> {
     lines.collect()
 }
 
-/// The sysroot's own list of its libraries.
+/// Packages of the libraries of the sysroot.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sysroot {
-    /// File -> package.
     packages: BTreeMap<Library, String>,
 }
 
-/// The sysroot's list cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSysrootError {
-    /// The line has no package.
-    #[error("`{0}` names no package")]
+    #[error("`{0}` has no package")]
     Package(String),
-    /// The line has no file.
     #[error(transparent)]
     File(#[from] ParseLibraryError),
 }
 
 impl Sysroot {
-    /// Reads the list: package, SHA-256 and path on each line.
-    ///
-    /// # Errors
-    /// A line of another form.
+    /// Parses the list: package, SHA-256 and path per line.
     pub fn parse(text: &str) -> Result<Self, ParseSysrootError> {
         let mut packages = BTreeMap::new();
         for line in text.lines() {
@@ -62,7 +50,7 @@ impl Sysroot {
         Ok(Self { packages })
     }
 
-    /// The package that has exactly this file.
+    /// The package with this path and SHA-256.
     #[must_use]
     pub fn package(&self, library: &Library) -> Option<&str> {
         self.packages.get(library).map(String::as_str)
@@ -76,7 +64,7 @@ mod tests {
     const LIBC: &str = "8e5252c4b87e3d588e2d15e624502277c5d3bfb382fec7a5199ae752080b372c";
 
     #[test]
-    fn a_file_is_of_the_package_that_has_the_same_bytes_under_the_same_path() {
+    fn a_package_is_found_by_path_and_sha256() {
         let sysroot = Sysroot::parse(&format!("libc6-dev {LIBC}  usr/lib/libc.a\n")).unwrap();
         let found = libraries(&format!("{LIBC}  usr/lib/libc.a\n")).unwrap();
         assert_eq!(found.iter().map(|library| sysroot.package(library)).collect::<Vec<_>>(), [Some("libc6-dev")]);
@@ -87,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_another_form_is_refused() {
+    fn an_invalid_line_is_rejected() {
         assert_eq!(libraries("libc.a"), Err(ParseLibraryError("libc.a".into())));
         assert_eq!(Sysroot::parse("libc6-dev"), Err(ParseSysrootError::Package("libc6-dev".into())));
         assert!(matches!(Sysroot::parse("libc6-dev libc.a"), Err(ParseSysrootError::File(_))));

@@ -1,5 +1,5 @@
-//! The UEFI executable: systemd-stub with a kernel, its initramfs and its command line as sections, as the
-//! UAPI group's specification "Unified Kernel Image" has it.
+//! The unified kernel image: systemd-stub with kernel, initramfs and command line as sections (UAPI group specification
+//! "Unified Kernel Image").
 
 use object::LittleEndian as LE;
 use object::pe::{
@@ -9,24 +9,24 @@ use object::pod::{bytes_of, from_bytes_mut};
 use object::read::pe::ImageNtHeaders as _;
 use object::{U16, U32};
 
-/// The stub cannot take the sections.
+/// The sections cannot be added to the stub.
 #[derive(Debug, thiserror::Error)]
 pub enum StubError {
-    /// It is no PE executable for 64 bits.
-    #[error("the stub is no UEFI executable for x86-64")]
+    /// The stub is not a 64-bit PE executable.
+    #[error("the stub is not a UEFI executable for x86-64")]
     Format(#[source] object::Error),
-    /// Its headers are where they cannot be.
-    #[error("the stub's headers do not lie in the stub")]
+    /// The headers are outside of the file.
+    #[error("the headers of the stub are outside of the file")]
     Headers,
-    /// Behind its section headers there is no room for more.
-    #[error("the stub has no room for {0} more section headers")]
+    /// There is no space for more section headers.
+    #[error("the stub has no space for {0} more section headers")]
     Full(usize),
-    /// A UEFI executable has less than 4 GiB.
+    /// The file exceeds 4 GiB, the maximum of UEFI executables.
     #[error("the executable is larger than 4 GiB")]
     Large,
 }
 
-/// Appends the sections, in this order, behind those of the stub.
+/// Appends sections to the stub in this order.
 pub fn unified(stub: &[u8], sections: &[(&str, &[u8])]) -> Result<Vec<u8>, StubError> {
     let dos = ImageDosHeader::parse(stub).map_err(StubError::Format)?;
     let start = u64::from(dos.nt_headers_offset());
@@ -63,7 +63,7 @@ pub fn unified(stub: &[u8], sections: &[(&str, &[u8])]) -> Result<Vec<u8>, StubE
     let (nt, _) = from_bytes_mut::<ImageNtHeaders64>(bytes).map_err(|()| StubError::Headers)?;
     nt.file_header.number_of_sections = U16::new(LE, count);
     nt.optional_header.size_of_image = U32::new(LE, align(address, page)?);
-    // UEFI looks at no checksum.
+    // UEFI does not verify the checksum.
     nt.optional_header.check_sum = U32::new(LE, 0);
     Ok(executable)
 }
@@ -107,7 +107,7 @@ mod tests {
     const HEADERS: u32 = 0x400;
     const CODE: &[u8] = b"code of the stub";
 
-    /// The least that is an executable: headers, and one section.
+    /// A minimal executable: headers and one section.
     fn stub() -> Vec<u8> {
         let mut stub = vec![0; HEADERS as usize];
         let (dos, rest) = from_bytes_mut::<ImageDosHeader>(&mut stub).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sections_are_behind_those_of_the_stub() {
+    fn new_sections_follow_those_of_the_stub() {
         let large = vec![5; 0x1234];
         let bytes = unified(&stub(), &[(".cmdline", b"quiet"), (".linux", &large)]).unwrap();
         let found = PeFile64::parse(&*bytes).unwrap();
@@ -146,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stub_without_room_for_headers_is_refused() {
+    fn a_stub_without_space_for_headers_is_rejected() {
         let many = [(".x", &b""[..]); 20];
         assert!(matches!(unified(&stub(), &many), Err(StubError::Full(20))));
     }
 
     #[test]
-    fn what_is_no_executable_is_refused() {
+    fn an_invalid_stub_is_rejected() {
         assert!(matches!(unified(b"MZ", &[]), Err(StubError::Format(_))));
         let stub = stub();
         for length in 0..stub.len() {

@@ -1,13 +1,13 @@
-//! One more file for an initramfs: the kernel unpacks archives that follow each other
+//! Adds a file to an initramfs by appending an archive; the kernel unpacks consecutive archives
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 
-/// The kernel looks for an archive, a name and a file at multiples of this.
+/// Alignment of archives, names and contents.
 const ALIGNMENT: usize = 4;
 
-/// A regular file that everybody may read.
+/// Regular file, mode 0444.
 const MODE: usize = 0o100_444;
 
-/// Appends an archive (cpio, format "newc") with this file in the root directory. No time, no owner.
+/// Appends a cpio archive (format "newc") with a file in the root directory, without time and owner.
 pub(crate) fn with_file(mut archives: Vec<u8>, name: &str, content: &str) -> Vec<u8> {
     pad(&mut archives);
     entry(&mut archives, name, MODE, content.as_bytes());
@@ -16,7 +16,8 @@ pub(crate) fn with_file(mut archives: Vec<u8>, name: &str, content: &str) -> Vec
 }
 
 fn entry(archives: &mut Vec<u8>, name: &str, mode: usize, content: &[u8]) {
-    // Inode, mode, user, group, links, time, size, device (2), device of a node (2), length of the name with its end, checksum.
+    // Inode, mode, user, group, links, time, size, device (2), device of a node (2), length of the name with NUL,
+    // checksum.
     let fields = [0, mode, 0, 0, 1, 0, content.len(), 0, 0, 0, 0, name.len() + 1, 0];
     archives.extend(b"070701");
     archives.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpio_reads_the_file() {
+    fn cpio_unpacks_the_file() {
         let archive = with_file(Vec::new(), "system-partition", "id:1:digest\n");
         let mut cpio = Command::new("cpio")
             .args(["--extract", "--to-stdout", "--quiet", "system-partition"])
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_begins_where_the_kernel_looks_for_it() {
+    fn the_archive_is_aligned() {
         for before in 0..=5 {
             let archives = with_file(vec![b'x'; before], "a", "content");
             let at = before.next_multiple_of(4);

@@ -1,4 +1,4 @@
-//! What is where on the disk.
+//! Layout of the disk image.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,11 +10,11 @@ use gpt::{Guid, Partition, Table, Write, guid, protective_mbr};
 use crate::esp;
 
 const MIB: u64 = 1 << 20;
-/// Bytes of a sector: an image for disks that say so, which is nearly all.
+/// Sector size in bytes, that of almost all disks.
 const SECTOR: u32 = 512;
-/// A slot's size. An image has 125 MiB today; the slots cannot grow later.
+/// Size of a system slot. An image has 125 MiB today; slots cannot grow later.
 const SLOT: u64 = 256 * MIB;
-/// Where the first partition begins, and how much is left behind the last one for the table's second copy.
+/// Offset of the first partition, and space after the last one for the second copy of the table.
 const MARGIN: u64 = MIB;
 
 const DISK: Guid = guid!("5ad00000-0000-4000-8000-000000000000");
@@ -24,44 +24,43 @@ const SYSTEM_B: Guid = guid!("5ad00000-0000-4000-8000-00000000000b");
 
 /// UEFI specification 2.10, table 5.7.
 const ESP_TYPE: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
-/// A random UUID, made for this purpose: no other system takes the partition for one of its own.
+/// Partition type of the slots, a random UUID.
 const SYSTEM_TYPE: Guid = guid!("06f61c7e-4cc3-46ee-bc08-af7d1df69340");
 
-/// One of the two places for a system.
+/// One of the two partitions for a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     A,
     B,
 }
 
-/// The image cannot be written.
+/// The disk image cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The system and its tree need more than a slot.
+    /// System and hash tree exceed the size of a slot.
     #[error(
-        "the system has {wanted} bytes with its hash tree, a slot of the disk {SLOT}: leave something out of it, like \
-         archives of images, or make the slots larger"
+        "system and hash tree of {wanted} bytes exceed the size of a slot, {SLOT} bytes; remove files from the system, \
+         such as image archives, or enlarge the slots"
     )]
     Full { wanted: u64 },
-    /// A partition does not fit the others.
-    #[error("partition {name} does not fit")]
+    /// A partition overlaps with others.
+    #[error("partition {name} does not fit into the layout")]
     Partition {
         name: &'static str,
         #[source]
         source: gpt::AddError,
     },
-    /// There is no table for such a disk.
-    #[error("there is no partition table for this disk")]
+    /// The partition table cannot be created.
+    #[error("cannot create the partition table")]
     Table(#[from] gpt::ParseError),
-    /// The partitions are larger than the disk.
-    #[error("the partitions do not fit on the disk")]
+    /// The partitions exceed the disk.
+    #[error("the partitions do not fit on the disk image")]
     Size(#[from] gpt::SizeError),
-    /// The system's answer.
-    #[error("cannot write the image")]
+    /// Reading or writing failed.
+    #[error("cannot write the disk image")]
     Io(#[from] io::Error),
 }
 
-/// The ID of a slot's partition.
 pub fn id(slot: Slot) -> Guid {
     match slot {
         Slot::A => SYSTEM_A,
@@ -69,8 +68,8 @@ pub fn id(slot: Slot) -> Guid {
     }
 }
 
-/// Writes the whole disk: the ESP, the system and its tree in slot A, nothing in slot B. The free space
-/// for the data comes with the disk that the image is written to.
+/// Writes the disk: the ESP, system and hash tree in slot A, and an empty slot B. Space for the data partition comes
+/// from the larger disk that the image is written to.
 pub fn write(output: &File, esp: &[u8], system: &File, tree: &[u8]) -> Result<(), WriteError> {
     let parts = [
         ("ESP", ESP_TYPE, ESP, esp::SIZE),
@@ -99,12 +98,12 @@ pub fn write(output: &File, esp: &[u8], system: &File, tree: &[u8]) -> Result<()
     }
     copy(output, MARGIN, esp)?;
     let at = MARGIN + esp::SIZE;
-    // Read a second time, from its beginning.
+    // Reads the system a second time, from offset 0.
     copy(output, at, At { file: system, at: 0 })?;
     copy(output, at + data, tree)
 }
 
-/// Writes what is no zero: the rest of the output is a hole.
+/// Copies all blocks except zeros, which remain holes of the output.
 fn copy(output: &File, mut at: u64, mut input: impl Read) -> Result<(), WriteError> {
     let mut buffer = vec![0; MIB as usize];
     loop {
@@ -123,7 +122,7 @@ fn copy(output: &File, mut at: u64, mut input: impl Read) -> Result<(), WriteErr
     }
 }
 
-/// A file from a place on, whatever its own offset is.
+/// Reads a file from an offset, independent of the file's own offset.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -160,14 +159,13 @@ mod tests {
         Table::parse(&head, SECTOR).unwrap()
     }
 
-    /// Bytes of a disk.
     fn read(disk: &File, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         disk.read_exact_at(&mut bytes, at).unwrap();
         bytes
     }
 
-    /// Whether there are zeros alone.
+    /// Whether the range contains only zeros.
     fn is_empty(disk: &File, from: u64, to: u64) -> bool {
         let zeros = vec![0; MIB as usize];
         let mut pieces = (from..to).step_by(zeros.len());
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_the_esp_and_two_slots_of_one_size() {
+    fn the_table_has_the_esp_and_two_equal_slots() {
         let disk = disk();
         let table = table(&disk);
         let bytes = |sectors: u64| sectors * u64::from(SECTOR);
@@ -192,14 +190,14 @@ mod tests {
             (3, "SYSTEM-B".to_owned(), SYSTEM_TYPE, SYSTEM_B, 385 * MIB, 641 * MIB),
         ];
         assert_eq!(found, wanted);
-        // The second copy ends with the disk.
+        // The second copy of the table is at the end of the disk.
         let size = disk.metadata().unwrap().len();
         assert_eq!((size, table.former_end().map(|last| bytes(last + 1))), (642 * MIB, Some(642 * MIB)));
         assert_eq!(read(&disk, size - bytes(1), 8), b"EFI PART");
     }
 
     #[test]
-    fn slot_a_has_the_system_and_its_tree_and_slot_b_nothing() {
+    fn slot_a_has_system_and_tree_and_slot_b_is_empty() {
         let disk = disk();
         assert_eq!(read(&disk, MIB, ESP_BYTES.len()), ESP_BYTES);
         assert!(is_empty(&disk, MIB + ESP_BYTES.len() as u64, 129 * MIB));
@@ -207,18 +205,18 @@ mod tests {
         assert_eq!(read(&disk, 129 * MIB, SYSTEM_BYTES.len()), SYSTEM_BYTES);
         assert_eq!(read(&disk, tree, TREE_BYTES.len()), TREE_BYTES);
         assert!(is_empty(&disk, tree + TREE_BYTES.len() as u64, 641 * MIB));
-        assert!(disk.metadata().unwrap().blocks() * 512 < 4 * MIB, "it has no holes");
+        assert!(disk.metadata().unwrap().blocks() * 512 < 4 * MIB, "the image is not sparse");
     }
 
     #[test]
-    fn a_system_that_is_too_large_for_a_slot_is_refused_before_anything_is_written() {
+    fn a_system_that_is_too_large_is_rejected_before_writing() {
         let (disk, system) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         system.set_len(SLOT).unwrap();
         let error = write(&disk, &ESP_BYTES, &system, &TREE_BYTES).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the system has 268439552 bytes with its hash tree, a slot of the disk 268435456: leave something out of \
-             it, like archives of images, or make the slots larger"
+            "system and hash tree of 268439552 bytes exceed the size of a slot, 268435456 bytes; remove files from the \
+             system, such as image archives, or enlarge the slots"
         );
         assert_eq!(disk.metadata().unwrap().len(), 0);
     }

@@ -1,7 +1,6 @@
-//! Makes the disk image that firmware boots: `disk STUB KERNEL INITRAMFS COMMAND_LINE OS_RELEASE SYSTEM OUTPUT`.
+//! Creates the bootable disk image: `disk STUB KERNEL INITRAMFS COMMAND_LINE OS_RELEASE SYSTEM OUTPUT`.
 //!
-//! The same inputs give the same bytes: fixed IDs, no time, no order but that of this program. The output
-//! is a sparse file.
+//! The output is a sparse file and reproducible: IDs and times are fixed.
 #![forbid(unsafe_code)]
 
 mod esp;
@@ -20,7 +19,7 @@ use crate::layout::Slot;
 fn main() -> ExitCode {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [stub, kernel, initramfs, command_line, os_release, system, output] = arguments.as_slice() else {
-        eprintln!("error: wrong usage; give STUB KERNEL INITRAMFS COMMAND_LINE OS_RELEASE SYSTEM OUTPUT");
+        eprintln!("error: invalid arguments; usage: disk STUB KERNEL INITRAMFS COMMAND_LINE OS_RELEASE SYSTEM OUTPUT");
         return ExitCode::from(2);
     };
     let inputs = Inputs { stub, kernel, initramfs, command_line, os_release, system };
@@ -46,7 +45,7 @@ fn run(inputs: &Inputs<'_>, output: &Path) -> Result<(), Box<dyn Error>> {
     let system = File::open(inputs.system).map_err(failed(inputs.system))?;
     let tree = verity::Tree::of(io::BufReader::with_capacity(1 << 20, &system))?;
     let command_line = String::from_utf8(read(inputs.command_line)?)?;
-    // Behind the initramfs, and not on the command line, which firmware can change.
+    // In the initramfs, not on the command line, which firmware can change.
     let initramfs = initramfs::with_file(
         read(inputs.initramfs)?,
         "system-partition",

@@ -1,9 +1,8 @@
-//! A tar archive that depends on nothing but its entries.
+//! Reproducible tar archives.
 
 use std::io::{self, Write};
 use tar::{EntryType, Header};
 
-/// An archive that is being written.
 pub(crate) struct Archive<W: Write>(tar::Builder<W>);
 
 impl<W: Write> Archive<W> {
@@ -11,17 +10,14 @@ impl<W: Write> Archive<W> {
         Self(tar::Builder::new(output))
     }
 
-    /// Adds a directory; everybody may enter it.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         self.entry(EntryType::Directory, path, 0o755, &[])
     }
 
-    /// Adds a file.
     pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.entry(EntryType::Regular, path, mode, content)
     }
 
-    /// Ends the archive.
     pub(crate) fn finish(self) -> io::Result<W> {
         self.0.into_inner()
     }

@@ -1,4 +1,4 @@
-//! The image: a layer, a configuration, a manifest, an index. Formats: OCI image specification 1.1.
+//! OCI image layout (image specification 1.1) with one layer, configuration, manifest and index.
 
 use crate::archive::Archive;
 use serde::{Deserialize, Serialize};
@@ -11,36 +11,36 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// What the rule asks for.
+/// Input of the Bazel rule.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
     /// Full name with a tag, like `granary.invalid/pause:1`.
     reference: String,
-    /// Where the program lies in the image: absolute.
+    /// Absolute path of the program in the image.
     path: String,
     entrypoint: Vec<String>,
-    /// `UID:GID` in digits (the image has no user list); absent for root.
+    /// `UID:GID` in digits, because the image has no user list. `None` for root.
     user: Option<String>,
 }
 
-/// The description asks for what is no image.
+/// The description is invalid, or writing failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayoutError {
-    #[error("reference {0:?} has no tag; write NAME:TAG")]
+    #[error("reference {0:?} has no tag; use NAME:TAG")]
     NoTag(String),
-    #[error("program path {0:?} is not absolute and plain, like /usr/bin/program")]
+    #[error("program path {0:?} must be absolute and without `.` and `..`, like /usr/bin/program")]
     Path(String),
-    #[error("cannot write the layer")]
+    #[error("cannot write the image layer")]
     Layer(#[source] io::Error),
-    #[error("cannot write JSON")]
+    #[error("cannot serialize the image")]
     Json(#[from] serde_json::Error),
 }
 
 /// The files of an image layout.
 pub(crate) struct Layout {
     index: Vec<u8>,
-    /// By digest, without `sha256:`.
+    /// Blobs by digest, without `sha256:`.
     blobs: BTreeMap<String, Vec<u8>>,
 }
 
@@ -103,7 +103,6 @@ struct Index {
     manifests: [Descriptor; 1],
 }
 
-/// Makes the image of one program.
 pub(crate) fn layout(image: &Description, program: &[u8]) -> Result<Layout, LayoutError> {
     let tag = match image.reference.rsplit_once(':') {
         Some((_, tag)) if !tag.contains('/') => tag.to_owned(),
@@ -114,14 +113,14 @@ pub(crate) fn layout(image: &Description, program: &[u8]) -> Result<Layout, Layo
     let config = Config {
         platform: PLATFORM,
         config: Process { entrypoint: &image.entrypoint, user: image.user.as_deref() },
-        // The layer is not compressed, so that its digest is that of its content.
+        // The layer is not compressed, so its digest equals that of the content (`diff_id`).
         rootfs: RootFs { r#type: "layers", diff_ids: [layer.digest.clone()] },
     };
     let config = layout.add(CONFIG, serde_json::to_vec(&config)?);
     let manifest = Manifest { schema_version: 2, media_type: MANIFEST, config, layers: [layer] };
     let mut manifest = layout.add(MANIFEST, serde_json::to_vec(&manifest)?);
     manifest.platform = Some(PLATFORM);
-    // containerd takes the full name from the first, other programs the tag from the second.
+    // containerd reads the full name from the first annotation, other programs read the tag from the second.
     manifest.annotations = BTreeMap::from([
         ("io.containerd.image.name", image.reference.clone()),
         ("org.opencontainers.image.ref.name", tag),
@@ -130,7 +129,7 @@ pub(crate) fn layout(image: &Description, program: &[u8]) -> Result<Layout, Layo
     Ok(layout)
 }
 
-/// A file system with the program and the directories that it is in.
+/// A tar archive of the program and its parent directories.
 fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
     let plain = path.strip_prefix('/').filter(|rest| rest.split('/').all(|name| !matches!(name, "" | "." | "..")));
     let path = plain.ok_or_else(|| LayoutError::Path(path.to_owned()))?;
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_leads_to_the_program() {
+    fn the_index_references_the_program() {
         let layout = layout(&pause(), b"program").unwrap();
         let index: Value = serde_json::from_slice(&layout.index).unwrap();
         let manifest: Value = serde_json::from_slice(blob(&layout, &index["manifests"][0])).unwrap();
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn containerd_finds_the_full_name() {
+    fn the_index_has_the_full_name_for_containerd() {
         let index: Value = serde_json::from_slice(&layout(&pause(), b"").unwrap().index).unwrap();
         let annotations = &index["manifests"][0]["annotations"];
         assert_eq!(annotations["io.containerd.image.name"], "granary.invalid/pause:1");
@@ -217,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_is_named_by_its_digest() {
+    fn blobs_are_named_by_their_digests() {
         let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
         let empty = layout.add(LAYER, Vec::new());
         assert_eq!(empty.digest, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     }
 
     #[test]
-    fn two_archives_of_the_same_program_are_the_same() {
+    fn archives_are_reproducible() {
         let archive = || {
             let mut bytes = Vec::new();
             layout(&pause(), b"program").unwrap().write(&mut bytes).unwrap();
@@ -240,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_without_a_tag_is_refused() {
+    fn a_reference_without_a_tag_is_rejected() {
         let image = Description { reference: "registry.invalid:5000/pause".into(), ..pause() };
         assert!(matches!(layout(&image, b""), Err(LayoutError::NoTag(_))));
     }
 
     #[test]
-    fn a_path_that_leaves_the_image_is_refused() {
+    fn a_path_that_leaves_the_image_is_rejected() {
         let image = Description { path: "/../pause".into(), ..pause() };
         assert!(matches!(layout(&image, b""), Err(LayoutError::Path(_))));
     }

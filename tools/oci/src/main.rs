@@ -1,7 +1,7 @@
-//! Makes an OCI image layout with one image of one static program, as a tar archive that
-//! `ctr images import` takes: `oci DESCRIPTION PROGRAM OUTPUT`.
+//! Creates an OCI image layout with one static program, as a tar archive for `ctr images import`:
+//! `oci DESCRIPTION PROGRAM OUTPUT`.
 //!
-//! The same inputs give the same bytes: no time, no owner, sorted entries.
+//! The output is reproducible: no times, no owners, sorted entries.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [description, program, output] = arguments.as_slice() else {
-        eprintln!("error: wrong usage; give DESCRIPTION PROGRAM OUTPUT");
+        eprintln!("error: invalid arguments; usage: oci DESCRIPTION PROGRAM OUTPUT");
         return ExitCode::from(2);
     };
     match run(description, program, output) {

@@ -1,4 +1,4 @@
-//! The bill of materials: what is in the image, and in which program.
+//! The bill of materials: packages and programs of the image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::package::{Ecosystem, Package, Texts};
 use crate::spdx::{self, Creation, DOCUMENT, Described, Document, Extracted, Kind, Relationship};
 use crate::texts::sha256;
 
-/// What an image is made of.
+/// Bill of materials of an image.
 #[derive(Debug)]
 pub(crate) struct Bill {
     image: Package,
@@ -18,12 +18,12 @@ pub(crate) struct Bill {
     relationships: BTreeSet<Relationship>,
 }
 
-/// Two that cannot be told apart.
+/// Two different packages or programs with one identifier.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} and {1} would have the same identifier")]
+#[error("{0} and {1} have the same identifier")]
 pub(crate) struct AmbiguousError(String, String);
 
-/// An entry of the index of texts.
+/// Entry of the index of licence texts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     licence: String,
@@ -32,21 +32,21 @@ pub(crate) struct Entry {
 }
 
 impl Bill {
-    /// Of an image with nothing in it.
+    /// A bill without packages and programs.
     pub(crate) fn new(image: Package) -> Self {
         let relationships = [relationship(DOCUMENT, Kind::Describes, &image.id())].into();
         let packages = [(image.id(), image.clone())].into();
         Self { image, packages, programs: BTreeMap::new(), relationships }
     }
 
-    /// A package whose files are in the image.
+    /// Adds a package whose files are in the image.
     pub(crate) fn install(&mut self, package: Package) -> Result<(), AmbiguousError> {
         let id = self.add(package)?;
         self.relationships.insert(relationship(&self.image.id(), Kind::Contains, &id));
         Ok(())
     }
 
-    /// A program, with what is linked into it. Its licence: all of theirs apply, and `own` if it has code of its own.
+    /// Adds a program with its linked packages. Its licence combines theirs, and `own` if it has code of its own.
     pub(crate) fn program(
         &mut self,
         path: &str,
@@ -80,13 +80,13 @@ impl Bill {
         }
     }
 
-    /// Which texts go with which package, by package URL.
+    /// Licences and texts of each package, by package URL.
     pub(crate) fn index(&self) -> BTreeMap<String, Entry> {
         let entry = |package: &Package| Entry { licence: package.licence.to_string(), texts: package.texts.clone() };
         self.packages.values().map(|package| (package.purl(), entry(package))).collect()
     }
 
-    /// The document. It has no time in it, and its namespace is of its content, so that the same image has the same one.
+    /// Creates the document. It contains no time, and its namespace is a hash of its content, so it is reproducible.
     pub(crate) fn document(self) -> Result<Document, serde_json::Error> {
         let debian = self.packages.values().filter(|package| package.ecosystem == Ecosystem::Debian);
         let mut document = Document {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_under_all_licences_of_what_is_in_it() {
+    fn the_licence_of_a_program_combines_those_of_its_packages() {
         let mut bill = Bill::new(package("image", "Apache-2.0"));
         let own = "Apache-2.0".parse().unwrap();
         bill.program("/init", b"ELF", Some(&own), vec![package("a", "MIT"), package("b", "ISC OR MIT")]).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_of_two_programs_is_listed_once() {
+    fn a_package_in_two_programs_is_listed_once() {
         let mut bill = Bill::new(package("image", "MIT"));
         bill.program("/a", b"1", None, vec![package("a", "MIT")]).unwrap();
         bill.program("/b", b"2", None, vec![package("a", "MIT")]).unwrap();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_mistaken_for_another_is_refused() {
+    fn ambiguous_identifiers_are_rejected() {
         let mut bill = Bill::new(package("image", "MIT"));
         bill.install(package("a_b", "MIT")).unwrap();
         assert!(bill.install(package("a-b", "MIT")).is_err());

@@ -1,16 +1,16 @@
-//! What Debian's packages say of their terms.
+//! Licence texts of Debian packages.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
-/// Where the copyright files and the common licences were unpacked: `copyright/PACKAGE`, `common/NAME`.
+/// Directory of the unpacked copyright files and common licences: `copyright/PACKAGE`, `common/NAME`.
 #[derive(Debug)]
 pub(crate) struct Documents(pub(crate) PathBuf);
 
 impl Documents {
-    /// The copyright file of a package, and the common licences that it names.
+    /// The copyright file of a package, and the common licences that it references.
     pub(crate) fn of(&self, package: &str) -> io::Result<Vec<Vec<u8>>> {
         let copyright = fs::read(self.0.join("copyright").join(package))?;
         let names = common(&String::from_utf8_lossy(&copyright));
@@ -18,7 +18,7 @@ impl Documents {
         for name in names {
             match fs::read(self.0.join("common").join(name)) {
                 Ok(text) => texts.push(text),
-                // Some name what Debian has under another name today, besides the right one.
+                // Some copyright files also reference names that Debian no longer uses.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -27,7 +27,7 @@ impl Documents {
     }
 }
 
-/// The licences that a copyright file leaves to the package base-files.
+/// Names of common licences that a copyright file references.
 fn common(copyright: &str) -> BTreeSet<String> {
     let behind = copyright.split("/usr/share/common-licenses/").skip(1);
     let names = behind.map(|text| {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_licences_are_named_in_sentences() {
+    fn references_to_common_licences_are_found_in_text() {
         let text = "found in `/usr/share/common-licenses/GPL-2'.\nOr /usr/share/common-licenses/LGPL-2.1.\n in /usr/share/common-licenses/ too";
         assert_eq!(common(text), ["GPL-2".to_owned(), "LGPL-2.1".to_owned()].into());
     }

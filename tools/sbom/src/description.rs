@@ -1,24 +1,24 @@
-//! What the build tells of an image.
+//! Input of the Bazel rule.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// The image and all that it was made of. Paths are those of files to read.
+/// The image and its materials. Paths are those of files to read.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Path in the image -> program.
+    /// Programs by path in the image.
     pub(crate) programs: BTreeMap<String, Program>,
-    /// Directory of a crate -> its files.
+    /// Crates by directory.
     pub(crate) crates: BTreeMap<String, Crate>,
     pub(crate) go: Go,
     pub(crate) debian: Debian,
-    /// The text of Apache-2.0: our own licence, the standard library's, and that of crates that give the choice of it and
-    /// come without a text.
+    /// Text of Apache-2.0: the licence of this project and of the standard library, used also for crates that offer it
+    /// as a choice and contain no text.
     pub(crate) apache: PathBuf,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Description {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Program {
     pub(crate) file: PathBuf,
-    /// Directories of the crates in it.
+    /// Directories of the linked crates.
     pub(crate) crates: Vec<String>,
 }
 
@@ -34,16 +34,16 @@ pub(crate) struct Program {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Crate {
     pub(crate) manifest: PathBuf,
-    /// Files beside it whose names promise terms.
+    /// Files of the crate whose names indicate licence texts.
     pub(crate) texts: Vec<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Go {
-    /// Archive of a module with all others below `vendor`.
+    /// Archive of a module with its dependencies below `vendor`.
     pub(crate) vendor: PathBuf,
-    /// Archive of the toolchain, with the standard library.
+    /// Archive of the toolchain with the standard library.
     pub(crate) toolchain: PathBuf,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Go {
 pub(crate) struct Debian {
     /// See [`crate::debian::Documents`].
     pub(crate) documents: PathBuf,
-    /// Locks of the packages whose files are in the image.
+    /// Lock files of the packages whose files are in the image.
     pub(crate) installed: Vec<PathBuf>,
-    /// The sysroot's list of its libraries, and the lock of their packages.
+    /// List of the libraries of the sysroot, and lock file of their packages.
     pub(crate) libraries: PathBuf,
     pub(crate) lock: PathBuf,
 }

@@ -1,10 +1,10 @@
-//! Licences by their SPDX names: expressions, and what the texts of licences are.
+//! SPDX licence expressions, and detection of licence texts.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// The names of the SPDX licence list that occur here. Another one is an error, so that somebody looks at it.
+/// SPDX names that are in use. Other names are errors, so that a maintainer reviews them.
 const KNOWN: [&str; 18] = [
     "0BSD",
     "Apache-2.0",
@@ -31,22 +31,22 @@ const EXCEPTIONS: [&str; 1] = ["LLVM-exception"];
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Expression(String);
 
-/// Text that is no expression.
+/// The text is not a valid expression.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseExpressionError {
-    #[error("`{0}` is no licence that is known here: see KNOWN in tools/sbom/src/licence.rs")]
+    #[error("licence `{0}` is unknown; review it and add it to KNOWN in tools/sbom/src/licence.rs")]
     Unknown(String),
-    #[error("`{0}` is no SPDX licence expression")]
+    #[error("`{0}` is not an SPDX licence expression")]
     Form(String),
 }
 
 impl Expression {
-    /// What a text is that SPDX has no name for. `of` may have any characters.
+    /// A `LicenseRef` for a text without an SPDX name. `of` may contain any characters.
     pub(crate) fn reference(of: &str) -> Self {
         Self(format!("LicenseRef-{}", identifier(of)))
     }
 
-    /// All of them apply.
+    /// Combines the expressions with AND.
     pub(crate) fn all(expressions: impl IntoIterator<Item = Self>) -> Option<Self> {
         let parts: BTreeSet<String> = expressions.into_iter().flat_map(|expression| expression.parts()).collect();
         let alone = parts.len() == 1;
@@ -56,7 +56,7 @@ impl Expression {
         (!text.is_empty()).then_some(Self(text))
     }
 
-    /// What it demands all of: the operands of its outermost AND, without their parentheses.
+    /// The operands of the outermost AND, without their parentheses.
     fn parts(&self) -> Vec<String> {
         let (mut parts, mut part) = (Vec::new(), Vec::new());
         let mut depth = 0_usize;
@@ -77,7 +77,7 @@ impl Expression {
         parts.into_iter().map(whole).collect()
     }
 
-    /// Whether it leaves the choice of Apache-2.0, or is it.
+    /// Whether the expression is Apache-2.0 or offers it as a choice.
     pub(crate) fn allows_apache(&self) -> bool {
         !self.0.contains(" AND ") && self.0.split(" OR ").any(|name| name.trim_matches(['(', ')']) == "Apache-2.0")
     }
@@ -92,7 +92,7 @@ impl fmt::Display for Expression {
 impl FromStr for Expression {
     type Err = ParseExpressionError;
 
-    /// A slash is the OR of old manifests.
+    /// Accepts a slash, which old manifests use, as OR.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -104,7 +104,7 @@ impl FromStr for Expression {
     }
 }
 
-/// Operands between operators; returns the words behind. The error without a name is one of form.
+/// Parses operands and operators; returns the remaining words. The error `None` is one of form.
 fn sum<'a>(words: &'a [&'a str]) -> Result<&'a [&'a str], Option<ParseExpressionError>> {
     let mut rest = operand(words)?;
     while let ["AND" | "OR", behind @ ..] = rest {
@@ -128,12 +128,12 @@ fn operand<'a>(words: &'a [&'a str]) -> Result<&'a [&'a str], Option<ParseExpres
     }
 }
 
-/// As much of a name as may be in an SPDX identifier.
+/// Replaces the characters that SPDX identifiers must not contain.
 pub(crate) fn identifier(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' }).collect()
 }
 
-/// What a text says that only this licence's says.
+/// Phrases that identify a licence text.
 const PHRASES: [(&str, &str); 9] = [
     ("apache license version 2.0", "Apache-2.0"),
     ("apache license, version 2.0", "Apache-2.0"),
@@ -148,7 +148,7 @@ const PHRASES: [(&str, &str); 9] = [
 const BSD: &str = "redistribution and use in source and binary forms";
 const BSD_3: [&str; 2] = ["neither the name", "names of its contributors may not be used"];
 
-/// The licences whose texts are in a file; none if it has none that is known.
+/// The licences whose texts are in a file; `None` if none is recognized.
 pub(crate) fn in_text(text: &str) -> Option<Expression> {
     let letters = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let mut found: BTreeSet<&str> =
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_those_of_spdx() {
+    fn spdx_expressions_are_parsed() {
         assert_eq!(parsed("MIT/Apache-2.0").unwrap(), "MIT OR Apache-2.0");
         assert_eq!(parsed("(MIT OR Apache-2.0) AND Unicode-3.0").unwrap(), "(MIT OR Apache-2.0) AND Unicode-3.0");
         assert_eq!(parsed("Apache-2.0 WITH LLVM-exception OR MIT").unwrap(), "Apache-2.0 WITH LLVM-exception OR MIT");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told() {
+    fn an_unknown_name_is_reported() {
         assert_eq!(parsed("MIT OR GPL-9.0"), Err(ParseExpressionError::Unknown("GPL-9.0".into())));
         assert_eq!(parsed("MIT WITH much"), Err(ParseExpressionError::Unknown("much".into())));
         for text in ["", "MIT OR", "(MIT", "MIT)", "MIT MIT", "AND MIT"] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_several_keeps_choices_together() {
+    fn combining_keeps_choices_in_parentheses() {
         let all = |texts: &[&str]| Expression::all(texts.iter().map(|text| text.parse().unwrap())).unwrap().to_string();
         assert_eq!(all(&["MIT", "ISC OR MIT", "MIT"]), "(ISC OR MIT) AND MIT");
         assert_eq!(all(&["ISC OR MIT"]), "ISC OR MIT");
@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn apache_is_a_choice_only_where_it_is_one() {
+    fn apache_is_detected_as_a_choice() {
         let allows = |text: &str| text.parse::<Expression>().unwrap().allows_apache();
         assert!(allows("MIT OR Apache-2.0") && allows("Apache-2.0"));
         assert!(!allows("Apache-2.0 AND ISC") && !allows("MIT") && !allows("Apache-2.0 WITH LLVM-exception"));
     }
 
     #[test]
-    fn texts_are_known_by_what_they_say() {
+    fn licence_texts_are_recognized() {
         let known = |text: &str| in_text(text).map(|expression| expression.to_string());
         let mit = "Permission is hereby granted, free\n of charge, to any person obtaining a copy of this";
         let bsd = "Redistribution and use in source and binary forms, with or without modification";
@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_parsed_parses_to_the_same(text in "(\\(|MIT|ISC|AND|OR|WITH|LLVM-exception|\\)| ){0,12}") {
+        fn parsing_is_idempotent(text in "(\\(|MIT|ISC|AND|OR|WITH|LLVM-exception|\\)| ){0,12}") {
             if let Ok(expression) = text.parse::<Expression>() {
                 prop_assert_eq!(expression.to_string().parse::<Expression>(), Ok(expression));
             }

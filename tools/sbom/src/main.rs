@@ -1,14 +1,14 @@
-//! Writes what is in an image, and under which terms: a directory with
+//! Writes the bill of materials and the licences of an image to a directory:
 //!
-//! - `sbom/granary.spdx.json`: an SPDX document. It names each program, with the crates, Go modules and libraries that are
-//!   linked into it, and the packages of Debian whose files are in the image.
-//! - `licenses/SHA256.txt`: the texts of their licences, each once.
-//! - `licenses/index.json`: package URL -> licence and texts.
+//! - `sbom/granary.spdx.json`: SPDX document with each program, its linked crates, Go modules and libraries, and the
+//!   Debian packages whose files are in the image.
+//! - `licenses/SHA256.txt`: licence texts, each once.
+//! - `licenses/index.json`: licence and texts by package URL.
 //!
-//! Modules and libraries are those that the programs name themselves; crates are those that the build linked. The output
-//! depends on nothing but the input. A package without a known licence is an error.
+//! Modules and libraries are read from the programs; crates come from the build. The output is reproducible. A package
+//! without a known licence is an error.
 //!
-//! `sbom DESCRIPTION OUT`; the description is JSON, OUT a directory that is there.
+//! `sbom DESCRIPTION OUT`; the description is JSON, OUT an existing directory.
 #![forbid(unsafe_code)]
 
 mod bill;
@@ -42,7 +42,7 @@ enum MainError {
     Write { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Materials(#[from] MaterialsError),
-    #[error("cannot make JSON")]
+    #[error("cannot serialize the document")]
     Json(#[from] serde_json::Error),
 }
 

@@ -1,4 +1,4 @@
-//! What a crate's Cargo.toml says of it.
+//! Cargo.toml of a crate.
 
 use crate::licence::{Expression, ParseExpressionError};
 
@@ -10,16 +10,16 @@ pub(crate) struct Manifest {
     pub(crate) licence: Expression,
 }
 
-/// A manifest that lacks something.
+/// The manifest lacks a field or has an unknown licence.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseManifestError {
-    #[error("its [package] has no `{0}`")]
+    #[error("[package] has no `{0}`")]
     Missing(&'static str),
-    #[error("its licence is not known")]
+    #[error("unknown licence")]
     Licence(#[from] ParseExpressionError),
 }
 
-/// Reads a manifest as a registry has it: Cargo wrote it anew when the crate was published, with a key a line and names,
+/// Parses a manifest from a registry. Cargo normalizes it when the crate is published: one key per line, and names,
 /// versions and licences as plain strings.
 pub(crate) fn parse(text: &str) -> Result<Manifest, ParseManifestError> {
     let package: Vec<&str> = text
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_package_is_read_and_nothing_else() {
+    fn only_the_package_section_is_parsed() {
         let text = "# comment\n[package]\nedition = \"2021\"\nname = \"ring\"\nversion = \"0.17.14\"\nlicense-file = \"X\"\n\
                     license = \"Apache-2.0 AND ISC\"\n\n[lib]\nname = \"other\"\n";
         let found = parse(text).unwrap();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_a_licence_is_told() {
+    fn a_crate_without_a_licence_is_rejected() {
         let text = "[package]\nname = \"a\"\nversion = \"1.0.0\"\n[features]\nlicense = \"MIT\"\n";
         assert_eq!(parse(text), Err(ParseManifestError::Missing("license")));
     }

@@ -1,4 +1,4 @@
-//! From files to packages.
+//! Reads the materials and builds the bill.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,12 +20,12 @@ use crate::package::{self, Ecosystem, Package};
 use crate::texts::{Texts, is_licence, is_text};
 use crate::vendor::Vendor;
 
-/// Our own licence.
+/// Licence of this project.
 const OWN: &str = "Apache-2.0";
-/// Rust's standard library with the crates in it.
+/// Licence of Rust's standard library with its crates.
 const RUST: &str = "MIT OR Apache-2.0";
 
-/// The packages that may be in programs.
+/// Packages that programs may contain.
 #[derive(Debug)]
 pub(crate) struct Materials {
     texts: Texts,
@@ -38,18 +38,18 @@ pub(crate) struct Materials {
     libraries: BTreeMap<String, lock::Package>,
 }
 
-/// Something is not known.
+/// A material is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MaterialsError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("cannot tell what crate {} is", path.display())]
+    #[error("cannot read the manifest of crate {}", path.display())]
     Manifest { path: PathBuf, source: ParseManifestError },
-    #[error("Go's module {module} has no text that is a known licence: see PHRASES in tools/sbom/src/licence.rs")]
+    #[error("Go module {module} has no known licence text; review it and extend PHRASES in tools/sbom/src/licence.rs")]
     Module { module: String },
-    #[error("Debian's package {package} has no copyright file: add the package that its link points to")]
+    #[error("Debian package {package} has no copyright file; add the package that its symbolic link points to")]
     Copyright { package: String, source: io::Error },
-    #[error("no lock names the package {0}")]
+    #[error("package {0} is not in a lock file")]
     Unlocked(String),
     #[error(transparent)]
     Licence(#[from] ParseExpressionError),
@@ -58,7 +58,7 @@ pub(crate) enum MaterialsError {
 }
 
 impl Materials {
-    /// Reads all but programs.
+    /// Reads all materials except programs.
     pub(crate) fn read(described: &Description) -> Result<Self, MaterialsError> {
         let mut texts = Texts::default();
         let apache = texts.add(files::bytes(&described.apache)?);
@@ -84,7 +84,7 @@ impl Materials {
         })
     }
 
-    /// What is in the image.
+    /// Examines the programs and builds the bill.
     pub(crate) fn bill(&mut self, described: &Description) -> Result<Bill, MaterialsError> {
         let own: Expression = OWN.parse()?;
         let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };
@@ -120,7 +120,7 @@ impl Materials {
         self.texts.iter()
     }
 
-    /// The standard library of the compiler that left its name.
+    /// Rust's standard library of the compiler that built the program.
     fn of_rust(&self, program: &Program) -> Result<Option<Package>, MaterialsError> {
         let version = program.with.iter().find_map(|name| name.strip_prefix("rustc version ")?.split(' ').next());
         let Some(version) = version else { return Ok(None) };
@@ -130,7 +130,7 @@ impl Materials {
         Ok(Some(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts }))
     }
 
-    /// The modules of a program of Go, and the standard library.
+    /// The modules of a Go program, and the standard library.
     fn of_go(&mut self, info: &Info) -> Result<Vec<Package>, MaterialsError> {
         let modules: BTreeSet<&str> = info.modules.iter().map(|module| &*module.module).collect();
         let mut found = Vec::new();
@@ -165,9 +165,9 @@ fn of_crate(texts: &mut Texts, apache: &str, found: &Crate) -> Result<Package, M
     }
     if own.texts.is_empty() && manifest.licence.allows_apache() {
         own.texts.insert(apache.to_owned());
-        own.remark = Some("it comes without a text: this one is the licence's");
+        own.remark = Some("the package contains no licence text; this is the text of its licence");
     } else if own.texts.is_empty() {
-        own.remark = Some("it comes without a text");
+        own.remark = Some("the package contains no licence text");
     }
     Ok(Package {
         ecosystem: Ecosystem::Cargo,

@@ -1,4 +1,4 @@
-//! What an image is made of.
+//! Packages in the image.
 
 use std::collections::BTreeSet;
 
@@ -6,39 +6,39 @@ use serde::Serialize;
 
 use crate::licence::{Expression, identifier};
 
-/// Something with a version that is in the image, or in one of its programs.
+/// A package in the image or in one of its programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) ecosystem: Ecosystem,
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) licence: Expression,
-    /// Of the file that was fetched.
+    /// SHA-256 of the fetched file.
     pub(crate) sha256: Option<String>,
     pub(crate) texts: Texts,
 }
 
-/// Who names and numbers packages.
+/// Registry that defines name and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ecosystem {
     Cargo,
     Debian,
     Go,
-    /// Nobody.
+    /// No registry.
     Generic,
 }
 
-/// The texts that go with a package, by their SHA-256.
+/// Licence texts of a package, by SHA-256.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Texts {
     pub(crate) texts: BTreeSet<String>,
-    /// Why there is none of the package's own.
+    /// Why the package has no text of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remark: Option<&'static str>,
 }
 
 impl Package {
-    /// Its name in an SPDX document.
+    /// Identifier in the SPDX document.
     pub(crate) fn id(&self) -> String {
         let kind = match self.ecosystem {
             Ecosystem::Cargo => "Cargo",
@@ -49,20 +49,20 @@ impl Package {
         format!("SPDXRef-{kind}-{}-{}", identifier(&self.name), identifier(&self.version))
     }
 
-    /// Its package URL.
+    /// Package URL.
     pub(crate) fn purl(&self) -> String {
         let version = encode(&self.version);
         match self.ecosystem {
             Ecosystem::Cargo => format!("pkg:cargo/{}@{version}", encode(&self.name)),
             Ecosystem::Debian => format!("pkg:deb/debian/{}@{version}?arch=amd64&distro=bookworm", encode(&self.name)),
-            // Names of Go are written in small letters there.
+            // Package URLs use lower case for Go modules.
             Ecosystem::Go => format!("pkg:golang/{}@{version}", encode(&self.name.to_lowercase())),
             Ecosystem::Generic => format!("pkg:generic/{}@{version}", encode(&self.name)),
         }
     }
 }
 
-/// Percent-encoding as package URLs have it; slashes stay, they divide a namespace.
+/// Percent-encoding of package URLs; slashes separate namespaces and are kept.
 fn encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn every_ecosystem_has_its_package_url() {
+    fn each_ecosystem_has_a_package_url() {
         let purl = |ecosystem, name, version| package(ecosystem, name, version).purl();
         assert_eq!(purl(Ecosystem::Cargo, "ring", "0.17.14"), "pkg:cargo/ring@0.17.14");
         assert_eq!(
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_have_the_letters_of_spdx() {
+    fn identifiers_contain_only_characters_of_spdx() {
         assert_eq!(package(Ecosystem::Go, "example.org/a_b", "v1.0.0+x").id(), "SPDXRef-Go-example.org-a-b-v1.0.0-x");
     }
 }

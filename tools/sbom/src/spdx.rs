@@ -1,4 +1,4 @@
-//! SPDX 2.3 in JSON: the fields that are written.
+//! The fields of SPDX 2.3 in JSON that this program writes.
 
 use serde::Serialize;
 
@@ -107,7 +107,7 @@ impl Described {
         }
     }
 
-    /// A file of the image that packages are linked into.
+    /// A file of the image that contains packages.
     pub(crate) fn program(id: String, path: &str, sha256: &str, licence: &Expression) -> Self {
         Self {
             name: path.to_owned(),
@@ -141,12 +141,12 @@ impl Checksum {
 }
 
 impl Extracted {
-    /// The texts of a package that SPDX has no name for lie beside the document.
+    /// Reference to the texts of a licence without an SPDX name, which are stored beside the document.
     pub(crate) fn elsewhere(package: &Package) -> Self {
         let files: Vec<_> = package.texts.texts.iter().map(|name| format!("/usr/share/licenses/{name}.txt")).collect();
         Self {
             license_id: package.licence.to_string(),
-            name: format!("The terms of Debian's package {}", package.name),
+            name: format!("Licence of Debian package {}", package.name),
             extracted_text: format!("See {}.", files.join(", ")),
         }
     }

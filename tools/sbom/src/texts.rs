@@ -1,15 +1,15 @@
-//! The texts of licences, each once.
+//! Licence texts without duplicates.
 
 use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 
-/// Texts by their SHA-256.
+/// Texts by SHA-256.
 #[derive(Debug, Default)]
 pub(crate) struct Texts(BTreeMap<String, Vec<u8>>);
 
 impl Texts {
-    /// Keeps a text and returns its name.
+    /// Adds a text and returns its SHA-256.
     pub(crate) fn add(&mut self, text: Vec<u8>) -> String {
         let name = sha256(&text);
         self.0.entry(name.clone()).or_insert(text);
@@ -21,12 +21,12 @@ impl Texts {
     }
 }
 
-/// In hexadecimal digits.
+/// SHA-256 in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether a file of this name tells the terms of what lies beside it.
+/// Whether a file name indicates a licence text or notice.
 pub(crate) fn is_text(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let starts = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE", "PATENTS"];
@@ -34,7 +34,7 @@ pub(crate) fn is_text(name: &str) -> bool {
     starts.iter().any(|start| name.starts_with(start)) && !source.iter().any(|end| name.ends_with(end))
 }
 
-/// Whether such a file is a licence, not a remark.
+/// Whether a file name indicates a licence rather than a notice.
 pub(crate) fn is_licence(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     ["LICENSE", "LICENCE", "COPYING", "UNLICENSE"].iter().any(|start| name.starts_with(start))
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_text_is_kept_once() {
+    fn a_duplicate_text_is_stored_once() {
         let mut texts = Texts::default();
         let names = [texts.add(b"a".to_vec()), texts.add(b"b".to_vec()), texts.add(b"a".to_vec())];
         assert_eq!(names[0], names[2]);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn licences_go_by_many_names() {
+    fn names_of_licence_files_are_recognized() {
         assert!(
             ["LICENSE", "LICENSE-MIT", "licence.md", "COPYING", "NOTICE", "LICENSES", "PATENTS"]
                 .into_iter()

@@ -1,17 +1,17 @@
-//! The licences of Go modules, in the archives of their sources.
+//! Licences of Go modules, from archives of their sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 
 use crate::texts::is_text;
 
-/// Texts of licences: path -> text.
+/// Licence texts by path.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Vendor(BTreeMap<String, Vec<u8>>);
 
 impl Vendor {
-    /// Reads the texts in an archive, of the files below `root`, a directory with a slash at its end or nothing. Their names
-    /// are kept without it.
+    /// Reads the licence texts below `root` from an archive. `root` is empty or ends in a slash, and is removed from
+    /// the paths.
     pub(crate) fn read(archive: impl Read, root: &str) -> io::Result<Self> {
         let mut texts = BTreeMap::new();
         for entry in tar::Archive::new(archive).entries()? {
@@ -28,7 +28,7 @@ impl Vendor {
         Ok(Self(texts))
     }
 
-    /// The texts that belong to `module`, and to none of `modules` that lies within it.
+    /// The texts of `module` that do not belong to another of `modules` nested in it.
     pub(crate) fn of<'a>(&'a self, module: &str, modules: &BTreeSet<&str>) -> Vec<(&'a str, &'a [u8])> {
         let owner = |path: &str| -> Option<String> {
             let mut directory = path;
@@ -44,7 +44,7 @@ impl Vendor {
         own.map(|(path, text)| (&**path, &**text)).collect()
     }
 
-    /// The texts in the archive's root.
+    /// The texts in the root of the archive.
     pub(crate) fn top(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.0.iter().filter(|(path, _)| !path.contains('/')).map(|(path, text)| (&**path, &**text))
     }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_toolchain_has_its_licence_in_its_root() {
+    fn the_licence_of_the_toolchain_is_in_its_root() {
         let vendor = Vendor::read(&*archive(&[("./LICENSE", "go"), ("./src/LICENSE", "src")]), "").unwrap();
         assert_eq!(vendor.top().collect::<Vec<_>>(), [("LICENSE", &b"go"[..])]);
     }

@@ -1,4 +1,4 @@
-//! Bazel's build events, one JSON object a line: tests, CPU time, and what `bazelw` adds.
+//! Bazel's build events (one JSON object per line): tests, CPU time, and the metadata that `bazelw` adds.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -9,11 +9,11 @@ use serde_json::Value;
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) wall: Duration,
-    /// Mnemonic -> CPU time of its processes.
+    /// CPU time of the processes by mnemonic.
     pub(crate) cpu: BTreeMap<String, Duration>,
     /// `--build_metadata`.
     pub(crate) metadata: BTreeMap<String, String>,
-    /// Label -> test.
+    /// Tests by label.
     pub(crate) tests: BTreeMap<String, Test>,
 }
 
@@ -21,13 +21,13 @@ pub(crate) struct Run {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) time: Duration,
-    /// Of the last attempt.
+    /// Status of the last attempt.
     pub(crate) status: String,
     pub(crate) is_cached: bool,
     pub(crate) cost: Cost,
 }
 
-/// Guests that booted, guests that were restored from a saved one, and pods that were created.
+/// Numbers of booted guests, of guests restored from a saved one, and of created pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub(crate) boots: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The sum of the lines `granary-cost: boots=1 restores=0 pods=3` of a log. A count that is left out is 0.
+    /// The sum of the lines `granary-cost: boots=1 restores=0 pods=3` of a log. A missing count is 0.
     fn of_log(log: &str) -> Self {
         let mut cost = Self::default();
         let counts = log.lines().filter_map(|line| line.trim().strip_prefix("granary-cost:"));
@@ -61,7 +61,7 @@ impl AddAssign for Cost {
     }
 }
 
-/// Reads the events; `log` returns the text of a test's log.
+/// Parses the events; `log` returns the content of a test log.
 pub(crate) fn run(events: &str, log: impl Fn(&str) -> String) -> Result<Run, serde_json::Error> {
     let mut run = Run::default();
     for line in events.lines() {
@@ -100,7 +100,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// A duration in the JSON of protocol buffers: `"1.5s"`.
+/// Parses a duration in the JSON encoding of protocol buffers, such as `"1.5s"`.
 fn duration(value: &Value) -> Duration {
     let seconds = text(value).strip_suffix('s').and_then(|seconds| seconds.parse().ok()).unwrap_or_default();
     Duration::try_from_secs_f64(seconds).unwrap_or_default()

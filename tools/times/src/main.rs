@@ -1,7 +1,8 @@
-//! Prints where the time of a Bazel run went: `times [PROFILE [EVENTS]]`.
+//! Prints how long the steps of a Bazel run took: `times [PROFILE [EVENTS]]`.
 //!
-//! PROFILE is what `--profile` wrote, also compressed (`.gz`), and EVENTS what `--build_event_json_file` wrote. Without
-//! arguments, both are those of the last `bazel test` in the workspace. Test logs are read where the events say they are.
+//! PROFILE is the output of `--profile`, optionally compressed (`.gz`), and EVENTS the output of
+//! `--build_event_json_file`. The default is the output of the last `bazel test` in the workspace. Test logs are read
+//! from the paths in the events.
 #![forbid(unsafe_code)]
 
 mod events;
@@ -18,9 +19,9 @@ use std::{env, fs, io};
 enum MainError {
     #[error("usage: times [PROFILE [EVENTS]]; without arguments, run it with: bazel run //tools/times")]
     Usage,
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}; run bazel test first or give the paths", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a complete profile or event file of Bazel", path.display())]
+    #[error("{} is not a complete Bazel profile or event file", path.display())]
     Format { path: PathBuf, source: serde_json::Error },
 }
 
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), MainError> {
-    // `bazel run` starts programs elsewhere.
+    // `bazel run` starts programs in another directory.
     let from = |variable| env::var_os(variable).map(PathBuf::from);
     let arguments: Vec<PathBuf> =
         env::args_os().skip(1).map(|path| from("BUILD_WORKING_DIRECTORY").unwrap_or_default().join(path)).collect();
@@ -46,7 +47,7 @@ fn run() -> Result<(), MainError> {
         _ => return Err(MainError::Usage),
     };
     let steps = profile::steps(&read(&profile)?).map_err(|source| MainError::Format { path: profile, source })?;
-    // A log may be gone: another run of the test has replaced it.
+    // A later run of the test may have replaced the log.
     let log = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let run = match events {
         None => events::Run::default(),
@@ -58,7 +59,7 @@ fn run() -> Result<(), MainError> {
         println!("{}", report::tests(&run));
     }
     if !run.wall.is_zero() {
-        println!("All of it took {:.0} s, without the build root and the crate generator.", run.wall.as_secs_f64());
+        println!("Total: {:.0} s, without the build root and the crate generator.", run.wall.as_secs_f64());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Bazel's JSON profile: how long its actions and repository fetches took.
+//! Bazel's JSON profile: durations of actions and repository fetches.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use serde::Deserialize;
 /// A build action or the fetch of a repository.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// The action's mnemonic, or [`FETCH`].
+    /// Mnemonic of the action, or [`FETCH`].
     pub(crate) kind: String,
-    /// The target, or the repository.
+    /// Target or repository.
     pub(crate) subject: String,
     pub(crate) time: Duration,
 }
@@ -39,7 +39,7 @@ struct Arguments {
     target: String,
 }
 
-/// Every step except the runs of tests: build events have their times.
+/// All steps except test runs, whose durations are in the build events.
 pub(crate) fn steps(profile: &[u8]) -> Result<Vec<Step>, serde_json::Error> {
     let profile: Profile = serde_json::from_slice(profile)?;
     let step = |event: Event| {

@@ -1,4 +1,4 @@
-//! The tables, in Markdown.
+//! Report tables in Markdown.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::events::{Cost, Run};
 use crate::profile::{FETCH, Step};
 
-/// What takes less than this is not listed by name.
+/// Minimum duration of a fetch that is listed by name.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// How many build actions are listed by name.
+/// Number of build actions that are listed by name.
 const LONGEST: usize = 15;
 
 fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
@@ -22,7 +22,7 @@ fn seconds(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64())
 }
 
-/// What was made once for all builds of this machine, and what this build fetched.
+/// Steps that run once per cache, and the fetches of this build.
 pub(crate) fn setup(run: &Run, steps: &[Step]) -> String {
     let mut rows = Vec::new();
     for (name, key) in [("build root", "GRANARY_ROOT_SECONDS"), ("crate generator", "GRANARY_GENERATOR_SECONDS")] {
@@ -77,7 +77,7 @@ pub(crate) fn build(run: &Run, steps: &[Step]) -> String {
     table(["build", "actions", "s", "share", "CPU s"], rows) + "\n" + &table(["longest actions", "s", "kind"], longest)
 }
 
-/// Tests by their time.
+/// Tests in order of their durations.
 pub(crate) fn tests(run: &Run) -> String {
     let row = |name: &str, time, result: String, cost: Cost| {
         let [boots, restores, pods] = [cost.boots, cost.restores, cost.pods].map(|count| count.to_string());

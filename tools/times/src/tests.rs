@@ -1,4 +1,4 @@
-//! From the files that Bazel writes to the tables.
+//! Conversion of Bazel's files to the tables.
 
 use crate::{events, profile, report};
 
@@ -32,7 +32,7 @@ fn log(path: &str) -> String {
 }
 
 #[test]
-fn every_second_is_in_a_table() {
+fn all_durations_are_in_a_table() {
     let (run, steps) = (events::run(EVENTS, log).unwrap(), profile::steps(PROFILE.as_bytes()).unwrap());
     let wanted = "\
 | setup | s |

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::address::Server;
 use crate::role::{ControlPlane, Networks, Worker};
-use services::{Network as Subnet, PodSecurity, SecretStorage, Token};
+use services::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -20,7 +20,7 @@ fn nothing_said_is_a_control_plane_with_dhcp() {
     let config = Config::parse("{}").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
     assert_eq!(
@@ -28,6 +28,7 @@ fn nothing_said_is_a_control_plane_with_dhcp() {
         ("10.244.0.0/16".into(), "10.96.0.0/16".into())
     );
     assert_eq!((pod_security, secret_storage), (PodSecurity::Baseline, SecretStorage::Encrypted));
+    assert_eq!(secret_key, SecretKey::default());
     assert_eq!(config.pod_processes.get(), 1024);
     assert_eq!(config.network.addresses, Addresses::Dhcp);
 }
@@ -39,7 +40,8 @@ fn a_full_configuration_is_read() {
             "nodeName": "n-1",
             "controlPlane": {
                 "podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20",
-                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN"
+                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN",
+                "secretKey": 2
             },
             "network": {
                 "static": {"address": "192.0.2.10/24", "gateway": "192.0.2.1"},
@@ -49,16 +51,18 @@ fn a_full_configuration_is_read() {
             "timeServers": ["192.0.2.123"],
             "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
             "onFailure": "REBOOT",
-            "podProcesses": 4096
+            "podProcesses": 4096,
+            "kernelModules": ["xt_MASQUERADE", "br-netfilter"]
         }"#,
     )
     .unwrap();
     assert_eq!(config.node.as_str(), "n-1");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage }) = config.role else {
+    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
     assert_eq!((networks.pods.prefix(), networks.services.prefix()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
+    assert_eq!(Some(secret_key), SecretKey::new(2));
     assert_eq!(config.pod_processes, PodProcesses::new(4096));
     let interface = "192.0.2.10/24".parse().unwrap();
     let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
@@ -70,6 +74,7 @@ fn a_full_configuration_is_read() {
     assert_eq!(config.storage.keep_free, Bytes::new(10 << 30));
     assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
     assert_eq!(config.on_failure, FailureAction::Reboot);
+    assert_eq!(config.kernel_modules, ["xt_MASQUERADE", "br_netfilter"].map(|name| name.parse().unwrap()));
 }
 
 #[test]
@@ -88,7 +93,7 @@ fn all_problems_are_told_at_once_each_with_its_remedy() {
         told,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure, podProcesses",
+             storage, onFailure, podProcesses, kernelModules",
             "network.static.adress: there is no such field here; there are address, gateway",
             "network.dhcp: only one of it and static can be there; leave one",
             "network.mtu: it is a text, and has to be a whole number from 0 to 4294967295",
@@ -117,7 +122,11 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"network": {"mtu": 100}}"#, "network.mtu"),
         (r#"{"podProcesses": 63}"#, "podProcesses"),
         (r#"{"podProcesses": 65537}"#, "podProcesses"),
+        (r#"{"kernelModules": ["vxlan", "../vxlan"]}"#, "kernelModules[1]"),
+        (r#"{"kernelModules": ["vxlan.ko"]}"#, "kernelModules[0]"),
+        (r#"{"kernelModules": "vxlan"}"#, "kernelModules"),
         (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
+        (r#"{"controlPlane": {"secretKey": 0}}"#, "controlPlane.secretKey"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
         (r#"{"storage": {"serial": ""}}"#, "storage.serial"),
         (r#"{"storage": {"overcommit": "0.5"}}"#, "storage.overcommit"),
@@ -202,6 +211,7 @@ fn written(config: &Config) -> Value {
                 SecretStorage::Encrypted => "ENCRYPTED",
                 SecretStorage::Plain => "PLAIN",
             });
+            role["secretKey"] = json!(own.secret_key.get());
         }
         Role::Worker(worker) => {
             role["server"] = json!(worker.server.to_string());
@@ -237,6 +247,7 @@ fn written(config: &Config) -> Value {
             FailureAction::Reboot => "REBOOT",
         },
         "podProcesses": config.pod_processes.get(),
+        "kernelModules": config.kernel_modules.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 
@@ -286,17 +297,23 @@ fn configs() -> impl Strategy<Value = Config> {
     });
     let levels = [PodSecurity::Privileged, PodSecurity::Baseline, PodSecurity::Restricted];
     let storages = [SecretStorage::Encrypted, SecretStorage::Plain];
+    let (level, form) = (proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec()));
+    let keys = (1_u32..).prop_map(|number| SecretKey::new(number).unwrap());
     let control_plane =
-        (networks(), proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec())).prop_map(
-            |(networks, pod_security, secret_storage)| ControlPlane { networks, pod_security, secret_storage },
-        );
+        (networks(), level, form, keys).prop_map(|(networks, pod_security, secret_storage, secret_key)| ControlPlane {
+            networks,
+            pod_security,
+            secret_storage,
+            secret_key,
+        });
     let cluster = prop_oneof![control_plane.prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
-    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes)
-        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes)| {
+    let modules = vec("[a-zA-Z0-9_]{1,55}".prop_map(|name| name.parse().unwrap()), 0..4);
+    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes, modules)
+        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
             let node = name.parse().unwrap();
-            Config { node, role, network, time_servers, storage, on_failure, pod_processes }
+            Config { node, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules }
         })
 }
 
@@ -327,8 +344,10 @@ fn anything() -> impl Strategy<Value = Value> {
             "overcommit",
             "onFailure",
             "podProcesses",
+            "kernelModules",
             "podSecurity",
             "secretStorage",
+            "secretKey",
         ])
         .prop_map(str::to_owned),
         "[^.]{0,8}",

@@ -6,6 +6,7 @@ mod filesystem;
 mod held;
 mod linux;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use fsquota::Quota;
@@ -74,11 +75,12 @@ pub trait Host: Send + Sync + 'static {
     /// [`ReleaseError`].
     fn release(&self, volume: &VolumeId) -> Result<(), ReleaseError>;
 
-    /// Holds the loop devices of all targets, as an earlier process did. Those that are held already stay.
+    /// Holds the loop devices of all targets, as an earlier process did. Those that are held already stay. Returns how many
+    /// targets show an attached device that cannot be held; each is logged.
     ///
     /// # Errors
-    /// [`LookError`]. A device that cannot be held is logged.
-    fn adopt(&self) -> Result<(), LookError>;
+    /// [`LookError`].
+    fn adopt(&self) -> Result<usize, LookError>;
 
     /// Looks after the loop devices that are held: revokes detaches by other processes, and removes devices that are
     /// not used any more.
@@ -98,6 +100,8 @@ pub struct Watched {
     pub revoked: Vec<Revoked>,
     /// Volumes with a device that is held and that no target shows, now. A publish may be under way.
     pub idle: Vec<VolumeId>,
+    /// Volumes with a device that is held.
+    pub held: BTreeSet<VolumeId>,
 }
 
 /// What can be said about a volume without changing anything.

@@ -1,6 +1,6 @@
 //! The plugin as a service of the node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use proto::csi::node_server::NodeServer;
 use proto::registration::registration_server::RegistrationServer;
 use supervisor::Context;
 use tokio::sync::{Notify, OnceCell, watch};
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
 use tracing::{error, info, warn};
@@ -80,6 +80,17 @@ pub enum Start {
     BesideKubelet,
 }
 
+/// Whether the devices of all targets are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Adoption {
+    Complete,
+    /// It is tried again.
+    Incomplete,
+}
+
+/// Between two attempts to hold the devices of all targets, in intervals of [`Settings::watch`]: 5 minutes.
+const LONGEST_PAUSE: u32 = 60;
+
 /// The plugin ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -132,10 +143,10 @@ impl<H: Host> Plugin<H> {
             Start::BeforeKubelet => drop(self.swept.get_or_try_init(|| self.sweep()).await?),
             Start::BesideKubelet => {}
         }
-        self.adopt().await?;
+        let adoption = self.adopt().await?;
         self.release_idle().await?;
         let plugin = Arc::clone(&self);
-        cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx));
+        cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx, adoption));
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;
         let plugin = Arc::clone(&self);
@@ -153,7 +164,7 @@ impl<H: Host> Plugin<H> {
 
     /// Detaches the loop devices that an unclean end left attached. Those are not lost: the next call for their volumes
     /// uses them. So what fails here stops nothing.
-    async fn release_idle(&self) -> Result<(), RunError> {
+    async fn release_idle(self: &Arc<Self>) -> Result<(), RunError> {
         let host = Arc::clone(&self.host);
         let idle = match spawn_blocking(move || host.idle()).await? {
             Ok(idle) => idle,
@@ -162,63 +173,100 @@ impl<H: Host> Plugin<H> {
                 return Ok(());
             }
         };
-        Ok(self.release(idle).await?)
-    }
-
-    /// Detaches the loop devices of these volumes that no target has by then.
-    async fn release(&self, idle: Vec<VolumeId>) -> Result<(), JoinError> {
         for volume in idle {
-            let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
-            let work = spawn_blocking(move || {
-                let _turn = turn;
-                if let Err(reason) = host.release(&volume) {
-                    warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
-                }
-            });
-            work.await?;
+            Arc::clone(self).release(volume).await?;
         }
         Ok(())
+    }
+
+    /// Detaches the loop devices of a volume that no target has by then.
+    async fn release(self: Arc<Self>, volume: VolumeId) -> Result<VolumeId, JoinError> {
+        let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
+        spawn_blocking(move || {
+            let _turn = turn;
+            if let Err(reason) = host.release(&volume) {
+                warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
+            }
+            volume
+        })
+        .await
     }
 
     /// Opens the loop devices of all targets, as the plugin before this one had them open. Without it a pod can detach the
-    /// device that it has, but no volume is lost: so what fails here stops nothing.
-    async fn adopt(&self) -> Result<(), RunError> {
+    /// device that it has, but no volume is lost: so what fails here stops nothing, and [`Plugin::watch`] tries again.
+    async fn adopt(&self) -> Result<Adoption, JoinError> {
         let host = Arc::clone(&self.host);
-        if let Err(reason) = spawn_blocking(move || host.adopt()).await? {
-            error!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are published");
+        match spawn_blocking(move || host.adopt()).await? {
+            Ok(0) => Ok(Adoption::Complete),
+            Ok(_) => Ok(Adoption::Incomplete),
+            Err(reason) => {
+                error!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are published");
+                Ok(Adoption::Incomplete)
+            }
         }
-        Ok(())
     }
 
     /// Looks after the loop devices until it is cancelled: revokes detaches by pods, and detaches devices that a call
-    /// which failed left without a target.
-    async fn watch(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
+    /// which failed left without a target. A slow detach delays nothing else.
+    async fn watch(self: Arc<Self>, cx: Context, mut adoption: Adoption) -> Result<(), JoinError> {
         let mut looks = interval(self.settings.watch);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut releases, mut releasing) = (JoinSet::new(), BTreeSet::new());
+        let (mut pause, mut left) = (1, 2);
         cx.healthy();
         loop {
             tokio::select! {
-                () = cx.cancelled() => return Ok(()),
+                () = cx.cancelled() => break,
+                Some(released) = releases.join_next() => {
+                    releasing.remove(&released??);
+                    continue;
+                }
                 _ = looks.tick() => {}
             }
+            if adoption == Adoption::Incomplete {
+                left -= 1;
+                if left == 0 {
+                    adoption = self.adopt().await?;
+                    pause = LONGEST_PAUSE.min(pause * 2);
+                    left = pause;
+                }
+            }
             let host = Arc::clone(&self.host);
-            let Watched { revoked, idle } = match spawn_blocking(move || host.watch()).await? {
+            let Watched { revoked, idle, held } = match spawn_blocking(move || host.watch()).await? {
                 Ok(watched) => watched,
                 Err(reason) => {
                     warn!(error = &reason as &dyn std::error::Error, "cannot look after the loop devices");
                     continue;
                 }
             };
-            for Revoked { volume, device } in &revoked {
-                warn!(%volume, %device, "a process tried to detach a published loop device; revoked");
-                self.metrics.revoked();
-                self.revoked.send_modify(|counts| *counts.entry(volume.clone()).or_default() += 1);
+            self.count(&revoked, &held);
+            for volume in idle {
+                if releasing.insert(volume.clone()) {
+                    releases.spawn(Arc::clone(&self).release(volume));
+                }
             }
-            self.release(idle).await?;
         }
+        // A device that is being detached is open.
+        while let Some(released) = releases.join_next().await {
+            released??;
+        }
+        Ok(())
     }
 
-    /// How many detaches by other processes were revoked, by volume.
+    /// Counts revoked detaches, and forgets the counts of volumes without a device.
+    fn count(&self, revoked: &[Revoked], held: &BTreeSet<VolumeId>) {
+        self.revoked.send_if_modified(|counts| {
+            counts.retain(|volume, _| held.contains(volume));
+            for Revoked { volume, device } in revoked {
+                warn!(%volume, %device, "a process tried to detach a published loop device; revoked");
+                self.metrics.revoked();
+                *counts.entry(volume.clone()).or_default() += 1;
+            }
+            !revoked.is_empty()
+        });
+    }
+
+    /// How many detaches by other processes were revoked, by volume that has a device now.
     pub fn revoked(&self) -> watch::Receiver<BTreeMap<VolumeId, u64>> {
         self.revoked.subscribe()
     }

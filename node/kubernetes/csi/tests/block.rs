@@ -5,6 +5,7 @@ mod kubelet;
 mod machine;
 mod traced;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use csi::{Calls, Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
 use kubelet::{MANY, SINGLE};
-use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number};
+use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number, Numbers};
 use machine::{Node, SIZE, mounted, mounts_at};
 use mount::{Attributes, Filesystem};
 use nix::libc;
@@ -62,6 +63,16 @@ impl Node {
     }
 }
 
+/// What a publish to this target finds.
+fn look(host: &Linux, volume: &VolumeId, target: &Path, kubelet: &Path) -> <Linux as Host>::At {
+    let target = TargetPath::parse(&target.display().to_string(), kubelet).expect("a path");
+    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
+    host.look(Question { volume, target: &target, purpose }).expect("look").0
+}
+
+/// The steps of the first publish.
+const PUBLISH_STEPS: [Step; 3] = [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)];
+
 fn losetup(path: &Path) -> Device {
     let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
     Control::open().expect("the driver").attach(&file, &Config::default()).expect("attach")
@@ -86,6 +97,12 @@ fn read(path: &Path) -> Vec<u8> {
 
 fn exists(device: Number) -> bool {
     Path::new("/sys/block").join(device.to_string()).exists()
+}
+
+/// The numbers of all loop devices.
+fn numbers() -> BTreeSet<u32> {
+    let devices = fs::read_dir("/sys/block").expect("devices").map(|entry| entry.expect("a device").file_name());
+    devices.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect()
 }
 
 fn is_device(path: &Path) -> bool {
@@ -270,6 +287,7 @@ async fn a_device_that_vanished_is_told_made_anew_and_unpublished() {
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&target, b"hello");
     node.plugin.close();
+    assert_eq!((node.devices().len(), read(&target).as_slice()), (1, &b"hello"[..]), "the end of the node detaches it");
     assert_eq!(detach(&target), Detach::Detached);
 
     let message = node.kubelet.stats("pvc-1", "device");
@@ -399,17 +417,19 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
         let volumes = Dir::open(&point.join("volumes")).expect("open");
         let store = Arc::new(Store::open(&volumes, volume::Settings::default()).expect("a store"));
         let volume = machine::make(&store, "pvc-1", volume::Mode::Block { allocation: Allocation::Thick });
-        let target = kubelet.join("device").display().to_string();
-        let target = TargetPath::parse(&target, &kubelet).expect("a path");
-        let host = Linux::new(kubelet, store);
-        let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
-        let (mut at, _) = host.look(Question { volume: &volume, target: &target, purpose }).expect("look");
-        host.act(&mut at, Step::MakeTarget(Shape::File)).expect("a file");
-        host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
-        host.act(&mut at, Step::Bind(NODE)).expect("bind");
-        let config = Device::open(target.full()).map(|device| device.config()).expect("a device");
+        let target = kubelet.join("device");
+        let host = Linux::new(kubelet.clone(), store);
+        let before = numbers();
+        let mut at = look(&host, &volume, &target, &kubelet);
+        for step in PUBLISH_STEPS {
+            host.act(&mut at, step).expect("act");
+        }
+        let config = Device::open(&target).map(|device| device.config()).expect("a device");
         let config = config.expect("it is attached");
         assert!(config.direct_io && config.block_size == block_size, "{config:?}");
+        // A first device with blocks of 512 bytes was left if any process had it open.
+        let highest = before.last().map_or(Numbers::FIRST, |number| Numbers::FIRST.max(number + 1));
+        assert_eq!(numbers().difference(&before).collect::<Vec<_>>(), [&highest]);
         for step in [Step::Unmount, Step::RemoveTarget, Step::Detach] {
             host.act(&mut at, step).expect("act");
         }

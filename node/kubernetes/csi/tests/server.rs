@@ -239,8 +239,10 @@ async fn devices_of_an_unclean_end_are_detached_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_revoked_detach_is_counted_by_volume() {
+async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    host.set_image("pvc-2", Bytes::GIB);
     let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
     let mut revoked = node.plugin.revoked();
     host.revoke("pvc-1");
@@ -248,6 +250,44 @@ async fn a_revoked_detach_is_counted_by_volume() {
     drop(tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs"));
     let metrics = prometheus::TextEncoder::new().encode_to_string(&node.registry.gather()).expect("text");
     assert!(metrics.contains("granary_loop_detaches_revoked_total 1\n"), "{metrics}");
+
+    // Each volume that a pod ever attacked stayed in the map.
+    host.delete("pvc-1");
+    host.revoke("pvc-2");
+    let counted = revoked.wait_for(|counts| counts.get(&fake::id("pvc-2")) == Some(&1));
+    let counts = tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs").clone();
+    assert_eq!(counts.keys().collect::<Vec<_>>(), [&fake::id("pvc-2")]);
+}
+
+/// The watch waited for each detach, and for the calls that ran before it.
+#[tokio::test]
+async fn a_slow_detach_delays_no_revocation() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    host.set_image("pvc-2", Bytes::GIB);
+    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let mut revoked = node.plugin.revoked();
+    host.hold("pvc-1");
+    host.leave_idle("pvc-1");
+    eventually("the detach has begun", || host.works_on("pvc-1")).await;
+    host.revoke("pvc-2");
+    let counted = revoked.wait_for(|counts| counts.contains_key(&fake::id("pvc-2")));
+    drop(tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs"));
+    assert_eq!(host.devices(), 1, "the detach is not finished");
+    host.release("pvc-1");
+    eventually("the device is detached", || host.devices() == 0).await;
+}
+
+/// It was tried once, at the start.
+#[tokio::test]
+async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
+    let host = FakeHost::default();
+    host.fail_adoptions(true);
+    let _node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    eventually("it is tried again", || host.adoptions() >= 3).await;
+    host.fail_adoptions(false);
+    let failed = host.adoptions();
+    eventually("it succeeds", || host.adoptions() > failed).await;
 }
 
 #[tokio::test]

@@ -76,6 +76,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
         config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let pki = config.paths.pki.display().to_string();
         let files: Vec<String> = program(&config, &credentials)

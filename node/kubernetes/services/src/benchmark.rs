@@ -1,6 +1,8 @@
 //! The CIS Kubernetes Benchmark 1.12: what its automated items expect of the programs' arguments and files, compared with
 //! what the programs are started with. `docs/operations/security.md` has the items that do not pass, with the reason.
 
+mod list;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -79,7 +81,7 @@ const ITEMS: [(&str, Expected); 80] = [
     ("1.2.15", Argument(ApiServer, "--profiling=false")),
     ("1.2.16", Flag(ApiServer, "--audit-log-path=/")),
     ("1.2.17", Argument(ApiServer, "--audit-log-maxage=30")),
-    ("1.2.18", Argument(ApiServer, "--audit-log-maxbackup=10")),
+    ("1.2.18", Flag(ApiServer, "--audit-log-maxbackup=")),
     ("1.2.19", Flag(ApiServer, "--audit-log-maxsize=")),
     ("1.2.21", Absent(ApiServer, "--service-account-lookup=false")),
     ("1.2.22", Flag(ApiServer, "--service-account-key-file=")),
@@ -144,8 +146,10 @@ impl Node {
     fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
+        let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
         config.paths.pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        config.paths.etcd = etcd;
         Self { config, credentials, _scratch: scratch }
     }
 
@@ -224,5 +228,30 @@ fn each_kind_of_expectation_can_fail() {
         Mode("ca.crt", 0o600),
     ] {
         assert!(!node.passes(&unmet));
+    }
+}
+
+#[test]
+fn every_automated_item_is_checked_or_has_a_reason() {
+    let checked: Vec<_> = ITEMS.iter().flat_map(|(items, _)| items.split(", ")).collect();
+    let explained: Vec<_> = list::REASONS.iter().map(|(item, _)| *item).collect();
+    let missing: Vec<_> =
+        list::ITEMS.iter().filter(|item| !checked.contains(item) && !explained.contains(item)).collect();
+    assert_eq!(missing, [&""; 0]);
+    let unknown: Vec<_> = explained.iter().filter(|item| !list::ITEMS.contains(item)).collect();
+    assert_eq!(unknown, [&""; 0]);
+}
+
+/// The page explains the items that do not pass everywhere.
+#[test]
+fn the_security_page_explains_items_that_have_a_reason_here() {
+    let page = include_str!("../../../../docs/operations/security.md");
+    let (_, section) = page.split_once("## CIS Kubernetes Benchmark").expect("the section");
+    let rows = section.lines().take_while(|line| !line.starts_with("## ")).filter(|line| line.starts_with("| "));
+    let items: Vec<_> =
+        rows.skip(1).filter_map(|row| row.split('|').nth(1)).flat_map(|items| items.split(", ")).collect();
+    assert!(items.len() > 5, "{items:?}");
+    for item in items.iter().map(|item| item.trim()).filter(|item| !item.ends_with('x')) {
+        assert!(list::REASONS.iter().any(|(explained, _)| *explained == item), "{item}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use units::Bytes;
@@ -37,6 +38,8 @@ pub struct Config {
     pub pod_security: PodSecurity,
     /// How the API server stores Secrets in etcd.
     pub secret_storage: SecretStorage,
+    /// The key that Secrets are encrypted with.
+    pub secret_key: SecretKey,
     /// Most processes and threads of one pod.
     pub pod_processes: PodProcesses,
     /// What programs may take of the data disk.
@@ -108,6 +111,37 @@ pub enum SecretStorage {
     Encrypted,
     /// Not encrypted, for a return to a release that cannot read the other form.
     Plain,
+}
+
+/// Number of a key of Secrets, from 1. A larger number is a newer key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretKey(NonZeroU32);
+
+impl SecretKey {
+    /// `None` for 0.
+    pub const fn new(number: u32) -> Option<Self> {
+        match NonZeroU32::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl Default for SecretKey {
+    fn default() -> Self {
+        Self(NonZeroU32::MIN)
+    }
+}
+
+impl fmt::Display for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 /// Most processes and threads of one pod (`podPidsLimit`).
@@ -248,6 +282,7 @@ pub(crate) fn example() -> Config {
         durability: Durability::Durable,
         pod_security: PodSecurity::Baseline,
         secret_storage: SecretStorage::Encrypted,
+        secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
         disk: Disk {
             size: Bytes::new(8 << 30),

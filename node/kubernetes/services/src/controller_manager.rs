@@ -62,6 +62,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
         config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
         arguments.iter().filter_map(|argument| argument.strip_prefix(flag).map(str::to_owned)).collect()

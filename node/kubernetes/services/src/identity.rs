@@ -11,6 +11,9 @@ pub const STORAGE_GROUP: &str = "granary:nodes";
 /// The name of the API server as a client of kubelets.
 pub const API_SERVER_USER: &str = "granary:apiserver";
 
+/// The user of [`Identity::Admin`].
+pub(crate) const ADMINISTRATOR: &str = "granary:admin";
+
 /// The name of the control plane's kube-proxy; those of workers have their node's storage identity.
 pub const PROXY_USER: &str = "system:kube-proxy";
 
@@ -50,7 +53,7 @@ impl Identity {
 
     pub(crate) fn wanted(self, node: &str) -> Wanted {
         let (common_name, organization) = match self {
-            Self::Admin => ("granary:admin".to_owned(), Some("system:masters")),
+            Self::Admin => (ADMINISTRATOR.to_owned(), Some("system:masters")),
             Self::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
             Self::Scheduler => ("system:kube-scheduler".to_owned(), None),
             Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),

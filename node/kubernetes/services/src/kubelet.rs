@@ -138,6 +138,7 @@ mod tests {
     fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
         let scratch = tempfile::tempdir().unwrap();
         config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
         let credentials = Credentials::ensure(config, time::OffsetDateTime::now_utc()).unwrap();
         (scratch, credentials)
     }
@@ -155,13 +156,23 @@ mod tests {
         }
     }
 
+    /// `benchmark.rs` compares the modes of authentication and authorization.
     #[test]
-    fn nobody_is_let_in_without_an_identity() {
-        let mut config = example();
-        let (_scratch, credentials) = credentials(&mut config);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
-        assert_eq!(read["authentication"]["anonymous"]["enabled"], false);
-        assert_eq!(read["authorization"]["mode"], "Webhook");
+    fn only_clients_with_a_certificate_of_the_clusters_ca_are_accepted() {
+        let (mut config, mut other) = (example(), example());
+        let [(_scratch, own), (_other_scratch, others)] = [&mut config, &mut other].map(credentials);
+        let read: Value = serde_json::from_str(&configuration(&config, &own)).unwrap();
+        let ca = std::path::Path::new(read["authentication"]["x509"]["clientCAFile"].as_str().unwrap()).to_owned();
+        let certificate = |path: &std::path::Path| pem::parse(std::fs::read(path).unwrap()).unwrap().into_contents();
+        let trusted = certificate(&ca);
+        let (_, trusted) = x509_parser::parse_x509_certificate(&trusted).unwrap();
+        let accepts = |client: &Credentials| {
+            let client = certificate(&client.certificate("apikubelet"));
+            let (_, client) = x509_parser::parse_x509_certificate(&client).unwrap();
+            client.verify_signature(Some(trusted.public_key())).is_ok()
+        };
+        assert!(accepts(&own), "the API server");
+        assert!(!accepts(&others), "the API server of another cluster");
     }
 
     #[test]

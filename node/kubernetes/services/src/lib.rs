@@ -43,10 +43,12 @@ mod config;
 pub mod containerd;
 pub mod controller_manager;
 pub mod discovery;
+mod encryption;
 pub mod etcd;
 mod expiry;
 mod headroom;
 mod identity;
+mod keyring;
 mod klog;
 mod kubeconfig;
 pub mod kubelet;
@@ -74,10 +76,11 @@ pub use bootstrap::{
 };
 pub use certificate::Stale;
 pub use config::{
-    API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretStorage,
+    API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage,
 };
 pub use expiry::Expiry;
 pub use identity::{API_SERVER_USER, Identity, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+pub use keyring::StoredSecrets;
 pub use network::{Network, NetworkError};
 pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};

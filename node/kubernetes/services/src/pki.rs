@@ -22,6 +22,7 @@ use crate::bootstrap::Token;
 use crate::certificate::{self, Authority, Stale, Validity, Wanted};
 use crate::expiry::{Expiries, Expiry};
 use crate::identity::Identity;
+use crate::keyring::{Keyring, StoredSecrets};
 use crate::renewal::{self, Renewal};
 use crate::requested::Lasting;
 use crate::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
@@ -38,6 +39,8 @@ pub struct Credentials {
     admin: Mutex<String>,
     /// When those end that the node has asked for.
     requested: Expiries,
+    /// Of a control plane.
+    secrets: Option<StoredSecrets>,
 }
 
 impl Credentials {
@@ -46,14 +49,17 @@ impl Credentials {
     ///
     /// # Errors
     /// [`PkiError`]: the disk, a clock that is behind the authority's certificate; an authority that was lost, or a disk
-    /// of a node that has joined another control plane, on which nothing is changed then.
+    /// of a node that has joined another control plane, or without a key that Secrets in etcd need, on which nothing is
+    /// changed then.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
         store.is_not_a_workers()?;
+        // Before anything is changed.
+        let keyring = Keyring::find(&store, config)?;
         store.authority(&pki, &config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
-        store.secrets(&pki, config.secret_storage)?;
+        let secrets = Some(keyring.ensure(&store, config)?);
         store.kubeconfigs(&pki, &format!("https://127.0.0.1:{API_PORT}"), &Identity::ALL)?;
         let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
         let wanted = wanted::of_programs(config)
@@ -61,7 +67,8 @@ impl Credentials {
             .chain(clients.map(|identity| identity.wanted(&config.node)))
             .collect();
         let server = format!("https://{}:{API_PORT}", config.address);
-        let credentials = Self { pki, wanted, server, admin: Mutex::default(), requested: Expiries::default() };
+        let (admin, requested) = (Mutex::default(), Expiries::default());
+        let credentials = Self { pki, wanted, server, admin, requested, secrets };
         credentials.renew(now)?;
         Ok(credentials)
     }
@@ -79,7 +86,8 @@ impl Credentials {
         store.write("ca.crt", authority, PUBLIC)?;
         let server = format!("https://{server}");
         store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
-        Ok(Self { pki, wanted: Vec::new(), server, admin: Mutex::default(), requested: Expiries::default() })
+        let (admin, requested) = (Mutex::default(), Expiries::default());
+        Ok(Self { pki, wanted: Vec::new(), server, admin, requested, secrets: None })
     }
 
     /// The certificate of the authority of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
@@ -197,6 +205,11 @@ impl Credentials {
         kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
     }
 
+    /// How far the Secrets in etcd are stored as configured. A node that has joined has none.
+    pub fn secrets(&self) -> Option<&StoredSecrets> {
+        self.secrets.as_ref()
+    }
+
     pub(crate) fn certificate(&self, name: &str) -> PathBuf {
         file(&self.pki, name, "crt")
     }
@@ -287,6 +300,7 @@ mod tests {
             let scratch = tempfile::tempdir().unwrap();
             let mut config = example();
             config.paths.pki = scratch.path().join("pki");
+            config.paths.etcd = scratch.path().join("etcd");
             Self { config, scratch }
         }
 

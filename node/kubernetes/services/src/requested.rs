@@ -484,6 +484,7 @@ mod tests {
             let scratch = tempfile::tempdir().unwrap();
             let mut config = example();
             config.paths.pki = scratch.path().join("pki");
+            config.paths.etcd = scratch.path().join("etcd");
             let now = OffsetDateTime::now_utc();
             let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
             let store = Store::open(&config.paths.pki).unwrap();

@@ -1,47 +1,80 @@
-//! Secrets in etcd: the key that encrypts them, and how Secrets that are stored in another form get the present one.
+//! How Secrets in etcd that are stored in another form get the present one.
 //!
-//! The API server writes with its first provider and reads with all. A data disk of a release that did not encrypt has
-//! Secrets in plain text: they stay readable, and [`rewrite`] has each written again.
+//! The API server writes with its first key and reads with all. A data disk of a release that did not encrypt has Secrets
+//! in plain text, and one whose key was replaced has Secrets of the former key: they stay readable, and [`rewrite`] has
+//! each written again. It notes on the disk when all are, and does nothing at later boots.
 
-use k8s_openapi::ByteString;
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ListParams, Patch, PatchParams};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use supervisor::Context;
-use tracing::info;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::timeout;
+use tracing::{info, warn};
 
-use crate::SecretStorage;
+use crate::{PkiError, StoredSecrets};
 
-/// Bytes of a key of the provider `secretbox` (XSalsa20 and Poly1305).
-pub(crate) const KEY: usize = 32;
+/// Secrets that are listed with one request. The metadata of each may have more than 256 KiB.
+const PAGE: u32 = 50;
 
-/// The name under which etcd has the key; another key needs another one.
-const KEY_NAME: &str = "key1";
+/// For one request. The API server itself ends a request after a minute, also one that waits for a webhook.
+const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Secrets that are listed with one request.
-const PAGE: u32 = 500;
+/// Rejected Secrets that are named in the log at each pass.
+const NAMED: usize = 10;
 
 /// Some Secret is not stored as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
     /// Which Secrets there are.
     #[error(
-        "cannot list the cluster's Secrets; if the API server cannot decrypt them, bring pki/secrets.key back from a copy of \
+        "cannot list the cluster's Secrets; if the API server cannot decrypt them, restore pki/secrets.key from a backup of \
          the data disk"
     )]
-    List(#[source] Box<kube::Error>),
-    /// One of them.
-    #[error("cannot write Secret {namespace}/{name} again")]
+    List(#[source] RequestError),
+    /// The API server does not answer.
+    #[error("cannot write Secret {secret} again")]
     Write {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
+        /// Its namespace and name.
+        secret: String,
         /// Why.
         #[source]
-        source: Box<kube::Error>,
+        source: RequestError,
     },
+    /// The API server rejected some of them. All others are written.
+    #[error(
+        "the API server rejects {count} Secrets that have to be written again, such as {secret} ({reason}): make the \
+         admission webhook or policy allow it, or delete the Secret"
+    )]
+    Rejected {
+        /// How many.
+        count: usize,
+        /// Namespace and name of the first.
+        secret: String,
+        /// What the API server says of it.
+        reason: String,
+    },
+    /// The note that they are.
+    #[error("cannot read or write the note how Secrets are stored")]
+    Note(#[from] PkiError),
+    /// The thread that waits for the disk.
+    #[error("thread for the disk failed")]
+    Thread(#[from] JoinError),
+}
+
+/// A request without a result.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// Of the API server, or of the connection.
+    #[error(transparent)]
+    Api(#[from] Box<kube::Error>),
+    /// No answer.
+    #[error("no answer within {} s", DEADLINE.as_secs())]
+    Overdue,
 }
 
 /// What [`rewrite_all`] did.
@@ -53,83 +86,232 @@ pub struct Rewritten {
     pub changed: usize,
 }
 
-/// The EncryptionConfiguration: with the present form first.
-pub(crate) fn configuration(storage: SecretStorage, key: &[u8; KEY]) -> String {
-    let secret = ByteString(key.to_vec());
-    let encrypted = json!({"secretbox": {"keys": [{"name": KEY_NAME, "secret": secret}]}});
-    let plain = json!({"identity": {}});
-    let providers = match storage {
-        SecretStorage::Encrypted => [encrypted, plain],
-        SecretStorage::Plain => [plain, encrypted],
-    };
-    json!({
-        "apiVersion": "apiserver.config.k8s.io/v1",
-        "kind": "EncryptionConfiguration",
-        "resources": [{"resources": ["secrets"], "providers": providers}],
-    })
-    .to_string()
-}
-
-/// Has all Secrets stored in the present form, once for each start. A service: done when they are.
+/// Has all Secrets stored in the present form, unless they are. A service: done when they are.
 ///
 /// # Errors
 /// [`RewriteError`]: to be started again after a while. What was written stays written.
-pub async fn rewrite(cx: Context, client: Client) -> Result<(), RewriteError> {
+pub async fn rewrite(cx: Context, client: Client, stored: StoredSecrets) -> Result<(), RewriteError> {
     let rewritten = tokio::select! {
         () = cx.cancelled() => return Ok(()),
-        rewritten = rewrite_all(&client) => rewritten?,
+        rewritten = rewrite_once(&client, &stored) => rewritten?,
     };
-    let Rewritten { secrets, changed } = rewritten;
-    info!(secrets, changed, "all Secrets are stored as configured");
+    if let Some(Rewritten { secrets, changed }) = rewritten {
+        info!(secrets, changed, "all Secrets are stored as configured");
+    }
     cx.done();
     Ok(())
 }
 
-/// One pass. A patch without a change has the API server write an object only if it is stored in another form.
+/// Writes all Secrets again and notes it; `None` if the note is there. Every step may be the last before a power cut.
+///
+/// # Errors
+/// [`RewriteError`]: no note is made.
+pub async fn rewrite_once(client: &Client, stored: &StoredSecrets) -> Result<Option<Rewritten>, RewriteError> {
+    let (its, noted) = (stored.clone(), stored.clone());
+    if spawn_blocking(move || its.is_complete()).await?? {
+        return Ok(None);
+    }
+    let rewritten = rewrite_all(client).await?;
+    spawn_blocking(move || noted.complete()).await??;
+    Ok(Some(rewritten))
+}
+
+/// One pass over all Secrets, also past those that the API server rejects.
 ///
 /// # Errors
 /// [`RewriteError`].
 pub async fn rewrite_all(client: &Client) -> Result<Rewritten, RewriteError> {
     let all = Api::<Secret>::all(client.clone());
     let mut rewritten = Rewritten::default();
+    let mut rejected: Option<(String, String)> = None;
+    let mut count = 0;
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let listed = all.list_metadata(&page).await.map_err(|error| RewriteError::List(Box::new(error)))?;
-        for secret in &listed.items {
-            let (namespace, name) = (secret.namespace().unwrap_or_default(), secret.name_any());
-            let secrets = Api::<Secret>::namespaced(client.clone(), &namespace);
-            match secrets.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(json!({}))).await {
-                Ok(written) => {
+        let listed = within(all.list_metadata(&page)).await.map_err(RewriteError::List)?;
+        for found in listed.items {
+            let secret = format!("{}/{}", found.namespace().unwrap_or_default(), found.name_any());
+            match write_again(client, &found).await {
+                Ok(Outcome::Written { changed }) => {
                     rewritten.secrets += 1;
-                    rewritten.changed += usize::from(written.resource_version() != secret.resource_version());
+                    rewritten.changed += usize::from(changed);
                 }
-                // Deleted since it was listed.
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                Err(source) => return Err(RewriteError::Write { namespace, name, source: Box::new(source) }),
+                Ok(Outcome::Deleted) => {}
+                Ok(Outcome::Rejected(reason)) => {
+                    count += 1;
+                    if count <= NAMED {
+                        warn!(secret, reason, "Secret not written again");
+                    }
+                    rejected.get_or_insert((secret, reason));
+                }
+                Err(source) => return Err(RewriteError::Write { secret, source }),
             }
         }
         match listed.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
-            None => return Ok(rewritten),
+            None => break,
         }
     }
+    match rejected {
+        Some((secret, reason)) => Err(RewriteError::Rejected { count, secret, reason }),
+        None => Ok(rewritten),
+    }
+}
+
+enum Outcome {
+    Written {
+        changed: bool,
+    },
+    /// Since it was listed.
+    Deleted,
+    Rejected(String),
+}
+
+/// A patch without a change has the API server write an object only if it is stored in another form.
+async fn write_again(client: &Client, found: &PartialObjectMeta<Secret>) -> Result<Outcome, RequestError> {
+    let secrets = Api::<Secret>::namespaced(client.clone(), &found.namespace().unwrap_or_default());
+    let (name, parameters, patch) = (found.name_any(), PatchParams::default(), Patch::Merge(json!({})));
+    match within(secrets.patch_metadata(&name, &parameters, &patch)).await {
+        Ok(written) => Ok(Outcome::Written { changed: written.resource_version() != found.resource_version() }),
+        Err(RequestError::Api(error)) => match *error {
+            kube::Error::Api(status) if status.is_not_found() => Ok(Outcome::Deleted),
+            kube::Error::Api(status) => Ok(Outcome::Rejected(status.message.clone())),
+            other => Err(RequestError::Api(Box::new(other))),
+        },
+        Err(overdue) => Err(overdue),
+    }
+}
+
+async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+    let answer = timeout(DEADLINE, request).await.map_err(|_| RequestError::Overdue)?;
+    Ok(answer.map_err(Box::new)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
     use serde_json::Value;
+    use tower::service_fn;
 
     use super::*;
 
-    /// A release that cannot read one of the forms would lose Secrets.
-    #[test]
-    fn both_forms_are_readable_and_the_configured_one_is_written() {
-        for (storage, first, second) in
-            [(SecretStorage::Encrypted, "secretbox", "identity"), (SecretStorage::Plain, "identity", "secretbox")]
-        {
-            let read: Value = serde_json::from_str(&configuration(storage, &[7; KEY])).unwrap();
-            let providers = read["resources"][0]["providers"].as_array().unwrap();
-            assert!(providers.len() == 2 && providers[0].get(first).is_some() && providers[1].get(second).is_some());
+    /// What the API server says to a write.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Answer {
+        Written,
+        Rejected,
+        Missing,
+        Silence,
+    }
+
+    fn meta(name: usize, version: &str) -> Value {
+        let metadata = json!({"namespace": "n", "name": name.to_string(), "resourceVersion": version});
+        json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata})
+    }
+
+    fn respond(request: &Request<Body>, answers: &[Answer]) -> Option<(u16, Value)> {
+        let uri = request.uri();
+        if request.method() == Method::GET {
+            let query: Vec<_> =
+                uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')).collect();
+            let value = |name| query.iter().find(|(found, _)| *found == name).and_then(|(_, value)| value.parse().ok());
+            let (limit, from): (usize, usize) =
+                (value("limit").expect("a bounded page"), value("continue").unwrap_or(0));
+            assert!(limit <= 50, "{limit}");
+            let end = (from + limit).min(answers.len());
+            let items: Vec<_> = (from..end).map(|name| meta(name, "1")).collect();
+            let next = if end < answers.len() { end.to_string() } else { String::new() };
+            let list = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
+                "metadata": {"continue": next}, "items": items});
+            return Some((200, list));
         }
+        assert_eq!(request.method(), Method::PATCH);
+        let name: usize = uri.path().strip_prefix("/api/v1/namespaces/n/secrets/").unwrap().parse().unwrap();
+        let status = |code: u16, reason: &str, message: &str| {
+            json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "reason": reason,
+                "message": message})
+        };
+        match answers[name] {
+            Answer::Written => Some((200, meta(name, "2"))),
+            Answer::Rejected => Some((403, status(403, "Forbidden", "a webhook denied the request"))),
+            Answer::Missing => Some((404, status(404, "NotFound", "not found"))),
+            Answer::Silence => None,
+        }
+    }
+
+    /// A client of an API server with these Secrets, and how many requests it got.
+    fn client(answers: Vec<Answer>) -> (Client, Arc<Mutex<usize>>) {
+        let (answers, requests) = (Arc::new(answers), Arc::new(Mutex::new(0)));
+        let counted = Arc::clone(&requests);
+        let service = service_fn(move |request: Request<Body>| {
+            let (answers, counted) = (Arc::clone(&answers), Arc::clone(&counted));
+            async move {
+                *counted.lock().unwrap() += 1;
+                match respond(&request, &answers) {
+                    None => pending().await,
+                    Some((code, body)) => {
+                        let body = Body::from(body.to_string().into_bytes());
+                        Ok::<_, std::convert::Infallible>(Response::builder().status(code).body(body).unwrap())
+                    }
+                }
+            }
+        });
+        (Client::new(service, "default"), requests)
+    }
+
+    #[tokio::test]
+    async fn all_pages_are_written_and_deleted_secrets_are_left_out() {
+        let mut answers = vec![Answer::Written; 120];
+        answers[70] = Answer::Missing;
+        let (client, requests) = client(answers);
+        let rewritten = rewrite_all(&client).await.unwrap();
+        assert_eq!(rewritten, Rewritten { secrets: 119, changed: 119 });
+        assert_eq!(*requests.lock().unwrap(), 3 + 120);
+    }
+
+    #[tokio::test]
+    async fn a_rejected_secret_does_not_stop_the_others_and_is_named() {
+        let mut answers = vec![Answer::Written; 120];
+        for rejected in [3, 60, 119] {
+            answers[rejected] = Answer::Rejected;
+        }
+        let (client, requests) = client(answers);
+        let error = rewrite_all(&client).await.unwrap_err().to_string();
+        assert!(error.starts_with("the API server rejects 3 Secrets"), "{error}");
+        assert!(error.contains("such as n/3 (a webhook denied the request)"), "{error}");
+        assert_eq!(*requests.lock().unwrap(), 3 + 120);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_ends_the_pass() {
+        let (client, _) = client(vec![Answer::Written, Answer::Silence, Answer::Written]);
+        match rewrite_all(&client).await {
+            Err(RewriteError::Write { secret, source: RequestError::Overdue }) => assert_eq!(secret, "n/1"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn without_the_note_all_secrets_are_written_and_with_it_none() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = crate::config::example();
+        config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
+        let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        let stored = credentials.secrets().unwrap();
+        // As etcd does.
+        std::fs::create_dir(config.paths.etcd.join("member")).unwrap();
+
+        let (refusing, _) = client(vec![Answer::Written, Answer::Rejected]);
+        rewrite_once(&refusing, stored).await.unwrap_err();
+        assert!(!stored.is_complete().unwrap(), "a Secret has the former form");
+        let (writing, requests) = client(vec![Answer::Written; 2]);
+        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), Some(Rewritten { secrets: 2, changed: 2 }));
+        assert_eq!(*requests.lock().unwrap(), 3);
+        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), None);
+        assert_eq!(*requests.lock().unwrap(), 3, "later boots send no request");
     }
 }

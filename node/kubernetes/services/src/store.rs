@@ -1,12 +1,11 @@
 //! The directory of certificates, keys and kubeconfigs, and what belongs into it. Waits for the disk.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use dir::{Dir, Name};
-use k8s_openapi::ByteString;
 use nix::sys::stat::Mode;
 use rcgen::KeyPair;
 use time::OffsetDateTime;
@@ -14,12 +13,12 @@ use tracing::{info, warn};
 
 use crate::certificate::{Authority, Pair, Stale, Validity, Wanted};
 use crate::identity::Identity;
-use crate::{SecretStorage, kubeconfig, secrets};
+use crate::kubeconfig;
 
 /// The API server's EncryptionConfiguration, which has the key inside.
 pub(crate) const ENCRYPTION: &str = "encryption.json";
 
-const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
 /// Why the credentials could not be made.
@@ -79,14 +78,25 @@ pub enum PkiError {
         #[source]
         source: Stale,
     },
-    /// Of a control plane: something happened to the key of the cluster's Secrets.
+    /// Of a control plane: something happened to the keys of the cluster's Secrets.
     #[error(
-        "cannot use {path}, the key of the cluster's Secrets: it is missing, or is not the base64 form of 32 bytes; bring it \
-         back from a copy of the disk: no Secret can be read without it"
+        "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
+         or of its directory pki: no Secret can be read without it, and the node makes no other one"
     )]
     SecretsKey {
         /// Which.
         path: PathBuf,
+    },
+    /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
+    #[error(
+        "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
+         backup of the disk or of its directory pki"
+    )]
+    OtherSecretsKey {
+        /// Which.
+        path: PathBuf,
+        /// Of the key.
+        digest: String,
     },
     /// No random numbers for a key.
     #[error("cannot read random numbers from /dev/urandom")]
@@ -229,29 +239,6 @@ impl Store {
         self.write("sa.pub", &key.public_key_pem(), PUBLIC)
     }
 
-    /// The key of the cluster's Secrets, made at the first boot of a release that encrypts them, and what the API server is
-    /// told of it. One that was lost or damaged is not replaced: a copy of it may be found.
-    pub(crate) fn secrets(&self, pki: &Path, storage: SecretStorage) -> Result<(), PkiError> {
-        let unusable = || PkiError::SecretsKey { path: file(pki, "secrets", "key") };
-        let key = match self.dir.read(&name_of("secrets.key"))? {
-            Some(text) => key_of(&text).ok_or_else(unusable)?,
-            // Made after the key.
-            None if self.dir.read(&name_of(ENCRYPTION))?.is_some() => return Err(unusable()),
-            None => {
-                let mut key = [0; secrets::KEY];
-                File::open("/dev/urandom")
-                    .and_then(|mut source| source.read_exact(&mut key))
-                    .map_err(PkiError::Random)?;
-                let text = serde_json::json!(ByteString(key.to_vec()));
-                // Durable before the first Secret is encrypted by it.
-                self.write("secrets.key", text.as_str().unwrap_or_default(), SECRET)?;
-                info!(name = "secrets", "encryption key made");
-                key
-            }
-        };
-        self.write(ENCRYPTION, &secrets::configuration(storage, &key), SECRET)
-    }
-
     pub(crate) fn read_pair(&self, name: &str) -> Result<Option<Pair>, PkiError> {
         let certificate = self.read(&format!("{name}.crt"))?;
         let key = self.read(&format!("{name}.key"))?;
@@ -268,6 +255,10 @@ impl Store {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }
 
+    pub(crate) fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, PkiError> {
+        Ok(self.dir.read(&name_of(name))?)
+    }
+
     pub(crate) fn write(&self, name: &str, content: &str, mode: Mode) -> Result<(), PkiError> {
         if self.read(name)?.as_deref() == Some(content) {
             return Ok(());
@@ -276,14 +267,7 @@ impl Store {
     }
 }
 
-/// From base64.
-fn key_of(text: &[u8]) -> Option<[u8; secrets::KEY]> {
-    let text = str::from_utf8(text).ok()?.trim_ascii_end();
-    let ByteString(key) = serde_json::from_value(text.into()).ok()?;
-    key.try_into().ok()
-}
-
-#[expect(clippy::expect_used, reason = "names are made of literals of this file")]
-fn name_of(name: &str) -> Name {
+#[expect(clippy::expect_used, reason = "names are made of literals of this crate")]
+pub(crate) fn name_of(name: &str) -> Name {
     Name::try_from(name).expect("a file name without a slash")
 }

@@ -1,4 +1,4 @@
-//! IDs between processes.
+//! Project IDs that several processes allocate.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write, pipe};
@@ -17,7 +17,7 @@ fn processes_never_get_the_same_id() {
             Child::start(|| {
                 let ids = Allocator::open(&volumes.root).unwrap();
                 let text: String = (0..100).map(|_| format!("{:010}\n", ids.next().unwrap())).collect();
-                // Less than a pipe takes at once: not mixed with others.
+                // Shorter than PIPE_BUF, so that the writes are not interleaved.
                 (&give).write_all(text.as_bytes()).unwrap();
             })
         })
@@ -31,10 +31,10 @@ fn processes_never_get_the_same_id() {
 }
 
 #[test]
-fn a_fork_does_not_get_its_parents_ids() {
+fn a_forked_child_does_not_get_the_parents_ids() {
     let volumes = Volumes::new();
     let (mut taken, give) = pipe().unwrap();
-    // From here on there is a batch in memory, which the fork copies.
+    // Allocates a batch in memory, which the forked child gets a copy of.
     let first = volumes.ids.next().unwrap();
     let take = || (&give).write_all(format!("{:010}\n", volumes.ids.next().unwrap()).as_bytes()).unwrap();
     Child::start(take).wait();

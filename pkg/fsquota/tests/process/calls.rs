@@ -1,4 +1,4 @@
-//! How many system calls it takes, and what if one is missing.
+//! Numbers of system calls per operation, and a kernel without one of them.
 
 use fsquota::{FsError, GetError};
 use ktest_support::process::{self, Traced};
@@ -9,15 +9,14 @@ use nix::libc::{
 
 use crate::volumes::{SIZE, Volumes, size};
 
-/// The calls of some work, in their order, under the same name with each C library: which of the two it takes for
-/// fstat(2) depends on its release.
+/// The system calls of `work` in order. Maps the variants of fstat(2), which differ between C libraries, to one number.
 fn calls(work: impl FnOnce()) -> Vec<i64> {
     let made = process::calls(work).into_iter();
     made.map(|call| if call == SYS_newfstatat { SYS_fstat } else { call }).collect()
 }
 
 #[test]
-fn a_kernel_without_quotactl_fd_is_told_apart() {
+fn a_kernel_without_quotactl_fd_is_reported() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let mut child = Traced::start(|| {
@@ -31,12 +30,12 @@ fn a_kernel_without_quotactl_fd_is_told_apart() {
             refused += 1;
         }
     }
-    // Each call, and the look at whether it exists.
+    // The call itself, and the check whether the kernel has it.
     assert_eq!(refused, 4);
 }
 
 #[test]
-fn a_new_volume_costs_the_same_whatever_there_is_already() {
+fn the_cost_of_set_is_independent_of_other_projects() {
     let volumes = Volumes::new();
     volumes.volume("first", size(SIZE));
     let (empty, next) = (volumes.dir("empty"), volumes.dir("next"));
@@ -50,22 +49,21 @@ fn a_new_volume_costs_the_same_whatever_there_is_already() {
 }
 
 #[test]
-fn nothing_is_asked_twice() {
+fn operations_make_the_documented_system_calls() {
     let volumes = Volumes::new();
     let (a, b) = (volumes.dir("a"), volumes.dir("b"));
     let id = volumes.ids.next().unwrap();
 
-    // A descriptor of its own; attributes; who is above, and its project, which also shows that this is an
-    // XFS; whether quotas are enforced.
+    // Descriptor; attributes; parent directory and its project, which fails unless this is an XFS; quota state.
     let look = [SYS_openat, SYS_ioctl, SYS_getdents64, SYS_ioctl, SYS_quotactl_fd];
-    // The end of the list of entries.
+    // End of the entries.
     let empty = [SYS_getdents64];
-    // Whether the ID is free; its limits; the directory gets it.
+    // Usage of the ID; limits; project ID.
     let begin = [SYS_quotactl_fd, SYS_quotactl_fd, SYS_ioctl];
     let assign = calls(|| assert!(fsquota::assign(&a, id, size(SIZE)).is_ok()));
     assert_eq!(assign, [&look[..], &empty, &begin, &[SYS_close]].concat());
 
-    // Whether the IDs are of this file system; and a process that has none in memory moves the counter.
+    // File system of the allocator; a process without IDs in memory moves the counter.
     let moved = [
         [SYS_openat, SYS_flock, SYS_statx, SYS_quotactl_fd, SYS_pread64],
         [SYS_pread64, SYS_quotactl_fd, SYS_pwrite64, SYS_fdatasync, SYS_close],
@@ -76,7 +74,7 @@ fn nothing_is_asked_twice() {
     let change = calls(|| assert!(fsquota::set(&a, size(SIZE), &volumes.ids).is_ok()));
     assert_eq!(change, [&look[..], &[SYS_quotactl_fd, SYS_close]].concat());
 
-    // A directory; an XFS; enforced; its project; what that has.
+    // Directory; XFS; quota state; project; quota.
     let get = calls(|| assert!(fsquota::get(&a).is_ok()));
     assert_eq!(get, [SYS_fstat, SYS_fstatfs, SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd]);
     let project = calls(|| assert!(fsquota::project(&a).is_ok()));
@@ -84,7 +82,7 @@ fn nothing_is_asked_twice() {
     let quota = calls(|| assert!(fsquota::quota(&a, id).is_ok()));
     assert_eq!(quota, [SYS_fstatfs, SYS_quotactl_fd, SYS_quotactl_fd]);
 
-    // What is known already is not asked at all.
+    // No checks of the file system.
     let quotas = fsquota::Quotas::open(&a).unwrap();
     let (c, other) = (volumes.dir("c"), volumes.ids.next().unwrap());
     let new = calls(|| assert!(quotas.assign_new(&c, other, size(SIZE)).is_ok()));
@@ -92,13 +90,13 @@ fn nothing_is_asked_twice() {
     assert_eq!(calls(|| assert!(quotas.quota(other).is_ok())), [SYS_quotactl_fd]);
     assert_eq!(calls(|| assert!(quotas.set_limits(other, size(SIZE)).is_ok())), [SYS_quotactl_fd]);
 
-    // That nothing else has the ID; no limits; no project.
+    // Usage of the ID; limits; project ID.
     let remove = calls(|| assert!(fsquota::remove(&a).is_ok()));
     assert_eq!(remove, [&look[..], &empty, &begin, &[SYS_close]].concat());
 }
 
 #[test]
-fn a_report_asks_once_for_each_project_whatever_is_in_it() {
+fn a_report_makes_one_call_per_project() {
     let volumes = Volumes::new();
     let report = || calls(|| assert!(fsquota::report(&volumes.root).unwrap().all(|quota| quota.is_ok()))).len();
     let none = report();

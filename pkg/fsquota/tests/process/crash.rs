@@ -1,11 +1,10 @@
-//! A process is killed before each of the system calls with which an operation may change something.
-//! Whatever it left, no ID is there twice, no directory has a project without limits, and the next one
-//! finishes the work.
+//! Kills a process before each system call of an operation. Afterwards, no ID is allocated twice, no directory has a
+//! project without limits, and the next call completes the operation.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 
-use fsquota::{Allocator, Limits, ProjectId};
+use fsquota::{Allocator, Limits, ProjectId, Quotas};
 use ktest_support::process::killed_before;
 use units::Inodes;
 
@@ -13,18 +12,18 @@ use crate::volumes::{SIZE, Volumes, both};
 
 const LIMITS: Limits = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(100)) };
 
-/// More system calls than any of the operations makes.
+/// More than the number of system calls of any operation.
 const STEPS: usize = 32;
 
-/// Runs an operation again and again, killed a step later each time, until it is not reached any more.
-/// Each time `after` looks at what was left.
+/// Runs an operation repeatedly and kills it one system call later each time, until it completes. Calls `after` each
+/// time.
 fn killed_everywhere(mut work: impl FnMut(usize), mut after: impl FnMut(usize)) {
     let mut step = 0;
     while killed_before(step, |call| call.may_change_files(), || work(step)) {
         after(step);
         step += 1;
     }
-    // What it did when it was let through.
+    // The operation completed.
     after(step);
     assert!(step > 2, "only {step} system calls");
 }
@@ -33,19 +32,19 @@ fn opened(volumes: &Volumes, step: usize) -> File {
     File::open(volumes.path(&step.to_string())).unwrap()
 }
 
-/// Directories for each step there may be, made before so that only the operation is interrupted.
+/// Creates a directory for each step, so that the killed process runs only the operation.
 fn dirs(volumes: &Volumes) {
     (0..STEPS).for_each(|step| drop(volumes.dir(&step.to_string())));
 }
 
 #[test]
-fn no_id_is_given_twice_when_an_allocation_is_killed() {
+fn a_killed_allocation_never_repeats_an_id() {
     let volumes = Volumes::new();
     let mut given = BTreeSet::new();
     killed_everywhere(
         |_| {
             let ids = Allocator::open(&volumes.root).unwrap();
-            // Also over the end of a batch.
+            // Two calls, so that an allocation crosses the end of a batch.
             (0..33).for_each(|_| assert!(ids.next().is_ok()));
         },
         |step| {
@@ -58,7 +57,7 @@ fn no_id_is_given_twice_when_an_allocation_is_killed() {
 }
 
 #[test]
-fn a_killed_set_leaves_a_directory_with_limits_or_without_a_project() {
+fn a_killed_set_never_leaves_a_project_without_limits() {
     let volumes = Volumes::new();
     dirs(&volumes);
     let mut used = BTreeSet::new();
@@ -78,17 +77,17 @@ fn a_killed_set_leaves_a_directory_with_limits_or_without_a_project() {
             assert!(used.insert(id), "step {step}: {id} was there before");
         },
     );
-    // At most the limits of an ID that nothing carries are left; they can be seen and cleared.
+    // A killed call leaves at most the limits of an unused ID, which `report` returns and `clear` removes.
     let reported: Vec<_> = fsquota::report(&volumes.root).unwrap().map(Result::unwrap).collect();
     for quota in reported.iter().filter(|quota| !used.contains(&quota.id)) {
         assert_eq!(quota.used.inodes, Inodes::ZERO);
-        fsquota::clear(&volumes.root, quota.id).unwrap();
+        Quotas::open(&volumes.root).unwrap().clear(quota.id).unwrap();
     }
     assert_eq!(volumes.reported().into_iter().collect::<BTreeSet<_>>(), used);
 }
 
 #[test]
-fn a_killed_assignment_is_finished_with_the_recorded_id() {
+fn a_killed_assign_is_completed_with_the_recorded_id() {
     let volumes = Volumes::new();
     dirs(&volumes);
     let ids: Vec<ProjectId> = (0..STEPS).map(|_| volumes.ids.next().unwrap()).collect();
@@ -105,12 +104,12 @@ fn a_killed_assignment_is_finished_with_the_recorded_id() {
             used.insert(ids[step]);
         },
     );
-    // Nothing is left behind, because the ID was recorded.
+    // The ID was recorded, so no limits remain.
     assert_eq!(volumes.reported().into_iter().collect::<BTreeSet<_>>(), used);
 }
 
 #[test]
-fn a_killed_change_of_limits_leaves_the_old_or_the_new() {
+fn a_killed_set_limits_leaves_the_old_or_new_limits() {
     let volumes = Volumes::new();
     let larger = both(SIZE.checked_mul(2).unwrap(), 200);
     let (dir, id) = volumes.volume("a", LIMITS);
@@ -125,7 +124,35 @@ fn a_killed_change_of_limits_leaves_the_old_or_the_new() {
 }
 
 #[test]
-fn a_killed_removal_is_finished_by_the_next() {
+fn a_killed_transfer_is_finished_with_the_recorded_id() {
+    let volumes = Volumes::new();
+    let (dir, _) = volumes.volume("a", LIMITS);
+    fs::create_dir(volumes.path("a/below")).unwrap();
+    for file in ["a/file", "a/below/file"] {
+        fs::write(volumes.path(file), file).unwrap();
+    }
+    fsquota::sync(&dir).unwrap();
+    let used = fsquota::get(&dir).unwrap().used;
+    // A walk takes several system calls for each inode.
+    let ids: Vec<ProjectId> = (0..8 * STEPS).map(|_| volumes.ids.next().unwrap()).collect();
+    killed_everywhere(
+        |step| assert!(fsquota::transfer(&dir, ids[step], LIMITS).is_ok()),
+        |step| {
+            for quota in fsquota::report(&volumes.root).unwrap().map(Result::unwrap) {
+                // The limits of the former project go when only the directory itself has it.
+                assert!(quota.limits == LIMITS || quota.used.inodes == Inodes::new(1), "step {step}: {quota:?}");
+            }
+            fsquota::transfer(&dir, ids[step], LIMITS).unwrap();
+            let found = fsquota::get(&dir).unwrap();
+            assert_eq!((found.id, found.limits, found.used), (ids[step], LIMITS, used), "step {step}");
+            assert_eq!(fsquota::strays(&dir, ids[step]).unwrap().count(), 0, "step {step}");
+            assert_eq!(volumes.reported(), [ids[step]], "step {step}");
+        },
+    );
+}
+
+#[test]
+fn a_killed_remove_is_completed_by_the_next() {
     let volumes = Volumes::new();
     dirs(&volumes);
     let ids: Vec<ProjectId> = (0..STEPS)
@@ -137,7 +164,7 @@ fn a_killed_removal_is_finished_by_the_next() {
         |step| {
             let dir = opened(&volumes, step);
             match fsquota::project(&dir).unwrap() {
-                // Empty still: nothing is without limits, with or without them.
+                // The directory is still empty, so no data lost its limits.
                 Some(found) => assert_eq!(found, ids[step], "step {step}"),
                 None => assert_eq!(fsquota::quota(&dir, ids[step]).unwrap().limits, Limits::default()),
             }
@@ -150,7 +177,7 @@ fn a_killed_removal_is_finished_by_the_next() {
 }
 
 #[test]
-fn a_killed_clearing_is_finished_by_the_next() {
+fn a_killed_clear_is_completed_by_the_next() {
     let volumes = Volumes::new();
     dirs(&volumes);
     let ids: Vec<ProjectId> = (0..STEPS)
@@ -159,9 +186,9 @@ fn a_killed_clearing_is_finished_by_the_next() {
     (0..STEPS).for_each(|step| fs::remove_dir(volumes.path(&step.to_string())).unwrap());
     let mut last = 0;
     killed_everywhere(
-        |step| fsquota::clear(&volumes.root, ids[step]).unwrap(),
+        |step| Quotas::open(&volumes.root).unwrap().clear(ids[step]).unwrap(),
         |step| {
-            fsquota::clear(&volumes.root, ids[step]).unwrap();
+            Quotas::open(&volumes.root).unwrap().clear(ids[step]).unwrap();
             last = step;
         },
     );

@@ -1,6 +1,5 @@
-//! What needs processes of its own: two that allocate, one that is killed between any two system calls, one
-//! on a kernel that lacks a call. Needs root and one scratch disk: the tests wait for it, so that none forks
-//! while another unmounts.
+//! Tests that need their own processes: concurrent allocation, kills between system calls, and missing system calls.
+//! Requires root and a scratch disk. The tests run one after another, so that none forks while another unmounts.
 
 mod allocation;
 mod calls;

@@ -1,4 +1,4 @@
-//! What is counted, and when it is not any more.
+//! What XFS counts to a project, and when it stops counting it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
@@ -22,7 +22,7 @@ fn usage(bytes: Bytes, inodes: u64) -> Usage {
 }
 
 #[test]
-fn buffered_direct_and_mapped_writes_count_alike() {
+fn buffered_direct_and_mapped_writes_are_counted_equally() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     write(&volumes.path("a/buffered"), mib(4));
@@ -33,7 +33,7 @@ fn buffered_direct_and_mapped_writes_count_alike() {
 }
 
 #[test]
-fn data_counts_before_it_is_on_the_disk_and_not_after_it_is_deleted_there() {
+fn delayed_allocations_count_and_deleted_blocks_do_not() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     write(&volumes.path("a/data"), mib(4));
@@ -54,7 +54,7 @@ fn a_hole_is_not_counted() {
 }
 
 #[test]
-fn reserved_space_counts_until_it_is_punched_out_or_cut_off() {
+fn preallocated_space_counts_until_it_is_freed() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
@@ -85,13 +85,13 @@ fn a_reflinked_file_is_charged_in_full() {
     let (dir, _) = volumes.volume("a", size(mib(6)));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
-    // Copies by reference where it can.
+    // Reflinks if possible.
     let error = fs::copy(volumes.path("a/data"), volumes.path("a/copy")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(ENOSPC));
 }
 
 #[test]
-fn a_reflinked_file_is_not_charged_again_when_it_is_written() {
+fn writing_a_reflinked_file_does_not_charge_it_again() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let (data, copy) = (volumes.path("a/data"), volumes.path("a/copy"));
@@ -108,11 +108,11 @@ fn a_reflinked_file_is_not_charged_again_when_it_is_written() {
 }
 
 #[test]
-fn a_file_that_changes_its_project_takes_its_blocks_along() {
+fn blocks_follow_a_change_of_the_project() {
     let volumes = Volumes::new();
     let ((a, _), (b, to)) = (volumes.volume("a", size(SIZE)), volumes.volume("b", size(SIZE)));
     write(&volumes.path("a/data"), mib(4));
-    // Not yet on the disk: what is only reserved moves too.
+    // Delayed allocations, not on the disk yet, move too.
     xfs_io_ok(&volumes.path("a/data"), &[], &[&format!("chproj {to}")]);
     fsquota::sync(&a).unwrap();
     assert_eq!(fsquota::get(&a).unwrap().used, usage(Bytes::ZERO, 1));
@@ -120,7 +120,7 @@ fn a_file_that_changes_its_project_takes_its_blocks_along() {
 }
 
 #[test]
-fn a_change_of_project_that_fails_leaves_no_reservation_behind() {
+fn a_failed_change_of_project_leaves_no_reservation() {
     let volumes = Volumes::new();
     let ((a, from), (b, to)) = (volumes.volume("a", size(SIZE)), volumes.volume("b", both(mib(1), 100)));
     let path = volumes.path("a/data");
@@ -129,12 +129,12 @@ fn a_change_of_project_that_fails_leaves_no_reservation_behind() {
     let both_used = || (fsquota::get(&a).unwrap().used, fsquota::get(&b).unwrap().used);
     let before = both_used();
 
-    // FS_XFLAG_EXTSIZE with a size that is no multiple of a block.
+    // FS_XFLAG_EXTSIZE with a size that is not a multiple of the block size.
     let wrong = FsXattr { xflags: 1 << 11, extsize: 1, projid: to.get(), ..FsXattr::default() };
     assert_eq!(set_xattr(&file, &wrong), Err(Errno::EINVAL));
     assert_eq!(both_used(), before);
 
-    // The owner has no capability to pass the other project's limit.
+    // Without CAP_SYS_RESOURCE, the owner cannot exceed the limit of the other project.
     let owner = Uid::from_raw(1000);
     chown(&path, Some(owner), None).unwrap();
     let refused = thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Project IDs: each once, and to the last.
+//! Allocation of project IDs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ fn counted_from(volumes: &Volumes, next: u32) -> Allocator {
 #[test]
 fn threads_never_get_the_same_id() {
     let volumes = Volumes::new();
-    // A second counter over the same file is what another process has.
+    // A second allocator on the same file, like in another process.
     let other = Allocator::open(&volumes.root).unwrap();
     let take = |ids: &Allocator| (0..100).map(|_| ids.next().unwrap()).collect::<Vec<_>>();
     let taken: Vec<ProjectId> = thread::scope(|scope| {
@@ -29,7 +29,7 @@ fn threads_never_get_the_same_id() {
 }
 
 #[test]
-fn the_last_ids_are_used_and_then_there_is_none() {
+fn allocation_ends_after_the_last_id() {
     let volumes = Volumes::new();
     let last = ProjectId::MAX.get();
     let ids = counted_from(&volumes, last - 2);
@@ -50,7 +50,7 @@ fn the_last_ids_are_used_and_then_there_is_none() {
 }
 
 #[test]
-fn ids_taken_by_hand_are_passed_over_to_the_last() {
+fn ids_assigned_by_hand_are_skipped() {
     let volumes = Volumes::new();
     let last = ProjectId::MAX.get();
     for taken in [last - 3, last - 1, last] {
@@ -63,7 +63,7 @@ fn ids_taken_by_hand_are_passed_over_to_the_last() {
 }
 
 #[test]
-fn an_id_in_use_is_passed_over_when_the_counter_was_lost() {
+fn ids_in_use_are_skipped_after_losing_the_counter() {
     let volumes = Volumes::new();
     let used: BTreeSet<_> = (0..5).map(|n| volumes.volume(&format!("v{n}"), size(SIZE)).1).collect();
     fs::remove_file(volumes.path(COUNTER)).unwrap();
@@ -72,7 +72,7 @@ fn an_id_in_use_is_passed_over_when_the_counter_was_lost() {
 }
 
 #[test]
-fn an_id_is_not_given_again_after_its_project_was_removed() {
+fn the_id_of_a_removed_project_is_not_reused() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     fsquota::remove(&dir).unwrap();
@@ -90,13 +90,13 @@ fn a_damaged_counter_stops_the_allocation() {
 }
 
 #[test]
-fn a_counter_that_was_deleted_while_it_is_in_use_is_made_again() {
+fn a_deleted_counter_is_created_again() {
     let volumes = Volumes::new();
     fs::write(volumes.path(COUNTER), "damaged\n").unwrap();
     volumes.ids.next().unwrap_err();
     fs::remove_file(volumes.path(COUNTER)).unwrap();
     let (_dir, id) = volumes.volume("a", size(SIZE));
-    // On the file that is there now, not on the one that is gone.
+    // Uses the new file, not the deleted one.
     assert!(Allocator::open(&volumes.root).unwrap().next().unwrap() > id);
 }
 
@@ -110,7 +110,7 @@ fn a_counter_behind_a_symbolic_link_is_not_opened() {
 }
 
 #[test]
-fn an_assignment_that_stopped_after_the_limits_is_finished_by_the_next() {
+fn an_assign_that_stopped_after_the_limits_is_completed() {
     let volumes = Volumes::new();
     let (dir, id) = (volumes.dir("a"), volumes.ids.next().unwrap());
     fsquota::set_limits(&volumes.root, id, size(crate::files::mib(1))).unwrap();

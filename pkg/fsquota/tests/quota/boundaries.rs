@@ -1,4 +1,4 @@
-//! What passes between volumes, and what is inherited in them.
+//! Moves and links between volumes, and inheritance within them.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use units::{Bytes, Inodes};
 use crate::files::{mib, write, xfs_io_ok};
 use crate::volumes::{SIZE, Volumes, size};
 
-/// What `strays` finds, for each name.
+/// What `strays` returns for each name.
 fn drifts(volumes: &Volumes, name: &str, id: ProjectId) -> Vec<(String, Drift)> {
     let dir = File::open(volumes.path(name)).unwrap();
     let found = fsquota::strays(&dir, id).unwrap().map(Result::unwrap);
@@ -25,7 +25,7 @@ fn drifts(volumes: &Volumes, name: &str, id: ProjectId) -> Vec<(String, Drift)> 
 }
 
 #[test]
-fn what_is_made_inside_belongs_to_the_project_at_any_depth() {
+fn new_files_inherit_the_project_at_any_depth() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     fs::create_dir_all(volumes.path("a/b/c")).unwrap();
@@ -38,11 +38,11 @@ fn what_is_made_inside_belongs_to_the_project_at_any_depth() {
 }
 
 #[test]
-fn what_was_made_before_the_project_is_not_counted() {
+fn files_older_than_the_project_are_not_counted() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
     write(&volumes.path("a/before"), mib(1));
-    // By hand: `set` refuses such a directory.
+    // Set the project directly: `set` rejects this directory.
     let id = volumes.ids.next().unwrap();
     xfs_io_ok(&volumes.path("a"), &[], &[&format!("chproj {id}"), "chattr +P"]);
     write(&volumes.path("a/after"), mib(2));
@@ -52,7 +52,7 @@ fn what_was_made_before_the_project_is_not_counted() {
 }
 
 #[test]
-fn without_the_flag_nothing_is_inherited_any_more() {
+fn without_the_inherit_flag_new_files_have_no_project() {
     let volumes = Volumes::new();
     let (_dir, id) = volumes.volume("a", size(SIZE));
     fs::create_dir(volumes.path("a/old")).unwrap();
@@ -116,7 +116,7 @@ fn nothing_can_be_linked_into_another_volume() {
 }
 
 #[test]
-fn a_file_without_a_name_gets_none_in_another_volume() {
+fn an_unnamed_file_cannot_be_linked_into_another_volume() {
     let volumes = Volumes::new();
     let (_a, _) = volumes.volume("a", size(SIZE));
     let (_b, _) = volumes.volume("b", size(SIZE));
@@ -127,7 +127,7 @@ fn a_file_without_a_name_gets_none_in_another_volume() {
 }
 
 #[test]
-fn a_special_file_without_a_project_may_be_linked_into_a_volume_and_takes_no_space_there() {
+fn special_files_without_a_project_can_be_linked_into_a_volume() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     mkfifo(&volumes.path("outside"), Mode::S_IRWXU).unwrap();
@@ -137,19 +137,19 @@ fn a_special_file_without_a_project_may_be_linked_into_a_volume_and_takes_no_spa
 }
 
 #[test]
-fn a_file_that_is_moved_out_stays_counted() {
+fn a_file_moved_out_of_a_volume_stays_counted() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     write(&volumes.path("a/file"), mib(1));
     fsquota::sync(&dir).unwrap();
     fs::rename(volumes.path("a/file"), volumes.path("outside")).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used.bytes, mib(1));
-    // So that the project does not go while data of it is left.
+    // The project still has an inode, so it cannot be removed.
     assert!(matches!(fsquota::remove(&dir), Err(fsquota::RemoveError::InUse { id: used, .. }) if used == id));
 }
 
 #[test]
-fn a_volume_can_be_renamed_between_directories_without_a_project() {
+fn a_volume_can_be_moved_between_unassigned_directories() {
     let volumes = Volumes::new();
     volumes.dir("staged");
     volumes.dir("volumes");

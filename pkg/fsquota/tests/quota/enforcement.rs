@@ -1,4 +1,4 @@
-//! What the kernel refuses when a limit is reached, to root too.
+//! Errors at the limits, which also apply to root.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use crate::files::{append, create_direct, eventually, fill, mib, write, xfs_io};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
-fn writing_past_the_limit_ends_with_enospc_at_the_promised_size() {
+fn writes_beyond_the_limit_fail_with_enospc() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let (written, error) = fill(&File::create(volumes.path("a/data")).unwrap());
@@ -21,10 +21,10 @@ fn writing_past_the_limit_ends_with_enospc_at_the_promised_size() {
 }
 
 #[test]
-fn direct_writes_end_with_enospc_and_leave_the_last_blocks_to_others() {
+fn direct_writes_fail_with_enospc_before_the_last_blocks() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
-    // Each needs room for records of extents at first, which it may not use.
+    // Each write first reserves space for extent records, which it may not use.
     let (written, error) = fill(&create_direct(&volumes.path("a/data")));
     assert_eq!((written.round_up::<{ 1 << 20 }>(), error.raw_os_error()), (Some(SIZE), Some(ENOSPC)));
     let (rest, _) = fill(&File::options().append(true).open(volumes.path("a/data")).unwrap());
@@ -33,7 +33,7 @@ fn direct_writes_end_with_enospc_and_leave_the_last_blocks_to_others() {
 }
 
 #[test]
-fn writing_through_a_mapping_past_the_limit_ends_with_sigbus() {
+fn mapped_writes_beyond_the_limit_raise_sigbus() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let path = volumes.path("a/data");
@@ -45,7 +45,7 @@ fn writing_through_a_mapping_past_the_limit_ends_with_sigbus() {
 }
 
 #[test]
-fn reserving_space_past_the_limit_ends_with_enospc() {
+fn preallocation_beyond_the_limit_fails_with_enospc() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
@@ -55,16 +55,16 @@ fn reserving_space_past_the_limit_ends_with_enospc() {
 }
 
 #[test]
-fn making_files_past_the_inode_limit_ends_with_enospc() {
+fn creating_files_beyond_the_limit_fails_with_enospc() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", both(SIZE, 8));
     let made = (0..100).map(|n| File::create(volumes.path(&format!("a/{n}")))).take_while(Result::is_ok).count();
     let error = File::create(volumes.path("a/more")).unwrap_err();
-    // The directory itself is the eighth.
+    // The directory itself is the eighth inode.
     assert_eq!((made, error.raw_os_error()), (7, Some(ENOSPC)));
     assert_eq!(fsquota::get(&dir).unwrap().available_inodes(), Some(Inodes::ZERO));
     fs::remove_file(volumes.path("a/0")).unwrap();
-    // XFS counts a deleted inode until it has freed it, in the background.
+    // XFS counts a deleted inode until it frees it in the background.
     eventually(true, || File::create(volumes.path("a/more")).is_ok());
 }
 
@@ -87,7 +87,7 @@ fn a_limit_can_be_raised_while_a_program_writes() {
 }
 
 #[test]
-fn a_limit_below_what_is_in_use_stops_writes_and_leaves_nothing_available() {
+fn a_limit_below_the_usage_rejects_writes() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
@@ -99,12 +99,12 @@ fn a_limit_below_what_is_in_use_stops_writes_and_leaves_nothing_available() {
     let quota = fsquota::get(&dir).unwrap();
     assert_eq!((quota.limits, quota.used.bytes), (both(mib(1), 1), mib(4)));
     assert_eq!((quota.available_bytes(), quota.available_inodes()), (Some(Bytes::ZERO), Some(Inodes::ZERO)));
-    // Going down is always possible.
+    // Reducing usage is always possible.
     fs::remove_file(volumes.path("a/data")).unwrap();
 }
 
 #[test]
-fn space_reserved_behind_the_end_of_an_open_file_is_counted_and_can_be_filled() {
+fn space_preallocated_behind_the_end_of_a_file_is_usable() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
@@ -118,7 +118,7 @@ fn space_reserved_behind_the_end_of_an_open_file_is_counted_and_can_be_filled() 
 }
 
 #[test]
-fn what_was_overwritten_in_place_needs_no_space() {
+fn overwriting_needs_no_space() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(mib(4)));
     let path = volumes.path("a/data");
@@ -130,7 +130,7 @@ fn what_was_overwritten_in_place_needs_no_space() {
 }
 
 #[test]
-fn a_directory_that_grows_by_names_alone_ends_with_enospc() {
+fn growing_a_directory_beyond_the_limit_fails_with_enospc() {
     let volumes = Volumes::new();
     let (_dir, _) = volumes.volume("a", size(mib(1)));
     fs::create_dir(volumes.path("a/names")).unwrap();
@@ -142,7 +142,7 @@ fn a_directory_that_grows_by_names_alone_ends_with_enospc() {
     assert_eq!(linked.raw_os_error(), Some(ENOSPC));
     let made = (1000..2000).map(|n| File::create(name(n))).find_map(Result::err).unwrap();
     assert_eq!(made.raw_os_error(), Some(ENOSPC));
-    // Short names fit into the inode of the directory they come from, long ones need a block.
+    // Short names fit into the inode of the directory, long ones need a block.
     let short: Vec<_> = (0..8).map(|n| volumes.path(&format!("a/{n}"))).collect();
     let moved = short.iter().enumerate().find_map(|(n, short)| {
         fs::hard_link(&data, short).unwrap();
@@ -152,10 +152,10 @@ fn a_directory_that_grows_by_names_alone_ends_with_enospc() {
 }
 
 #[test]
-fn files_that_grow_by_turns_reach_the_promised_size_together() {
+fn files_that_grow_in_turns_can_use_the_whole_limit() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(SIZE));
-    // Behind each end XFS reserves more than was written; near the limit it gives that up.
+    // XFS preallocates space behind the end of each file; near the limit it frees that space.
     let files: Vec<_> = (0..4).map(|n| File::create(volumes.path(&format!("a/{n}"))).unwrap()).collect();
     for _ in 0..15 {
         files.iter().for_each(|file| append(file, mib(1).checked_sub(Bytes::new(768 << 10)).unwrap()));

@@ -1,4 +1,4 @@
-//! What the tests do to files, and the program that does what the standard library cannot.
+//! File operations of the tests, including xfs_io for those that the standard library lacks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::libc::O_DIRECT;
 use units::Bytes;
 
-/// A piece of data that direct I/O takes.
+/// A buffer with the alignment that direct I/O requires.
 #[repr(C, align(4096))]
 struct Piece([u8; PIECE]);
 
@@ -22,12 +22,12 @@ pub fn mib(count: u64) -> Bytes {
     Bytes::MIB.checked_mul(count).unwrap()
 }
 
-/// Makes a file that is written to around the page cache.
+/// Creates a file for direct I/O.
 pub fn create_direct(path: &Path) -> File {
     OpenOptions::new().write(true).create_new(true).custom_flags(O_DIRECT).open(path).unwrap()
 }
 
-/// Writes in pieces until it fails: how much was taken, and why no more was.
+/// Writes until an error; returns the written size and the error.
 pub fn fill(mut file: &File) -> (Bytes, io::Error) {
     let mut written = 0;
     loop {
@@ -38,7 +38,7 @@ pub fn fill(mut file: &File) -> (Bytes, io::Error) {
     }
 }
 
-/// Writes a multiple of 64 KiB.
+/// Writes `bytes`, a multiple of 64 KiB.
 pub fn append(mut file: &File, bytes: Bytes) {
     let pieces = bytes.get() / PIECE as u64;
     for _ in 0..pieces {
@@ -50,7 +50,7 @@ pub fn write(path: &Path, bytes: Bytes) {
     fs::write(path, vec![0x5a; usize::try_from(bytes.get()).unwrap()]).unwrap();
 }
 
-/// Runs commands of xfs_io on a file.
+/// Runs xfs_io commands on a file.
 pub fn xfs_io(path: &Path, flags: &[&str], commands: &[&str]) -> Output {
     let mut program = Command::new("xfs_io");
     program.arg("-x").args(flags);
@@ -60,14 +60,14 @@ pub fn xfs_io(path: &Path, flags: &[&str], commands: &[&str]) -> Output {
     program.arg(path).output().unwrap()
 }
 
-/// Runs commands of xfs_io that must succeed, and gives what they said.
+/// Runs xfs_io commands, which must succeed, and returns their output.
 pub fn xfs_io_ok(path: &Path, flags: &[&str], commands: &[&str]) -> String {
     let output = xfs_io(path, flags, commands);
     assert!(output.status.success() && output.stderr.is_empty(), "{commands:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits until the file system has done in the background what it put off.
+/// Waits for the background work of the file system.
 pub fn eventually<T: PartialEq + std::fmt::Debug>(expected: T, mut look: impl FnMut() -> T) {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut seen = look();

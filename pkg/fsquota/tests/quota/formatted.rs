@@ -1,4 +1,4 @@
-//! An XFS made and mounted with particular options.
+//! XFS file systems with particular mkfs and mount options.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::process::Command;
 use ktest_support::{Disk, unmount};
 use nix::mount::{MsFlags, mount};
 
-/// Unmounted on drop. What is open on it must be closed before.
+/// A mounted XFS, unmounted on drop. Close all its files before.
 pub struct Formatted {
     device: PathBuf,
     target: PathBuf,
-    // Given back when it is not mounted any more.
+    // Dropped after unmounting.
     _disk: Option<Disk>,
 }
 
 impl Formatted {
-    /// With options of mkfs.xfs, and with those of mount.
+    /// With options of mkfs.xfs and mount options.
     pub fn new(make: &[&str], options: &str) -> Self {
         let disk = Disk::take();
         Self::on(disk.path().to_owned(), Some(disk), make, options)
     }
 
-    /// On a RAM disk of its own.
+    /// On a separate RAM disk.
     pub fn in_memory(options: &str) -> Self {
         fs::write("/sys/block/zram0/reset", "1").unwrap();
         fs::write("/sys/block/zram0/disksize", "512M").unwrap();
@@ -53,19 +53,19 @@ impl Formatted {
         File::open(&self.target).unwrap()
     }
 
-    /// Takes the file system off and mounts it again.
+    /// Unmounts the file system and mounts it again.
     pub fn remount(&self, options: &str) {
         unmount(&self.target).unwrap();
         self.mount(options);
     }
 
-    /// Makes the mount read-only or writable while it is in use.
+    /// Remounts the file system read-only or writable while it is in use.
     pub fn change(&self, flags: MsFlags) {
         mount(None::<&str>, &self.target, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
     }
 
     fn mount(&self, options: &str) {
-        // To the system call, `ro` is no option.
+        // mount(2) takes `ro` as a flag, not as an option.
         let (flags, options) = match options.strip_suffix(",ro") {
             Some(options) => (MsFlags::MS_RDONLY, options),
             None => (MsFlags::empty(), options),

@@ -1,4 +1,4 @@
-//! Quotas of a file system that is known already.
+//! [`Quotas`].
 
 use std::fs::{self, File};
 
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
-fn a_new_directory_gets_its_limits_with_its_project() {
+fn assign_new_sets_limits_and_project() {
     let volumes = Volumes::new();
     let quotas = Quotas::open(&volumes.root).unwrap();
     let (dir, id) = (volumes.dir("a"), volumes.ids.next().unwrap());
@@ -23,7 +23,7 @@ fn a_new_directory_gets_its_limits_with_its_project() {
 }
 
 #[test]
-fn a_directory_that_is_not_new_or_an_id_that_is_taken_is_left_alone() {
+fn assign_new_rejects_assigned_directories_and_used_ids() {
     let volumes = Volumes::new();
     let quotas = Quotas::open(&volumes.root).unwrap();
     let (taken, used) = volumes.volume("a", size(SIZE));
@@ -41,16 +41,16 @@ fn a_directory_that_is_not_new_or_an_id_that_is_taken_is_left_alone() {
 }
 
 #[test]
-fn what_has_no_project_quotas_cannot_be_opened() {
+fn other_file_systems_are_rejected() {
     let other = Tmpfs::mount();
     assert_eq!(Quotas::open(File::open(other.path()).unwrap()).map(drop), Err(FsError::NotXfs));
 }
 
 #[test]
-fn a_deleted_file_that_is_open_carries_nothing_and_keeps_the_limits() {
+fn an_open_deleted_file_keeps_the_limits() {
     let volumes = Volumes::new();
     let quotas = Quotas::open(&volumes.root).unwrap();
-    // More than the kernel tells at once, so that those asked for are not among the first.
+    // More inodes than one call returns, so that the file's inode is not in the first result.
     (0..200).for_each(|n| drop(File::create(volumes.path(&n.to_string())).unwrap()));
     let (dir, id) = volumes.volume("a", size(SIZE));
     assert_eq!(quotas.is_carried(id), Ok(true));
@@ -64,7 +64,7 @@ fn a_deleted_file_that_is_open_carries_nothing_and_keeps_the_limits() {
 }
 
 #[test]
-fn projects_can_be_moved_through_a_directory_that_was_disowned() {
+fn projects_can_be_moved_through_a_disowned_directory() {
     let volumes = Volumes::new();
     let (between, id) = volumes.volume("between", size(SIZE));
     volumes.volume("a", size(SIZE));

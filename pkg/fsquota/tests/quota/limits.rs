@@ -1,4 +1,4 @@
-//! Limits as they are set and read back.
+//! Limits that are set and read back.
 
 use fsquota::{Ensured, Limits, Usage};
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use crate::formatted::Formatted;
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
-fn limits_are_read_back_as_they_were_set() {
+fn limits_that_were_set_are_read_back() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     let quota = fsquota::get(&dir).unwrap();
@@ -19,7 +19,7 @@ fn limits_are_read_back_as_they_were_set() {
     assert_eq!(fsquota::quota(&volumes.root, id), Ok(quota));
 }
 
-/// Where roundings go wrong, and anything between.
+/// Sizes near multiples of the block, and arbitrary ones.
 fn sizes(block: u64) -> impl Strategy<Value = u64> {
     let largest = Limits::MAX_BYTES.get();
     prop_oneof![
@@ -30,7 +30,7 @@ fn sizes(block: u64) -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Shows for a size of blocks that each limit is rounded up to a block, and no further.
+/// Checks that the kernel rounds each limit up to the next multiple of the block.
 fn rounds_up_to_a_block_of(block: u64) {
     let formatted = Formatted::new(&["-b", &format!("size={block}")], "prjquota");
     let root = formatted.open();
@@ -40,7 +40,7 @@ fn rounds_up_to_a_block_of(block: u64) {
         fsquota::set_limits(&root, id, both(Bytes::new(bytes), inodes)).unwrap();
         let limits = fsquota::quota(&root, id).unwrap().limits;
         prop_assert_eq!(limits, both(Bytes::new(bytes.div_ceil(block) * block), inodes));
-        // What was read can be set again, and is the same then.
+        // Setting the read limit again does not change it.
         fsquota::set_limits(&root, id, limits).unwrap();
         prop_assert_eq!(fsquota::quota(&root, id).unwrap().limits, limits);
     });
@@ -62,7 +62,7 @@ fn a_size_is_rounded_up_to_a_block_of_64_kib() {
 }
 
 #[test]
-fn a_limit_that_is_not_named_stays() {
+fn a_limit_of_none_is_unchanged() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     let again = fsquota::set(&dir, size(mib(32)), &volumes.ids).unwrap();
@@ -76,14 +76,14 @@ fn a_limit_that_is_not_named_stays() {
 }
 
 #[test]
-fn the_default_limits_of_a_size_are_taken() {
+fn the_default_limits_of_a_size_can_be_set() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", Limits::for_size(mib(100)));
     assert_eq!(fsquota::get(&dir).unwrap().limits, both(mib(100), 51_200));
 }
 
 #[test]
-fn limits_and_usage_are_there_after_a_remount() {
+fn limits_and_usage_survive_a_remount() {
     let formatted = Formatted::new(&[], "prjquota");
     let quota = {
         let ids = fsquota::Allocator::open(formatted.open()).unwrap();
@@ -100,7 +100,7 @@ fn limits_and_usage_are_there_after_a_remount() {
 }
 
 #[test]
-fn usage_is_counted_again_after_a_mount_without_quotas() {
+fn usage_is_recounted_after_a_mount_without_quotas() {
     let formatted = Formatted::new(&[], "prjquota");
     let path = formatted.path().join("a");
     let before = {
@@ -111,7 +111,7 @@ fn usage_is_counted_again_after_a_mount_without_quotas() {
         fsquota::get(&dir).unwrap()
     };
     formatted.remount("noquota");
-    // Made unseen by quotas, but the directory passes its project on all the same.
+    // Not counted while quotas are off, but the directory still passes its project on.
     crate::files::write(&path.join("data"), mib(3));
     formatted.remount("prjquota");
     let after = fsquota::get(std::fs::File::open(&path).unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! What the kernel makes of our calls, and what we build on: project quotas on a real XFS. Needs root and
-//! a scratch disk. `docs/xfstests.md` tells which test shows which fact of the quota group there.
+//! Behaviour of project quotas on a real XFS. Requires root and a scratch disk. `docs/xfstests.md` maps the facts of
+//! the xfstests quota group to these tests.
 #![deny(unsafe_code)]
 
 mod accounting;
@@ -18,6 +18,7 @@ mod sums;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
 mod tools;
+mod transfer;
 #[path = "../volumes/mod.rs"]
 mod volumes;
 mod walk;

@@ -1,4 +1,4 @@
-//! Every error tells what is wrong, and leaves everything as it was.
+//! Errors name the reason and leave everything unchanged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Seek;
@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::thread;
 
 use fsquota::{
-    AllocateError, Allocator, Ensured, FsError, GetError, LimitError, Limits, ProjectId, RemoveError, SetError,
+    AllocateError, Allocator, Ensured, FsError, GetError, LimitError, Limits, ProjectId, Quotas, RemoveError, SetError,
 };
 use ktest_support::{Tmpfs, XfsDisk, unmount};
 use nix::errno::Errno;
@@ -27,20 +27,20 @@ fn id() -> ProjectId {
 }
 
 #[test]
-fn another_kind_of_file_system_is_told_apart() {
+fn other_file_systems_are_rejected_with_not_xfs() {
     let tmpfs = Tmpfs::mount();
     let dir = File::open(tmpfs.path()).unwrap();
     assert!(matches!(fsquota::assign(&dir, id(), size(SIZE)), Err(SetError::Fs(FsError::NotXfs))));
     assert!(matches!(Allocator::open(&dir), Err(AllocateError::Fs(FsError::NotXfs))));
     assert_eq!(fsquota::get(&dir), Err(GetError::Fs(FsError::NotXfs)));
     assert_eq!(fsquota::remove(&dir), Err(RemoveError::Fs(FsError::NotXfs)));
-    assert_eq!(fsquota::clear(&dir, id()), Err(RemoveError::Fs(FsError::NotXfs)));
+    assert_eq!(Quotas::open(&dir).err(), Some(FsError::NotXfs));
     assert_eq!(fsquota::strays(&dir, id()).err(), Some(FsError::NotXfs));
     assert_eq!(fsquota::report(&dir).err(), Some(FsError::NotXfs));
 }
 
 #[test]
-fn a_file_system_without_quota_is_told_apart() {
+fn a_file_system_without_quota_is_rejected() {
     let disk = XfsDisk::without_quota();
     let root = File::open(disk.path()).unwrap();
     assert!(matches!(fsquota::assign(&root, id(), size(SIZE)), Err(SetError::Fs(FsError::AccountingOff))));
@@ -50,13 +50,13 @@ fn a_file_system_without_quota_is_told_apart() {
 }
 
 #[test]
-fn quotas_of_users_are_not_quotas_of_projects() {
+fn a_file_system_with_user_quota_only_is_rejected() {
     let formatted = Formatted::new(&[], "usrquota,grpquota");
     assert_eq!(fsquota::require(formatted.open()), Err(FsError::AccountingOff));
 }
 
 #[test]
-fn counting_without_enforcing_is_told_apart() {
+fn accounting_without_enforcement_is_rejected() {
     let formatted = Formatted::new(&[], "pqnoenforce");
     let root = formatted.open();
     assert_eq!(fsquota::require(&root), Err(FsError::EnforcementOff));
@@ -65,7 +65,7 @@ fn counting_without_enforcing_is_told_apart() {
 }
 
 #[test]
-fn enforcement_that_is_turned_off_meanwhile_is_told() {
+fn enforcement_turned_off_at_run_time_is_reported() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     xfs_quota(&volumes, "disable -p");
@@ -75,7 +75,7 @@ fn enforcement_that_is_turned_off_meanwhile_is_told() {
 }
 
 #[test]
-fn on_a_read_only_mount_quotas_are_read_and_not_set() {
+fn quotas_of_a_read_only_mount_can_be_read_but_not_set() {
     let formatted = Formatted::new(&[], "prjquota");
     let path = formatted.path().join("a");
     fs::create_dir(&path).unwrap();
@@ -89,7 +89,7 @@ fn on_a_read_only_mount_quotas_are_read_and_not_set() {
 }
 
 #[test]
-fn quotas_go_on_after_a_mount_was_read_only_for_a_while() {
+fn quotas_work_after_a_read_only_remount_is_reverted() {
     let formatted = Formatted::new(&[], "prjquota");
     let path = formatted.path().join("a");
     fs::create_dir(&path).unwrap();
@@ -105,7 +105,7 @@ fn quotas_go_on_after_a_mount_was_read_only_for_a_while() {
 }
 
 #[test]
-fn a_frozen_file_system_can_be_read() {
+fn quotas_of_a_frozen_file_system_can_be_read() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     xfs_io_ok(&volumes.path("a"), &[], &["freeze"]);
@@ -115,7 +115,7 @@ fn a_frozen_file_system_can_be_read() {
 }
 
 #[test]
-fn a_file_is_not_a_directory() {
+fn a_file_is_rejected() {
     let volumes = Volumes::new();
     let path = volumes.path("file");
     File::create(&path).unwrap();
@@ -131,7 +131,7 @@ fn a_file_is_not_a_directory() {
 }
 
 #[test]
-fn a_symbolic_link_and_a_pipe_are_not_directories() {
+fn symbolic_links_and_pipes_are_rejected() {
     let volumes = Volumes::new();
     let (_a, _) = volumes.volume("a", size(SIZE));
     symlink("a", volumes.path("link")).unwrap();
@@ -146,7 +146,7 @@ fn a_symbolic_link_and_a_pipe_are_not_directories() {
 }
 
 #[test]
-fn a_deleted_directory_is_gone() {
+fn a_deleted_directory_is_rejected() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
     fs::remove_dir(volumes.path("a")).unwrap();
@@ -156,7 +156,7 @@ fn a_deleted_directory_is_gone() {
 }
 
 #[test]
-fn a_descriptor_that_only_names_the_directory_is_enough() {
+fn an_o_path_descriptor_is_sufficient() {
     let volumes = Volumes::new();
     volumes.dir("a");
     let named = OpenOptions::new().read(true).custom_flags(O_PATH).open(volumes.path("a")).unwrap();
@@ -171,7 +171,7 @@ fn a_descriptor_that_only_names_the_directory_is_enough() {
 }
 
 #[test]
-fn projects_do_not_nest() {
+fn projects_cannot_be_nested() {
     let volumes = Volumes::new();
     let (_a, outer) = volumes.volume("a", size(SIZE));
     let inner = volumes.dir("a/inner");
@@ -183,13 +183,13 @@ fn projects_do_not_nest() {
 }
 
 #[test]
-fn the_root_of_the_file_system_gets_no_project() {
+fn the_root_of_the_file_system_is_rejected() {
     let formatted = Formatted::new(&[], "prjquota");
     let root = formatted.open();
     assert!(matches!(fsquota::assign(&root, id(), size(SIZE)), Err(SetError::Root)));
     assert_eq!(fsquota::project(&root), Ok(None));
     assert_eq!(fsquota::remove(&root), Ok(None));
-    // One that got it by hand is told like any other; everything else is nested then.
+    // A project that was set on the root directly is returned; directories below it are then nested.
     xfs_io_ok(formatted.path(), &[], &["chproj 7", "chattr +P"]);
     fs::create_dir(formatted.path().join("a")).unwrap();
     let inner = File::open(formatted.path().join("a")).unwrap();
@@ -199,7 +199,7 @@ fn the_root_of_the_file_system_gets_no_project() {
 }
 
 #[test]
-fn a_bind_mount_does_not_hide_the_project_above() {
+fn a_bind_mount_does_not_hide_the_parents_project() {
     let volumes = Volumes::new();
     let (_a, outer) = volumes.volume("a", size(SIZE));
     volumes.dir("a/inner");
@@ -220,14 +220,14 @@ fn a_bind_mount_does_not_hide_the_project_above() {
 }
 
 #[test]
-fn a_bind_mount_of_a_directory_is_that_directory() {
+fn a_bind_mounted_directory_can_get_a_project() {
     let volumes = Volumes::new();
     volumes.dir("a");
     volumes.dir("b");
     let (from, to) = (volumes.path("a"), volumes.path("b"));
     mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     {
-        // What is above it in the file system has no project, and it is no root.
+        // In the file system, the parent has no project, and the directory is not the root.
         let mounted = File::open(&to).unwrap();
         let id = fsquota::set(&mounted, size(SIZE), &volumes.ids).unwrap().into_inner();
         assert_eq!(fsquota::project(File::open(&from).unwrap()), Ok(Some(id)));
@@ -238,7 +238,7 @@ fn a_bind_mount_of_a_directory_is_that_directory() {
 }
 
 #[test]
-fn a_directory_with_content_gets_no_project() {
+fn a_directory_with_content_is_rejected() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
     write(&volumes.path("a/data"), Bytes::KIB);
@@ -249,10 +249,10 @@ fn a_directory_with_content_gets_no_project() {
 }
 
 #[test]
-fn a_directory_that_was_full_once_is_empty() {
+fn a_directory_that_was_emptied_is_accepted() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
-    // So many names that XFS keeps them outside of the inode.
+    // Enough names that XFS stores them outside of the inode.
     (0..2000).for_each(|n| drop(File::create(volumes.path(&format!("a/{n:0200}"))).unwrap()));
     assert!(matches!(fsquota::set(&dir, size(SIZE), &volumes.ids), Err(SetError::NotEmpty)));
     (0..2000).for_each(|n| fs::remove_file(volumes.path(&format!("a/{n:0200}"))).unwrap());
@@ -260,7 +260,7 @@ fn a_directory_that_was_full_once_is_empty() {
 }
 
 #[test]
-fn the_place_in_the_callers_descriptor_stays() {
+fn the_offset_of_the_callers_descriptor_is_unchanged() {
     let volumes = Volumes::new();
     let mut dir = volumes.dir("a");
     fsquota::set(&dir, size(SIZE), &volumes.ids).unwrap();
@@ -271,7 +271,7 @@ fn the_place_in_the_callers_descriptor_stays() {
 }
 
 #[test]
-fn a_directory_gets_no_project_without_a_limit() {
+fn a_project_without_a_limit_is_rejected() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
     assert!(matches!(fsquota::set(&dir, Limits::default(), &volumes.ids), Err(SetError::NoLimit)));
@@ -283,11 +283,11 @@ fn a_directory_gets_no_project_without_a_limit() {
 }
 
 #[test]
-fn an_assignment_that_fails_leaves_no_limits_behind() {
+fn a_failed_assign_leaves_no_limits() {
     let volumes = Volumes::new();
     let (dir, id) = (volumes.dir("a"), volumes.ids.next().unwrap());
-    // Without the file system's capabilities the limits can be set, and the directory of another
-    // user cannot be changed. They are the thread's.
+    // Without the capabilities of the file system (which belong to the thread), the limits can be set, but the
+    // directory of another user cannot be changed.
     let refused = thread::scope(|scope| {
         let stranger = scope.spawn(|| {
             setfsuid(Uid::from_raw(1000));
@@ -302,7 +302,7 @@ fn an_assignment_that_fails_leaves_no_limits_behind() {
 }
 
 #[test]
-fn a_directory_keeps_its_project_and_a_project_its_directory() {
+fn a_second_project_or_directory_is_rejected() {
     let volumes = Volumes::new();
     let (a, id) = volumes.volume("a", size(SIZE));
     let other = volumes.ids.next().unwrap();
@@ -314,7 +314,7 @@ fn a_directory_keeps_its_project_and_a_project_its_directory() {
 }
 
 #[test]
-fn ids_of_one_file_system_are_not_used_on_another() {
+fn an_allocator_of_another_file_system_is_rejected() {
     let volumes = Volumes::new();
     let other = Formatted::in_memory("prjquota");
     fs::create_dir(other.path().join("a")).unwrap();

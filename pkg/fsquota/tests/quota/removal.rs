@@ -1,15 +1,15 @@
-//! How a project ends.
+//! Removal of projects.
 
 use std::fs::{self, File};
 
-use fsquota::{Ensured, GetError, Limits, RemoveError};
+use fsquota::{Ensured, GetError, Limits, Quotas, RemoveError};
 use nix::libc::ENOSPC;
 
 use crate::files::{fill, mib, write};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
-fn a_removed_project_leaves_neither_id_nor_limits() {
+fn remove_clears_id_and_limits() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     assert_eq!(fsquota::remove(&dir), Ok(Some(id)));
@@ -22,7 +22,7 @@ fn a_removed_project_leaves_neither_id_nor_limits() {
 }
 
 #[test]
-fn a_project_stays_while_there_is_data_in_its_directory() {
+fn remove_rejects_a_directory_with_content() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", both(SIZE, 100));
     write(&volumes.path("a/data"), mib(1));
@@ -31,7 +31,7 @@ fn a_project_stays_while_there_is_data_in_its_directory() {
 }
 
 #[test]
-fn limits_stand_while_a_deleted_file_is_open() {
+fn remove_rejects_a_project_with_open_deleted_files() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     let open = File::create(volumes.path("a/data")).unwrap();
@@ -44,34 +44,34 @@ fn limits_stand_while_a_deleted_file_is_open() {
 }
 
 #[test]
-fn a_project_goes_at_once_when_its_files_were_deleted() {
+fn remove_does_not_count_deleted_files() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
-    // XFS frees them in the background; `remove` does not ask the caller to wait for that.
+    // XFS frees deleted files in the background; `remove` waits for it.
     (0..200).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     (0..200).for_each(|n| fs::remove_file(volumes.path(&format!("a/{n}"))).unwrap());
     assert_eq!(fsquota::remove(&dir), Ok(Some(id)));
 }
 
 #[test]
-fn limits_go_when_the_directory_was_deleted_first() {
+fn clear_removes_limits_of_a_deleted_directory() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
-    assert!(matches!(fsquota::clear(&volumes.root, id), Err(RemoveError::InUse { .. })));
+    assert!(matches!(Quotas::open(&volumes.root).unwrap().clear(id), Err(RemoveError::InUse { .. })));
     fs::remove_dir(volumes.path("a")).unwrap();
     drop(dir);
-    fsquota::clear(&volumes.root, id).unwrap();
+    Quotas::open(&volumes.root).unwrap().clear(id).unwrap();
     assert_eq!(fsquota::quota(&volumes.root, id).unwrap().limits, Limits::default());
-    fsquota::clear(&volumes.root, id).unwrap();
+    Quotas::open(&volumes.root).unwrap().clear(id).unwrap();
 }
 
 #[test]
-fn an_id_whose_directory_was_just_deleted_can_be_assigned_again() {
+fn the_id_of_a_deleted_directory_can_be_assigned() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     (0..200).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     drop(dir);
     fs::remove_dir_all(volumes.path("a")).unwrap();
-    // XFS frees them in the background; `assign` does not take that for a use.
+    // XFS frees deleted files in the background; `assign` waits for it.
     assert_eq!(fsquota::assign(volumes.dir("a"), id, size(SIZE)).unwrap(), Ensured::Created(id));
 }

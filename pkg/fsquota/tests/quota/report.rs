@@ -1,9 +1,9 @@
-//! The sweep over the quota records.
+//! [`fsquota::report`].
 
 use std::collections::BTreeMap;
 use std::fs;
 
-use fsquota::{Limits, ProjectId};
+use fsquota::{Limits, ProjectId, Quotas};
 use proptest::prelude::*;
 use units::{Bytes, Inodes};
 
@@ -11,14 +11,14 @@ use crate::files::{mib, write};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
-fn a_report_has_every_project_once() {
+fn a_report_contains_every_project_once() {
     let volumes = Volumes::new();
     let made: Vec<ProjectId> = (0..50).map(|n| volumes.volume(&format!("v{n}"), size(SIZE)).1).collect();
     assert_eq!(volumes.reported(), made);
 }
 
 #[test]
-fn a_report_says_what_get_says() {
+fn report_and_get_agree() {
     let volumes = Volumes::new();
     for n in 1..=5 {
         let (dir, _) = volumes.volume(&format!("v{n}"), both(SIZE, 100 * n));
@@ -33,7 +33,7 @@ fn a_report_says_what_get_says() {
 }
 
 #[test]
-fn a_report_finds_sparse_ids_up_to_the_last() {
+fn a_report_contains_sparse_ids_up_to_the_maximum() {
     let volumes = Volumes::new();
     let ids = prop_oneof![
         1..=ProjectId::MAX.get(),
@@ -50,14 +50,14 @@ fn a_report_finds_sparse_ids_up_to_the_last() {
             wanted.iter().map(|(id, blocks)| (*id, both(Bytes::new(blocks * 4096), *blocks))).collect();
         prop_assert_eq!(found, expected);
         for id in wanted.keys() {
-            fsquota::clear(&volumes.root, *id).unwrap();
+            Quotas::open(&volumes.root).unwrap().clear(*id).unwrap();
         }
         prop_assert_eq!(fsquota::report(&volumes.root).unwrap().count(), 0);
     });
 }
 
 #[test]
-fn a_project_that_is_used_without_limits_is_reported_without_limits() {
+fn a_project_without_limits_is_reported() {
     let volumes = Volumes::new();
     let dir = volumes.dir("a");
     crate::files::xfs_io_ok(&volumes.path("a"), &[], &["chproj 4294967294", "chattr +P"]);

@@ -1,4 +1,4 @@
-//! What `statfs` shows inside a volume.
+//! Results of `statfs` inside a volume.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use units::{Bytes, Inodes};
 use crate::files::{mib, write, xfs_io_ok};
 use crate::volumes::{SIZE, Volumes, both, size};
 
-/// The file system's size, free and available, as df prints them.
+/// Size, free and available space like df prints them.
 fn bytes(seen: &Statvfs) -> [Bytes; 3] {
     [seen.blocks(), seen.blocks_free(), seen.blocks_available()].map(|blocks| Bytes::new(blocks * seen.fragment_size()))
 }
 
 #[test]
-fn statfs_inside_shows_the_limits() {
+fn statfs_of_a_volume_shows_its_limits() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
@@ -27,19 +27,19 @@ fn statfs_inside_shows_the_limits() {
 }
 
 #[test]
-fn statfs_deep_inside_and_on_a_file_shows_them_too() {
+fn statfs_of_subdirectories_shows_the_limits() {
     let volumes = Volumes::new();
     let (_dir, _) = volumes.volume("a", both(SIZE, 100));
     fs::create_dir_all(volumes.path("a/b/c")).unwrap();
     assert_eq!(bytes(&statvfs(&volumes.path("a/b/c")).unwrap())[0], SIZE);
-    // A file has no inherit flag.
+    // Files have no inherit flag, and statfs uses it.
     write(&volumes.path("a/data"), mib(1));
     let whole = bytes(&statvfs(&volumes.path(".")).unwrap())[0];
     assert_eq!(bytes(&statvfs(&volumes.path("a/data")).unwrap())[0], whole);
 }
 
 #[test]
-fn statfs_shows_nothing_free_when_the_limit_is_below_the_usage() {
+fn statfs_shows_no_free_space_above_the_limit() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
@@ -51,7 +51,7 @@ fn statfs_shows_nothing_free_when_the_limit_is_below_the_usage() {
 }
 
 #[test]
-fn a_limit_above_what_the_disk_has_does_not_make_it_larger() {
+fn statfs_shows_at_most_the_size_of_the_disk() {
     let volumes = Volumes::new();
     let (_dir, _) = volumes.volume("a", size(Bytes::TIB));
     let inside = bytes(&statvfs(&volumes.path("a")).unwrap());
@@ -59,7 +59,7 @@ fn a_limit_above_what_the_disk_has_does_not_make_it_larger() {
 }
 
 #[test]
-fn no_more_is_available_inside_than_the_disk_has() {
+fn statfs_shows_at_most_the_free_space_of_the_disk() {
     let volumes = Volumes::new();
     let (_dir, _) = volumes.volume("a", size(mib(500)));
     xfs_io_ok(&volumes.path("outside"), &["-f"], &["falloc 0 700m"]);

@@ -1,4 +1,4 @@
-//! The project's usage is the sum of what its inodes have, whatever was done to them.
+//! The usage of a project is the sum of the usage of its inodes after any operations.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -12,7 +12,7 @@ use units::{Bytes, Inodes};
 use crate::files::{eventually, mib, xfs_io, xfs_io_ok};
 use crate::volumes::{Volumes, size};
 
-/// What stat says of a directory and all that is in it.
+/// Sum of the stat(2) results of a directory and everything below.
 fn sum(path: &Path) -> Usage {
     let here = fs::metadata(path).unwrap();
     let below = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
@@ -20,7 +20,7 @@ fn sum(path: &Path) -> Usage {
     Usage { bytes: Bytes::new(blocks * 512), inodes: Inodes::new(inodes) }
 }
 
-/// A step on one of a few files. Offsets and lengths in blocks of 4 KiB.
+/// An operation on one of a few files. Offsets and lengths are in blocks of 4 KiB.
 #[derive(Clone, Debug)]
 enum Step {
     Write { file: u8, offset: u64, length: u64 },
@@ -69,7 +69,7 @@ fn act(dir: &Path, step: &Step) {
             fallocate(open(file), punch, offset, length).unwrap();
         }
         Step::Clone { from, to } if from != to && path(from).exists() => {
-            // Copies by reference.
+            // Reflinks.
             fs::copy(path(from), path(to)).unwrap();
         }
         Step::Clone { .. } => {}
@@ -79,7 +79,7 @@ fn act(dir: &Path, step: &Step) {
 }
 
 #[test]
-fn usage_is_the_sum_after_any_steps() {
+fn usage_is_the_sum_after_any_operations() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(mib(64)));
     let path = volumes.path("a");
@@ -95,11 +95,11 @@ fn usage_is_the_sum_after_any_steps() {
 }
 
 #[test]
-fn a_file_in_many_pieces_counts_the_blocks_of_its_list_of_pieces() {
+fn blocks_of_a_split_extent_list_are_counted() {
     let volumes = Volumes::new();
     let (dir, _) = volumes.volume("a", size(mib(64)));
     let path = volumes.path("a/data");
-    // Every other block of what was reserved is written, until the list is a tree of its own.
+    // Writes every other block of preallocated space, until the extent list needs blocks of its own.
     xfs_io_ok(&path, &["-f"], &["falloc 0 8m"]);
     let writes: Vec<String> = (0..600).map(|block| format!("pwrite {} 4k", block * 2 * BLOCK)).collect();
     xfs_io_ok(&path, &["-d"], &writes.iter().map(String::as_str).collect::<Vec<_>>());
@@ -110,14 +110,14 @@ fn a_file_in_many_pieces_counts_the_blocks_of_its_list_of_pieces() {
 }
 
 #[test]
-fn blocks_reserved_to_be_copied_to_move_with_a_file_that_changes_its_project() {
+fn copy_on_write_blocks_follow_a_change_of_project() {
     let volumes = Volumes::new();
     let ((a, _), (b, to)) = (volumes.volume("a", size(mib(16))), volumes.volume("b", size(mib(16))));
     let (data, copy) = (volumes.path("a/data"), volumes.path("a/copy"));
     xfs_io_ok(&volumes.path("a"), &[], &["cowextsize 1m"]);
     xfs_io_ok(&data, &["-f"], &["pwrite 0 64k", "fsync"]);
     xfs_io_ok(&copy, &["-f"], &[&format!("reflink {}", data.display())]);
-    // Reserves more than it writes.
+    // XFS reserves more copy-on-write blocks than are written.
     xfs_io_ok(&data, &[], &["pwrite 0 64k", "fsync"]);
     let used = |dir| fsquota::get(dir).unwrap().used.bytes;
     let before = (used(&a), used(&b));

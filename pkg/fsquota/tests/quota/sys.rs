@@ -1,4 +1,4 @@
-//! Attributes of an inode as a program may set them past this crate, wrong ones too.
+//! Inode attributes as other programs can set them, including invalid ones.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
@@ -19,7 +19,7 @@ const _: () = assert!(size_of::<FsXattr>() == 28);
 nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, FsXattr);
 
 pub fn set_xattr(file: impl AsFd, wanted: &FsXattr) -> Result<(), Errno> {
-    // SAFETY: `file` is open during the call, in which the kernel reads one `struct fsxattr` (size asserted above) from the
-    // pointer; it keeps nothing.
+    // SAFETY: `file` is open during the call. The kernel reads one `struct fsxattr` (size asserted above) through the
+    // pointer and does not keep the pointer.
     unsafe { fs_ioc_fssetxattr(file.as_fd().as_raw_fd(), wanted) }.map(drop)
 }

@@ -1,4 +1,4 @@
-//! The file system's own tool says what we say.
+//! Comparison with `xfs_quota`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use units::{Bytes, Inodes};
 use crate::files::{mib, write};
 use crate::volumes::{SIZE, Volumes, both, size};
 
-/// Runs a command of xfs_quota on the file system.
+/// Runs an xfs_quota command on the file system.
 pub fn xfs_quota(volumes: &Volumes, command: &str) -> String {
     let mut program = Command::new("xfs_quota");
     let output = program.args(["-x", "-c", command]).arg(volumes.path("")).output().unwrap();
@@ -18,7 +18,7 @@ pub fn xfs_quota(volumes: &Volumes, command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The first numbers of each line, by what the line begins with: used, soft limit, hard limit.
+/// The first three numbers of each line (usage, soft limit, hard limit) by its first word.
 fn numbers(said: &str) -> BTreeMap<String, [u64; 3]> {
     let lines = said.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -56,13 +56,13 @@ fn xfs_quota_reports_the_same_numbers() {
         for quota in &ours {
             assert_eq!(theirs[&format!("#{}", quota.id)], expected(quota), "{option} {theirs:?}");
         }
-        // Besides ours it has the project that is none.
+        // xfs_quota also reports project 0.
         assert_eq!(theirs.len(), ours.len() + 1, "{theirs:?}");
     }
 }
 
 #[test]
-fn xfs_quota_says_the_same_of_one_project() {
+fn xfs_quota_reports_the_same_for_one_project() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", both(SIZE, 100));
     write(&volumes.path("a/data"), mib(5));
@@ -75,7 +75,7 @@ fn xfs_quota_says_the_same_of_one_project() {
 }
 
 #[test]
-fn limits_that_xfs_quota_sets_are_read() {
+fn limits_set_by_xfs_quota_are_read() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     xfs_quota(&volumes, &format!("limit -p bsoft=5m bhard=5m isoft=77 ihard=77 {id}"));
@@ -85,10 +85,10 @@ fn limits_that_xfs_quota_sets_are_read() {
 }
 
 #[test]
-fn a_hard_limit_below_the_soft_one_would_change_nothing() {
+fn the_kernel_ignores_a_hard_limit_below_the_soft_limit() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
-    // The kernel says nothing either: that is why `set` always sets both.
+    // The kernel ignores such a limit without an error. Therefore `set` always sets both.
     xfs_quota(&volumes, &format!("limit -p bhard=5m {id}"));
     assert_eq!(fsquota::get(&dir).unwrap().limits, size(SIZE));
     fsquota::set(&dir, size(mib(5)), &volumes.ids).unwrap();
@@ -96,7 +96,7 @@ fn a_hard_limit_below_the_soft_one_would_change_nothing() {
 }
 
 #[test]
-fn a_tree_that_xfs_quota_set_up_has_no_strays() {
+fn a_tree_set_up_by_xfs_quota_has_no_strays() {
     let volumes = Volumes::new();
     volumes.dir("a");
     File::create(volumes.path("a/before")).unwrap();

@@ -1,4 +1,4 @@
-//! What `strays` finds, and where it does not go.
+//! [`fsquota::strays`].
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ fn walked(dir: &File, id: ProjectId) -> BTreeMap<PathBuf, Drift> {
 }
 
 #[test]
-fn inodes_whose_owner_changed_their_project_are_found() {
+fn inodes_with_another_project_are_found() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     let (_other, other) = volumes.volume("b", size(SIZE));
@@ -39,7 +39,7 @@ fn inodes_whose_owner_changed_their_project_are_found() {
 }
 
 #[test]
-fn a_directory_that_lost_its_own_project_is_found() {
+fn a_directory_without_its_project_is_found() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     xfs_io_ok(&volumes.path("a"), &[], &["chproj 0", "chattr -P"]);
@@ -47,13 +47,13 @@ fn a_directory_that_lost_its_own_project_is_found() {
 }
 
 #[test]
-fn links_are_not_followed_mounts_not_entered_and_pipes_not_opened() {
+fn a_walk_skips_links_mounts_and_pipes() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     volumes.dir("outside");
     File::create(volumes.path("outside/file")).unwrap();
     symlink(volumes.path("outside"), volumes.path("a/link")).unwrap();
-    // To open it would wait for a writer.
+    // Opening the pipe would wait for a writer.
     mkfifo(&volumes.path("a/pipe"), Mode::S_IRWXU).unwrap();
     volumes.dir("a/mounted");
     let target = volumes.path("a/mounted");
@@ -64,7 +64,7 @@ fn links_are_not_followed_mounts_not_entered_and_pipes_not_opened() {
 }
 
 #[test]
-fn a_directory_deeper_than_the_walk_goes_is_told_and_the_rest_is_walked() {
+fn a_directory_that_is_too_deep_is_reported_and_skipped() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     let deepest = (0..200).fold(File::open(volumes.path("a")).unwrap(), |above, _| {
@@ -82,7 +82,7 @@ fn a_directory_deeper_than_the_walk_goes_is_told_and_the_rest_is_walked() {
 }
 
 #[test]
-fn a_big_directory_is_walked_to_its_end() {
+fn a_large_directory_is_walked_completely() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     (0..2000).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
@@ -91,7 +91,7 @@ fn a_big_directory_is_walked_to_its_end() {
 }
 
 #[test]
-fn a_walk_ends_after_as_many_inodes_as_it_may_look_at() {
+fn a_walk_ends_after_the_given_number_of_inodes() {
     let volumes = Volumes::new();
     let (dir, id) = volumes.volume("a", size(SIZE));
     for n in 0..20 {

@@ -1,4 +1,4 @@
-//! What the kernel tests of this crate start from.
+//! Fixtures of the kernel tests.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use fsquota::{Allocator, Limits, ProjectId};
 use ktest_support::XfsDisk;
 use units::{Bytes, Inodes};
 
-/// An XFS with project quotas and a counter of IDs.
+/// An XFS with project quotas and an allocator.
 pub struct Volumes {
     pub root: File,
     pub ids: Allocator,
-    // Last: it can only be unmounted when nothing on it is open.
+    // Dropped last: unmounting requires that no file is open.
     disk: XfsDisk,
 }
 

@@ -2,11 +2,11 @@
 
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use docs::{Alert, Described, Page};
+use docs::{Alert, Claims, Described, Page};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -17,6 +17,7 @@ use serde_json::Value;
 const METRICS: &str = "docs/metrics.md";
 const ALERTS: &str = "docs/operations/alerts.yaml";
 const DASHBOARD: &str = "docs/operations/grafana-dashboard.json";
+const SECURITY: &str = "docs/operations/security.md";
 
 /// The directory of MODULE.bazel: here in Bazel's tests, two above in cargo's.
 fn root() -> PathBuf {
@@ -234,5 +235,85 @@ fn missing(have: &Value, kept: &Value, place: &str) -> Option<String> {
             have.iter().zip(kept).find_map(|(have, kept)| missing(have, kept, place))
         }
         (have, kept) => (have != kept).then(|| format!("{place} is {have}")),
+    }
+}
+
+/// The package and the name of a target.
+fn target(label: &str) -> (&str, &str) {
+    label.trim_start_matches("//").split_once(':').unwrap_or_else(|| panic!("{label} has a colon"))
+}
+
+/// Functions, and texts of one word, in the sources of a package: a suite has the names of its cases as texts.
+fn words_of(package: &str) -> BTreeSet<String> {
+    let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let mut words = BTreeSet::new();
+    let mut left = vec![root().join(package)];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display())) {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+                left.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).expect("sources are text");
+                let functions = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+                let texts = text.split('"');
+                words.extend(functions.chain(texts).filter(is_word).map(str::to_owned));
+            }
+        }
+    }
+    words
+}
+
+/// Whether a name with `*` is this word.
+fn matches(name: &str, word: &str) -> bool {
+    match name.split_once('*') {
+        None => name == word,
+        Some((start, rest)) => word.strip_prefix(start).is_some_and(|word| {
+            word.char_indices().map(|(at, _)| at).chain([word.len()]).any(|at| matches(rest, &word[at..]))
+        }),
+    }
+}
+
+/// A suite of attacks has a case for each attack of each pod.
+fn exists(name: &str, words: &BTreeSet<String>) -> bool {
+    let of_pods = ["restricted_", "root_", "*_"].iter().filter_map(|pod| name.strip_prefix(pod));
+    let mut names = of_pods.chain([name]);
+    names.any(|name| words.iter().any(|word| matches(name, word)))
+}
+
+#[test]
+fn every_test_that_the_security_page_names_exists() {
+    // Calls of the kernel with as many words as a case.
+    const CALLS: [&str; 1] = ["open_by_handle_at"];
+    let claims = Claims::parse(&read(SECURITY));
+    assert!(claims.labels.len() > 20 && claims.cases.len() > 100, "the tests are found: {claims:?}");
+    let mut problems: Vec<String> = claims.untested.iter().map(|row| format!("no test: {row}")).collect();
+    let mut packages = BTreeMap::new();
+    for label in &claims.labels {
+        let (package, name) = target(label);
+        if !read(&format!("{package}/BUILD.bazel")).contains(&format!("\"{name}\"")) {
+            problems.push(format!("{label}: no such target"));
+        }
+        packages.entry(package).or_insert_with(|| words_of(package));
+    }
+    for case in claims.cases.iter().filter(|case| !CALLS.contains(&case.name.as_str())) {
+        let mut words = case.labels.iter().map(|label| &packages[target(label).0]);
+        if !words.any(|words| exists(&case.name, words)) {
+            problems.push(format!("{}: no such case in {:?}", case.name, case.labels));
+        }
+    }
+    assert_none(&problems);
+}
+
+#[test]
+fn a_case_that_is_not_there_is_found() {
+    let words = words_of("test/attack");
+    for name in
+        ["restricted_fork_bomb", "*_set_project_*", "root_open_data_disk", "the_node_is_ready_after_the_attacks"]
+    {
+        assert!(exists(name, &words), "{name}");
+    }
+    for name in ["restricted_fork_bombs", "*_set_projects_*", "open_data"] {
+        assert!(!exists(name, &words), "{name}");
     }
 }

@@ -22,6 +22,9 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
     let size = DEVICE[1];
     pod.write(PATH, "hello").await?;
     case.resize("device", size).await?;
+    case.promises("device", size).await?;
+    // Kubelet looks at a pod that does not change about once a minute only.
+    case.touch(pod.name()).await?;
     case.expanded("device", size).await?;
     assert_eq!(promised(&case.volume_of("device").await?), Some(size));
     let device = pod.device(PATH).await?;

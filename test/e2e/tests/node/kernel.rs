@@ -1,29 +1,36 @@
 //! How the kernel protects itself, as `node/core/src/sysctl.conf` and `node/image` set it.
 
-use e2e::{Case, Failure, observer};
+use e2e::{Case, Failure, MODULE, observer};
+use workload::{Check, Settings};
 
-const SETTINGS: &str = include_str!("../../../../node/core/src/sysctl.conf");
+/// The tables that the node reads.
+const TABLES: [&str; 2] =
+    [include_str!("../../../../node/core/src/sysctl.conf"), include_str!("../../../../node/core/src/conntrack.conf")];
+
+/// Each setting has its value in the node's own network, for each of its interfaces: services and pods have started, and may
+/// have changed it.
+async fn has_its_settings(case: &Case) -> Result<(), Failure> {
+    let lines = TABLES.iter().flat_map(|table| table.lines()).filter(|line| !line.starts_with('#'));
+    let table: Vec<_> =
+        lines.filter_map(|line| line.split_once('=')).map(|(key, value)| (key.trim(), value.trim())).collect();
+    let keys = table.iter().map(|(key, _)| (*key).to_owned()).collect();
+    let Settings { settings } = case.observer().ask(&Check::Settings { keys }).await?;
+    let mut wrong = Vec::new();
+    for (key, value) in table {
+        let found: Vec<_> = settings.iter().filter(|setting| setting.key == key).collect();
+        // `default`, `all`, the loopback device, the uplink.
+        let least = if key.contains('*') { 4 } else { 1 };
+        assert!(found.len() >= least, "{key}: {found:?}");
+        wrong.extend(found.into_iter().filter(|setting| setting.value != value));
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+    Ok(())
+}
 
 /// The kernel's own view of each.
 pub async fn is_protected(case: &Case) -> Result<(), Failure> {
+    has_its_settings(case).await?;
     let observer = case.observer();
-    let mut wrong = Vec::new();
-    let lines = SETTINGS.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
-    // The pod has a network of its own, which inherits the settings of IPv4.
-    for (key, value) in lines.filter(|(key, _)| !key.starts_with("net.ipv6.")) {
-        for all in ["all", "default"] {
-            let path = format!("/proc/sys/{}", key.trim().replace('*', all).replace('.', "/"));
-            let found = observer.read(&path).await?;
-            if found.trim() != value.trim() {
-                wrong.push(format!("{path} is {:?} instead of {:?}", found.trim(), value.trim()));
-            }
-            if !key.contains('*') {
-                break;
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:?}");
-
     let lockdown = observer.read(format!("{}/lockdown", observer::SECURITY)).await?;
     assert_eq!(lockdown.trim(), "none [integrity] confidentiality");
     assert_eq!(observer.read("/sys/module/module/parameters/sig_enforce").await?.trim(), "Y");
@@ -32,4 +39,9 @@ pub async fn is_protected(case: &Case) -> Result<(), Failure> {
         assert!(modules.trim().split(',').any(|one| one == module), "{module} is missing in {modules}");
     }
     Ok(())
+}
+
+/// The configuration names the module; nothing else on the node loads it.
+pub async fn has_its_modules(case: &Case) -> Result<(), Failure> {
+    case.observer().inspect(format!("/sys/module/{MODULE}/initstate")).await.map(drop)
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
-/// And what brings its Services to the node.
-const CONTROL_PLANE: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"];
+/// And what brings its Services to the node. The API server passes signals on: it is the last to get one.
+const CONTROL_PLANE: [&str; 5] = ["kube-proxy", "kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
@@ -69,18 +69,23 @@ impl Before {
         Ok(())
     }
 
-    /// One program after the other: who looks needs etcd and the API server. Pods need none of them.
+    /// All of its programs at once. Pods need none of them.
     async fn outlives_the_control_plane(&self, case: &Case) -> Result<Server, Failure> {
         self.pod.write("/data/note", "before").await?;
         let mut running = Vec::new();
         for program in CONTROL_PLANE {
             running.push((program, case.signal(program, 0).await?));
         }
+        // The answers may come too late, and etcd may be away when the API server is to pass a signal on.
+        let signals = CONTROL_PLANE.map(|program| case.signal(program, SIGKILL));
+        let [proxy, scheduler, controller_manager, etcd, api_server] = signals;
+        _ = tokio::join!(proxy, scheduler, controller_manager);
+        _ = tokio::join!(etcd, api_server);
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {
                 let now = case.signal(program, 0).await?;
                 if now == before {
-                    // The API server cannot pass on that it was killed itself.
+                    // The signal did not come through.
                     _ = case.signal(program, SIGKILL).await;
                 }
                 Ok(if now == before { Seen::NotYet(format!("{now:?}")) } else { Seen::Done(()) })

@@ -32,6 +32,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("an_administrator_reads_the_log", status::log(case)),
         part.shows("the_default_filter_of_system_calls_is_on", confinement::filter(case, &first)),
         part.shows("the_kernel_has_its_settings_and_is_locked_down", kernel::is_protected(case)),
+        part.shows("the_kernel_has_the_modules_of_the_configuration", kernel::has_its_modules(case)),
     );
 
     let beside = part.must_show("pods_use_a_volume_at_once", Beside::start(case, &first)).await?;

@@ -175,13 +175,37 @@ pub async fn a_pod_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Clu
     let volumes = Api::<PersistentVolume>::all(pods.client(STORAGE, Some("n1")).await?);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     volumes.create(&dry, &volume("shape", "n1")).await?;
-    let mut attack = serde_json::to_value(volume("shape", "n1"))?;
-    attack["spec"]["csi"]["nodePublishSecretRef"] = json!({"namespace": "kube-system", "name": "treasure"});
-    let attack = serde_json::from_value(attack)?;
-    denied(volumes.create(&dry, &attack).await, "without spec.csi.nodePublishSecretRef");
+    let secret = json!({"namespace": "kube-system", "name": "treasure"});
+    for kind in [
+        "controllerPublishSecretRef",
+        "nodeStageSecretRef",
+        "nodePublishSecretRef",
+        "controllerExpandSecretRef",
+        "nodeExpandSecretRef",
+    ] {
+        let mut attack = serde_json::to_value(volume("shape", "n1"))?;
+        attack["spec"]["csi"][kind] = secret.clone();
+        let attack = serde_json::from_value(attack)?;
+        denied(volumes.create(&dry, &attack).await, &format!("without spec.csi.{kind}"));
+    }
     let mut labelled = volume("shape", "n1");
     labelled.metadata.labels = Some([("mine".to_owned(), "yes".to_owned())].into());
     denied(volumes.create(&dry, &labelled).await, "without metadata.labels");
+
+    volumes.create(&PostParams::default(), &volume("shape", "n1")).await?;
+    let change = async |change: Value| volumes.patch("pvc-shape", &PatchParams::default(), &Patch::Merge(change)).await;
+    change(json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
+    for other in [
+        // The API permits to add it to a PV that has none.
+        json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
+        json!({"spec": {"capacity": {"storage": "1Gi"}}}),
+        json!({"spec": {"mountOptions": ["sync"]}}),
+        json!({"metadata": {"labels": {"mine": "yes"}}}),
+        json!({"metadata": {"annotations": {"mine": "yes"}}}),
+    ] {
+        denied(change(other).await, "a node enlarges spec.capacity of its PVs");
+    }
+    volumes.delete("pvc-shape", &DeleteParams::default()).await?;
     Ok(())
 }
 

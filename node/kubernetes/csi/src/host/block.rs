@@ -4,8 +4,9 @@
 //! A device whose detach waits for the last process that has it open (the flag AUTOCLEAR) is the volume's until then: a
 //! second device on the same image would have a cache of its own.
 
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dir::{Dir, Name};
 use loopdev::{
@@ -13,6 +14,7 @@ use loopdev::{
 };
 use mount::{Attributes, Detached, Entry, Kind};
 use nix::fcntl::OFlag;
+use nix::sys::stat::{fstat, major, minor};
 use tracing::{info, warn};
 use units::Bytes;
 use volume::VolumeId;
@@ -110,24 +112,25 @@ fn number(root: &Path) -> Option<Number> {
 
 /// Attaches an image to a device with the next number, with direct I/O. What fails leaves no device behind.
 pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
-    let is_direct = |device: &Device| device.config().is_ok_and(|config| config.direct_io);
-    let driver = Control::open()?;
-    let config = Config { direct_io: true, read_only, ..Config::default() };
-    let device = driver.attach_next(numbers, image, &config)?;
-    if is_direct(&device) {
-        return Ok(device);
-    }
-    // The disk's blocks are larger than a sector.
-    let number = device.number();
-    let _ = device.detach(image)?;
-    // No process had a reason to open it. If one did, an unbound device stays.
-    let _ = driver.remove(number);
-    let blocks = BlockSize::new(4096).map_err(loopdev::AttachError::Config)?;
-    let device = driver.attach_next(numbers, image, &Config { block_size: Some(blocks), ..config })?;
-    if !is_direct(&device) {
+    let config = Config { direct_io: true, read_only, block_size: disk_blocks(image), ..Config::default() };
+    let device = Control::open()?.attach_next(numbers, image, &config)?;
+    if !device.config().is_ok_and(|config| config.direct_io) {
         warn!(device = %device.number(), "the disk has no direct I/O; the volume's data is cached twice");
     }
     Ok(device)
+}
+
+/// The logical blocks of the disk that a file is on, if they are larger than a sector: the kernel drops direct I/O of a device
+/// with smaller blocks. `None` also if the file system has no disk that sysfs shows.
+fn disk_blocks(image: BorrowedFd<'_>) -> Option<BlockSize> {
+    const SECTOR: u32 = 512;
+    let disk = fstat(image).ok()?.st_dev;
+    let disk = PathBuf::from(format!("/sys/dev/block/{}:{}", major(disk), minor(disk)));
+    // A partition is a directory of its disk, which has the queue.
+    let mut queues = ["queue", "../queue"].into_iter().map(|queue| disk.join(queue).join("logical_block_size"));
+    let text = queues.find_map(|path| fs::read_to_string(path).ok())?;
+    let size = text.trim().parse().ok().filter(|size| *size > SECTOR)?;
+    BlockSize::new(size).ok()
 }
 
 /// Opens a device that was seen, if it still stands on this file.

@@ -208,9 +208,13 @@ impl Held {
         block::detach(device, backing, volume)
     }
 
-    /// Clears the flag AUTOCLEAR of devices that some process tried to detach. Returns these.
-    pub(super) fn watch(&self) -> Vec<Revoked> {
-        let entries: Vec<_> = lock(&self.open).iter().map(|(number, entry)| (*number, Arc::clone(entry))).collect();
+    /// Clears the flag AUTOCLEAR of devices that some process tried to detach. Returns these. A device that no target shows
+    /// is not `published`: the deletion of its volume may be what detaches it.
+    pub(super) fn watch(&self, published: impl Fn(Number) -> bool) -> Vec<Revoked> {
+        let open = lock(&self.open);
+        let entries = open.iter().filter(|(number, _)| published(**number));
+        let entries: Vec<_> = entries.map(|(number, entry)| (*number, Arc::clone(entry))).collect();
+        drop(open);
         entries.into_iter().filter_map(|(number, entry)| entry.watch(number, Instant::now())).collect()
     }
 

@@ -447,13 +447,14 @@ impl Host for Linux {
         Ok(())
     }
 
-    fn adopt(&self) -> Result<(), LookError> {
+    fn adopt(&self) -> Result<usize, LookError> {
         let nodes = block::Nodes::look()?;
         let mut targets = nodes.targets(&self.kubelet).peekable();
         if targets.peek().is_none() {
-            return Ok(());
+            return Ok(0);
         }
         let (images, devices) = (self.images()?, loopdev::list()?);
+        let mut failed = 0;
         for (number, target) in targets {
             let pod = target.strip_prefix(&self.kubelet).ok().and_then(pod);
             let target = target.display();
@@ -463,6 +464,7 @@ impl Host for Linux {
             };
             let Some(volume) = images.get(&device.status.backing) else {
                 error!(%target, device = %number, backing = %device.status.backing, "device at a target is no volume's");
+                failed += 1;
                 continue;
             };
             match self.held.hold(volume, device) {
@@ -470,21 +472,24 @@ impl Host for Linux {
                 Err(reason) => {
                     let error: &dyn std::error::Error = &reason;
                     error!(%volume, %target, device = %number, error, "published device is not held");
+                    failed += 1;
                 }
             }
         }
-        Ok(())
+        Ok(failed)
     }
 
     fn watch(&self) -> Result<Watched, LookError> {
-        let (revoked, held) = (self.held.watch(), self.held.volumes());
+        let held = self.held.volumes();
         if held.is_empty() && !self.held.has_former() {
-            return Ok(Watched { revoked, idle: Vec::new() });
+            return Ok(Watched::default());
         }
         let nodes = block::Nodes::look()?;
+        let is_published = |number| nodes.has_targets(number, &self.kubelet, None);
+        let revoked = self.held.watch(is_published);
         self.remove_former_of(&nodes);
-        let idle = held.into_iter().filter(|(number, _)| !nodes.has_targets(*number, &self.kubelet, None));
-        Ok(Watched { revoked, idle: idle.map(|(_, volume)| volume).collect() })
+        let idle = held.iter().filter(|(number, _)| !is_published(*number)).map(|(_, volume)| volume.clone());
+        Ok(Watched { revoked, idle: idle.collect(), held: held.iter().map(|(_, volume)| volume.clone()).collect() })
     }
 
     fn close(&self) {

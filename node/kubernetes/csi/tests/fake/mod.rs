@@ -37,6 +37,9 @@ struct State {
     panics: bool,
     fails: Option<Step>,
     revoked: Vec<Revoked>,
+    idle: Vec<VolumeId>,
+    adoptions: usize,
+    adoptions_fail: bool,
 }
 
 impl State {
@@ -120,6 +123,26 @@ impl FakeHost {
     /// What a plugin leaves that is killed: an attached image, and no target.
     pub fn leave_device(&self, volume: &str) {
         self.state().devices.insert((id(volume), false), Bytes::GIB);
+    }
+
+    /// The next look after the devices finds that no target has the device of this volume.
+    pub fn leave_idle(&self, volume: &str) {
+        self.leave_device(volume);
+        self.state().idle.push(id(volume));
+    }
+
+    pub fn delete(&self, volume: &str) {
+        self.state().volumes.remove(&id(volume));
+    }
+
+    /// Whether devices of targets cannot be held from now on.
+    pub fn fail_adoptions(&self, fail: bool) {
+        self.state().adoptions_fail = fail;
+    }
+
+    /// How often the devices of all targets were to be held.
+    pub fn adoptions(&self) -> usize {
+        self.state().adoptions
     }
 
     /// A pod tries to detach the device of this volume.
@@ -259,12 +282,16 @@ impl Host for FakeHost {
         Ok(self.devices())
     }
 
-    fn adopt(&self) -> Result<(), LookError> {
-        Ok(())
+    fn adopt(&self) -> Result<usize, LookError> {
+        let mut state = self.state();
+        state.adoptions += 1;
+        Ok(usize::from(state.adoptions_fail))
     }
 
     fn watch(&self) -> Result<Watched, LookError> {
-        Ok(Watched { revoked: std::mem::take(&mut self.state().revoked), idle: Vec::new() })
+        let mut state = self.state();
+        let (revoked, idle) = (std::mem::take(&mut state.revoked), std::mem::take(&mut state.idle));
+        Ok(Watched { revoked, idle, held: state.volumes.keys().cloned().collect() })
     }
 
     fn close(&self) {}
@@ -277,7 +304,11 @@ impl Host for FakeHost {
     }
 
     fn release(&self, volume: &VolumeId) -> Result<(), ReleaseError> {
-        self.state().devices.retain(|(found, _), _| found != volume);
+        let mut state = self.state();
+        state.at_work.push(volume.clone());
+        let mut state = self.0.1.wait_while(state, |state| state.held.contains(volume)).expect("nothing panicked");
+        state.at_work.retain(|busy| busy != volume);
+        state.devices.retain(|(found, _), _| found != volume);
         Ok(())
     }
 }

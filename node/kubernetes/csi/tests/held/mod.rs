@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use csi::{Calls, Host, Mode, Published, Purpose, Question, Shape, Sharing, Step, TargetPath};
+use csi::{Calls, Host, Published, Step};
 use ktest_support::Tmpfs;
 use loopdev::{Detach, Device, DeviceNumber};
 use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::kubelet::MANY;
 use crate::machine::{Ground, Node};
-use crate::{NODE, detach, exists, read, write};
+use crate::{PUBLISH_STEPS, detach, exists, look, read, write};
 
 /// For what the plugin does on its own.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -141,11 +141,9 @@ async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpubli
     let node = Node::start().await;
     let volume = node.provision_block("pvc-1");
     let (host, target) = (node.host(), node.target("device"));
-    let path = TargetPath::parse(&target.display().to_string(), &node.kubelet.directory).expect("a path");
-    let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
-    let (mut at, _) = host.look(Question { volume: &volume, target: &path, purpose }).expect("look");
+    let mut at = look(&host, &volume, &target, &node.kubelet.directory);
     node.store.retire(&volume).expect("no mount shows it yet");
-    for step in [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)] {
+    for step in PUBLISH_STEPS {
         host.act(&mut at, step).expect("act");
     }
     drop(at);
@@ -159,6 +157,25 @@ async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpubli
     assert!(!target.exists() && node.devices().is_empty());
     node.store.discard(&volume).expect("discard");
     drop(plugin);
+    node.stop().await;
+}
+
+/// The deletion of a volume detaches a device that a failed publish left: it was reported as a pod's attempt.
+#[tokio::test]
+async fn a_detach_of_a_device_without_targets_is_not_revoked() {
+    let node = Node::start().await;
+    let volume = node.provision_block("pvc-1");
+    let host = node.host();
+    let mut at = look(&host, &volume, &node.target("device"), &node.kubelet.directory);
+    host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
+    drop(at);
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert_eq!(detach(&device.number.path()), Detach::Deferred, "the node holds the device");
+    let found = host.watch().expect("watch");
+    assert_eq!((found.revoked, found.idle), (Vec::new(), vec![volume.clone()]));
+    host.release(&volume).expect("release");
+    assert!(node.devices().is_empty());
+    drop(host);
     node.stop().await;
 }
 
@@ -200,20 +217,5 @@ async fn what_a_pod_did_not_sync_is_in_the_image_after_the_last_unpublish() {
     let mut found = vec![0; content.len()];
     node.image(&volume).read_exact(&mut found).expect("read");
     assert!(found == content, "the image lacks what was written");
-    node.stop().await;
-}
-
-/// What the end of a node detaches, it detaches as the only opener.
-#[tokio::test]
-async fn a_closed_plugin_leaves_its_devices_to_the_end_of_the_node() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
-    let target = node.target("device");
-    node.publish_block("pvc-1", "device").await.expect("publish");
-    write(&target, b"hello");
-    node.plugin.close();
-    assert_eq!((node.devices().len(), read(&target).as_slice()), (1, &b"hello"[..]));
-    assert_eq!(detach(&target), Detach::Detached);
-    node.unpublish("pvc-1", "device").await.expect("unpublish");
     node.stop().await;
 }

@@ -19,7 +19,9 @@ use ktest_support::Namespace;
 use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkUnspec, LinkVeth, RouteMessageBuilder};
-use services::{API_PORT, Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretStorage, pods};
+use services::{
+    API_PORT, Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage, pods,
+};
 use supervisor::{Backoff, Settings, State, Supervisor};
 use tempfile::TempDir;
 use units::Bytes;
@@ -126,6 +128,7 @@ impl Node {
             durability: Durability::Durable,
             pod_security: PodSecurity::default(),
             secret_storage: SecretStorage::default(),
+            secret_key: SecretKey::default(),
             pod_processes: PodProcesses::default(),
             disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
             paths,

@@ -3,6 +3,8 @@
 //! Two pods run all attacks, one under Pod Security `restricted` and one as root with `CAP_SYS_ADMIN` and without seccomp. The
 //! claims of the first one are deleted while it runs; the second one is the next tenant.
 
+mod bomb;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
@@ -14,6 +16,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap, Event, Namespace, PersistentVolumeClaim};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use workload::Executed;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
@@ -33,17 +36,21 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("a_pod_with_the_nodes_root_directory_is_rejected", host_path(case)).await;
     part.must_show("the_program_fits_a_config_map", publish_program(case)).await?;
 
-    let first = part.must_show("a_restricted_pod_runs_the_attacks", start(case, &RESTRICTED)).await?;
+    part.must_show("a_restricted_pod_is_accepted", start(case, &RESTRICTED)).await?;
+    part.shows("the_node_stays_ready_during_a_fork_bomb", bomb::is_survived(case, RESTRICTED.files)).await;
+    let first = part.must_show("a_restricted_pod_runs_the_attacks", finish(case, &RESTRICTED)).await?;
     first.results(&part).await;
     part.must_show("a_published_volume_is_not_deleted", first.loses_its_claims(case)).await?;
 
-    let second = part.must_show("a_root_pod_runs_the_attacks", start(case, &ROOT)).await?;
+    part.must_show("a_root_pod_is_accepted", start(case, &ROOT)).await?;
+    let second = part.must_show("a_root_pod_runs_the_attacks", finish(case, &ROOT)).await?;
     second.results(&part).await;
     part.shows("denials_are_counted_by_kind", are_counted(case)).await;
     part.shows("no_tenant_sees_or_changes_the_others_device", are_apart(case, &first, &second)).await;
     part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
     part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)).await;
     part.shows("the_node_is_ready_after_the_attacks", is_ready(case)).await;
+    part.shows("a_pod_with_a_user_namespace_uses_a_volume", user_namespace(case)).await;
     Ok(())
 }
 
@@ -140,7 +147,7 @@ async fn host_path(case: &Case) -> Result<(), Failure> {
 async fn rejection(case: &Case, pod: &core::Pod) -> Result<String, Failure> {
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     match case.api::<core::Pod>().create(&parameters, pod).await {
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(status.message),
+        Err(kube::Error::Api(status)) if [403, 422].contains(&status.code) => Ok(status.message),
         Err(error) => Err(Failure::api("try to create a pod")(error)),
         Ok(_) => Ok("accepted".to_owned()),
     }
@@ -156,8 +163,8 @@ async fn publish_program(case: &Case) -> Result<(), Failure> {
     case.create::<ConfigMap>(object).await.map(drop)
 }
 
-/// Labels the namespace, creates claims and pod, and waits until the pod has run all attacks.
-async fn start(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
+/// Labels the namespace, and creates claims and pod.
+async fn start(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let pod = kind.pod()?;
     let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": kind.level}}});
     let namespaces = case.cluster::<Namespace>();
@@ -175,6 +182,11 @@ async fn start(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
     case.claim(&Claim::block(kind.device, SIZE)).await?;
     case.create::<core::Pod>(serde_json::to_value(&pod)?).await?;
     cost("pods");
+    Ok(())
+}
+
+/// Waits until the pod has run all attacks.
+async fn finish(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
     let log = eventually(PATIENCE, &format!("the end of all attacks of pod {}", kind.name), async || {
         let log = log(case, kind).await?;
         Ok(if log.lines().any(|line| line == DONE) { Seen::Done(log) } else { Seen::NotYet(log) })
@@ -305,6 +317,42 @@ async fn are_counted(case: &Case) -> Result<(), Failure> {
         assert!(count.is_some_and(|count| count > 0), "{name}: {count:?}");
     }
     Ok(())
+}
+
+/// In a pod with a user namespace, no user is root of the node, and the kubelet has the mounts of volumes map the user IDs.
+async fn user_namespace(case: &Case) -> Result<(), Failure> {
+    const NAME: &str = "mapped";
+    const GROUP: u32 = 2000;
+    let mut block = Pod::server(NAME).with(Volume::device(NAME)).spec();
+    block["hostUsers"] = false.into();
+    let block = serde_json::from_value(json!({"metadata": {"name": NAME}, "spec": block}))?;
+    let rejected = rejection(case, &block).await?;
+    assert!(rejected.contains("volumeDevices: Forbidden: when `hostUsers` is false"), "{rejected}");
+
+    case.claim(&Claim::new(NAME, SIZE)).await?;
+    let mut spec = Pod::server(NAME).with(Volume::claim(NAME)).user(1000, GROUP).spec();
+    spec["hostUsers"] = false.into();
+    spec["automountServiceAccountToken"] = true.into();
+    case.create::<core::Pod>(json!({"metadata": {"name": NAME}, "spec": spec})).await?;
+    cost("pods");
+    let pod = case.find(NAME).await?;
+    let map = pod.read("/proc/self/uid_map").await?;
+    let fields: Vec<&str> = map.split_whitespace().collect();
+    assert!(matches!(fields[..], ["0", outside, "65536"] if outside != "0"), "no user namespace: {map}");
+    // From the kubelet's directory, which only root of the node can search.
+    assert!(!pod.read("/var/run/secrets/kubernetes.io/serviceaccount/token").await?.is_empty());
+    assert!(pod.read("/etc/hosts").await?.contains(NAME), "the file of the pod");
+    let (directory, note) = (format!("/{NAME}"), format!("/{NAME}/note"));
+    assert_eq!(pod.inspect(&directory).await?.gid, GROUP);
+    pod.write(&note, "written in a user namespace").await?;
+    assert_eq!(pod.read(&note).await?, "written in a user namespace");
+    let file = pod.inspect(&note).await?;
+    assert_eq!((file.uid, file.gid), (1000, GROUP));
+    assert_eq!(pod.execute(&directory).await?, Executed { status: Some(0), errno: None });
+    let volume = case.volume_name(NAME).await?;
+    pod.remove().await?;
+    case.delete_claim(NAME).await?;
+    case.volume_is_gone(&volume, None).await
 }
 
 async fn is_ready(case: &Case) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! [`Seen`]: a look at a directory.
+//! [`DirectoryState`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,36 +13,35 @@ use crate::listing::Listing;
 use crate::project::ProjectId;
 use crate::sys::{self, FsXattr};
 
-/// A directory of an XFS, as one look showed it: what has to be known before anything is changed.
+/// The state of an XFS directory that the checks before a change need.
 #[derive(Debug)]
-pub(crate) struct Seen<'fd> {
+pub(crate) struct DirectoryState<'fd> {
     fd: BorrowedFd<'fd>,
     attributes: FsXattr,
     listing: Listing,
     outer: Option<ProjectId>,
 }
 
-impl<'fd> Seen<'fd> {
-    /// Looks at a directory through a descriptor of its own ([`open_directory`]): to list entries moves
-    /// the place in it.
+impl<'fd> DirectoryState<'fd> {
+    /// Reads the state through a new descriptor ([`open_directory`]), because listing changes its file offset.
     pub(crate) fn of(dir: &'fd OwnedFd) -> Result<Self, FsError> {
         let fd = dir.as_fd();
-        // A refusal may only mean that this is no XFS, and then that is the reason to tell.
+        // A failed call may mean that this is not an XFS; that error is the more useful one.
         Self::look(fd).map_err(|refused| require_xfs(fd).err().unwrap_or(refused))
     }
 
     fn look(fd: BorrowedFd<'fd>) -> Result<Self, FsError> {
         let attributes = attributes(fd)?;
         let listing = Listing::begin(fd)?;
-        // By number: a mount may hide what is above. No other file system has this call. Nothing is found if the
-        // directory was moved since, and the one in which it was is deleted.
+        // By inode number, because a mount may hide the parent; no other file system supports this call. There is no
+        // result if the directory was moved meanwhile and its previous parent deleted.
         let above = sys::inode(fd, listing.above()).and_then(|above| above.ok_or(Errno::ENOENT));
         let above = above.map_err(FsError::system("XFS_IOC_BULKSTAT"))?;
         let outer = if listing.is_root() { None } else { ProjectId::new(above.project) };
         Ok(Self { fd, attributes, listing, outer })
     }
 
-    /// Its file system, once that is known to count and enforce projects.
+    /// The file system, after checking that it enforces project quotas.
     pub(crate) fn file_system(&self) -> Result<FileSystem<'fd>, FsError> {
         FileSystem::on_xfs(self.fd)
     }
@@ -55,17 +54,17 @@ impl<'fd> Seen<'fd> {
         ProjectId::new(self.attributes.projid)
     }
 
-    /// Whether what is made in the directory gets its project.
+    /// Whether new files in the directory inherit its project.
     pub(crate) fn inherits(&self) -> bool {
         self.attributes.xflags & sys::PROJINHERIT != 0
     }
 
-    /// The project of the directory above; `None` if that has none, and above the root.
+    /// The project of the parent directory; `None` if it has none, or if this is the root.
     pub(crate) fn outer(&self) -> Option<ProjectId> {
         self.outer
     }
 
-    /// Whether this is the root directory of its file system, wherever that is mounted.
+    /// Whether this is the root directory of the file system, wherever that is mounted.
     pub(crate) fn is_root(&self) -> bool {
         self.listing.is_root()
     }
@@ -74,13 +73,13 @@ impl<'fd> Seen<'fd> {
         self.listing.is_empty(self.fd)
     }
 
-    /// Gives the directory this project and the inherit flag, or takes both away. One transaction.
+    /// Sets project and inherit flag, or clears both, in one transaction.
     pub(crate) fn set_project(&self, project: Option<ProjectId>) -> Result<(), FsError> {
         set_project(self.fd, self.attributes, project)
     }
 }
 
-/// Gives a directory with these attributes a project and the inherit flag, or takes both away. One transaction.
+/// Sets project and inherit flag of a directory with these attributes, or clears both, in one transaction.
 pub(crate) fn set_project(dir: BorrowedFd<'_>, attributes: FsXattr, project: Option<ProjectId>) -> Result<(), FsError> {
     let mut wanted = attributes;
     wanted.projid = project.map_or(0, ProjectId::get);
@@ -94,7 +93,7 @@ pub(crate) fn set_project(dir: BorrowedFd<'_>, attributes: FsXattr, project: Opt
 /// The project of a directory of an XFS.
 pub(crate) fn project_of(dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, FsError> {
     let found = match attributes(dir) {
-        // A descriptor that only names.
+        // An `O_PATH` descriptor.
         Err(FsError::System { source: Errno::EBADF, .. }) => attributes(open_directory(dir)?.as_fd()),
         found => found,
     };

@@ -1,0 +1,119 @@
+//! Kernel modules that the configuration names.
+
+use std::sync::Arc;
+
+use kmod::{Catalog, LoadError, ModuleName};
+use supervisor::{BoxError, Context};
+use tracing::info;
+
+/// Modules of the image that not every node loads.
+pub(crate) const DIRECTORY: &str = "/usr/lib/modules/optional";
+
+/// Why the modules of the configuration cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ModulesError {
+    /// The image is damaged.
+    #[error("cannot read which kernel modules the image has")]
+    Catalog(#[source] LoadError),
+    /// The image has no such module.
+    #[error(
+        "kernelModules[{index}]: the image has no kernel module {module}; remove it, or choose from {}",
+        .known.iter().map(ModuleName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    Unknown {
+        /// The place in the list of the configuration.
+        index: usize,
+        /// The module.
+        module: ModuleName,
+        /// The modules of the image.
+        known: Vec<ModuleName>,
+    },
+    /// The kernel rejected one.
+    #[error(
+        "cannot load the kernel modules of the configuration; remove the rejected one from kernelModules, or see the log"
+    )]
+    Load(#[source] LoadError),
+}
+
+/// Modules to load, all of which the image has.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    catalog: Catalog,
+    names: Vec<ModuleName>,
+}
+
+impl Modules {
+    /// Looks for modules in a directory of the image. `None`: there is nothing to load.
+    ///
+    /// # Errors
+    /// [`ModulesError::Catalog`] or [`ModulesError::Unknown`].
+    pub(crate) fn find(directory: &str, names: &[ModuleName]) -> Result<Option<Arc<Self>>, ModulesError> {
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let catalog = Catalog::open(directory).map_err(ModulesError::Catalog)?;
+        match names.iter().enumerate().find(|(_, name)| !catalog.has(name)) {
+            Some((index, module)) => {
+                Err(ModulesError::Unknown { index, module: module.clone(), known: catalog.names().cloned().collect() })
+            }
+            None => Ok(Some(Arc::new(Self { catalog, names: names.to_vec() }))),
+        }
+    }
+
+    /// Loads them. The node runs without them if that fails, and the service is started again.
+    pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
+        let load = move || self.catalog.load(&self.names).map_err(ModulesError::Load);
+        let report = tokio::task::spawn_blocking(load).await??;
+        info!(
+            loaded = report.loaded.len(),
+            present = report.present.len(),
+            "kernel modules of the configuration loaded"
+        );
+        cx.done();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn image() -> tempfile::TempDir {
+        let image = tempfile::tempdir().unwrap();
+        fs::write(image.path().join(kmod::ORDER), "udp_tunnel.ko\nvxlan.ko\n").unwrap();
+        fs::write(image.path().join(kmod::CATALOG), "geneve\nvxlan udp_tunnel.ko vxlan.ko\n").unwrap();
+        image
+    }
+
+    fn find(image: &tempfile::TempDir, names: &[&str]) -> Result<Option<Arc<Modules>>, ModulesError> {
+        let names: Vec<_> = names.iter().map(|name| name.parse().unwrap()).collect();
+        Modules::find(image.path().to_str().unwrap(), &names)
+    }
+
+    #[test]
+    fn an_unknown_module_is_named_with_its_field_and_those_of_the_image() {
+        let error = find(&image(), &["vxlan", "ip_tables"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "kernelModules[1]: the image has no kernel module ip_tables; remove it, or choose from geneve, vxlan"
+        );
+        assert!(find(&image(), &["vxlan"]).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_node_without_further_modules_has_no_service_for_them() {
+        assert!(matches!(Modules::find("/nowhere", &[]), Ok(None)));
+        assert!(matches!(Modules::find("/nowhere", &["vxlan".parse().unwrap()]), Err(ModulesError::Catalog(_))));
+    }
+
+    #[test]
+    fn a_module_that_cannot_be_loaded_is_named_with_the_remedy() {
+        let image = image();
+        let modules = find(&image, &["vxlan"]).unwrap().unwrap();
+        // The directory has no files of modules.
+        let error = modules.catalog.load(&modules.names).map_err(ModulesError::Load).unwrap_err();
+        assert!(error.to_string().contains("remove the rejected one from kernelModules"), "{error}");
+    }
+}

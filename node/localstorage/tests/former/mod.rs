@@ -1,0 +1,79 @@
+//! A data disk of the release before this one: the projects of its parts are the first IDs of the counter of volumes.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use fsquota::{Allocator, ProjectId};
+use localstorage::{Budget, Data, Part, Tree};
+use nix::sys::statvfs::statvfs;
+use units::Bytes;
+
+/// The first ID that no volume gets.
+pub const FIRST: u32 = 1 << 31;
+
+/// Creates the tree on a file system that is mounted at its root, with something in each part. Durable after a `syncfs`.
+pub fn create(data: &Data) {
+    let mut entries = Vec::new();
+    data.visit(&mut |entry| entries.extend(entry.directory.then_some(entry)));
+    for entry in &entries {
+        fs::create_dir(entry.path).unwrap();
+    }
+    let ids = Allocator::open(File::open(data.volumes.path()).unwrap()).unwrap();
+    let budget = budget(data);
+    for entry in entries {
+        let Some(part) = entry.part else { continue };
+        fsquota::set(File::open(entry.path).unwrap(), budget.limits(part), &ids).unwrap();
+        fs::create_dir_all(entry.path.join("one/two")).unwrap();
+        for (file, content) in files(entry.path, part) {
+            fs::write(file, content).unwrap();
+        }
+    }
+}
+
+/// What is not as a boot of this release must leave that disk: each part has its data, its limits, and an ID that no pod can
+/// guess; but for those that every pod can read, which have the former one. No project is left over.
+pub fn faults(data: &Data) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut of_parts = Vec::new();
+    let budget = budget(data);
+    data.visit(&mut |entry| {
+        let Some(part) = entry.part else { return };
+        let dir = File::open(entry.path).unwrap();
+        let quota = match fsquota::get(&dir) {
+            Ok(quota) => quota,
+            Err(error) => return faults.push(format!("{part:?}: {error}")),
+        };
+        let can_be_guessed = quota.id.get() < FIRST;
+        if can_be_guessed != matches!(part, Part::Containerd | Part::Pods) {
+            faults.push(format!("{part:?} has project {}", quota.id));
+        }
+        if quota.limits != budget.limits(part) {
+            faults.push(format!("{part:?} has {:?}", quota.limits));
+        }
+        let strays = fsquota::strays(&dir, quota.id).unwrap();
+        faults.extend(strays.map(|stray| format!("{part:?}: {stray:?}")));
+        for (file, content) in files(entry.path, part) {
+            if fs::read_to_string(&file).ok() != Some(content) {
+                faults.push(format!("{} is not what it was", file.display()));
+            }
+        }
+        of_parts.push(quota.id);
+    });
+    of_parts.sort_unstable();
+    let all: Vec<ProjectId> =
+        fsquota::report(&File::open(data.path()).unwrap()).unwrap().map(|quota| quota.unwrap().id).collect();
+    if all != of_parts {
+        faults.push(format!("there are the projects {all:?}, and the parts have {of_parts:?}"));
+    }
+    faults
+}
+
+fn budget(data: &Data) -> Budget {
+    let seen = statvfs(data.path()).unwrap();
+    Budget::of(Bytes::new(seen.blocks() * seen.fragment_size()))
+}
+
+/// What is in a part, with its content.
+fn files(path: &Path, part: Part) -> [(PathBuf, String); 3] {
+    ["file", "one/file", "one/two/file"].map(|name| (path.join(name), format!("{name} of {part:?}")))
+}

@@ -1,0 +1,76 @@
+//! The node during a fork bomb. The bomb lasts until a file appears in the pod's volume.
+
+use attack::{BOMB_END, BOMB_LIMIT_REACHED};
+use e2e::{Case, Failure, PATIENCE, Seen, eventually};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::jiff::Timestamp;
+
+const NODE: &str = "granary";
+/// Where the observer has the node's volumes.
+const VOLUMES: &str = "/volumes";
+
+/// The kubelet renews the node's lease, and the node stays Ready, while a pod has as many processes as it may have and tries to
+/// start more.
+pub async fn is_survived(case: &Case, claim: &str) -> Result<(), Failure> {
+    let before = ready(case).await?;
+    let volume = limit_reached(case, claim).await?;
+    let survived = heartbeat(case).await;
+    // Otherwise the bomb ends after minutes.
+    case.observer().write(format!("{volume}/{}", name(BOMB_END)), "").await?;
+    survived?;
+    assert_eq!(
+        ready(case).await?.last_transition_time,
+        before.last_transition_time,
+        "the node was not Ready meanwhile"
+    );
+    Ok(())
+}
+
+/// The directory of the claim's volume, at the observer, once the pod has as many processes as it may have.
+async fn limit_reached(case: &Case, claim: &str) -> Result<String, Failure> {
+    eventually(PATIENCE, "a fork bomb at the limit of its pod", async || {
+        let volume = case.volume_name(claim).await?;
+        let found = case.on_the_node(&volume).await?;
+        for entry in found.entries.iter().filter(|entry| entry.project.is_some()) {
+            let directory = format!("{VOLUMES}/{}", entry.path);
+            match case.observer().inspect(format!("{directory}/{}", name(BOMB_LIMIT_REACHED))).await {
+                Ok(_) => return Ok(Seen::Done(directory)),
+                Err(Failure::Pod { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Seen::NotYet(format!("{found:?}")))
+    })
+    .await
+}
+
+/// Waits for a renewal of the lease that begins after this call.
+async fn heartbeat(case: &Case) -> Result<(), Failure> {
+    let begun = renewed(case).await?;
+    eventually(PATIENCE, "the kubelet to renew the lease of its node", async || {
+        let now = renewed(case).await?;
+        Ok(if now > begun { Seen::Done(()) } else { Seen::NotYet(format!("{now:?}")) })
+    })
+    .await
+}
+
+async fn renewed(case: &Case) -> Result<Option<Timestamp>, Failure> {
+    let lease = case.api_of::<Lease>("kube-node-lease").get(NODE).await;
+    let lease = lease.map_err(Failure::api("read the lease of the node"))?;
+    Ok(lease.spec.and_then(|spec| spec.renew_time).map(|time| time.0))
+}
+
+/// The condition Ready, which is true.
+async fn ready(case: &Case) -> Result<NodeCondition, Failure> {
+    let node = case.cluster::<Node>().get(NODE).await.map_err(Failure::api("read the node"))?;
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready =
+        conditions.into_iter().find(|condition| condition.type_ == "Ready").expect("the node has a condition Ready");
+    assert_eq!(ready.status, "True", "{ready:?}");
+    Ok(ready)
+}
+
+fn name(file: &std::ffi::CStr) -> &str {
+    file.to_str().expect("the name is ASCII")
+}
