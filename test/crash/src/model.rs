@@ -60,7 +60,7 @@ impl Progress {
 
 impl Size {
     /// What the quota of a volume of this size allows. An image may take its size, one block of 4 KiB in 124 for the map
-    /// of its extents, and 2.5 MiB: see "What may be promised" in the README of `//node/kubernetes/volume`.
+    /// of its extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
     pub fn limits(self, shape: Shape) -> Limits {
         let map = self.bytes.div_ceil::<4096>().div_ceil(124) << 12;
         let bytes = match shape {

@@ -18,7 +18,7 @@ struct Group {
     rules: Vec<Alert>,
 }
 
-/// One rule: a field that is missing, or that Prometheus does not know, is an error when it is read.
+/// One rule. A missing or unknown field is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alert {
@@ -31,29 +31,29 @@ pub struct Alert {
     /// For how long the expression has to hold.
     #[serde(rename = "for", default)]
     pub lasts: Option<String>,
-    /// What the alert is sorted by.
+    /// Labels of the alert, such as its severity.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// What a person is told.
+    /// Texts for operators.
     pub annotations: Annotations,
 }
 
-/// What a person is told. All of it has to be there.
+/// Texts for operators. All are required.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Annotations {
-    /// What is wrong, in one line.
+    /// The problem, in one line.
     pub summary: String,
-    /// What that means.
+    /// Its meaning.
     pub description: String,
-    /// What to do: a heading, as a path below the project's root with a fragment.
+    /// The remedy: a heading, as a path below the project's root with a fragment.
     pub runbook: String,
 }
 
 /// The alerts of a file of rules, in its order.
 ///
 /// # Errors
-/// It is no YAML, or has other fields than alert rules have here.
+/// It is not valid YAML, or has other fields than alert rules have here.
 pub fn alerts(yaml: &str) -> Result<Vec<Alert>, serde_saphyr::Error> {
     let Rules { groups } = serde_saphyr::from_str(yaml)?;
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())

@@ -11,7 +11,7 @@ pub struct Case {
     pub labels: BTreeSet<String>,
 }
 
-/// What a page says of its tests.
+/// Labels and cases of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     /// All labels.

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_metric_of_ours_is_passed_over() {
+    fn other_metrics_are_skipped() {
         assert_eq!(metrics_of("up{job=\"granary_x\"} == 0 and on (instance) time() > 86400"), Ok(vec![]));
     }
 

@@ -34,7 +34,7 @@ impl Described {
         self.0.is_empty()
     }
 
-    /// What an expression names that does not exist.
+    /// Metrics and labels of an expression that do not exist.
     pub fn problems(&self, expression: &str) -> Vec<String> {
         let Ok(metrics) = metrics_of(expression) else {
             return vec![format!("{expression}: a bracket or a quotation mark has no partner")];
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     const PAGE: &str = "| metric | type | labels | what |\n|---|---|---|---|\n\
-        | `granary_free_bytes` | gauge | | Room. |\n| `granary_took_seconds` | histogram | `method`, `code` | Time. |\n";
+        | `granary_free_bytes` | gauge | | Space. |\n| `granary_took_seconds` | histogram | `method`, `code` | Time. |\n";
 
     #[test]
     fn what_is_described_may_be_used() {

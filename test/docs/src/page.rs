@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// What a page leads to, and what can lead to it.
+/// Links and anchors of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// Fragments of addresses that its headings have on GitHub.
     pub anchors: BTreeSet<String>,
     /// Targets of links and images, as they are written.
     pub links: Vec<String>,
-    /// What stands between fences.
+    /// Text between fences.
     pub examples: Vec<Example>,
 }
 

@@ -186,9 +186,9 @@ mod tests {
 
     const LIST: &str = r"
 words:
-- {pattern: '\broom\b', write: space, finds: no room, not: headroom}
+- {pattern: '\bwidget\b', write: space, finds: no widget, not: rewidget}
 allowed:
-- {text: 'meeting room', reason: a place}
+- {text: 'spare widget', reason: a name}
 excluded:
 - {path: old.md, reason: history}
 pending: [node/log]
@@ -200,28 +200,28 @@ pending: [node/log]
 
     #[test]
     fn words_are_found_in_text_names_and_paths() {
-        assert_eq!(lines("a.md", "No room.\n\nSpace.\nheadroom\n"), [1]);
-        assert_eq!(lines("a.rs", "fn has_room() {}\nstruct NoRoom;\nlet roomy = 1;\n"), [1, 2]);
-        assert_eq!(lines("docs/the-room.md", "Space.\n"), [0]);
+        assert_eq!(lines("a.md", "No widget.\n\nSpace.\nrewidget\n"), [1]);
+        assert_eq!(lines("a.rs", "fn has_widget() {}\nstruct NoWidget;\nlet widgety = 1;\n"), [1, 2]);
+        assert_eq!(lines("docs/the-widget.md", "Space.\n"), [0]);
     }
 
     #[test]
     fn allowed_text_is_left_out_and_the_rest_of_its_line_is_not() {
-        assert_eq!(lines("a.md", "A meeting room.\nA meeting room has room.\n"), [2]);
+        assert_eq!(lines("a.md", "A spare widget.\nA spare widget has widget.\n"), [2]);
     }
 
     #[test]
     fn code_in_markdown_is_left_out() {
-        let page = "`no room`\n```\nno room\n```\nThe `code` has room.\n   ```sh\nroom\n   ```\n";
+        let page = "`no widget`\n```\nno widget\n```\nThe `code` has widget.\n   ```sh\nwidget\n   ```\n";
         assert_eq!(lines("a.md", page), [5]);
-        assert_eq!(lines("a.rs", "//! `room`\n"), [1]);
+        assert_eq!(lines("a.rs", "//! `widget`\n"), [1]);
     }
 
     #[test]
     fn a_match_names_pattern_and_replacement() {
         let words = Words::parse(LIST).unwrap();
-        let found = words.matches("a.md", "x\nno Room\n");
-        let wanted = Match { line: 2, text: "Room".into(), pattern: r"\broom\b".into(), write: "space".into() };
+        let found = words.matches("a.md", "x\nno Widget\n");
+        let wanted = Match { line: 2, text: "Widget".into(), pattern: r"\bwidget\b".into(), write: "space".into() };
         assert_eq!(found, [wanted]);
         assert!(words.searches("new.md") && !words.searches("old.md"));
         assert_eq!(words.pending(), ["node/log"]);
@@ -229,14 +229,14 @@ pending: [node/log]
 
     #[test]
     fn an_entry_that_contradicts_its_examples_is_reported() {
-        let list = LIST.replace("not: headroom", "not: a room");
+        let list = LIST.replace("not: rewidget", "not: a widget");
         assert_eq!(Words::parse(LIST).unwrap().contradictions(), Vec::<String>::new());
-        assert_eq!(Words::parse(&list).unwrap().contradictions(), [r"\broom\b"]);
+        assert_eq!(Words::parse(&list).unwrap().contradictions(), [r"\bwidget\b"]);
     }
 
     #[test]
     fn an_invalid_list_is_an_error() {
         assert!(matches!(Words::parse("words: 1"), Err(ListError::Yaml(_))));
-        assert!(matches!(Words::parse(&LIST.replace(r"'\broom\b'", "'('")), Err(ListError::Pattern(_))));
+        assert!(matches!(Words::parse(&LIST.replace(r"'\bwidget\b'", "'('")), Err(ListError::Pattern(_))));
     }
 }

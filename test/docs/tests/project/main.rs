@@ -59,7 +59,7 @@ fn pages() -> BTreeMap<PathBuf, Page> {
     files(&[".md"]).into_iter().map(|(path, text)| (path, Page::parse(&text))).collect()
 }
 
-/// What is wrong with a link from a page, if anything. Addresses of other places are not looked at.
+/// The problem of a link from a page, if any. External addresses are not checked.
 fn problem(root: &Path, pages: &BTreeMap<PathBuf, Page>, from: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -212,7 +212,7 @@ fn lost(manifest: &Value) -> Option<String> {
         "StorageClass" => kept::<StorageClass>(manifest),
         "ClusterRole" => kept::<ClusterRole>(manifest),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
-        other => return Some(format!("the test does not know manifests of a {other}")),
+        other => return Some(format!("add the kind {other} to this test")),
     };
     match kept {
         Ok(kept) => missing(manifest, &kept, kind),
@@ -220,7 +220,7 @@ fn lost(manifest: &Value) -> Option<String> {
     }
 }
 
-/// What is left of a manifest that was read as a `T`.
+/// The fields of a manifest that `T` has.
 fn kept<T: DeserializeOwned + Serialize>(manifest: &Value) -> Result<Value, serde_json::Error> {
     serde_json::to_value(serde_json::from_value::<T>(manifest.clone())?)
 }
