@@ -27,7 +27,7 @@ pub enum Confinement {
     Disabled,
 }
 
-/// What a program may do. All else is denied: files by Landlock and their owners, system calls by [`seccomp`](crate::seccomp),
+/// What a program may do. All else is denied: files by Landlock and their owners, system calls by a seccomp filter,
 /// and set-user-ID programs and file capabilities have no effect (`no_new_privs`).
 #[derive(Clone, Debug)]
 pub struct Rights {

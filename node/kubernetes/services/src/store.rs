@@ -18,6 +18,9 @@ use crate::kubeconfig;
 /// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
 pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
 
+/// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
+pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
+
 /// The API server's EncryptionConfiguration, which has the key inside.
 pub(crate) const ENCRYPTION: &str = "encryption.json";
 
