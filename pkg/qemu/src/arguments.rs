@@ -6,7 +6,6 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use units::Bytes;
 
 use crate::accelerator::Accelerator;
 use crate::config::{Boot, Config, PortName, Sink};
@@ -27,15 +26,15 @@ pub enum ConfigError {
     SamePort(PortName),
 }
 
-/// The backing of the guest's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Memory<'a> {
-    /// Anonymous memory of QEMU.
-    Anonymous,
-    /// This file, which the guest writes to: its content is what a saved guest's memory is.
-    Shared(&'a Path),
-    /// A private copy-on-write mapping of a saved guest's file. The guest is loaded before it runs.
-    Private(&'a Path),
+/// How the guest begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It boots.
+    Boot,
+    /// It boots, with what a guest needs that is to be saved.
+    Savable,
+    /// A saved guest is loaded before it runs.
+    Saved,
 }
 
 /// Descriptors that QEMU inherits: its ends of the streams.
@@ -51,18 +50,24 @@ pub(crate) fn arguments(
     accelerator: Accelerator,
     config: &Config,
     streams: &Streams,
-    memory: Memory<'_>,
+    origin: Origin,
 ) -> Result<Vec<OsString>, ConfigError> {
     check(config)?;
     let mut all = Arguments(Vec::new());
     all.0.extend(accelerator.arguments().map(OsString::from));
     all.0.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(OsString::from));
-    add_memory(&mut all, config.memory, memory)?;
+    all.add("-m", format!("{}B", config.memory.get()));
+    if origin != Origin::Boot {
+        all.add("-device", GENERATION);
+    }
+    if origin == Origin::Saved {
+        all.add("-incoming", "defer");
+    }
     all.add("-smp", config.cpus.to_string());
     all.add("-chardev", format!("socket,id=qmp,fd={}", streams.qmp));
     all.add("-mon", "chardev=qmp,mode=control");
     all.add("-device", "virtio-rng-pci");
-    boot(&mut all, &config.boot, memory)?;
+    boot(&mut all, &config.boot)?;
     for (index, disk) in config.disks.iter().enumerate() {
         add_disk(&mut all, disk, index, &config.boot)?;
     }
@@ -104,27 +109,6 @@ pub(crate) fn machine(arguments: &[OsString]) -> Vec<(String, String)> {
     pairs.map(|pair| (pair[0].to_string_lossy().into_owned(), pair[1].to_string_lossy().into_owned())).collect()
 }
 
-fn add_memory(all: &mut Arguments, size: Bytes, memory: Memory<'_>) -> Result<(), ConfigError> {
-    let size = size.get();
-    all.add("-m", format!("{size}B"));
-    let (path, share) = match memory {
-        Memory::Anonymous => return Ok(()),
-        Memory::Shared(path) => (path, true),
-        Memory::Private(path) => (path, false),
-    };
-    let mut file = json!({"qom-type": "memory-backend-file", "id": "memory", "size": size, "mem-path": utf8(path)?,
-        "share": share});
-    if !share {
-        // The file is opened for reading, the mapping is writable all the same (QEMU 8.2).
-        file["readonly"] = json!(true);
-        file["rom"] = json!("off");
-        all.add("-incoming", "defer");
-    }
-    all.add("-object", file.to_string());
-    all.add("-device", GENERATION);
-    Ok(())
-}
-
 struct Arguments(Vec<OsString>);
 
 impl Arguments {
@@ -145,14 +129,10 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
 }
 
-fn boot(all: &mut Arguments, boot: &Boot, memory: Memory<'_>) -> Result<(), ConfigError> {
-    let backend = match memory {
-        Memory::Anonymous => "",
-        Memory::Shared(_) | Memory::Private(_) => ",memory-backend=memory",
-    };
+fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
     match boot {
         Boot::Kernel { kernel, initrd, command_line } => {
-            all.add("-machine", format!("q35{backend}"));
+            all.add("-machine", "q35");
             all.add("-kernel", kernel);
             if let Some(initrd) = initrd {
                 all.add("-initrd", initrd);
@@ -160,7 +140,7 @@ fn boot(all: &mut Arguments, boot: &Boot, memory: Memory<'_>) -> Result<(), Conf
             all.add("-append", command_line);
         }
         Boot::Firmware { code, variables, oem_strings } => {
-            all.add("-machine", format!("q35,pflash0=code,pflash1=variables{backend}"));
+            all.add("-machine", "q35,pflash0=code,pflash1=variables");
             let node = |name: &str, path: &Path, read_only: bool| -> Result<String, ConfigError> {
                 let file = json!({"driver": "file", "filename": utf8(path)?});
                 Ok(json!({"driver": "raw", "node-name": name, "read-only": read_only, "file": file}).to_string())
@@ -345,7 +325,7 @@ mod tests {
     }
 
     fn built(config: &Config) -> Vec<String> {
-        let all = arguments(Accelerator::Tcg, config, &STREAMS, Memory::Anonymous).unwrap();
+        let all = arguments(Accelerator::Tcg, config, &STREAMS, Origin::Boot).unwrap();
         all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -375,19 +355,15 @@ mod tests {
 
     #[test]
     fn a_restored_guest_has_the_machine_of_the_saved_one() {
-        let path = Path::new("/tmp/a,b");
-        let built = |memory| arguments(Accelerator::Tcg, &direct(), &STREAMS, memory).unwrap();
-        let (saved, restored) = (built(Memory::Shared(path)), built(Memory::Private(path)));
+        let built = |origin| arguments(Accelerator::Tcg, &direct(), &STREAMS, origin).unwrap();
+        let (saved, restored) = (built(Origin::Savable), built(Origin::Saved));
         assert_eq!(machine(&saved), machine(&restored));
-        assert_ne!(machine(&saved), machine(&built(Memory::Anonymous)));
+        assert_ne!(machine(&saved), machine(&built(Origin::Boot)));
         let text = |all: Vec<OsString>| -> Vec<String> {
             all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
         };
-        let restored = text(restored);
-        assert_eq!(values(&restored, "-incoming"), ["defer"]);
-        assert_eq!(values(&restored, "-machine"), ["q35,memory-backend=memory"]);
-        assert_eq!(json_of(values(&restored, "-object")[0])["share"], json!(false));
-        assert_eq!(json_of(values(&text(saved), "-object")[0])["mem-path"], json!("/tmp/a,b"));
+        assert_eq!(values(&text(restored), "-incoming"), ["defer"]);
+        assert_eq!(values(&text(saved), "-incoming"), [""; 0]);
     }
 
     #[test]
@@ -485,7 +461,7 @@ mod tests {
         let capture = Some("/tmp/a,b.pcap".into());
         config.network = Some(Network { mac: Some(Mac::of(1)), link: Link::Wire, capture });
         let streams = Streams { wire: Some(9), ..STREAMS };
-        let all = arguments(Accelerator::Tcg, &config, &streams, Memory::Anonymous).unwrap();
+        let all = arguments(Accelerator::Tcg, &config, &streams, Origin::Boot).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
         assert_eq!(
             json_of(values(&all, "-netdev")[0]),
@@ -512,7 +488,7 @@ mod tests {
             port("third", Sink::Stream),
         ];
         let streams = Streams { console: Some(8), ports: vec![9, 10], ..STREAMS };
-        let all = arguments(Accelerator::Kvm, &config, &streams, Memory::Anonymous).unwrap();
+        let all = arguments(Accelerator::Kvm, &config, &streams, Origin::Boot).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
         assert_eq!(
             values(&all, "-chardev"),
@@ -530,11 +506,11 @@ mod tests {
     fn disks_and_ports_that_cannot_be_told_apart_are_refused() {
         let mut config = direct();
         config.disks = vec![Disk::new("data".parse().unwrap(), "a"), Disk::new("data".parse().unwrap(), "b")];
-        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous);
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Origin::Boot);
         assert_eq!(refused, Err(ConfigError::SameSerial("data".parse().unwrap())));
         config.disks.clear();
         config.ports = vec![Port { name: "a".parse().unwrap(), sink: Sink::Discard }; 2];
-        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous);
+        let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Origin::Boot);
         assert_eq!(refused, Err(ConfigError::SamePort("a".parse().unwrap())));
     }
 
@@ -544,7 +520,7 @@ mod tests {
         let path = Path::new(OsStr::from_bytes(b"\xff.img"));
         config.disks.push(Disk::new("data".parse().unwrap(), path));
         assert_eq!(
-            arguments(Accelerator::Tcg, &config, &STREAMS, Memory::Anonymous),
+            arguments(Accelerator::Tcg, &config, &STREAMS, Origin::Boot),
             Err(ConfigError::NotUtf8(path.to_owned()))
         );
     }

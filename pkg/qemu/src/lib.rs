@@ -27,7 +27,7 @@
 //! behind in the file system and no path can be too long. VMs reach each other in a [`Segment`].
 //!
 //! A guest can be saved ([`Vm::start_savable`], [`Vm::save`]) and restored any number of times ([`Vm::restore`]): a
-//! restored guest runs after a fraction of a second, from the point at which it was saved. Disks can be attached to a
+//! restored guest runs after a second or less, from the point at which it was saved. Disks can be attached to a
 //! running guest ([`Vm::attach`]).
 //!
 //! All calls block. Needs QEMU 8 (8.2 to restore guests) and x86-64 Linux.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use units::Bytes;
 
 use crate::accelerator::Accelerator;
-use crate::arguments::{ConfigError, Memory, Streams, arguments, device, machine, node, node_name, spare_port};
+use crate::arguments::{ConfigError, Origin, Streams, arguments, device, machine, node, node_name, spare_port};
 use crate::config::{Config, PortName, Sink};
 use crate::disk::{Disk, Serial};
 use crate::network::{Link, Network};
@@ -119,11 +119,10 @@ impl Vm {
     /// # Errors
     /// [`StartError`]: nothing runs and nothing is left.
     pub fn start(program: &Program, accelerator: Accelerator, config: &Config) -> Result<Self, StartError> {
-        Self::launch(program, accelerator, config, Memory::Anonymous, |_| Ok(()))
+        Self::launch(program, accelerator, config, Origin::Boot, |_| Ok(()))
     }
 
-    /// Starts a VM that can be saved in the directory `dir`, which exists and holds no saved guest: the guest's memory is a
-    /// file there from the start.
+    /// Starts a VM that can be saved in the directory `dir`, which exists and holds no saved guest.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -133,9 +132,8 @@ impl Vm {
         config: &Config,
         dir: &Path,
     ) -> Result<Self, StartError> {
-        let memory = saved::memory_in(dir);
         let mut machine = None;
-        let mut vm = Self::launch(program, accelerator, config, Memory::Shared(&memory), |arguments| {
+        let mut vm = Self::launch(program, accelerator, config, Origin::Savable, |arguments| {
             machine = Some(Machine::new(program, arguments));
             Ok::<(), StartError>(())
         })?;
@@ -166,9 +164,8 @@ impl Vm {
         config: &Config,
         saved: &Saved,
     ) -> Result<Self, RestoreError> {
-        let memory = saved.memory();
         let check = |arguments| saved.check(&Machine::new(program, arguments));
-        let vm = Self::launch(program, accelerator, config, Memory::Private(&memory), check)?;
+        let vm = Self::launch(program, accelerator, config, Origin::Saved, check)?;
         saved.load(&vm)?;
         Ok(vm)
     }
@@ -186,11 +183,11 @@ impl Vm {
         program: &Program,
         accelerator: Accelerator,
         config: &Config,
-        memory: Memory<'_>,
+        origin: Origin,
         check: impl FnOnce(Vec<(String, String)>) -> Result<(), E>,
     ) -> Result<Self, E> {
         let (host, guest) = Ends::make(config).map_err(StartError::Prepare)?;
-        let arguments = arguments(accelerator, config, &guest.numbers(), memory).map_err(StartError::Config)?;
+        let arguments = arguments(accelerator, config, &guest.numbers(), origin).map_err(StartError::Config)?;
         check(machine(&arguments))?;
         let mut command = Command::new(program.path());
         command.args(arguments);

@@ -98,10 +98,9 @@ fn two_guests_run_from_one_state_with_different_generation_ids() {
     assert_ne!(first["guid"], second["guid"]);
 }
 
-/// A write through a shared mapping changes the time of the file (mmap(2)).
 #[test]
-fn a_restored_guest_does_not_change_the_saved_memory() {
-    let modified = || fs::metadata(SAVED.0.path().join("memory")).unwrap().modified().unwrap();
+fn a_restored_guest_does_not_change_the_saved_one() {
+    let modified = || fs::metadata(SAVED.0.path().join("state")).unwrap().modified().unwrap();
     let before = modified();
     let dir = tempfile::tempdir().unwrap();
     let vm = restore(&restored(dir.path())).unwrap();
@@ -147,19 +146,19 @@ fn another_machine_is_rejected_with_the_argument_that_differs() {
 #[test]
 fn a_damaged_state_is_reported_in_qemus_words() {
     let dir = tempfile::tempdir().unwrap();
-    for file in ["memory", "devices", "machine.json"] {
+    for file in ["state", "machine.json"] {
         fs::copy(SAVED.0.path().join(file), dir.path().join(file)).unwrap();
     }
-    let devices = dir.path().join("devices");
-    let half = fs::metadata(&devices).unwrap().len() / 2;
-    File::options().write(true).open(&devices).unwrap().set_len(half).unwrap();
+    let state = dir.path().join("state");
+    let half = fs::metadata(&state).unwrap().len() / 2;
+    File::options().write(true).open(&state).unwrap().set_len(half).unwrap();
     let config = restored(dir.path());
     let error = Vm::restore(&program(), Accelerator::Tcg, &config, &Saved::open(dir.path()).unwrap()).unwrap_err();
     assert!(matches!(&error, RestoreError::Failed(reason) if reason.contains("load")), "{error:?}");
 }
 
 #[test]
-fn a_guest_without_a_memory_file_cannot_be_saved() {
+fn a_guest_that_was_not_started_for_it_cannot_be_saved() {
     let dir = tempfile::tempdir().unwrap();
     let vm = Vm::start(&program(), Accelerator::Tcg, &restored(dir.path())).unwrap();
     assert!(matches!(vm.save(), Err(SaveError::NotSavable)));
