@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use nodelog::Stream;
 use prometheus::Registry;
+use provisioner::NoticeQueue;
 use services::Credentials;
 use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
@@ -27,7 +28,7 @@ use tracing::{info, warn};
 use crate::certificates::{Certificates, Kept};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
-use crate::guard::{Devices, PodGuard};
+use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
@@ -182,9 +183,10 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
-    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data()));
+    let (notices, queue) = provisioner::notices();
+    let guard = Arc::new(PodGuard::new(CGROUPS, storage.data(), notices));
     begun.guard = Some(Arc::clone(&guard));
-    let end = runtime.block_on(serve(&config, storage, guard, modules, &host, Logs { stream, recent }));
+    let end = runtime.block_on(serve(&config, storage, (guard, queue), modules, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
@@ -199,7 +201,7 @@ struct Logs {
 async fn serve(
     config: &Config,
     storage: Storage,
-    guard: Arc<PodGuard>,
+    (guard, notices): (Arc<PodGuard>, NoticeQueue),
     modules: Option<Arc<Modules>>,
     host: &Host,
     logs: Logs,
@@ -251,9 +253,11 @@ async fn serve(
     let role = Prepared::of(&config.role, &services, certificates.clone()).await?;
     let registry = Registry::new();
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
-    let linux = csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(Devices(Arc::clone(&guard)));
+    let linux =
+        csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(podguard::Devices(guard.restrictions()));
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
+    podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;
     let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {
         node: config.node.to_string(),
@@ -264,7 +268,6 @@ async fn serve(
         keeper: Arc::clone(&keeper),
         certificates: certificates.subscribe(),
         mesh: Arc::clone(&mesh),
-        guard: Arc::clone(&guard),
         kubernetes: Arc::default(),
     };
     let plugin = Arc::new(plugin);
@@ -277,6 +280,7 @@ async fn serve(
         mesh,
         guard,
         modules,
+        notices,
         uplink: Arc::clone(&uplink),
         facts,
         metrics,

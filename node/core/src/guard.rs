@@ -1,8 +1,6 @@
 //! The service that restricts pods: it creates the pods' cgroup, loads [`lsm::Guard`] for it, and verifies by a self-test
-//! that the kernel denies what it must. containerd starts only after that.
+//! that the kernel denies each call. containerd starts only after that, and kubelet runs only while pods are restricted.
 
-use std::collections::BTreeSet;
-use std::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -10,15 +8,21 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lsm::{Abi, Btf, Cgroup, DeviceNumber, Guard, Operation, Probe, Recent};
-use supervisor::Context;
+use futures::future::{BoxFuture, pending};
+use lsm::{Abi, Btf, Cgroup, DeviceNumber, Guard, Probe};
+use podguard::{Enforcement, Restrictions};
+use provisioner::Notices;
+use supervisor::{BoxError, Context};
+use tokio::sync::watch;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
 use tracing::{info, warn};
+
+use crate::status::chain;
 
 /// kubelet's name for the cgroup of all pods (`--cgroup-root` is the root, the driver `cgroupfs`).
 const PODS: &str = "kubepods";
@@ -30,8 +34,10 @@ const ARGUMENT: &str = "guard-self-test";
 const SELF_TEST_TIME: Duration = Duration::from_secs(30);
 /// `/dev/loop0`: of the devices that the driver creates when it is loaded. Volumes get higher numbers.
 const FIRST_LOOP: DeviceNumber = DeviceNumber { major: 7, minor: 0 };
-/// How often the cgroup is verified and denials are logged.
-const INTERVAL: Duration = Duration::from_secs(10);
+/// Links to the logs of containers, by the names of their pods. kubelet has no option for this directory.
+const LOG_LINKS: &str = "/var/log/containers";
+/// How often the cgroup is verified and denials are reported. Of a container that ends earlier, only the number is reported.
+const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pods are not restricted, so none may run.
 #[derive(Debug, thiserror::Error)]
@@ -70,44 +76,54 @@ pub enum GuardError {
     #[error("the self-test of the pods' restrictions failed: {0}")]
     Failed(String),
     /// It found a call that is not denied.
-    #[error("the kernel does not deny pods what would remove the limits of volumes: {0}")]
+    #[error("the kernel does not deny pods the calls that remove the limits of volumes: {0}")]
     NotDenied(String),
-    /// The thread that waits for the kernel panicked.
+    /// The thread that loads the programs panicked.
     #[error("loading the restrictions of the pods ended early")]
     Panicked(#[from] JoinError),
 }
 
-/// The restrictions of the pods. They outlive a restart of the service.
+/// Pods are not restricted any more, so kubelet must not start any.
+#[derive(Debug, thiserror::Error)]
+#[error("kubelet does not run because pods are not restricted: {0}")]
+pub struct NotRestricted(Arc<str>);
+
+/// Keeps the pods of this node restricted.
 #[derive(Debug)]
 pub struct PodGuard {
     /// The root of the cgroup hierarchy.
     cgroups: PathBuf,
     /// Where the data disk is mounted.
     data: PathBuf,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    guard: Option<Guard>,
-    /// Loop devices of published volumes, also those that came before a guard.
-    published: BTreeSet<DeviceNumber>,
-    /// Denials that former guards have counted.
-    past: [u64; Operation::ALL.len()],
+    restrictions: Arc<Restrictions>,
 }
 
 impl PodGuard {
     /// For the hierarchy at `cgroups` and the disk that is mounted at `data`.
-    pub fn new(cgroups: impl Into<PathBuf>, data: impl Into<PathBuf>) -> Self {
-        Self { cgroups: cgroups.into(), data: data.into(), state: Mutex::default() }
+    pub fn new(cgroups: impl Into<PathBuf>, data: impl Into<PathBuf>, notices: Notices) -> Self {
+        let restrictions = Arc::new(Restrictions::new(LOG_LINKS, notices));
+        Self { cgroups: cgroups.into(), data: data.into(), restrictions }
+    }
+
+    /// What is in force. It outlives a restart of the service.
+    pub fn restrictions(&self) -> Arc<Restrictions> {
+        Arc::clone(&self.restrictions)
     }
 
     /// The service. Healthy when pods are restricted and the self-test has verified it.
     ///
     /// # Errors
-    /// [`GuardError`].
+    /// [`GuardError`]; [`PodGuard::while_restricted`] then stops its service.
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), GuardError> {
-        let this = Arc::clone(&self);
+        let ended = self.keep(&cx).await;
+        if let Err(error) = &ended {
+            self.restrictions.set(Enforcement::Failed(chain(error).into()));
+        }
+        ended
+    }
+
+    async fn keep(self: &Arc<Self>, cx: &Context) -> Result<(), GuardError> {
+        let this = Arc::clone(self);
         spawn_blocking(move || this.ensure()).await??;
         cx.healthy();
         loop {
@@ -115,101 +131,54 @@ impl PodGuard {
                 () = cx.cancelled() => return Ok(()),
                 () = sleep(INTERVAL) => {}
             }
-            let this = Arc::clone(&self);
+            let this = Arc::clone(self);
             spawn_blocking(move || this.verify()).await??;
         }
     }
 
-    /// From now on, pods may not change this loop device.
-    ///
-    /// # Errors
-    /// The kernel does not take the number.
-    pub fn publish(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
-        let mut state = self.state();
-        // A guard that is loaded later gets it although the present one does not take it.
-        state.published.insert(device);
-        match &state.guard {
-            Some(guard) => guard.publish(device),
-            None => Ok(()),
+    /// A service that runs only while pods are restricted: the kubelet, without which the node is not Ready.
+    pub fn while_restricted<F, Fut, E>(
+        self: &Arc<Self>,
+        service: F,
+    ) -> impl Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync + use<F, Fut, E>
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        let (guard, service) = (Arc::clone(self), Arc::new(service));
+        move |cx| {
+            let (service, enforcement) = (Arc::clone(&service), guard.restrictions.enforcement());
+            Box::pin(async move {
+                tokio::select! {
+                    biased;
+                    reason = failure(enforcement) => Err(NotRestricted(reason).into()),
+                    ended = service(cx) => ended.map_err(Into::into),
+                }
+            })
         }
-    }
-
-    /// Reverts [`PodGuard::publish`].
-    ///
-    /// # Errors
-    /// The kernel does not remove the number.
-    pub fn withdraw(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
-        let mut state = self.state();
-        if let Some(guard) = &state.guard {
-            guard.withdraw(device)?;
-        }
-        state.published.remove(&device);
-        Ok(())
-    }
-
-    /// How many calls of pods were denied since the node started.
-    pub fn denied(&self) -> [(Operation, u64); Operation::ALL.len()] {
-        let state = self.state();
-        let now = state.guard.as_ref().and_then(|guard| guard.denied().ok()).unwrap_or_default();
-        let mut past = state.past.into_iter();
-        Operation::ALL.map(|operation| (operation, past.next().unwrap_or_default() + now.of(operation)))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Loads the programs for the pods' cgroup if they are not loaded for it yet, and runs the self-test.
     fn ensure(&self) -> Result<(), GuardError> {
         let cgroup = self.cgroup()?;
-        let is_loaded = self.state().guard.as_ref().is_some_and(|guard| guard.cgroup() == cgroup);
-        if !is_loaded {
-            let guard = Guard::load(&Btf::of_kernel()?, cgroup, self.disk()?)?;
-            let mut state = self.state();
-            for &device in &state.published {
-                guard.publish(device)?;
-            }
-            if let Some(former) = state.guard.replace(guard) {
-                let counted = former.denied().unwrap_or_default();
-                for (past, operation) in state.past.iter_mut().zip(Operation::ALL) {
-                    *past += counted.of(operation);
-                }
-            }
+        if self.restrictions.cgroup() != Some(cgroup) {
+            self.restrictions.replace(Guard::load(&Btf::of_kernel()?, cgroup, self.disk()?)?)?;
         }
         self.self_test()?;
+        self.restrictions.set(Enforcement::Enforced);
         info!(cgroup = %cgroup.id(), "pods are restricted");
         Ok(())
     }
 
-    /// A cgroup that was removed and created again has another ID, and the programs would apply to nothing.
+    /// A cgroup that was removed and created again has another ID, and the programs would apply to no task.
     fn verify(&self) -> Result<(), GuardError> {
-        let cgroup = self.cgroup()?;
-        let recent = match &self.state().guard {
-            Some(guard) if guard.cgroup() == cgroup => Some(guard.recent()?),
-            _ => None,
-        };
-        match recent {
-            Some(recent) => self.log(&recent)?,
-            None => {
-                warn!("the cgroup of the pods was created again: its restrictions are loaded again");
-                self.ensure()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// kubelet names a pod's cgroup after the pod's UID.
-    fn log(&self, denied: &[Recent]) -> Result<(), GuardError> {
-        if denied.is_empty() {
+        if self.restrictions.cgroup() == Some(self.cgroup()?) {
+            self.restrictions.report(&self.cgroups);
             return Ok(());
         }
-        let pods = self.open()?;
-        for Recent { cgroup, operation, count } in denied {
-            let path = cgroup.path(&pods)?;
-            let path = path.as_deref().unwrap_or_else(|| Path::new("of a pod that has ended"));
-            warn!(%operation, count, cgroup = %path.display(), "calls of a pod were denied");
-        }
-        Ok(())
+        warn!("the cgroup of the pods was created again: loading its restrictions again");
+        self.ensure()
     }
 
     fn pods(&self) -> PathBuf {
@@ -218,7 +187,7 @@ impl PodGuard {
 
     fn open(&self) -> Result<File, GuardError> {
         let path = self.pods();
-        let created = create(&path).and_then(|()| File::open(&path));
+        let created = ensure_directory(&path).and_then(|()| File::open(&path));
         created.map_err(|source| GuardError::CreateCgroup { path, source })
     }
 
@@ -229,25 +198,22 @@ impl PodGuard {
     fn disk(&self) -> Result<DeviceNumber, GuardError> {
         let found = fs::metadata(&self.data);
         let found = found.map_err(|source| GuardError::Directory { path: self.data.clone(), source })?;
-        let [major, minor] = [nix::sys::stat::major(found.dev()), nix::sys::stat::minor(found.dev())];
-        // The kernel's numbers have 12 and 20 bits.
-        let [major, minor] = [major, minor].map(|part| u32::try_from(part).unwrap_or(u32::MAX));
-        Ok(DeviceNumber { major, minor })
+        Ok(DeviceNumber::from_stat(found.dev()))
     }
 
-    /// Runs each denied call in a process below the pods' cgroup: this program once more, since a process with threads
-    /// cannot move a single one of them. The first loop device, which the driver creates and no volume uses, is published
-    /// meanwhile.
+    /// Runs each denied call in a process in a cgroup below that of the pods. The process runs this program again, because
+    /// cgroup2 does not move single threads. The first loop device, which the driver creates and no volume uses, is published
+    /// during the test.
     fn self_test(&self) -> Result<(), GuardError> {
         let cgroup = self.pods().join(SELF_TEST);
-        // It stays: while it exists, nobody can remove the cgroup of the pods and create another one.
-        create(&cgroup).map_err(|source| GuardError::CreateCgroup { path: cgroup.clone(), source })?;
+        // It is not removed: while it exists, no process can remove the cgroup of the pods.
+        ensure_directory(&cgroup).map_err(|source| GuardError::CreateCgroup { path: cgroup.clone(), source })?;
         let directory = self.data.join(SELF_TEST);
-        create(&directory).map_err(|source| GuardError::Directory { path: directory.clone(), source })?;
-        self.publish(FIRST_LOOP)?;
+        ensure_directory(&directory).map_err(|source| GuardError::Directory { path: directory.clone(), source })?;
+        self.restrictions.publish(FIRST_LOOP)?;
         let tried = run(Command::new("/proc/self/exe").arg(ARGUMENT).args([&cgroup, &directory]));
-        self.withdraw(FIRST_LOOP)?;
-        // An empty directory harms nothing; the next self-test uses it again.
+        self.restrictions.withdraw(FIRST_LOOP)?;
+        // The next self-test uses a directory that is left.
         if let Err(error) = fs::remove_dir(&directory) {
             warn!(path = %directory.display(), %error, "cannot remove the self-test's directory");
         }
@@ -258,7 +224,19 @@ impl PodGuard {
     }
 }
 
-/// What the self-test's child prints, if it succeeds in time. On a disk that does not answer it never ends.
+/// Waits until pods are not restricted, and returns the reason. Cancel-safe.
+async fn failure(mut enforcement: watch::Receiver<Enforcement>) -> Arc<str> {
+    loop {
+        if let Enforcement::Failed(reason) = &*enforcement.borrow_and_update() {
+            return Arc::clone(reason);
+        }
+        if enforcement.changed().await.is_err() {
+            pending().await
+        }
+    }
+}
+
+/// Returns the output of the self-test's child. The child may block on a disk that does not answer, so it has a deadline.
 fn run(child: &mut Command) -> Result<String, GuardError> {
     let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().map_err(GuardError::Start)?;
@@ -279,27 +257,10 @@ fn run(child: &mut Command) -> Result<String, GuardError> {
     }
 }
 
-fn create(path: &Path) -> io::Result<()> {
+fn ensure_directory(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(()) | Err(_) => Ok(()),
-    }
-}
-
-/// Has pods denied the ioctls of the loop devices that the CSI plugin publishes.
-#[derive(Debug)]
-pub struct Devices(pub Arc<PodGuard>);
-
-impl csi::Published for Devices {
-    fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(self.0.publish(device)?)
-    }
-
-    fn withdraw(&self, device: DeviceNumber) {
-        if let Err(error) = self.0.withdraw(device) {
-            let error: &dyn Error = &error;
-            warn!(error, %device, "pods stay denied the ioctls of a loop device that was removed");
-        }
     }
 }
 
@@ -336,12 +297,17 @@ fn probe(cgroup: &Path, directory: &Path) -> io::Result<Vec<lsm::Breach>> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use eventually::{Seen, eventually};
+    use supervisor::{Settings, State, Supervisor};
+
     use super::*;
 
-    fn guard() -> (tempfile::TempDir, PodGuard) {
+    fn guard() -> (tempfile::TempDir, Arc<PodGuard>) {
         let scratch = tempfile::tempdir().unwrap();
-        let guard = PodGuard::new(scratch.path().join("cgroups"), scratch.path().join("data"));
-        (scratch, guard)
+        let (cgroups, data) = (scratch.path().join("cgroups"), scratch.path().join("data"));
+        (scratch, Arc::new(PodGuard::new(cgroups, data, provisioner::notices().0)))
     }
 
     #[test]
@@ -350,19 +316,9 @@ mod tests {
         for other in [&["init"][..], &["init", "quiet", "a", "b"], &["init", ARGUMENT, "a"]] {
             assert!(self_test(arguments(other)).is_none(), "{other:?}");
         }
-        // There is no such cgroup: the self-test fails, and does not pass.
         assert!(self_test(arguments(&["init", ARGUMENT, "/nonexistent", "/nonexistent"])).is_some());
-    }
-
-    #[test]
-    fn a_device_that_is_published_before_the_guard_is_loaded_is_kept_for_it() {
-        let (_scratch, guard) = guard();
-        let device = DeviceNumber { major: 7, minor: 3 };
-        guard.publish(device).unwrap();
-        assert!(guard.state().published.contains(&device));
-        guard.withdraw(device).unwrap();
-        assert!(guard.state().published.is_empty());
-        assert_eq!(guard.denied().map(|(_, count)| count), [0; 3]);
+        // There is no such cgroup: the self-test fails, and does not pass.
+        assert!(probe(Path::new("/nonexistent"), Path::new("/nonexistent")).is_err());
     }
 
     #[test]
@@ -372,5 +328,55 @@ mod tests {
         // An ordinary directory is no cgroup.
         fs::create_dir(scratch.path().join("cgroups")).unwrap();
         assert!(matches!(guard.ensure(), Err(GuardError::Cgroup(_))));
+        assert_eq!(*guard.restrictions.enforcement().borrow(), Enforcement::Unknown);
+    }
+
+    #[tokio::test]
+    async fn kubelet_stops_when_pods_are_not_restricted_any_more_and_says_why() {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let (_scratch, guard) = guard();
+        guard.restrictions.set(Enforcement::Enforced);
+        let its = Arc::clone(&guard);
+        let tree = Supervisor::start("node", Settings::default(), move |cx| {
+            let guard = Arc::clone(&its);
+            async move {
+                let kubelet = |cx: Context| async move {
+                    cx.healthy();
+                    pending::<Result<(), Infallible>>().await
+                };
+                let kubelet = cx.start("kubelet", guard.while_restricted(kubelet));
+                kubelet.healthy().await?;
+                cx.healthy();
+                // Fails: there are no cgroups.
+                cx.start("pod-guard", move |cx| Arc::clone(&guard).run(cx));
+                cx.cancelled().await;
+                Ok::<(), BoxError>(())
+            }
+        });
+        let kubelet = || tree.status().walk().map(|(_, status)| status.clone()).find(|status| status.name == "kubelet");
+        let reason = eventually(PATIENCE, "kubelet to fail", async || {
+            Ok::<_, Infallible>(match kubelet() {
+                Some(status) if status.state != State::Healthy && status.last_error.is_some() => {
+                    Seen::Done(status.last_error.unwrap_or_default())
+                }
+                other => Seen::NotYet(format!("{other:?}")),
+            })
+        });
+        let reason = reason.await.unwrap();
+        assert!(reason.contains("pods are not restricted: cannot create the cgroup"), "{reason}");
+        // The guard's next attempt succeeds.
+        guard.restrictions.set(Enforcement::Enforced);
+        eventually(PATIENCE, "kubelet to run", async || {
+            guard.restrictions.set(Enforcement::Enforced);
+            let state = kubelet().map(|status| status.state);
+            Ok::<_, Infallible>(if state == Some(State::Healthy) {
+                Seen::Done(())
+            } else {
+                Seen::NotYet(format!("{state:?}"))
+            })
+        })
+        .await
+        .unwrap();
+        tree.stop(PATIENCE).await.unwrap();
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
-use provisioner::csinode;
+use provisioner::{NoticeQueue, csinode};
 use services::{Credentials, Identity, Requested, Stale, containerd, kubelet, pods, proxy};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
@@ -39,6 +39,8 @@ pub(crate) struct Member {
     pub(crate) guard: Arc<PodGuard>,
     /// Of the configuration.
     pub(crate) modules: Option<Arc<Modules>>,
+    /// Of the guard, for the provisioner's events.
+    pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
     /// What the status pages tell.
     pub(crate) facts: Facts,
@@ -103,7 +105,7 @@ impl Member {
         for handle in runtime {
             handle.healthy().await?;
         }
-        cx.start("kubelet", kubelet::service(&self.services, credentials));
+        cx.start("kubelet", self.guard.while_restricted(kubelet::service(&self.services, credentials)));
         Ok(())
     }
 
@@ -117,6 +119,7 @@ impl Member {
                 parallel: provisioner::Settings::PARALLEL,
                 metrics: self.metrics.clone(),
                 revoked: self.plugin.revoked(),
+                notices: self.notices.clone(),
             };
             let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
             let this = Arc::clone(&self);

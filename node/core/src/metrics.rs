@@ -4,7 +4,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clock::State;
-use lsm::Operation;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -35,8 +34,6 @@ struct Gauges {
     restarts: IntGaugeVec,
     /// The kernel counts.
     out_of_memory: IntCounterVec,
-    /// BPF programs count.
-    denied: IntCounterVec,
 }
 
 impl Metrics {
@@ -62,11 +59,9 @@ impl Metrics {
         clock: &State,
         certificates: &[Expiry],
         out_of_memory: &[(&str, u64)],
-        denied: &[(Operation, u64)],
     ) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         gauges.set(services, clock, certificates, out_of_memory);
-        gauges.set_denied(denied);
         self.registry.gather()
     }
 }
@@ -111,17 +106,10 @@ impl Gauges {
                 ),
                 &["program"],
             )?,
-            denied: IntCounterVec::new(
-                Opts::new(
-                    "granary_denied_total",
-                    "Calls of pods that would change limits or loop devices, and were denied.",
-                ),
-                &["operation"],
-            )?,
         })
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 10] {
+    fn collectors(&self) -> [Box<dyn Collector>; 9] {
         [
             Box::new(self.kernel_built.clone()),
             Box::new(self.memory.clone()),
@@ -132,15 +120,7 @@ impl Gauges {
             Box::new(self.ready.clone()),
             Box::new(self.restarts.clone()),
             Box::new(self.out_of_memory.clone()),
-            Box::new(self.denied.clone()),
         ]
-    }
-
-    fn set_denied(&self, denied: &[(Operation, u64)]) {
-        self.denied.reset();
-        for (operation, count) in denied {
-            self.denied.with_label_values(&[operation.name()]).inc_by(*count);
-        }
     }
 
     fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
@@ -194,7 +174,6 @@ mod tests {
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let gauges = Gauges::new().unwrap();
         gauges.set(&services(), &State::default(), &[EXPIRY], &[("etcd", 1)]);
-        gauges.set_denied(&[(Operation::Loop, 1)]);
         metricsdocs::assert_described("Node", gauges.collectors());
     }
 
@@ -203,7 +182,7 @@ mod tests {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
             let clock = State { jumps: 1, ..State::default() };
-            let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)], &[(Operation::Project, 4)]);
+            let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)]);
             TextEncoder::new().encode_to_string(&families).unwrap()
         };
         // Counted by the kernel, and not once more with each scrape.
@@ -217,7 +196,6 @@ mod tests {
             "granary_clock_synchronized 0",
             "granary_clock_jumps_total 1",
             r#"granary_program_oom_kills_total{program="etcd"} 2"#,
-            r#"granary_denied_total{operation="project"} 4"#,
         ] {
             assert!(found.lines().any(|found| found == line), "{line} in:\n{found}");
         }

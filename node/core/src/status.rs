@@ -19,7 +19,6 @@ use units::Bytes;
 use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage};
 
 use crate::certificates::Kept;
-use crate::guard::PodGuard;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
@@ -58,8 +57,6 @@ pub struct Facts {
     pub certificates: watch::Receiver<Kept>,
     /// The other nodes.
     pub mesh: Arc<Mesh>,
-    /// What pods are denied.
-    pub guard: Arc<PodGuard>,
     /// What its kubelet has told, once it has.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
 }
@@ -139,9 +136,9 @@ impl Source for Node {
 
 impl Node {
     fn gather(&self) -> Vec<MetricFamily> {
-        let Facts { metrics, keeper, certificates, paths, guard, .. } = &self.facts;
+        let Facts { metrics, keeper, certificates, paths, .. } = &self.facts;
         let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
-        metrics.gather(&self.services(), &clock, &kept.expiries, &services::out_of_memory(paths), &guard.denied())
+        metrics.gather(&self.services(), &clock, &kept.expiries, &services::out_of_memory(paths))
     }
 }
 
@@ -262,7 +259,7 @@ fn told(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
 }
 
 /// An error and its causes, in a line.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -309,7 +306,6 @@ mod tests {
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
             certificates: watch::Sender::default().subscribe(),
             mesh: Arc::new(Mesh::new(&services, &Registry::new())),
-            guard: Arc::new(PodGuard::new("/nonexistent", "/nonexistent")),
             kubernetes: Arc::default(),
         };
         let (give, tree) = tokio::sync::oneshot::channel();

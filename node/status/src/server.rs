@@ -54,6 +54,11 @@ pub trait Source: Send + Sync + 'static {
     /// The services, at once.
     fn services(&self) -> Vec<Service>;
 
+    /// A line that readiness says although every service does its work, such as a restricted mode of operation.
+    fn remark(&self) -> Option<String> {
+        None
+    }
+
     /// Everything. May wait for the disk. `None` of a source that has only numbers: there is no such path then.
     fn page(&self) -> Option<Page>;
 
@@ -146,7 +151,7 @@ impl Server {
         let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
         match path {
             "/healthz" => Answer::text(StatusCode::OK, "ok\n"),
-            "/readyz" => readiness(&self.source.services()),
+            "/readyz" => readiness(&self.source.services(), self.source.remark()),
             "/metrics" => self.look(METRICS, |source| source.metrics().map(Some)).await,
             _ if json => self.look(JSON, |source| Ok(source.page().map(|page| page.json()).transpose()?)).await,
             _ => self.look(HTML, |source| Ok(source.page().map(|page| page.html()))).await,
@@ -181,8 +186,8 @@ fn wants_json(query: &str) -> bool {
     query.split('&').any(|field| field == "format=json")
 }
 
-/// One line for each service that does not do its work.
-fn readiness(services: &[Service]) -> Answer {
+/// One line for each service that does not do its work; else `ok`, and the remark.
+fn readiness(services: &[Service], remark: Option<String>) -> Answer {
     let mut body = String::new();
     for service in not_ready(services) {
         // A String takes everything.
@@ -193,7 +198,10 @@ fn readiness(services: &[Service]) -> Answer {
         body.push('\n');
     }
     match &*body {
-        "" => Answer::text(StatusCode::OK, "ok\n"),
+        "" => {
+            let remark = remark.map_or_else(String::new, |remark| format!("{}\n", remark.replace('\n', " ")));
+            Answer { status: StatusCode::OK, kind: TEXT, body: format!("ok\n{remark}") }
+        }
         _ => Answer { status: StatusCode::SERVICE_UNAVAILABLE, kind: TEXT, body },
     }
 }
@@ -238,6 +246,13 @@ mod tests {
 
     use super::*;
     use crate::model::{Clock, Versions};
+
+    #[test]
+    fn a_remark_is_below_ok_and_nothing_else_changes() {
+        let answer = readiness(&[], Some("limits are\nadvisory".to_owned()));
+        assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
+        assert_eq!(readiness(&[], None).body, "ok\n");
+    }
 
     /// A node whose disk answers when it is let.
     struct FakeNode {

@@ -81,8 +81,8 @@ impl DeviceNumber {
         Self { major: (encoded >> 8 & 0xfff) as u32, minor: (encoded & 0xff | encoded >> 12 & 0xf_ff00) as u32 }
     }
 
-    /// As `struct stat` has it.
-    pub(crate) fn from_stat(encoded: u64) -> Self {
+    /// As `struct stat` has it, such as `st_dev`.
+    pub fn from_stat(encoded: u64) -> Self {
         // Kernel numbers are smaller than the C library's.
         let [major, minor] = [major(encoded), minor(encoded)].map(|part| u32::try_from(part).unwrap_or(u32::MAX));
         Self { major, minor }

@@ -61,6 +61,13 @@ impl CgroupId {
     }
 }
 
+impl From<u64> for CgroupId {
+    /// The inode number of a cgroup's directory. There need not be such a cgroup.
+    fn from(inode: u64) -> Self {
+        Self(inode)
+    }
+}
+
 impl fmt::Display for CgroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

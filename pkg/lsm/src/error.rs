@@ -99,10 +99,4 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// A pinned map was created by another release.
-    #[error("the pinned map {} has another shape; delete the directory to replace it", path.display())]
-    OtherShape {
-        /// The pin.
-        path: PathBuf,
-    },
 }

@@ -1,7 +1,6 @@
 //! [`Guard`]: the attached programs and their maps.
 
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -14,6 +13,7 @@ use crate::denials::{Denials, Recent};
 use crate::error::Error;
 use crate::layout::{Hook, Layout};
 use crate::maps::{self, Maps};
+use crate::pins::Pins;
 use crate::programs::{self, Scope};
 use crate::sys;
 
@@ -39,40 +39,32 @@ pub struct Guard {
 
 impl Guard {
     /// Builds, loads and attaches the programs: from now on, tasks in `pods` and below are restricted on `disk` and on
-    /// published loop devices. No loop device is published, no cgroup is exempt.
+    /// published loop devices. No loop device is published. No cgroup is exempt, and no process can change that: the map is
+    /// frozen.
     ///
     /// # Errors
     /// Nothing is attached then. The error names the step and the remedy.
     pub fn load(btf: &Btf, pods: Cgroup, disk: DeviceNumber) -> Result<Self, Error> {
         require_lsm(Path::new(ACTIVE))?;
-        Self::attach(&Layout::of(btf)?, pods, disk, Maps::create()?)
+        let layout = Layout::of(btf)?;
+        let maps = Maps::create()?;
+        maps.freeze_exempt()?;
+        Self::attach(&layout, pods, disk, maps)
     }
 
-    /// The same with maps and links that are pinned in a directory of a bpffs and outlive the process. Maps of a former
-    /// process are used with their content. Its links are replaced after the new ones are attached, so that no moment exists
-    /// without programs. The directory is created if it is missing.
+    /// The same with maps and links that are pinned and outlive the process, and a cgroup that may be exempt. Maps of a former
+    /// process are used with their content, unless another release created them with another shape. Its links are replaced
+    /// after the new ones are attached, so that no moment exists without programs.
     ///
     /// # Errors
     /// As [`Guard::load`]; links of a former process stay attached.
-    pub fn load_pinned(btf: &Btf, pods: Cgroup, disk: DeviceNumber, directory: &Path) -> Result<Self, Error> {
-        require_lsm(Path::new(ACTIVE))?;
+    pub fn load_pinned(btf: &Btf, pods: Cgroup, disk: DeviceNumber, pins: &Pins<'_>) -> Result<Self, Error> {
+        require_lsm(&pins.active_lsms())?;
         let layout = Layout::of(btf)?;
-        let pin = |step| move |source: io::Error| Error::Pin { step, path: directory.into(), source };
-        match fs::create_dir(directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(pin("create")(error)),
-            Ok(()) | Err(_) => {}
-        }
-        let guard = Self::attach(&layout, pods, disk, Maps::pinned(directory)?)?;
-        for (hook, link) in &guard.links {
-            // A process may have ended between the two steps.
-            let (new, place) = (directory.join(format!("{}-new", hook.name)), directory.join(hook.name));
-            match fs::remove_file(&new) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(pin("clean")(error)),
-                Ok(()) | Err(_) => {}
-            }
-            maps::pin(link.as_fd(), &new)?;
-            fs::rename(&new, &place).map_err(pin("replace a link in"))?;
-        }
+        let guard = Self::attach(&layout, pods, disk, Maps::pinned(&pins.path())?)?;
+        let links = guard.links.iter().map(|(hook, link)| (hook.name, link.as_fd()));
+        // The maps first: a process that finds a link finds its maps.
+        pins.replace(guard.maps.objects().into_iter().chain(links))?;
         Ok(guard)
     }
 
@@ -112,11 +104,11 @@ impl Guard {
         self.maps.withdraw(device)
     }
 
-    /// From now on, the programs do not apply to tasks of this cgroup. They apply to its descendants, and to cgroups that were
+    /// From now on, the programs of a guard that is pinned do not apply to tasks of this cgroup. They apply to its descendants, and to cgroups that were
     /// exempt before.
     ///
     /// # Errors
-    /// [`Error::UseMap`].
+    /// [`Error::UseMap`], with `EPERM` of a guard that is not pinned.
     pub fn exempt(&self, cgroup: CgroupId) -> Result<(), Error> {
         self.maps.exempt(cgroup)
     }

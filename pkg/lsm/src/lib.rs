@@ -49,6 +49,7 @@ mod guard;
 mod interpreter;
 mod layout;
 mod maps;
+mod pins;
 mod probe;
 mod programs;
 #[cfg(test)]
@@ -67,4 +68,5 @@ pub use guard::Guard;
 pub use layout::Layout;
 /// Major and minor number, of the data disk and of loop devices.
 pub use loopdev::DeviceNumber;
+pub use pins::Pins;
 pub use probe::{Abi, Breach, Probe, ProbeError};

@@ -57,7 +57,8 @@ impl Maps {
         })
     }
 
-    /// Those that are pinned in a directory; missing ones are created and pinned.
+    /// Those that are pinned in a directory. Missing ones, and ones that another release has pinned with another shape, are
+    /// created.
     pub(crate) fn pinned(directory: &Path) -> Result<Self, Error> {
         Ok(Self {
             denied: open(MapKind::Array, Operation::ALL.len() as u32, name::DENIED, directory)?,
@@ -65,6 +66,16 @@ impl Maps {
             published: open(MapKind::Hash, PUBLISHED, name::PUBLISHED, directory)?,
             recent: open(MapKind::LruHash, RECENT, name::RECENT, directory)?,
         })
+    }
+
+    /// With their names.
+    pub(crate) fn objects(&self) -> [(&'static str, BorrowedFd<'_>); 4] {
+        [
+            (name::DENIED, self.denied.descriptor()),
+            (name::EXEMPT, self.exempt.descriptor()),
+            (name::PUBLISHED, self.published.descriptor()),
+            (name::RECENT, self.recent.descriptor()),
+        ]
     }
 
     /// As programs name them.
@@ -99,6 +110,11 @@ impl Maps {
         }
         self.exempt.set(&wanted, [0; 4]).map_err(failed("add a cgroup to", name::EXEMPT))?;
         others.try_for_each(|key| self.remove_exempt(key))
+    }
+
+    /// From now on, no process can make a cgroup exempt.
+    pub(crate) fn freeze_exempt(&self) -> Result<(), Error> {
+        self.exempt.freeze().map_err(failed("freeze", name::EXEMPT))
     }
 
     fn remove_exempt(&self, key: &[u8; 8]) -> Result<(), Error> {
@@ -159,26 +175,12 @@ fn open<const KEY: usize, const VALUE: usize>(
     let path = directory.join(name);
     match sys::Map::open(kind, entries, &c_path(&path)?) {
         Ok(map) => Ok(map),
-        Err(Errno::EMEDIUMTYPE) => Err(Error::OtherShape { path }),
-        Err(Errno::ENOENT) => {
-            let map = create(kind, entries, name)?;
-            pin(map.descriptor(), &path)?;
-            Ok(map)
-        }
+        Err(Errno::EMEDIUMTYPE | Errno::ENOENT) => create(kind, entries, name),
         Err(source) => Err(Error::Pin { step: "open the pin", path, source: source.into() }),
     }
 }
 
-/// Pins an object.
-pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> Result<(), Error> {
-    sys::pin(object, &c_path(path)?).map_err(|source| Error::Pin {
-        step: "pin an object at",
-        path: path.into(),
-        source: source.into(),
-    })
-}
-
-fn c_path(path: &Path) -> Result<CString, Error> {
+pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::Pin {
         step: "use",
         path: path.into(),

@@ -25,6 +25,7 @@ enum Command {
     Get = 7,
     Info = 15,
     MapTake = 21,
+    MapFreeze = 22,
     LinkCreate = 28,
 }
 
@@ -66,6 +67,13 @@ struct Element {
     flags: u64,
 }
 const _: () = assert!(size_of::<Element>() == 32);
+
+/// For `BPF_MAP_FREEZE`.
+#[repr(C)]
+struct Freeze {
+    map: u32,
+}
+const _: () = assert!(size_of::<Freeze>() == 4);
 
 /// For `BPF_PROG_LOAD`, up to `attach_btf_id` and padding.
 #[repr(C)]
@@ -234,6 +242,13 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
             Err(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// No process can change the map any more; programs can (`BPF_MAP_FREEZE`, Linux 5.2).
+    pub(crate) fn freeze(&self) -> Result<(), Errno> {
+        let mut attributes = Freeze { map: number(&self.0) };
+        // SAFETY: the attributes hold no pointer.
+        unsafe { bpf(Command::MapFreeze, &mut attributes) }.map(drop)
     }
 
     fn element(&self, key: *const u8, value_or_next: *mut u8) -> Element {

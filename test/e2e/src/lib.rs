@@ -19,6 +19,7 @@ pub mod observer;
 mod part;
 mod pod;
 mod pods;
+pub mod previous;
 mod ready;
 mod report;
 mod restored;

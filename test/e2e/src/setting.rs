@@ -26,6 +26,17 @@ pub enum SettingError {
     /// No directory.
     #[error("cannot make a temporary directory")]
     Directory(#[source] io::Error),
+    /// No program to unpack with.
+    #[error("cannot run zstd")]
+    Run(#[source] io::Error),
+    /// A packed file is damaged, or does not fit on the disk.
+    #[error("cannot unpack {}: zstd ended with {status}", packed.display())]
+    Unpack {
+        /// The file.
+        packed: PathBuf,
+        /// Its end.
+        status: String,
+    },
 }
 
 /// What a test gets from its target.
@@ -87,6 +98,6 @@ impl Setting {
     }
 }
 
-fn path(variable: &'static str) -> Result<PathBuf, SettingError> {
+pub(crate) fn path(variable: &'static str) -> Result<PathBuf, SettingError> {
     env::var_os(variable).map(PathBuf::from).ok_or(SettingError::Missing(variable))
 }

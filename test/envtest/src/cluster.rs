@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use services::{
-    API_PORT, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
+    API_PORT, Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
     STORAGE_USER_PREFIX, SecretKey, SecretStorage, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
@@ -236,6 +236,8 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         cni_programs: programs.clone(),
         programs,
         cgroups: None,
+        // A sandbox on a build machine has one user, and maybe no Landlock.
+        confinement: Confinement::Disabled,
         pki: directory.join("pki"),
         etcd: directory.join("etcd"),
         audit: directory.join("audit"),

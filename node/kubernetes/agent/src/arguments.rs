@@ -44,6 +44,54 @@ pub struct Node {
     /// Where metrics and health are told.
     #[arg(long, default_value_t = LISTEN)]
     pub listen: SocketAddr,
+    /// Whether pods are denied the calls by which they leave the limits of volumes, if the kernel supports it.
+    #[arg(long, value_enum, default_value_t = Limits::Enforced)]
+    pub limits: Limits,
+    /// The cgroup of all pods, such as kubepods or kubepods.slice. Default: found above the cgroup of this process.
+    #[arg(long)]
+    pub pods_cgroup: Option<CgroupPath>,
+    /// Where the host's /sys is mounted.
+    #[arg(long, default_value = "/sys")]
+    pub sys: AbsolutePath,
+    /// kubelet's directory with links to the logs of containers, by which the pod of a denied call is found.
+    #[arg(long, default_value = "/var/log/containers")]
+    pub container_logs: AbsolutePath,
+}
+
+/// Whether pods can leave the limits of volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Limits {
+    /// They cannot, if the kernel has BPF-LSM.
+    Enforced,
+    /// They can. Programs that were loaded before are removed.
+    Advisory,
+}
+
+/// A cgroup, below the root of the hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupPath(PathBuf);
+
+/// The text is not a [`CgroupPath`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not a cgroup below the root of the hierarchy: use a path such as kubepods.slice, without a leading '/'"
+)]
+pub struct CgroupPathError(String);
+
+impl CgroupPath {
+    /// The path from the root of the hierarchy.
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl FromStr for CgroupPath {
+    type Err = CgroupPathError;
+
+    fn from_str(text: &str) -> Result<Self, CgroupPathError> {
+        let is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
+        if text.split('/').all(is_plain) { Ok(Self(text.into())) } else { Err(CgroupPathError(text.to_owned())) }
+    }
 }
 
 /// What is done once for a cluster.
@@ -229,6 +277,7 @@ mod tests {
         assert_eq!(node.place.file_system, Users::Own);
         assert_eq!(node.place.reserved(Bytes::new(1000 << 30)), Bytes::new((1000 << 30) / 100 * 2));
         assert_eq!(node.listen.to_string(), "0.0.0.0:7839");
+        assert_eq!((node.limits, node.pods_cgroup), (Limits::Enforced, None));
         assert!(parse("node").unwrap_err().contains("--node"));
     }
 
@@ -244,6 +293,9 @@ mod tests {
             ("check --overcommit=0.5", "from 1.0 to 100.0"),
             ("check --file-system=mine", "[possible values: own, shared]"),
             ("node --node=n1 --listen=7839", "invalid socket address"),
+            ("node --node=n1 --limits=off", "[possible values: enforced, advisory]"),
+            ("node --node=n1 --pods-cgroup=/kubepods", "without a leading '/'"),
+            ("node --node=n1 --pods-cgroup=kubepods/../x", "such as kubepods.slice"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(remedy), "{line}: {error}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::Client;
-use provisioner::{Metrics, Volumes, csinode};
+use provisioner::{Metrics, NoticeQueue, Volumes, csinode};
 use supervisor::{BoxError, Context};
 use tokio::sync::watch;
 use tracing::info;
@@ -28,6 +28,8 @@ pub struct Settings {
     pub register_again: Arc<dyn Fn() + Send + Sync>,
     /// How many detaches of a volume's device the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
+    /// What the restrictions of pods found.
+    pub notices: NoticeQueue,
 }
 
 /// Makes volumes, and sees to kubelet's record of the driver, until it is cancelled. Healthy once the provisioner has seen
@@ -36,7 +38,7 @@ pub struct Settings {
 /// # Errors
 /// [`identity::IdentityError`], and what ends a part of it: to be started again after a while.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
-    let Settings { client, node, volumes, metrics, register_again, revoked } = settings;
+    let Settings { client, node, volumes, metrics, register_again, revoked, notices } = settings;
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
         known = identity::check(&client, &node) => known?,
@@ -49,6 +51,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
         parallel: provisioner::Settings::PARALLEL,
         metrics,
         revoked,
+        notices,
     };
     let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
     cx.start("csinode", move |cx| {

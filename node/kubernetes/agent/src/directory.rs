@@ -109,6 +109,14 @@ pub enum DirectoryError {
     },
 }
 
+/// A directory that can hold volumes and that this process alone uses. Nothing of volumes was written.
+#[derive(Debug)]
+pub struct Locked {
+    directory: Dir,
+    path: PathBuf,
+    lock: File,
+}
+
 /// A directory that is this process' alone, with its volumes.
 #[derive(Debug)]
 pub struct Directory {
@@ -123,6 +131,21 @@ impl Directory {
     /// # Errors
     /// [`DirectoryError`], with what to do.
     pub fn open(place: &Place) -> Result<Self, DirectoryError> {
+        Locked::take(place)?.open(place)
+    }
+
+    /// The volumes.
+    pub fn volumes(&self) -> Arc<Store> {
+        Arc::clone(&self.store)
+    }
+}
+
+impl Locked {
+    /// Looks whether the directory can hold volumes, and takes it.
+    ///
+    /// # Errors
+    /// [`DirectoryError`], with what to do.
+    pub fn take(place: &Place) -> Result<Self, DirectoryError> {
         let path = place.directory.as_path();
         let of = || path.to_owned();
         let directory = Dir::open(path).map_err(|source| DirectoryError::Open { path: of(), source })?;
@@ -131,6 +154,16 @@ impl Directory {
             return Err(DirectoryError::NotOwn { path: of() });
         }
         let lock = lock(&directory, path)?;
+        Ok(Self { directory, path: path.to_owned(), lock })
+    }
+
+    /// Opens what is in it.
+    ///
+    /// # Errors
+    /// [`DirectoryError`], with what to do.
+    pub fn open(self, place: &Place) -> Result<Directory, DirectoryError> {
+        let Self { directory, path, lock } = self;
+        let of = || path.clone();
         let stat = fstatvfs(&directory).map_err(|source| DirectoryError::Size { path: of(), source })?;
         let size = Bytes::new(stat.blocks().saturating_mul(stat.fragment_size()));
         let volumes = directory
@@ -144,12 +177,7 @@ impl Directory {
             ..Settings::default()
         };
         let store = Store::open(&volumes, settings).map_err(|source| DirectoryError::Volumes { path: of(), source })?;
-        Ok(Self { store: Arc::new(store), _lock: lock })
-    }
-
-    /// The volumes.
-    pub fn volumes(&self) -> Arc<Store> {
-        Arc::clone(&self.store)
+        Ok(Directory { store: Arc::new(store), _lock: lock })
     }
 }
 

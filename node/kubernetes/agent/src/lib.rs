@@ -24,5 +24,6 @@ pub mod cluster;
 pub mod directory;
 pub mod identity;
 pub mod kubelet;
+pub mod limits;
 mod numbers;
 pub mod program;

@@ -2,15 +2,21 @@
 
 use std::sync::Arc;
 
+use podguard::{Enforcement, Restrictions};
 use prometheus::{Registry, TextEncoder};
 use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 
 /// Tells them to whoever reaches the port, until it is cancelled. Healthy at once.
-pub(crate) async fn run(cx: Context, listener: Arc<TcpListener>, registry: Registry) -> Result<(), BoxError> {
+pub(crate) async fn run(
+    cx: Context,
+    listener: Arc<TcpListener>,
+    registry: Registry,
+    restrictions: Option<Arc<Restrictions>>,
+) -> Result<(), BoxError> {
     cx.healthy();
-    let numbers = Arc::new(Numbers { tree: cx.clone(), registry });
+    let numbers = Arc::new(Numbers { tree: cx.clone(), registry, restrictions });
     tokio::select! {
         () = cx.cancelled() => {}
         () = status::serve(&listener, Audience::Everybody, numbers) => {}
@@ -21,11 +27,21 @@ pub(crate) async fn run(cx: Context, listener: Arc<TcpListener>, registry: Regis
 struct Numbers {
     tree: Context,
     registry: Registry,
+    /// Of a node's pods.
+    restrictions: Option<Arc<Restrictions>>,
 }
 
 impl Source for Numbers {
     fn services(&self) -> Vec<Service> {
         status::services(&self.tree.tree())
+    }
+
+    fn remark(&self) -> Option<String> {
+        let enforcement = self.restrictions.as_ref()?.enforcement();
+        match &*enforcement.borrow() {
+            Enforcement::Failed(reason) => Some(format!("limits are advisory: {reason}")),
+            Enforcement::Unknown | Enforcement::Enforced => None,
+        }
     }
 
     /// A page tells of all tenants, and the network of pods is everybody's.

@@ -21,8 +21,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::arguments::{Arguments, Node, Place, Release, Task};
-use crate::directory::{Directory, DirectoryError};
+use crate::directory::{Directory, DirectoryError, Locked};
 use crate::kubelet::KubeletError;
+use crate::limits::{self, Keeper};
 use crate::{cluster, kubelet, numbers};
 
 /// How long the services may take to stop: less than the 30 seconds after which kubelet kills a pod.
@@ -123,9 +124,22 @@ fn serve(task: Task) -> Result<(), ProgramError> {
 }
 
 async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
-    let Node { node, kubelet, place, listen } = arguments;
+    let Node { node, kubelet, place, listen, limits, pods_cgroup, sys, container_logs } = arguments;
     kubelet::check(kubelet.as_path())?;
-    let directory = Directory::open(&place)?;
+    let locked = Locked::take(&place)?;
+    let (notices, queue) = provisioner::notices();
+    let settings = limits::Settings {
+        limits,
+        pods: pods_cgroup,
+        sys: sys.as_path().to_owned(),
+        directory: place.directory.as_path().to_owned(),
+        links: container_logs.as_path().to_owned(),
+    };
+    let limits = Arc::new(Keeper::new(settings, notices));
+    // Before volumes are touched: programs of a former pod do not exempt this one. After the lock: another process that uses
+    // the directory stays exempt.
+    limits.apply();
+    let directory = locked.open(&place)?;
     let volumes = directory.volumes();
     info!(%node, directory = %place.directory, %kubelet, "granary-storage starts");
     let registry = Registry::new();
@@ -133,7 +147,9 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
         start: csi::Start::BesideKubelet,
         ..csi::Settings::new(kubelet.as_path(), node.as_str(), env!("CARGO_PKG_VERSION"))
     };
-    let host = csi::Linux::new(kubelet.as_path(), Arc::clone(&volumes));
+    let host = csi::Linux::new(kubelet.as_path(), Arc::clone(&volumes))
+        .with_observer(podguard::Devices(limits.restrictions()));
+    podguard::Metrics::register(&registry, limits.restrictions())?;
     let plugin = Arc::new(csi::Plugin::new(settings, host, &registry)?);
     let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
@@ -146,7 +162,9 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
             metrics,
             register_again: Arc::new(move || again.register_again()),
             revoked,
+            notices: queue,
         },
+        limits,
         listener: bind(listen).await?,
         registry,
     };
@@ -158,14 +176,19 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
 struct Parts {
     plugin: Arc<csi::Plugin<csi::Linux>>,
     cluster: cluster::Settings,
+    limits: Arc<Keeper>,
     listener: Arc<TcpListener>,
     registry: Registry,
 }
 
 /// The plugin does not wait for the API server: pods whose volumes exist start without it.
 async fn storage(cx: Context, parts: Parts) -> Result<(), BoxError> {
-    let Parts { plugin, cluster, listener, registry } = parts;
-    cx.start("status", move |cx| numbers::run(cx, Arc::clone(&listener), registry.clone()));
+    let Parts { plugin, cluster, limits, listener, registry } = parts;
+    let restrictions = limits.restrictions();
+    cx.start("status", move |cx| {
+        numbers::run(cx, Arc::clone(&listener), registry.clone(), Some(Arc::clone(&restrictions)))
+    });
+    cx.start("limits", move |cx| Arc::clone(&limits).run(cx));
     cx.start("csi", move |cx| Arc::clone(&plugin).run(cx)).healthy().await?;
     let patient = Settings { backoff: Backoff { most: MOST, ..Backoff::default() }, ..Settings::default() };
     cx.start_with("cluster", patient, move |cx| cluster::run(cx, cluster.clone()));
@@ -180,7 +203,7 @@ async fn release(arguments: Release, ending: Ending) -> Result<(), ProgramError>
     let released = move |cx: Context| {
         let (client, listener, registry) = (client.clone(), Arc::clone(&listener), registry.clone());
         async move {
-            cx.start("status", move |cx| numbers::run(cx, Arc::clone(&listener), registry.clone()));
+            cx.start("status", move |cx| numbers::run(cx, Arc::clone(&listener), registry.clone(), None));
             cx.start("claims", move |cx| reconciler::release(cx, client.clone()));
             cx.healthy();
             cx.cancelled().await;

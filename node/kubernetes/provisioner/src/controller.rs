@@ -1,6 +1,7 @@
 //! The table of contents: who watches what, and what all passes share. [`claims`] and [`pvs`] are the passes over single
 //! objects, [`sweep`] compares disk and cluster, [`discard`] removes what is deleted, [`drift`] looks at the inodes of
-//! volumes, [`publication`] tells the scheduler what room is left, [`revoked`] reports attempts to detach a volume's device.
+//! volumes, [`publication`] tells the scheduler what room is left, [`revoked`] reports attempts to detach a volume's device,
+//! [`notice`] what other parts of the node found.
 //! Only they, and [`resize`], await the API server; the disk is worked on by threads that may wait.
 //!
 //! [`claims`]: crate::claims
@@ -8,6 +9,7 @@
 //! [`pvs`]: crate::pvs
 //! [`resize`]: crate::resize
 //! [`revoked`]: crate::revoked
+//! [`notice`]: crate::notice
 
 use std::collections::BTreeMap;
 use std::future::{self, Future};
@@ -33,6 +35,7 @@ use crate::backoff::Attempts;
 use crate::discard::{self, Pending};
 use crate::events::Events;
 use crate::listing::Listings;
+use crate::notice::{self, NoticeQueue};
 use crate::observed::Observed;
 use crate::turns::Turns;
 use crate::{Metrics, Volumes, claims, drift, publication, pv, pvs, revoked, sweep};
@@ -59,6 +62,8 @@ pub struct Settings {
     pub metrics: Metrics,
     /// How many detaches of a volume's device by other processes the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
+    /// What other parts of the node found.
+    pub notices: NoticeQueue,
 }
 
 impl Settings {
@@ -68,7 +73,8 @@ impl Settings {
     /// With all that may be chosen as it is best for most, and metrics that nobody reads.
     pub fn new(client: Client, node: String, store: Arc<dyn Volumes>) -> Self {
         let revoked = watch::Sender::default().subscribe();
-        Self { client, node, store, parallel: Self::PARALLEL, metrics: Metrics::default(), revoked }
+        let (_, notices) = notice::notices();
+        Self { client, node, store, parallel: Self::PARALLEL, metrics: Metrics::default(), revoked, notices }
     }
 }
 
@@ -114,7 +120,7 @@ pub(crate) struct Provisioner {
 /// # Errors
 /// [`RunError`]; an API server that is away is waited for and is none.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
-    let Settings { client, node, store, parallel, metrics, revoked } = settings;
+    let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
     let changes = Arc::new(Notify::new());
     let provisioner = Arc::new(Provisioner {
         events: Events::new(client.clone(), &node),
@@ -136,7 +142,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let (of_claims, of_volumes) = (part(&provisioner), part(&provisioner));
     let (of_sweep, of_discard, of_capacity) = (part(&provisioner), part(&provisioner), part(&provisioner));
     let of_drift = part(&provisioner);
-    let of_revoked = part(&provisioner);
+    let (of_revoked, of_notices) = (part(&provisioner), part(&provisioner));
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(of_claims.client.clone());
         let watched = Watched { api, what: "claims", parallel };
@@ -153,6 +159,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     cx.start("drift", move |cx| drift::run(cx, Arc::clone(&of_drift)));
     cx.start("capacity", move |cx| publication::run(cx, Arc::clone(&of_capacity)));
     cx.start("revoked", move |cx| revoked::run(cx, Arc::clone(&of_revoked), revoked.clone()));
+    cx.start("notices", move |cx| notice::run(cx, Arc::clone(&of_notices), notices.clone()));
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
         ready = async { claims.healthy().await?; volumes.healthy().await } => ready?,

@@ -8,6 +8,7 @@ use tracing::warn;
 use units::Bytes;
 use volume::{DRIVER_NAME, Drifted, Mode, Record, VolumeId};
 
+use crate::notice::Pod;
 use crate::quantity;
 
 /// The one list of reasons: none can be written that the test below does not look for in the page.
@@ -53,6 +54,8 @@ reasons! {
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
+    Denied: Warning "VolumeCallDenied",
+    LimitsAdvisory: Warning "VolumeLimitsAdvisory",
 }
 
 /// The API takes notes of up to 1 kB.
@@ -156,16 +159,33 @@ impl Events {
         self.of_volume(Reason::Drifted, "CheckProject", note, node, id).await;
     }
 
-    /// About the node, and one of its volumes.
-    async fn of_volume(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
+    /// The container goes on without what it tried.
+    pub(crate) async fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
+        let note = format!(
+            "container {container} was denied {call}, which could remove the limits of volumes; remove the call from the \
+             program, or find out what the container runs"
+        );
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
-            kind: Some("Node".to_owned()),
-            name: Some(node.to_owned()),
-            // As kubelet does: `kubectl describe node` asks for the events with this uid.
-            uid: Some(node.to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()),
             ..ObjectReference::default()
         };
+        // Of each container and operation a series of its own.
+        self.publish(Reason::Denied, &format!("Deny-{operation}-{container}"), note, about).await;
+    }
+
+    /// Pods can leave the limits of volumes: the node's owner decides whether that is acceptable.
+    pub(crate) async fn limits_advisory(&self, node: &str, reason: &str) {
+        let note = format!("the limits of volumes are advisory on this node: {reason}");
+        self.publish(Reason::LimitsAdvisory, "Restrict", note, reference(node)).await;
+    }
+
+    /// About the node, and one of its volumes.
+    async fn of_volume(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
+        let about = reference(node);
         let volume = PersistentVolume {
             metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
             ..PersistentVolume::default()
@@ -222,6 +242,17 @@ impl Events {
             let error: &dyn std::error::Error = &error;
             warn!(reason = event.reason, name = about.name, error, "event not published");
         }
+    }
+}
+
+fn reference(node: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_owned()),
+        // As kubelet does: `kubectl describe node` asks for the events with this uid.
+        uid: Some(node.to_owned()),
+        ..ObjectReference::default()
     }
 }
 

@@ -28,6 +28,7 @@ mod expand;
 mod inventory;
 mod listing;
 mod metrics;
+mod notice;
 mod observed;
 #[cfg(test)]
 mod page;
@@ -45,5 +46,6 @@ mod volumes;
 
 pub use controller::{RunError, Settings, run};
 pub use metrics::Metrics;
+pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
 pub use volume::FINALIZER;
 pub use volumes::{Held, HeldError, Volumes};

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::program::{Program, Service};
-use crate::{API_PORT, Config, Credentials, admission, audit, etcd, ready};
+use crate::{API_PORT, Config, Credentials, Rights, User, admission, audit, etcd, ready};
+
+const NAME: &str = "kube-apiserver";
 
 /// Healthy when `/readyz` is `ok`.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
@@ -51,16 +53,23 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("service-account-extend-token-expiration", "false".to_owned()),
         ("enable-bootstrap-token-auth", "true".to_owned()),
         ("anonymous-auth", "false".to_owned()),
-        ("cert-dir", config.paths.scratch_certificates().display().to_string()),
+        ("cert-dir", config.paths.scratch(NAME).display().to_string()),
         ("profiling", "false".to_owned()),
         // One client that floods the API server must not slow all others.
         ("enable-priority-and-fairness", "true".to_owned()),
     ];
     let arguments = arguments.into_iter().chain(audit::bounds(config.disk.audit));
+    let mut keys = ["apietcd", "apikubelet", "apiserver", "sa"].map(|name| credentials.key(name)).to_vec();
+    keys.push(credentials.encryption());
+    let rights = Rights {
+        reads: vec![admission.clone(), policy.clone(), config.paths.names()],
+        owns: vec![config.paths.audit.clone()],
+        ..Rights::new(User::ApiServer, keys)
+    };
     Program {
-        name: "kube-apiserver",
+        name: NAME,
         arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).collect(),
-        directories: vec![(config.paths.scratch_certificates(), 0o700), (config.paths.audit.clone(), 0o700)],
+        rights: Some(rights),
         files: vec![(admission, admission::configuration(config.pod_security)), (policy, audit::policy())],
         ..Program::default()
     }

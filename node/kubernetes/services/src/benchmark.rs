@@ -5,6 +5,7 @@ mod list;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -28,6 +29,8 @@ enum Expected {
     Present(File, &'static str),
     /// Mode of a file of the directory of certificates.
     Mode(&'static str, u32),
+    /// The program's own user owns its data directory, and only that user may open it.
+    Owns(Program, &'static str),
 }
 
 #[derive(Clone, Copy)]
@@ -47,18 +50,20 @@ enum File {
     Proxy,
 }
 
-use Expected::{Absent, Argument, Field, Flag, Mode, Present, Word};
+use Expected::{Absent, Argument, Field, Flag, Mode, Owns, Present, Word};
 use File::{Admission, AuditPolicy, Encryption, Kubelet, Proxy};
 use Program::{ApiServer, ControllerManager, Etcd, Scheduler};
 
-/// 1.1.12 and 2.7 are not here: the reasons are in `docs/operations/security.md`.
-const ITEMS: [(&str, Expected); 80] = [
+/// 1.1.16, 1.1.18, 1.1.19 and 2.7 are not here: the reasons are in `docs/operations/security.md`.
+const ITEMS: [(&str, Expected); 83] = [
+    ("1.1.11, 1.1.12", Owns(Etcd, "/data/etcd")),
     ("1.1.13", Mode("admin.kubeconfig", 0o600)),
     ("1.1.15", Mode("scheduler.kubeconfig", 0o600)),
     ("1.1.17", Mode("controller-manager.kubeconfig", 0o600)),
     ("1.1.20", Mode("ca.crt", 0o644)),
     ("1.1.21", Mode("ca.key", 0o600)),
     ("1.1.21", Mode("sa.key", 0o600)),
+    ("1.1.21", Mode("controller-manager-sa.key", 0o600)),
     ("1.1.21", Mode("apiserver.key", 0o600)),
     ("1.1.21", Mode("apietcd.key", 0o600)),
     ("1.1.21", Mode("apikubelet.key", 0o600)),
@@ -67,6 +72,7 @@ const ITEMS: [(&str, Expected); 80] = [
     ("1.1.21", Mode("kubelet-server.key", 0o600)),
     ("1.1.21", Mode("secrets.key", 0o600)),
     ("1.1.21", Mode("encryption.json", 0o600)),
+    ("1.1.21", Mode("controller-manager.key", 0o600)),
     ("1.2.1", Argument(ApiServer, "--anonymous-auth=false")),
     ("1.2.2", Absent(ApiServer, "--token-auth-file")),
     ("1.2.3", Word(ApiServer, "--enable-admission-plugins=", "DenyServiceExternalIPs")),
@@ -203,6 +209,10 @@ impl Node {
                 let metadata = fs::metadata(self.config.paths.pki.join(name)).unwrap_or_else(|_| panic!("no {name}"));
                 metadata.permissions().mode() & 0o7777 == mode
             }
+            Owns(program, path) => self
+                .program(program)
+                .rights
+                .is_some_and(|rights| rights.owns.iter().any(|owned| owned == Path::new(path))),
         }
     }
 }
@@ -226,6 +236,7 @@ fn each_kind_of_expectation_can_fail() {
         Field(Kubelet, "/podPidsLimit", "-1"),
         Present(Kubelet, "/tlsCertFiles"),
         Mode("ca.crt", 0o600),
+        Owns(Etcd, "/data"),
     ] {
         assert!(!node.passes(&unmet));
     }

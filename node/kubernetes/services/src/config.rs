@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use units::Bytes;
 
-use crate::Network;
+use crate::{Confinement, Network};
 
 /// Bits of the prefix of one node's part of the pod network.
 pub const NODE_PREFIX: u8 = 24;
@@ -192,6 +192,8 @@ pub struct Paths {
     pub resolv_conf: PathBuf,
     /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
     pub cgroups: Option<PathBuf>,
+    /// Whether programs are confined to their rights.
+    pub confinement: Confinement,
     /// Memory of the machine, which programs and pods share; with `None` nobody has a limit.
     pub memory: Option<Bytes>,
     /// Keys and certificates; on the data disk, as the next ones.
@@ -220,6 +222,7 @@ impl Default for Paths {
             images: "/images".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             cgroups: Some("/sys/fs/cgroup".into()),
+            confinement: Confinement::Enforced,
             memory: None,
             pki: "/data/pki".into(),
             etcd: "/data/etcd".into(),
@@ -254,12 +257,22 @@ impl Paths {
         self.ephemeral.join("config").join(name)
     }
 
-    /// Where programs put certificates that nobody asked for.
-    pub(crate) fn scratch_certificates(&self) -> PathBuf {
-        self.ephemeral.join("certs")
+    /// The directories of [`scratch`](Self::scratch).
+    pub(crate) fn scratches(&self) -> PathBuf {
+        self.ephemeral.join("programs")
     }
 
-    /// kubelet and the controller manager insist on a directory of FlexVolume drivers.
+    /// Where a program with a user of its own writes what it does not need after a restart.
+    pub(crate) fn scratch(&self, program: &str) -> PathBuf {
+        self.scratches().join(program)
+    }
+
+    /// Name servers and names of hosts, to which links in `/etc` lead.
+    pub(crate) fn names(&self) -> PathBuf {
+        self.ephemeral.join("etc")
+    }
+
+    /// kubelet insists on a directory of FlexVolume drivers.
     pub(crate) fn flex_volumes(&self) -> PathBuf {
         self.ephemeral.join("flexvolume")
     }

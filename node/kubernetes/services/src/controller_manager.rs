@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use crate::identity::Identity;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, NODE_PREFIX, ready};
+use crate::store::CONTROLLERS_SIGNING_KEY;
+use crate::{Config, Credentials, NODE_PREFIX, Rights, User, ready};
 
 /// Made by one of its controllers in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+const NAME: &str = "kube-controller-manager";
 
 /// Healthy when the cluster has its default service account, the first thing that everybody waits for.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
@@ -36,19 +39,28 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("cluster-cidr", config.cluster_pods.to_string()),
         ("node-cidr-mask-size", NODE_PREFIX.to_string()),
         ("service-cluster-ip-range", config.services.to_string()),
-        ("flex-volume-plugin-dir", config.paths.flex_volumes().display().to_string()),
-        ("service-account-private-key-file", credentials.key("sa").display().to_string()),
+        // It makes the directory. There are no plugins.
+        ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
+        ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),
         ("cluster-signing-cert-file", credentials.certificate("ca").display().to_string()),
         ("cluster-signing-key-file", credentials.key("ca").display().to_string()),
         // Its own role is too small for its controllers.
         ("use-service-account-credentials", "true".to_owned()),
-        ("cert-dir", config.paths.scratch_certificates().display().to_string()),
+        ("cert-dir", config.paths.scratch(NAME).display().to_string()),
     ];
+    let name = Identity::ControllerManager.name();
+    let keys = [
+        credentials.kubeconfig(Identity::ControllerManager),
+        credentials.key(name),
+        credentials.key("ca"),
+        credentials.key(CONTROLLERS_SIGNING_KEY),
+    ];
+    let rights = Rights { reads: vec![config.paths.names()], ..Rights::new(User::ControllerManager, keys) };
     Program {
-        name: "kube-controller-manager",
+        name: NAME,
         arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).into(),
-        directories: vec![(config.paths.scratch_certificates(), 0o700), (config.paths.flex_volumes(), 0o755)],
+        rights: Some(rights),
         ..Program::default()
     }
 }

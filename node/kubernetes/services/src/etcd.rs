@@ -8,7 +8,7 @@ use crate::certificate::ETCD_CLIENT;
 use crate::config::Durability;
 use crate::headroom::Headroom;
 use crate::program::{Program, Service};
-use crate::{Config, ready, store};
+use crate::{Config, Rights, User, ready, store};
 
 /// Where clients find it.
 pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
@@ -70,8 +70,11 @@ pub(crate) fn program(config: &Config) -> Program {
         Durability::Durable => {}
         Durability::UnsafeNoFsync => arguments.push("--unsafe-no-fsync".into()),
     }
-    // etcd complains about a directory that others may read.
-    Program { name: "etcd", arguments, directories: vec![(config.paths.etcd.clone(), 0o700)], ..Program::default() }
+    let rights = Rights {
+        owns: vec![config.paths.etcd.clone()],
+        ..Rights::new(User::Etcd, [store::file(&config.paths.pki, "etcd", "key")])
+    };
+    Program { name: "etcd", arguments, rights: Some(rights), ..Program::default() }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ mod memory;
 mod network;
 pub mod networks;
 mod nftables;
+mod ownership;
 mod pki;
 pub mod pods;
 mod program;
@@ -64,11 +65,15 @@ pub mod proxy;
 mod ready;
 mod renewal;
 mod requested;
+mod rights;
+mod sandbox;
 pub mod scheduler;
+mod seccomp;
 pub mod secrets;
 mod store;
 #[expect(unsafe_code, reason = "what a child does before exec has no other way in")]
 mod sys;
+mod user;
 mod wanted;
 
 pub use bootstrap::{
@@ -87,7 +92,10 @@ pub use program::{Program, ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, Refusal};
 pub use renewal::Renewal;
 pub use requested::{IdentityError, Lasting, Requested};
+pub use rights::{Capability, Confinement, Rights};
+pub use sandbox::SandboxError;
 pub use store::PkiError;
+pub use user::User;
 
 /// How often each program was killed, since it was made, because it took more memory than it may.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {

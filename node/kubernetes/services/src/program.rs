@@ -26,7 +26,9 @@ use crate::cgroup::Cgroup;
 use crate::klog::{Level, Line};
 use crate::lines::{LONGEST, Lines};
 use crate::ready::NotReady;
-use crate::{Paths, memory, sys};
+use crate::rights::{Confinement, Rights};
+use crate::sandbox::{Sandbox, SandboxError};
+use crate::{Paths, memory, ownership, sys};
 
 /// Lines of output that an error shows.
 const TAIL: usize = 12;
@@ -45,7 +47,7 @@ pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// A directory or a file that it needs.
-    #[error("{program} needs {path}, which cannot be made")]
+    #[error("{program} needs {path}, which cannot be prepared")]
     Prepare {
         /// The program.
         program: &'static str,
@@ -54,6 +56,15 @@ pub enum ProgramError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// Nothing would keep it to its rights.
+    #[error("cannot confine {program}")]
+    Confine {
+        /// The program.
+        program: &'static str,
+        /// Why.
+        #[source]
+        source: Box<SandboxError>,
     },
     /// It could not be started.
     #[error("cannot start {path}")]
@@ -113,7 +124,7 @@ impl ProgramError {
             Self::Ended { tail, .. } | Self::OutOfMemory { tail, .. } | Self::NotReady { tail, .. } => {
                 tail.0.iter().any(|line| line.contains(text))
             }
-            Self::Prepare { .. } | Self::Start { .. } | Self::Images { .. } => false,
+            Self::Prepare { .. } | Self::Confine { .. } | Self::Start { .. } | Self::Images { .. } => false,
         }
     }
 }
@@ -156,6 +167,14 @@ pub struct Program {
     pub files: Vec<(PathBuf, String)>,
     /// What memory it may take, if that is not its share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
+    /// What it may do, if that is not everything. Enforced as [`Paths::confinement`] says.
+    pub rights: Option<Rights>,
+}
+
+/// What a start of a program needs.
+struct Prepared {
+    cgroup: Option<Cgroup>,
+    sandbox: Option<Sandbox>,
 }
 
 impl Program {
@@ -226,11 +245,12 @@ impl Program {
     async fn start(&self, paths: &Paths) -> Result<Process, ProgramError> {
         let (program, prepared) = (self.clone(), paths.clone());
         // A panic of `prepare` is one of the service.
-        let cgroup = match spawn_blocking(move || program.prepare(&prepared)).await {
+        let Prepared { cgroup, sandbox } = match spawn_blocking(move || program.prepare(&prepared)).await {
             Ok(prepared) => prepared?,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => None, // the runtime ends, and this with it
+                // The runtime ends, and this with it.
+                Err(_) => std::future::pending().await,
             },
         };
 
@@ -239,6 +259,9 @@ impl Program {
         let mut command = self.command(&path, paths);
         if let Some(processes) = cgroup.as_ref().and_then(Cgroup::processes) {
             sys::begin_in(&mut command, processes);
+        }
+        if let Some(sandbox) = sandbox {
+            sys::confine(&mut command, sandbox);
         }
         let mut child = command.spawn().map_err(|source| ProgramError::Start { path: path.clone(), source })?;
         debug!(service = self.name, process = child.id(), "program started");
@@ -268,8 +291,8 @@ impl Program {
             .args(&self.arguments)
             .env_clear()
             .env("PATH", format!("{}:{}", paths.programs.display(), paths.cni_programs.display()))
-            .env("HOME", &paths.ephemeral)
-            .env("TMPDIR", paths.temporary())
+            .env("HOME", self.home(paths))
+            .env("TMPDIR", self.temporary(paths))
             // Go's collector then takes little of the time of a boot; memory is there.
             .env("GOGC", "400")
             .stdin(Stdio::null())
@@ -284,13 +307,27 @@ impl Program {
         command
     }
 
-    fn prepare(&self, paths: &Paths) -> Result<Option<Cgroup>, ProgramError> {
+    fn home(&self, paths: &Paths) -> PathBuf {
+        if self.rights.is_some() { paths.scratch(self.name) } else { paths.ephemeral.clone() }
+    }
+
+    fn temporary(&self, paths: &Paths) -> PathBuf {
+        if self.rights.is_some() { paths.scratch(self.name) } else { paths.temporary() }
+    }
+
+    fn prepare(&self, paths: &Paths) -> Result<Prepared, ProgramError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| ProgramError::Prepare { program: self.name, path, source }
         };
         let make = |path: &Path, mode| DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed(path));
         make(&paths.temporary(), 0o700)?;
+        if let Some(rights) = &self.rights {
+            make(&paths.scratches(), 0o711)?;
+            for path in rights.owns.iter().chain([&paths.scratch(self.name)]) {
+                make(path, 0o700)?;
+            }
+        }
         for (path, mode) in &self.directories {
             make(path, *mode)?;
         }
@@ -300,7 +337,24 @@ impl Program {
             }
             fs::write(path, content).map_err(failed(path))?;
         }
-        Ok(paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name, self.limit(paths))))
+        let cgroup = paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name, self.limit(paths)));
+        let sandbox = match (&self.rights, paths.confinement) {
+            (Some(rights), Confinement::Enforced) => Some(self.sandbox(rights, paths)?),
+            (None, _) | (_, Confinement::Disabled) => None,
+        };
+        Ok(Prepared { cgroup, sandbox })
+    }
+
+    /// Gives the program's user what is its own, too.
+    fn sandbox(&self, rights: &Rights, paths: &Paths) -> Result<Sandbox, ProgramError> {
+        let (program, scratch) = (paths.programs.join(self.name), paths.scratch(self.name));
+        ownership::ensure(rights, &scratch).map_err(|(path, source)| ProgramError::Prepare {
+            program: self.name,
+            path,
+            source,
+        })?;
+        let made = Sandbox::new(rights, &program, &scratch);
+        made.map_err(|source| ProgramError::Confine { program: self.name, source: Box::new(source) })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::identity::Identity;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials};
+use crate::{Config, Credentials, Rights, User};
 
 /// Healthy as soon as it runs: without a port it cannot be asked.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
@@ -17,5 +17,7 @@ pub(crate) fn program(credentials: &Credentials) -> Program {
         "--profiling=false".into(),
         "--leader-elect=false".into(),
     ];
-    Program { name: "kube-scheduler", arguments, ..Program::default() }
+    let keys = [credentials.kubeconfig(Identity::Scheduler), credentials.key(Identity::Scheduler.name())];
+    let rights = Some(Rights::new(User::Scheduler, keys));
+    Program { name: "kube-scheduler", arguments, rights, ..Program::default() }
 }

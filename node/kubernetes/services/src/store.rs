@@ -15,6 +15,9 @@ use crate::certificate::{Authority, Pair, Stale, Validity, Wanted};
 use crate::identity::Identity;
 use crate::kubeconfig;
 
+/// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
+pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
+
 /// The API server's EncryptionConfiguration, which has the key inside.
 pub(crate) const ENCRYPTION: &str = "encryption.json";
 
@@ -236,6 +239,7 @@ impl Store {
                 key
             }
         };
+        self.write(&format!("{CONTROLLERS_SIGNING_KEY}.key"), &key.serialize_pem(), SECRET)?;
         self.write("sa.pub", &key.public_key_pem(), PUBLIC)
     }
 

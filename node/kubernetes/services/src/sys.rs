@@ -1,9 +1,15 @@
 //! What a program does before it is one: between fork(2) and execve(2).
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::ptr;
 
+use nix::errno::Errno;
+use nix::libc::{self, c_long, c_ulong};
 use nix::unistd::write;
 use tokio::process::Command;
+
+use crate::sandbox::Sandbox;
 
 /// Has the program begin in the cgroup whose `cgroup.procs` this is: what it takes and whom it starts counts there from
 /// the first moment. If the kernel does not let it, it begins where its parent is.
@@ -17,4 +23,96 @@ pub(crate) fn begin_in(command: &mut Command, procs: OwnedFd) {
     // SAFETY: in the child of a program with threads only async-signal-safe functions may be called before execve(2),
     // signal-safety(7). `enter` makes one write(2) to an open descriptor; it allocates, frees and locks nothing.
     unsafe { command.pre_exec(enter) };
+}
+
+/// Has the program begin in a sandbox, after what was asked before; it does not start if the kernel rejects a part.
+pub(crate) fn confine(command: &mut Command, sandbox: Sandbox) {
+    // SAFETY: `enter` makes system calls alone, by syscall(2) and prctl(2), which are async-signal-safe: the wrappers of
+    // setresuid(2) in C libraries signal other threads and take locks. It allocates and frees nothing; an `io::Error` of
+    // the kernel's is a number.
+    unsafe { command.pre_exec(move || enter(&sandbox)) };
+}
+
+/// Whether the kernel has filters that return errors.
+pub(crate) fn has_seccomp() -> io::Result<()> {
+    let action = libc::SECCOMP_RET_ERRNO;
+    // SAFETY: seccomp(2) reads one u32 through the pointer, which is valid during the call, and keeps nothing.
+    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) })
+}
+
+/// `struct __user_cap_header_struct`, include/uapi/linux/capability.h.
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    process: i32,
+}
+
+/// `struct __user_cap_data_struct`: the lower, then the upper 32 capabilities.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CapabilityData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// Gives everything up, in the order in which the kernel demands the rights for it.
+fn enter(sandbox: &Sandbox) -> io::Result<()> {
+    for number in 0..64 {
+        if sandbox.capabilities & 1 << number != 0 {
+            continue;
+        }
+        match prctl(libc::PR_CAPBSET_DROP, number, 0) {
+            // The kernel has fewer.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
+            dropped => dropped?,
+        }
+    }
+    // Until execve(2).
+    prctl(libc::PR_SET_KEEPCAPS, 1, 0)?;
+    let id = c_long::from(sandbox.user.id());
+    // SAFETY: setgroups(2) reads no element of an empty list; setresgid(2) and setresuid(2) take numbers.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, id, id, id) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, id, id, id) })?;
+    set_capabilities(sandbox.capabilities)?;
+    prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
+    let rules = sandbox.rules.as_raw_fd();
+    // SAFETY: landlock_restrict_self(2) takes a descriptor, which the sandbox keeps open, and flags.
+    check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules, 0) })?;
+    let length = u16::try_from(sandbox.filter.len()).map_err(|_| io::Error::from(Errno::EINVAL))?;
+    let filter = libc::sock_fprog { len: length, filter: sandbox.filter.as_ptr().cast_mut() };
+    // SAFETY: the kernel reads `len` instructions through the pointer, which are the sandbox's, writes and keeps nothing.
+    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) })
+}
+
+/// These and no others, also after execve(2) (ambient).
+fn set_capabilities(wanted: u64) -> io::Result<()> {
+    let header = CapabilityHeader { version: CAPABILITY_VERSION, process: 0 };
+    #[expect(clippy::cast_possible_truncation, reason = "the halves")]
+    let data = [wanted as u32, (wanted >> 32) as u32].map(|half| CapabilityData {
+        effective: half,
+        permitted: half,
+        inheritable: half,
+    });
+    // SAFETY: capset(2) reads the header, and two elements of the data for this version; both are valid during the call.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
+    for number in (0..64).filter(|number| wanted & 1 << number != 0) {
+        prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as c_ulong, number)?;
+    }
+    Ok(())
+}
+
+fn prctl(option: i32, second: c_ulong, third: c_ulong) -> io::Result<()> {
+    // SAFETY: the options of this file take numbers.
+    check(c_long::from(unsafe { libc::prctl(option, second, third, 0, 0) }))
+}
+
+fn check(result: c_long) -> io::Result<()> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -8,12 +8,12 @@ mod sys;
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ktest_support::process::Child;
-use lsm::{Abi, Btf, Cgroup, CgroupError, CgroupId, Denials, DeviceNumber, Error, Guard, Operation, Probe};
+use lsm::{Abi, Btf, Cgroup, CgroupError, CgroupId, Denials, DeviceNumber, Error, Guard, Operation, Pins, Probe};
 use nix::errno::Errno;
 
 use crate::calls::{Call, Kind};
@@ -150,7 +150,8 @@ fn only_published_loop_devices_are_restricted() {
 #[test]
 fn an_exempt_cgroup_is_not_restricted_until_another_one_is() {
     let stage = Stage::new();
-    let guard = stage.guard();
+    let pins = pins("exempt");
+    let guard = stage.pinned(&pins);
     let calls = calls_of(User::Root);
     let other = stage.pods.join("pod/other");
     fs::create_dir(&other).unwrap();
@@ -161,6 +162,28 @@ fn an_exempt_cgroup_is_not_restricted_until_another_one_is() {
     exempt(&other);
     assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
     assert_eq!(stage.try_in(&other, User::Root, &calls), allowed(&calls));
+
+    pins.remove().unwrap();
+    assert!(!pins.path().exists());
+    assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls), "the guard has the links open");
+    drop(guard);
+    eventually(&allowed(&calls), || stage.try_in(&stage.container, User::Root, &calls));
+    pins.remove().unwrap();
+}
+
+/// The map of a node, whose own processes are not below the pods' cgroup.
+#[test]
+fn no_cgroup_can_be_exempt_from_programs_that_are_not_pinned() {
+    let stage = Stage::new();
+    let guard = stage.guard();
+    let container = CgroupId::of(File::open(&stage.container).unwrap()).unwrap();
+    let error = guard.exempt(container).unwrap_err();
+    assert!(matches!(error, Error::UseMap { source: Errno::EPERM, .. }), "{error}");
+    let calls = calls_of(User::Root);
+    assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
+    // The other maps are not frozen.
+    guard.withdraw(stage.device.dev()).unwrap();
+    assert!(!guard.recent().unwrap().is_empty());
 }
 
 /// Root in the container gets descriptors of all links and programs by their IDs.
@@ -182,19 +205,17 @@ fn root_in_a_container_can_neither_detach_nor_replace_a_program() {
     assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
 }
 
-/// A directory of the guest's bpffs.
-fn pins(name: &str) -> PathBuf {
-    Path::new("/sys/fs/bpf").join(name)
+/// In the guest's bpffs.
+fn pins(directory: &str) -> Pins<'_> {
+    Pins { sys: Path::new("/sys"), directory }
 }
 
 #[test]
 fn pinned_programs_outlive_their_process_and_are_replaced_without_a_gap() {
     let stage = Stage::new();
-    let directory = pins("granary");
-    let load = || {
-        let btf = Btf::of_kernel().unwrap();
-        Guard::load_pinned(&btf, stage.cgroup(), stage.disk_number(), &directory).unwrap()
-    };
+    let pins = pins("granary");
+    let directory = pins.path();
+    let load = || stage.pinned(&pins);
     let calls = calls_of(User::Tenant);
     let attempt = || stage.try_in(&stage.container, User::Tenant, &calls);
     Child::start(|| load().publish(stage.device.dev()).unwrap()).wait();
@@ -214,27 +235,54 @@ fn pinned_programs_outlive_their_process_and_are_replaced_without_a_gap() {
 
     drop(second);
     assert_eq!(attempt(), denied(&calls));
-    for name in names {
-        fs::remove_file(directory.join(name)).unwrap();
-    }
+    pins.remove().unwrap();
     eventually(&allowed(&calls), attempt);
 }
 
 #[test]
-fn pins_need_a_bpffs_and_maps_of_this_release() {
+fn pins_need_a_bpffs_and_an_active_lsm() {
     let stage = Stage::new();
     let btf = Btf::of_kernel().unwrap();
-    let load = |directory: &Path| Guard::load_pinned(&btf, stage.cgroup(), stage.disk_number(), directory).unwrap_err();
-    let error = load(&std::env::temp_dir().join("no-bpffs"));
-    assert!(matches!(error, Error::Pin { .. }), "{error}");
-    let directory = pins("other");
-    drop(Guard::load_pinned(&btf, stage.cgroup(), stage.disk_number(), &directory).unwrap());
-    // Keys of other lengths.
+    let sys = std::env::temp_dir().join("sys");
+    for directory in ["fs/bpf", "kernel/security"] {
+        fs::create_dir_all(sys.join(directory)).unwrap();
+    }
+    let load = || {
+        let pins = Pins { sys: &sys, directory: "granary" };
+        Guard::load_pinned(&btf, stage.cgroup(), stage.disk_number(), &pins).unwrap_err()
+    };
+    assert!(matches!(load(), Error::Securityfs { .. }));
+    fs::write(sys.join("kernel/security/lsm"), "capability,yama\n").unwrap();
+    assert!(matches!(load(), Error::Inactive { active } if active == "capability,yama"));
+    fs::write(sys.join("kernel/security/lsm"), "capability,bpf\n").unwrap();
+    assert!(matches!(load(), Error::Pin { .. }));
+    let calls = calls_of(User::Tenant);
+    eventually(&allowed(&calls), || stage.try_in(&stage.container, User::Tenant, &calls));
+}
+
+#[test]
+fn pins_of_another_release_are_replaced() {
+    let stage = Stage::new();
+    let pins = pins("other");
+    let directory = pins.path();
+    drop(stage.pinned(&pins));
+    // A map with keys of another length, and a link of a hook that this release does not use.
     fs::remove_file(directory.join("denied")).unwrap();
     fs::rename(directory.join("recent"), directory.join("denied")).unwrap();
-    let error = load(&directory);
-    assert!(matches!(&error, Error::OtherShape { path } if path.ends_with("denied")), "{error}");
-    fs::remove_dir_all(&directory).unwrap();
+    fs::rename(directory.join("quotactl"), directory.join("former")).unwrap();
+    let guard = stage.pinned(&pins);
+    let calls = calls_of(User::Root);
+    let once = [Kind::Project, Kind::Quota, Kind::Loop].map(|kind| count(&calls, kind));
+    // The former programs count in another map until the kernel has detached them.
+    eventually(&once, || {
+        let before = counts(guard.denied().unwrap());
+        assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
+        let after = counts(guard.denied().unwrap());
+        std::array::from_fn(|kind| after[kind] - before[kind])
+    });
+    assert!(!directory.join("former").exists());
+    assert!(["denied", "recent", "quotactl"].iter().all(|name| directory.join(name).exists()));
+    pins.remove().unwrap();
 }
 
 /// What the node does at its start.

@@ -11,10 +11,9 @@ use fsquota::{Limits, ProjectId};
 use ktest_support::process::Child;
 use ktest_support::{Tmpfs, XfsDisk, unmount};
 use loopdev::{Config, Control, Device};
-use lsm::{Btf, Cgroup, DeviceNumber, Guard};
+use lsm::{Btf, Cgroup, DeviceNumber, Guard, Pins};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sys::stat::{major, minor};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use units::Bytes;
 
@@ -97,14 +96,20 @@ impl Stage {
         guard
     }
 
+    /// The same with pins, which the caller removes.
+    pub fn pinned(&self, pins: &Pins<'_>) -> Guard {
+        let btf = Btf::of_kernel().unwrap();
+        let guard = Guard::load_pinned(&btf, self.cgroup(), self.disk_number(), pins).unwrap();
+        guard.publish(self.device.dev()).unwrap();
+        guard
+    }
+
     pub fn cgroup(&self) -> Cgroup {
         Cgroup::of(File::open(&self.pods).unwrap()).unwrap()
     }
 
     pub fn disk_number(&self) -> DeviceNumber {
-        let device = fs::metadata(self.disk.path()).unwrap().dev();
-        let [major, minor] = [major(device), minor(device)].map(|part| part.try_into().unwrap());
-        DeviceNumber { major, minor }
+        DeviceNumber::from_stat(fs::metadata(self.disk.path()).unwrap().dev())
     }
 
     pub fn disk_device(&self) -> &Path {

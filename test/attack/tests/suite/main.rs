@@ -40,6 +40,7 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("the_node_stays_ready_during_a_fork_bomb", bomb::is_survived(case, RESTRICTED.files)).await;
     let first = part.must_show("a_restricted_pod_runs_the_attacks", finish(case, &RESTRICTED)).await?;
     first.results(&part).await;
+    part.shows("a_denied_call_is_an_event_on_the_pod", is_reported(case, &RESTRICTED)).await;
     part.must_show("a_published_volume_is_not_deleted", first.loses_its_claims(case)).await?;
 
     part.must_show("a_root_pod_is_accepted", start(case, &ROOT)).await?;
@@ -295,6 +296,24 @@ async fn deletion_fails(case: &Case, volume: &str) -> Result<(), Failure> {
         Ok(if has_come { Seen::Done(()) } else { Seen::NotYet(texts.join("; ")) })
     })
     .await
+}
+
+/// Waits for the event on the pod about its first denied call.
+async fn is_reported(case: &Case, kind: &Kind) -> Result<(), Failure> {
+    let about = ListParams::default().fields(&format!("involvedObject.kind=Pod,involvedObject.name={}", kind.name));
+    let event = eventually(PATIENCE, &format!("an event VolumeCallDenied of pod {}", kind.name), async || {
+        let events = case.api::<Event>().list(&about).await.map_err(Failure::api("list events"))?.items;
+        let reasons: Vec<_> = events.iter().map(|event| event.reason.clone().unwrap_or_default()).collect();
+        let found = events.into_iter().find(|event| event.reason.as_deref() == Some("VolumeCallDenied"));
+        Ok(found.map_or(Seen::NotYet(reasons.join(", ")), Seen::Done))
+    })
+    .await?;
+    let pod = case.api::<core::Pod>().get(kind.name).await.map_err(Failure::api("read the pod"))?;
+    assert_eq!(event.involved_object.uid, pod.metadata.uid, "{event:?}");
+    let container = &pod.spec.unwrap_or_default().containers[0].name;
+    let text = event.message.unwrap_or_default();
+    assert!(text.starts_with(&format!("container {container} was denied ")), "{text}");
+    Ok(())
 }
 
 /// Both tenants have written their marks, and look for the other's.

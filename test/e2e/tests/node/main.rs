@@ -8,6 +8,7 @@ mod directory;
 mod kernel;
 mod killed;
 mod network;
+mod privileges;
 mod stateful_set;
 mod status;
 mod volumes;

@@ -120,6 +120,9 @@ pub async fn wrong_values_are_refused_by_name(_: Arc<Cluster>) -> Result<(), Fai
         (json!({"node": {"fileSystem": "mine"}}), "fileSystem"),
         (json!({"node": {"reserve": "much"}}), "reserve"),
         (json!({"node": {"overcommit": 2}}), "overcommit"),
+        (json!({"node": {"limits": {"enforce": "no"}}}), "enforce"),
+        (json!({"node": {"limits": {"podsCgroup": "/kubepods"}}}), "podsCgroup"),
+        (json!({"node": {"limits": {"podsCgroup": "kubepods/../x"}}}), "podsCgroup"),
         (json!({"storageClass": {"reclaimPolicy": "Recycle"}}), "reclaimPolicy"),
         (json!({"storageClass": {"parameters": {"bytesPerInode": 1024}}}), "bytesPerInode"),
         (json!({"image": {"reference": ""}}), "reference"),
@@ -144,6 +147,7 @@ fn others() -> Value {
             "reserve": "15%",
             "overcommit": "1.5",
             "kubelet": "/var/snap/kubelet",
+            "limits": {"enforce": false, "podsCgroup": "kubelet.slice/kubelet-kubepods.slice"},
             "selector": {"kubernetes.io/os": "linux", "example.invalid/disk": "true"},
             "tolerations": [
                 {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
@@ -178,6 +182,9 @@ pub async fn every_object_is_valid_whatever_is_chosen(cluster: Arc<Cluster>) -> 
             is_forbidden(answer, &format!("{CONTAINER}.volumeMounts.mountPropagation"), "Bidirectional");
         }
     }
+    let by_default = default.iter().find(|object| object["kind"] == "DaemonSet").expect("a daemon set");
+    let arguments = by_default["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(arguments.contains("--limits=enforced") && !arguments.contains("--pods-cgroup"), "{arguments}");
     let node = other.iter().find(|object| object["kind"] == "DaemonSet").expect("a daemon set");
     let arguments = &node["spec"]["template"]["spec"]["containers"][0]["args"];
     assert_eq!(
@@ -190,6 +197,9 @@ pub async fn every_object_is_valid_whatever_is_chosen(cluster: Arc<Cluster>) -> 
             "--reserve=15%",
             "--overcommit=1.5",
             "--kubelet=/var/snap/kubelet",
+            "--limits=advisory",
+            "--pods-cgroup=kubelet.slice/kubelet-kubepods.slice",
+            "--sys=/host/sys",
         ])
     );
     let without = rendered(NAMESPACE, &json!({"storageClass": {"create": false}}))?;

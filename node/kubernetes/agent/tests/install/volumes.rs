@@ -30,6 +30,7 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
         metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
         register_again: Arc::new(|| {}),
         revoked: watch::channel(BTreeMap::new()).1,
+        notices: provisioner::notices().1,
     };
     let tree =
         Supervisor::start("cluster", supervisor::Settings::default(), move |cx| cluster::run(cx, settings.clone()));

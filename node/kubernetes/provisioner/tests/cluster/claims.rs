@@ -6,6 +6,7 @@ use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
+use provisioner::Notice;
 use serde_json::json;
 use units::Bytes;
 use volume::{Allocation, Mode, State, VolumeId};
@@ -144,6 +145,42 @@ pub async fn a_generic_ephemeral_volume_goes_with_its_pod(cluster: Arc<Cluster>)
     pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
     node.gone(&pv).await?;
     assert_eq!(claims.get_opt("tenant-v").await?, None);
+    node.end().await
+}
+
+pub async fn a_denied_call_is_an_event_on_its_pod(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "denied").await?;
+    let pod = provisioner::Pod { namespace: "denied".into(), name: "tenant".into(), uid: "u".into() };
+    let denied = |operation| Notice::Denied {
+        pod: pod.clone(),
+        container: "main".into(),
+        operation,
+        call: "a change of a file's project ID",
+    };
+    node.notices.send(denied("project"));
+    let seen = eventually(PATIENCE, "event VolumeCallDenied", async || {
+        let events = node.events("tenant").await?;
+        Ok::<_, kube::Error>(match &events[..] {
+            [event, ..] => Seen::Done(event.clone()),
+            [] => Seen::NotYet("none".to_owned()),
+        })
+    })
+    .await?;
+    let about = seen.regarding.unwrap_or_default();
+    assert_eq!((about.kind.as_deref(), about.uid.as_deref()), (Some("Pod"), Some("u")));
+    assert_eq!(about.namespace.as_deref(), Some("denied"));
+    assert_eq!(seen.reason.as_deref(), Some("VolumeCallDenied"));
+    let note = seen.note.unwrap_or_default();
+    assert!(note.starts_with("container main was denied a change of a file's project ID"), "{note}");
+    // What is found while no provisioner runs is published by the next one.
+    node.halt().await?;
+    node.notices.send(denied("loop"));
+    node.run().await?;
+    eventually(PATIENCE, "a second event", async || {
+        let events = node.events("tenant").await?;
+        Ok::<_, kube::Error>(if events.len() == 2 { Seen::Done(()) } else { Seen::NotYet(format!("{events:?}")) })
+    })
+    .await?;
     node.end().await
 }
 

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         deletion::a_pv_made_after_the_deletion_began_brings_the_data_back,
         deletion::a_volume_that_cannot_be_removed_holds_up_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
+        claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
         by_hand::an_orphan_is_adopted_by_a_pv_made_by_hand,
         by_hand::an_orphan_is_erased_by_a_pv_made_by_hand,

@@ -13,7 +13,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use prometheus::Registry;
-use provisioner::{Metrics, Settings};
+use provisioner::{Metrics, NoticeQueue, Notices, Settings};
 use serde_json::{Value, json};
 use supervisor::Supervisor;
 use tokio::sync::{OnceCell, watch};
@@ -71,6 +71,9 @@ pub struct Node {
     pub registry: Registry,
     /// Detaches that the CSI plugin revoked.
     pub revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
+    /// What other parts of the node find.
+    pub notices: Notices,
+    queue: NoticeQueue,
     metrics: Metrics,
     storage: Client,
     running: Option<Supervisor>,
@@ -98,6 +101,7 @@ impl Node {
             .create(&PostParams::default(), &serde_json::from_value::<k8s_openapi::api::core::v1::Namespace>(space)?)
             .await?;
         let (volumes, registry) = (Arc::new(FakeVolumes::with_size(size)), Registry::new());
+        let (notices, queue) = provisioner::notices();
         let node = Self {
             metrics: Metrics::register(&registry, volumes.clone())?,
             name: cluster.node().to_owned(),
@@ -107,6 +111,8 @@ impl Node {
             registry,
             namespace: namespace.to_owned(),
             revoked: watch::Sender::default(),
+            notices,
+            queue,
             running: None,
             admin,
         };
@@ -125,6 +131,7 @@ impl Node {
         let settings = Settings {
             metrics: self.metrics.clone(),
             revoked: self.revoked.subscribe(),
+            notices: self.queue.clone(),
             ..Settings::new(self.storage.clone(), self.name.clone(), self.volumes.clone())
         };
         let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {

@@ -1,5 +1,7 @@
 //! What the program does with a directory of a real machine. Needs root and scratch disks.
 
+mod limits;
+
 use std::env;
 use std::fs::{self, File};
 use std::path::Path;
@@ -169,6 +171,19 @@ fn a_directory_of_kubelet_that_is_not_shared_is_refused() {
     kubelet::check(Kubelet::new(MsFlags::MS_SHARED).path()).unwrap();
 }
 
+/// What a pod has of the API server, and kubelet of its plugins.
+fn account(kubelet: &Kubelet) {
+    let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
+    fs::create_dir_all(account).unwrap();
+    let authority = rcgen::generate_simple_self_signed(vec!["kubernetes".to_owned()]).unwrap().cert.pem();
+    for (name, content) in [("token", "t"), ("namespace", "kube-system"), ("ca.crt", &authority)] {
+        fs::write(account.join(name), content).unwrap();
+    }
+    for directory in ["plugins", "plugins_registry"] {
+        fs::create_dir(kubelet.path().join(directory)).unwrap();
+    }
+}
+
 /// What the child of the last test runs.
 const PROGRAM: &str = "PROGRAM";
 
@@ -181,15 +196,7 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
     }
     let disk = XfsDisk::with_project_quota();
     let kubelet = Kubelet::new(MsFlags::MS_SHARED);
-    let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
-    fs::create_dir_all(account).unwrap();
-    let authority = rcgen::generate_simple_self_signed(vec!["kubernetes".to_owned()]).unwrap().cert.pem();
-    for (name, content) in [("token", "t"), ("namespace", "kube-system"), ("ca.crt", &authority)] {
-        fs::write(account.join(name), content).unwrap();
-    }
-    for directory in ["plugins", "plugins_registry"] {
-        fs::create_dir(kubelet.path().join(directory)).unwrap();
-    }
+    account(&kubelet);
     let [directory, shared] = [disk.path(), kubelet.path()].map(|path| path.display().to_string());
     let words = format!("node --node=n1 --directory={directory} --kubelet={shared} --listen=127.0.0.1:0");
     let mut child = Command::new("/proc/self/exe")

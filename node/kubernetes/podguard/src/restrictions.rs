@@ -1,0 +1,201 @@
+//! [`Restrictions`]: the programs in force and what they must survive.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use lsm::{Cgroup, DeviceNumber, Guard, Operation};
+use provisioner::{Notice, Notices};
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::denials::Denials;
+
+/// Whether pods are restricted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Not known yet.
+    #[default]
+    Unknown,
+    /// They are.
+    Enforced,
+    /// They are not, for this reason.
+    Failed(Arc<str>),
+}
+
+/// The restrictions of the pods. They outlive a restart of what loads them.
+#[derive(Debug)]
+pub struct Restrictions {
+    state: Mutex<State>,
+    enforcement: watch::Sender<Enforcement>,
+    notices: Notices,
+}
+
+#[derive(Debug)]
+struct State {
+    guard: Option<Guard>,
+    /// Loop devices of published volumes, also those that were published before a guard was loaded.
+    published: BTreeSet<DeviceNumber>,
+    /// Denials that former guards have counted.
+    past: [u64; Operation::ALL.len()],
+    denials: Denials,
+}
+
+impl Restrictions {
+    /// Without programs. `links` is kubelet's directory with links to the logs of containers.
+    pub fn new(links: impl Into<PathBuf>, notices: Notices) -> Self {
+        let denials = Denials::new(links.into());
+        let state = State { guard: None, published: BTreeSet::new(), past: [0; Operation::ALL.len()], denials };
+        Self { state: Mutex::new(state), enforcement: watch::Sender::default(), notices }
+    }
+
+    /// Whether pods are restricted.
+    pub fn enforcement(&self) -> watch::Receiver<Enforcement> {
+        self.enforcement.subscribe()
+    }
+
+    /// Whether pods are restricted, from now on. Returns whether that is new.
+    pub fn set(&self, enforcement: Enforcement) -> bool {
+        self.enforcement.send_if_modified(|present| {
+            let is_new = *present != enforcement;
+            *present = enforcement;
+            is_new
+        })
+    }
+
+    /// The cgroup that the programs apply to; `None` without programs.
+    pub fn cgroup(&self) -> Option<Cgroup> {
+        self.state().guard.as_ref().map(Guard::cgroup)
+    }
+
+    /// Replaces the programs. They get the published devices first. Programs that are not pinned are detached afterwards.
+    ///
+    /// # Errors
+    /// The kernel does not take a device: the former programs stay.
+    pub fn replace(&self, guard: Guard) -> Result<(), lsm::Error> {
+        let mut state = self.state();
+        for &device in &state.published {
+            guard.publish(device)?;
+        }
+        if let Some(former) = state.guard.replace(guard) {
+            let counted = former.denied().unwrap_or_default();
+            for (past, operation) in state.past.iter_mut().zip(Operation::ALL) {
+                *past += counted.of(operation);
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on, pods may not change this loop device.
+    ///
+    /// # Errors
+    /// The kernel does not take the number.
+    pub fn publish(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
+        let mut state = self.state();
+        // A guard that is loaded later gets it although the present one does not take it.
+        state.published.insert(device);
+        match &state.guard {
+            Some(guard) => guard.publish(device),
+            None => Ok(()),
+        }
+    }
+
+    /// Reverts [`Restrictions::publish`].
+    ///
+    /// # Errors
+    /// The kernel does not remove the number.
+    pub fn withdraw(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
+        let mut state = self.state();
+        if let Some(guard) = &state.guard {
+            guard.withdraw(device)?;
+        }
+        state.published.remove(&device);
+        Ok(())
+    }
+
+    /// How many calls of pods were denied since the programs were loaded first.
+    pub fn denied(&self) -> [(Operation, u64); Operation::ALL.len()] {
+        let state = self.state();
+        let now = state.guard.as_ref().and_then(|guard| guard.denied().ok()).unwrap_or_default();
+        let mut past = state.past.into_iter();
+        Operation::ALL.map(|operation| (operation, past.next().unwrap_or_default() + now.of(operation)))
+    }
+
+    /// Reports the calls that were denied since this was last called. `hierarchy` is the root of the cgroups.
+    pub fn report(&self, hierarchy: &Path) {
+        if let Err(error) = self.try_report(hierarchy) {
+            warn!(error = &*error, "cannot report denied calls of pods");
+        }
+    }
+
+    fn try_report(&self, hierarchy: &Path) -> Result<(), Box<dyn Error>> {
+        let mut state = self.state();
+        let Some(guard) = &state.guard else { return Ok(()) };
+        let denied = guard.recent()?;
+        if denied.is_empty() {
+            return Ok(());
+        }
+        let hierarchy = File::open(hierarchy)?;
+        for denied in denied {
+            let cgroup = denied.cgroup.path(&hierarchy)?;
+            let notice = state.denials.notice(&denied, cgroup.as_deref(), Instant::now());
+            notice.into_iter().for_each(|notice| self.notices.send(notice));
+        }
+        Ok(())
+    }
+
+    /// Reports something else about the restrictions.
+    pub fn notify(&self, notice: Notice) {
+        self.notices.send(notice);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has pods denied the ioctls of the loop devices that the CSI plugin publishes.
+#[derive(Debug)]
+pub struct Devices(pub Arc<Restrictions>);
+
+impl csi::Published for Devices {
+    fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.0.publish(device)?)
+    }
+
+    fn withdraw(&self, device: DeviceNumber) {
+        if let Err(error) = self.0.withdraw(device) {
+            let error: &dyn Error = &error;
+            warn!(error, %device, "pods stay denied the ioctls of a loop device that was removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_published_before_the_guard_is_loaded_is_kept_for_it() {
+        let restrictions = Restrictions::new("/nonexistent", provisioner::notices().0);
+        let device = DeviceNumber { major: 7, minor: 3 };
+        restrictions.publish(device).unwrap();
+        assert!(restrictions.state().published.contains(&device));
+        restrictions.withdraw(device).unwrap();
+        assert!(restrictions.state().published.is_empty());
+        assert_eq!(restrictions.denied().map(|(_, count)| count), [0; 3]);
+    }
+
+    #[test]
+    fn a_reason_is_new_once() {
+        let restrictions = Restrictions::new("/nonexistent", provisioner::notices().0);
+        let failed = || Enforcement::Failed("no BPF".into());
+        assert!(restrictions.set(failed()));
+        assert!(!restrictions.set(failed()));
+        assert!(restrictions.set(Enforcement::Enforced));
+        assert!(restrictions.set(failed()));
+    }
+}

@@ -1,0 +1,102 @@
+//! A sandbox: made for one start of a program from its [`Rights`], and entered between fork(2) and execve(2).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset, RulesetAttr as _,
+    RulesetCreatedAttr as _, RulesetError, Scope, make_bitflags,
+};
+use nix::libc::sock_filter;
+
+use crate::rights::{Access, Rights};
+use crate::user::User;
+use crate::{seccomp, sys};
+
+/// Linux 6.12. It also confines signals and abstract sockets to the program and its children.
+const LANDLOCK: ABI = ABI::V6;
+
+/// Why there is no sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The kernel, mostly.
+    #[error("cannot use Landlock; the node needs Linux 6.12 with landlock among the active security modules")]
+    Landlock(#[from] RulesetError),
+    /// A path that the program has a right to.
+    #[error("cannot open {path}, which the program may use")]
+    Path {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel.
+    #[error("the kernel has no seccomp filters")]
+    Seccomp(#[source] io::Error),
+}
+
+/// What a child enters before it is the program.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) user: User,
+    /// A bit for each capability.
+    pub(crate) capabilities: u64,
+    /// A Landlock ruleset.
+    pub(crate) rules: OwnedFd,
+    pub(crate) filter: Vec<sock_filter>,
+}
+
+impl Sandbox {
+    /// For the program in the file `program` with its scratch directory. All directories exist.
+    pub(crate) fn new(rights: &Rights, program: &Path, scratch: &Path) -> Result<Self, SandboxError> {
+        sys::has_seccomp().map_err(SandboxError::Seccomp)?;
+        Ok(Self {
+            user: rights.user,
+            capabilities: rights.capabilities.iter().fold(0, |all, one| all | 1 << one.number()),
+            rules: ruleset(&rights.rules(program, scratch))?,
+            filter: seccomp::filter(),
+        })
+    }
+}
+
+fn ruleset(rules: &[(Access, &Path)]) -> Result<OwnedFd, SandboxError> {
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(LANDLOCK))?
+        .scope(Scope::from_all(LANDLOCK))?
+        .create()?;
+    for (access, path) in rules {
+        let failed = |source| SandboxError::Path { path: path.to_path_buf(), source };
+        let metadata = match path.metadata() {
+            // What does not exist gives no right. Its own directories and its file do.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && *access == Access::Read => continue,
+            found => found.map_err(failed)?,
+        };
+        let opened = PathFd::new(path).map_err(|error| failed(io::Error::other(error)))?;
+        let rights = rights(*access) & if metadata.is_dir() { BitFlags::all() } else { of_files() };
+        ruleset = ruleset.add_rule(PathBeneath::new(opened, rights))?;
+    }
+    // `None` only if the kernel has no Landlock, which was an error above.
+    Option::from(ruleset).ok_or_else(|| SandboxError::Seccomp(io::ErrorKind::Unsupported.into()))
+}
+
+fn rights(access: Access) -> BitFlags<AccessFs> {
+    let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+    match access {
+        Access::Read => read,
+        Access::Start => read | AccessFs::Execute,
+        Access::Device => read | AccessFs::WriteFile,
+        Access::Own => {
+            read | make_bitflags!(AccessFs::{
+                WriteFile | Truncate | MakeReg | MakeDir | RemoveFile | RemoveDir | Refer
+            })
+        }
+    }
+}
+
+/// The kernel rejects rights of directories for a file.
+fn of_files() -> BitFlags<AccessFs> {
+    make_bitflags!(AccessFs::{Execute | ReadFile | WriteFile | Truncate | IoctlDev})
+}

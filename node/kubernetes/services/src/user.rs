@@ -1,0 +1,58 @@
+//! The users of confined programs.
+
+use dir::{Gid, Owner, Uid};
+
+/// The first ID. Kubernetes rejects IDs above 2³¹-1 as `runAsUser`, `fsGroup` and supplemental groups, and kubelet assigns
+/// user namespaces from 65536 on: no pod has one of these IDs, unless it has `CAP_SETUID` in the node's user namespace.
+const FIRST: u32 = 3_000_000_000;
+
+/// A user that one program runs as. Its group has the same ID. There is no file of users: numbers are enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum User {
+    /// etcd.
+    Etcd,
+    /// kube-apiserver.
+    ApiServer,
+    /// kube-controller-manager.
+    ControllerManager,
+    /// kube-scheduler.
+    Scheduler,
+    /// kube-proxy.
+    Proxy,
+}
+
+impl User {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy];
+
+    /// On the data disk and in the kernel: a number never changes.
+    pub const fn id(self) -> u32 {
+        FIRST
+            + match self {
+                Self::Etcd => 1,
+                Self::ApiServer => 2,
+                Self::ControllerManager => 3,
+                Self::Scheduler => 4,
+                Self::Proxy => 5,
+            }
+    }
+
+    pub(crate) const fn owner(self) -> Owner {
+        Owner { user: Uid::from_raw(self.id()), group: Gid::from_raw(self.id()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_pod_can_ask_for_one_of_the_ids() {
+        let ids: BTreeSet<_> = User::ALL.map(User::id).into();
+        assert_eq!(ids.len(), User::ALL.len());
+        // MaxInt32 of Kubernetes' validation; the largest number is no ID, chown(2).
+        assert!(ids.iter().all(|id| i32::try_from(*id).is_err() && *id != u32::MAX));
+    }
+}

@@ -1,0 +1,179 @@
+//! A data disk that the previous release has left: the first boot from it is an upgrade. `previous/README.md` says how it was
+//! made.
+
+use crate::cost::cost;
+use crate::setting::path;
+use crate::{Case, Failure, PATIENCE, Seen, Setting, SettingError, eventually, observer};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use launch::{Booting, ClusterError, ClusterOptions, Event, Nodes, Options, StageState};
+use localstorage::Part;
+use serde_json::json;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use tokio::sync::Notify;
+
+/// Of all that is in `previous/objects.yaml`.
+const NAMESPACE: &str = "previous";
+/// What the pod has written to its volumes.
+const NOTE: &str = "written-by-the-previous-release";
+/// Of each of the volumes.
+const SIZE: u64 = 16 << 20;
+/// The Secret and its only value.
+const SECRET: [&str; 2] = ["word", "in-plain-text"];
+/// Blocks of XFS that are not data.
+const METADATA: u64 = 1 << 20;
+/// The first project ID that no volume gets. Those of the parts that every pod can read stay below it in an upgrade.
+const FIRST_HIDDEN: u32 = 1 << 31;
+/// `/proxy` of the node's status.
+const READY: &str = "/api/v1/nodes/granary:7839/proxy/readyz";
+
+impl Setting {
+    /// A copy of the disk, from the packed one in `GRANARY_PREVIOUS`.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn previous_disk(&self) -> Result<PathBuf, SettingError> {
+        let packed = path("GRANARY_PREVIOUS")?;
+        let disk = self.file("previous.img");
+        // Most of it is zeros, which become holes.
+        let unpacked = Command::new("zstd").args(["-dq", "--sparse", "-o"]).arg(&disk).arg(&packed).status();
+        match unpacked {
+            Ok(status) if status.success() => Ok(disk),
+            Ok(status) => Err(SettingError::Unpack { packed, status: status.to_string() }),
+            Err(source) => Err(SettingError::Run(source)),
+        }
+    }
+}
+
+/// A kernel without BPF-LSM: all other security modules that the node uses.
+const WITHOUT_BPF: &str = "lsm=landlock,lockdown,yama";
+
+/// Boots the node with a kernel that cannot restrict pods, and cuts its power when the node has reported that twice. It has
+/// moved the parts of the disk to other projects by then, and has started no container runtime.
+///
+/// # Errors
+/// It does not come this far.
+///
+/// # Panics
+/// The node does not report the reason, or starts what it must not.
+pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
+    let options = Options { kernel_arguments: WITHOUT_BPF.to_owned(), ..options.clone() };
+    let failed = |stages: &[Stage]| stages.iter().filter(|stage| **stage == guard(StageState::Failed)).count();
+    let stages = cut_when(&options, |stages| failed(stages) == 2).await?;
+    assert!(!stages.contains(&guard(StageState::Ready)), "{stages:?}");
+    let runs = |name: &str| stages.iter().any(|(stage, _)| stage == name);
+    assert!(runs("etcd") && !runs("containerd") && !runs("kubelet"), "{stages:?}");
+    let console = fs::read(options.logs.join("console.log")).unwrap_or_default();
+    let console = String::from_utf8_lossy(&console);
+    assert!(console.contains("BPF is not an active LSM"), "the node does not report why it is not Ready: {console}");
+    Ok(())
+}
+
+/// Boots the node and cuts its power as soon as it begins to write Secrets again.
+///
+/// # Errors
+/// It does not come this far.
+pub async fn cut_at_secrets(options: &Options) -> Result<(), ClusterError> {
+    let secrets = ("secrets".to_owned(), StageState::Started);
+    cut_when(options, |stages| stages.contains(&secrets)).await.map(drop)
+}
+
+/// A stage that the node has announced.
+type Stage = (String, StageState);
+
+fn guard(state: StageState) -> Stage {
+    ("pod-guard".to_owned(), state)
+}
+
+/// Boots the node alone and cuts its power when it has announced these stages. Returns them.
+async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Result<Vec<Stage>, ClusterError> {
+    let (stages, end) = (RefCell::new(Vec::new()), Notify::new());
+    let tell = |_: &str, event: &Event| {
+        println!("before the power cut: {event}");
+        if let Event::Stage { name, state } = event {
+            stages.borrow_mut().push((name.clone(), *state));
+            if reached(&stages.borrow()) {
+                end.notify_one();
+            }
+        }
+    };
+    cost("boots");
+    let mut booting = Booting::start(&ClusterOptions::new(options.clone(), Nodes::ONE), tell).await?;
+    tokio::select! {
+        ready = booting.until_ready(tell) => {
+            ready?;
+            panic!("the node is Ready: {:?}", stages.borrow());
+        }
+        () = end.notified() => {}
+    }
+    drop(booting);
+    Ok(stages.take())
+}
+
+/// All that was on the disk is there, and everything is as on a new disk.
+///
+/// # Errors
+/// The cluster does not answer.
+///
+/// # Panics
+/// Something is not.
+pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
+    let case = Case::resume(client.clone(), NAMESPACE.to_owned());
+    let (keeper, ()) = tokio::try_join!(case.find("keeper"), observer::start(client))?;
+    for place in ["/files/note", "/dev/device"] {
+        assert_eq!(keeper.read(place).await?, NOTE, "{place}");
+    }
+    let fill = keeper.fill("/files", false).await?;
+    assert_eq!((fill.errno.as_str(), fill.before.size), ("ENOSPC", SIZE));
+    assert!((SIZE - METADATA..=SIZE).contains(&fill.written), "{} of {SIZE} bytes could be written", fill.written);
+    // The restrictions of pods are verified, and all Secrets are written again.
+    eventually(PATIENCE, "all services to be ready", async || {
+        let said = case.get(READY).await?;
+        Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
+    })
+    .await?;
+    is_encrypted(&case).await?;
+    eventually(PATIENCE, "the projects of an upgraded disk", async || {
+        let fault = fault_of_projects(&case).await?;
+        Ok(fault.map_or(Seen::Done(()), Seen::NotYet))
+    })
+    .await
+}
+
+/// An API server writes an object without a change only if it is stored in another form than that of the first provider,
+/// which is `secretbox`.
+async fn is_encrypted(case: &Case) -> Result<(), Failure> {
+    let [name, value] = SECRET;
+    let secrets: Api<Secret> = case.api();
+    let before = secrets.get(name).await.map_err(Failure::api("read a Secret"))?;
+    let data = before.data.clone().unwrap_or_default();
+    assert_eq!(data.get(name).map(|found| found.0.as_slice()), Some(value.as_bytes()));
+    let nothing = Patch::Merge(json!({}));
+    let patched = secrets.patch_metadata(name, &PatchParams::default(), &nothing).await;
+    let after = patched.map_err(Failure::api("write a Secret again"))?;
+    assert_eq!(after.resource_version(), before.resource_version(), "the Secret was not stored as configured");
+    let metrics = case.get("/metrics").await?;
+    let encrypted = metrics.lines().find(|line| {
+        line.starts_with("apiserver_storage_transformation_operations_total{")
+            && line.contains("transformation_type=\"to_storage\"")
+            && line.contains("secretbox")
+    });
+    assert!(encrypted.is_some(), "the API server has encrypted nothing: {metrics}");
+    Ok(())
+}
+
+/// Beside the projects of volumes there are those of the parts of the disk, and each has a limit. A former one is gone.
+async fn fault_of_projects(case: &Case) -> Result<Option<String>, Failure> {
+    let node = case.look_at_the_node().await?;
+    let of_volumes: BTreeSet<u32> = node.entries.iter().filter_map(|entry| entry.project).collect();
+    let of_parts: Vec<_> = node.projects.iter().filter(|project| !of_volumes.contains(&project.id)).collect();
+    let visible = of_parts.iter().filter(|project| project.id < FIRST_HIDDEN).count();
+    let is_limited = of_parts.iter().all(|project| project.bytes.is_some() && project.inodes.is_some());
+    let is_right = of_parts.len() == Part::ALL.len() && visible == 2 && is_limited;
+    Ok((!is_right).then(|| format!("{of_parts:?}")))
+}
