@@ -111,7 +111,7 @@ impl Words {
     #[must_use]
     pub fn matches(&self, path: &str, text: &str) -> Vec<Match> {
         let text = if path.ends_with(".md") { without_code(text) } else { text.to_owned() };
-        let mut text = format!("{path}\n{text}").into_bytes();
+        let mut text = split_names(format!("{path}\n{text}").as_bytes());
         for allowed in &self.allowed {
             // The length stays the same, so that line numbers do.
             let places: Vec<_> = allowed.find_iter(&text).map(|found| found.range()).collect();
@@ -119,7 +119,6 @@ impl Words {
                 text[place].fill(b' ');
             }
         }
-        let text = split_names(&text);
         let mut found: Vec<Match> = self.words.iter().flat_map(|word| word.matches(&text)).collect();
         found.sort_by_key(|one| one.line);
         found

@@ -68,7 +68,7 @@ impl Denials {
     }
 }
 
-/// What the calls of this kind would change.
+/// Description of the calls of this kind.
 const fn call(operation: Operation) -> &'static str {
     match operation {
         Operation::Project => "a change of a project ID or of the inherit flag (FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS)",
