@@ -1,78 +1,65 @@
-//! What a node tells the machine that runs it.
+//! Announcements of a node to its host.
 //!
-//! The node writes one JSON object a line into a virtio-serial port named [`PORT`], if the machine
-//! gave it one. The machine that runs the guest owns the guest's memory and disks anyway, so that
-//! credentials may go this way; they never go to the console or a log.
+//! The node writes one JSON object per line to the virtio-serial port [`PORT`], if the host provides it. The port may
+//! carry credentials, because the host has access to the guest's memory and disks anyway; consoles and logs must not.
 //!
-//! A reader meets lines of a newer node too: an unknown `kind` is an error of
-//! [`Announcement::from_line`] that the reader may pass over.
+//! A newer node may write an unknown `kind`, for which [`Announcement::from_line`] returns an error. Readers may skip
+//! such lines.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 use serde::{Deserialize, Serialize};
 
 /// Name of the virtio-serial port, as in `/dev/virtio-ports/`.
 pub const PORT: &str = "dev.granary.announce";
 
-/// One thing that the node tells.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Announcement {
-    /// A stage of the boot begins or ended.
+    /// A boot stage started, is ready, or failed.
     Stage {
-        /// What it is about: `init`, `data-disk`, `network`, `etcd`, `kube-apiserver`, …, `node`.
+        /// Name of the stage: `init`, `data-disk`, `network`, `etcd`, `kube-apiserver`, …, `node`.
         name: String,
-        /// How far it is.
         state: StageState,
-        /// Milliseconds since the guest's kernel started (`CLOCK_BOOTTIME`).
+        /// Milliseconds since boot (`CLOCK_BOOTTIME`).
         at_ms: u64,
     },
-    /// The API server answers, and this is an administrator's kubeconfig for it. Its server address
-    /// is the guest's own; the machine puts the address of its port forwarding in.
+    /// The API server is ready; credentials of an administrator. The server address is that of the guest, and the host
+    /// replaces it with its port forwarding.
     Credentials {
-        /// A kubeconfig with certificates inside, in JSON (which is YAML too).
+        /// A kubeconfig with embedded certificates, in JSON (which is also YAML).
         kubeconfig: String,
     },
-    /// The node cannot go on. It powers off after this.
+    /// The node cannot continue and powers off.
     Fatal {
-        /// What failed, why, and the remedy.
+        /// The error with its causes and the remedy.
         message: String,
     },
 }
 
-/// How far a stage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StageState {
-    /// It began.
     Started,
-    /// It does its work.
     Ready,
-    /// It failed, and is tried again.
+    /// The stage failed and is retried.
     Failed,
 }
 
 impl Announcement {
-    /// The line for the port, with its line feed.
-    ///
-    /// # Errors
-    /// Never for the values that exist; the type is serde's.
+    /// Serializes to a line including the line feed.
     pub fn to_line(&self) -> Result<String, serde_json::Error> {
         let mut line = serde_json::to_string(self)?;
         line.push('\n');
         Ok(line)
     }
 
-    /// Reads one line.
-    ///
-    /// # Errors
-    /// The line is no JSON object of a kind that is known here.
+    /// Parses a line. Fails if the line is not a JSON object of a known kind.
     pub fn from_line(line: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(line)
     }
 }
 
-// The kubeconfig holds a private key.
+// Omits the kubeconfig, which contains a private key.
 impl std::fmt::Debug for Announcement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -90,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_reads_back_as_what_was_written() {
+    fn parsing_reverses_serialization() {
         let stage = Announcement::Stage { name: "etcd".into(), state: StageState::Ready, at_ms: 12_000 };
         let line = stage.to_line().unwrap();
         assert_eq!(line, "{\"kind\":\"stage\",\"name\":\"etcd\",\"state\":\"ready\",\"at_ms\":12000}\n");
@@ -98,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn credentials_do_not_show_in_debug_output() {
+    fn debug_output_omits_credentials() {
         let secret = Announcement::Credentials { kubeconfig: "client-key-data".into() };
         assert_eq!(format!("{secret:?}"), "Credentials { .. }");
     }
 
     #[test]
-    fn an_unknown_kind_is_an_error_and_not_a_panic() {
+    fn an_unknown_kind_is_an_error() {
         assert!(Announcement::from_line("{\"kind\":\"poem\"}").is_err());
     }
 }

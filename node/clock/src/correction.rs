@@ -1,44 +1,43 @@
-//! What is done about a clock that is off, and when to ask again. Pure.
+//! Decides how to correct the clock and when to query again. Pure.
 
 use std::time::Duration;
 
 use crate::Nanoseconds;
 
-/// RFC 5905, section 11.2: a clock that is off by more is set, by less is slewed.
+/// RFC 5905, section 11.2: larger offsets are stepped, smaller ones slewed.
 const FAR: Nanoseconds = 128_000_000;
 
-/// More than this the kernel does not slew in one go.
+/// Maximum offset that the kernel slews at once.
 const MOST: Nanoseconds = 500_000_000;
 
-/// A clock that is off by no more is left to itself for longer and longer.
+/// For offsets up to this, the poll interval increases.
 const CLOSE: Nanoseconds = 10_000_000;
 
-/// As powers of two, in seconds: RFC 5905, section 7.2.
+/// Limits of the poll interval as powers of two in seconds, RFC 5905, section 7.2.
 const SHORTEST: u8 = 6;
 const LONGEST: u8 = 10;
 
-/// How a clock is corrected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Correction {
-    /// It is set, by so much.
+    /// Set the clock by this offset.
     Step(Nanoseconds),
-    /// It goes faster or slower until it has made up for so much.
+    /// Speed up or slow down the clock until it has made up for this offset.
     Slew(Nanoseconds),
 }
 
-/// What may be done to a clock.
+/// Permitted corrections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// It may be set to any time: nobody relies on it yet.
+    /// Any step: no program depends on the clock yet.
     Any,
-    /// It may be set, but not back: no answer has come yet, and the node's programs run.
+    /// Forward steps: no answer has arrived yet, and programs of the node run.
     Forwards,
-    /// It is only slewed.
+    /// No steps.
     Slew,
 }
 
 impl Correction {
-    /// For a clock that is off by `offset`.
+    /// The correction of an offset.
     pub(crate) const fn of(offset: Nanoseconds, allowed: Allowed) -> Self {
         let may_step = match allowed {
             Allowed::Any => true,
@@ -57,10 +56,10 @@ impl Correction {
     }
 }
 
-/// How long to wait for the next question.
+/// Poll interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Poll {
-    /// In powers of two of a second.
+    /// Power of two in seconds.
     exponent: u8,
 }
 
@@ -71,12 +70,12 @@ impl Default for Poll {
 }
 
 impl Poll {
-    /// After an answer.
+    /// The interval after an answer with this offset.
     pub(crate) const fn after(self, offset: Nanoseconds) -> Self {
         if offset.unsigned_abs() <= CLOSE.unsigned_abs() { self.longer() } else { Self { exponent: SHORTEST } }
     }
 
-    /// After none.
+    /// The interval after a failure.
     pub(crate) const fn longer(self) -> Self {
         Self { exponent: if self.exponent < LONGEST { self.exponent + 1 } else { LONGEST } }
     }
@@ -102,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_clock_is_set_only_if_it_may_be_and_is_far_off(offset in any::<i64>(), allowed in allowed()) {
+        fn the_clock_is_stepped_only_if_permitted_and_far_off(offset in any::<i64>(), allowed in allowed()) {
             match Correction::of(offset, allowed) {
                 Correction::Step(by) => {
                     prop_assert!(by == offset && offset.unsigned_abs() > FAR as u64);
@@ -116,7 +115,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_is_asked_more_than_once_a_minute_or_left_alone_for_long(offsets in prop::collection::vec(any::<Option<i64>>(), 0..30)) {
+        fn the_poll_interval_has_both_limits(offsets in prop::collection::vec(any::<Option<i64>>(), 0..30)) {
             let next = |poll: Poll, offset: Option<i64>| offset.map_or(poll.longer(), |offset| poll.after(offset));
             let time = offsets.into_iter().fold(Poll::default(), next).time();
             prop_assert!((64..=1024).contains(&time.as_secs()));

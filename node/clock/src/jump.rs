@@ -1,27 +1,28 @@
-//! Detects a clock jump: time that passed unseen by the clock or by timers. Pure.
+//! Detects clock jumps: time during which clocks or timers stopped. Pure.
 //!
 //! | | `CLOCK_REALTIME` | RTC | `CLOCK_MONOTONIC` | `CLOCK_BOOTTIME` |
 //! |---|---|---|---|---|
-//! | VM stopped: restored from a saved state, migrated, paused, host asleep | stops | goes on | stops | stops |
-//! | kernel suspended | set at the resume | goes on | stops | goes on |
+//! | VM stopped: restored from a saved state, migrated, paused, host asleep | stops | continues | stops | stops |
+//! | kernel suspended | set at resume | continues | stops | continues |
 //!
-//! Only changes from one look to the next count, not differences: an RTC that runs fast, or in a time zone, is no jump.
-//! Only a forward change of the RTC counts. Whether a clock is ahead, time servers decide.
+//! Only changes between two readings count, not differences: an RTC that runs fast or in a local time zone is not a
+//! jump. Only a forward change of the RTC counts; whether a clock is ahead is decided by time servers.
 //!
-//! Linux 6.12 reseeds its random numbers when the generation ID of a VM changes (vmgenid), but sends no uevent. A VM that
-//! was restored shows in its RTC.
+//! Linux 6.12 reseeds its random number generator when the generation ID of a VM changes (vmgenid), but sends no
+//! uevent. Therefore a restored VM is detected by its RTC.
 
 use crate::Nanoseconds;
 
 const SECOND: Nanoseconds = 1_000_000_000;
 
-/// A jump by less is ignored. Nothing depends on it: the shortest lease in a cluster is renewed every 10 s, signers backdate
-/// certificates by minutes, and the time servers' next answer corrects the clock. A live migration stops a VM for less.
+/// Minimum jump. Smaller ones have no consequences: the shortest leases in a cluster are renewed every 10 s,
+/// certificates are backdated by minutes, and the next answer of a time server corrects the clock. Live migrations stop
+/// a VM for less.
 ///
-/// The RTC counts whole seconds, so that a change of it is certain only from 2 s on: every jump by 3 s or more is found.
+/// The RTC counts whole seconds, so a change is certain from 2 s on, and every jump of at least 3 s is detected.
 const LEAST: Nanoseconds = SECOND;
 
-/// A difference of two clocks. They are read one after the other, so that it is known only to lie between two bounds.
+/// Bounds of the difference between two clocks, which cannot be read at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     least: Nanoseconds,
@@ -29,46 +30,46 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Of a clock that said at least `least` and at most `most`, to another one that was read before and after it.
+    /// The difference between a clock that read `[least, most]` and another one that was read before and after it.
     #[must_use]
     pub const fn new([least, most]: [Nanoseconds; 2], [before, after]: [Nanoseconds; 2]) -> Self {
         Self { least: least.saturating_sub(after), most: most.saturating_sub(before) }
     }
 
-    /// Whether the clocks may have said the same.
+    /// Whether the clocks may be equal.
     const fn may_be_zero(self) -> bool {
         self.least <= LEAST && self.most >= -LEAST
     }
 
-    /// How much it grew since `before`, if it did for certain.
+    /// The certain increase since `before`, if there is one.
     fn growth(self, before: Self) -> Option<Nanoseconds> {
         let (least, most) = (self.least.saturating_sub(before.most), self.most.saturating_sub(before.least));
         (least > LEAST).then(|| least.midpoint(most))
     }
 }
 
-/// The machine's clocks, compared at one moment.
+/// Offsets between the clocks of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// What the RTC is ahead of `CLOCK_REALTIME`. `None` if it cannot be read.
+pub struct ClockOffsets {
+    /// `CLOCK_REALTIME` to RTC. `None` if the RTC cannot be read.
     pub rtc: Option<Difference>,
-    /// What `CLOCK_BOOTTIME` is ahead of `CLOCK_MONOTONIC`: how long the kernel was suspended since it started.
+    /// `CLOCK_MONOTONIC` to `CLOCK_BOOTTIME`: time during which the kernel was suspended.
     pub suspended: Difference,
 }
 
-/// Time that passed unseen.
+/// A clock jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Jump {
-    /// What `CLOCK_REALTIME` lacks, by the RTC.
+    /// Time that `CLOCK_REALTIME` lacks, by the RTC.
     pub(crate) behind: Option<Nanoseconds>,
-    /// How long the kernel was suspended. It has set `CLOCK_REALTIME` since.
+    /// Time during which the kernel was suspended; it has already corrected `CLOCK_REALTIME`.
     pub(crate) suspended: Option<Nanoseconds>,
 }
 
 impl Jump {
-    /// What happened between two looks.
-    pub(crate) fn between(before: Look, now: Look) -> Option<Self> {
-        // The kernel sets the RTC by a clock that is kept by time servers; then the two say the same.
+    /// The jump between two readings, if there was one.
+    pub(crate) fn between(before: ClockOffsets, now: ClockOffsets) -> Option<Self> {
+        // The kernel sets the RTC from a synchronized clock; then both are equal.
         let rtc = now.rtc.filter(|rtc| !rtc.may_be_zero());
         let behind = rtc.zip(before.rtc).and_then(|(rtc, before)| rtc.growth(before));
         let suspended = now.suspended.growth(before.suspended);
@@ -84,14 +85,14 @@ mod tests {
 
     const HOUR: Nanoseconds = 3600 * SECOND;
 
-    /// Longer than a machine without time for its VM keeps it from reading the next clock, mostly.
+    /// Longer than the usual delay between reading two clocks on a busy host.
     const DELAY: Nanoseconds = 10 * SECOND;
 
-    /// Looks at a machine whose clock reads `clock` at first, with its RTC ahead by `rtc`.
-    fn look(clock: Nanoseconds, rtc: Nanoseconds, suspended: Nanoseconds, delays: [Nanoseconds; 2]) -> Look {
+    /// Offsets of a machine whose clock reads `clock` first and whose RTC is ahead by `rtc`.
+    fn offsets(clock: Nanoseconds, rtc: Nanoseconds, suspended: Nanoseconds, delays: [Nanoseconds; 2]) -> ClockOffsets {
         let seconds = (clock + rtc + delays[0]).div_euclid(SECOND) * SECOND;
         let [before, after] = [clock, clock + delays[0] + delays[1]];
-        Look {
+        ClockOffsets {
             rtc: Some(Difference::new([seconds, seconds + SECOND], [before, after])),
             suspended: Difference::new([before + delays[0] + suspended; 2], [before, after]),
         }
@@ -101,67 +102,67 @@ mod tests {
         [0..DELAY, 0..DELAY]
     }
 
-    /// Of a machine that reads its clocks at once.
+    /// Without delays between the readings.
     const PROMPT: [Nanoseconds; 2] = [20_000, 20_000];
 
     #[test]
-    fn a_restored_vm_lacks_the_time_since_it_was_saved() {
-        let [saved, restored] = [look(0, 0, 0, PROMPT), look(SECOND, HOUR, 0, PROMPT)];
+    fn a_restored_vm_lacks_the_time_since_the_save() {
+        let [saved, restored] = [offsets(0, 0, 0, PROMPT), offsets(SECOND, HOUR, 0, PROMPT)];
         let jump = Jump::between(saved, restored).unwrap();
         assert_eq!(jump.suspended, None);
         assert!((jump.behind.unwrap() - HOUR).abs() <= SECOND, "{jump:?}");
     }
 
     #[test]
-    fn a_kernel_that_was_suspended_has_set_its_clock() {
-        let [before, after] = [look(0, 0, 0, PROMPT), look(HOUR, 0, HOUR, PROMPT)];
+    fn a_suspension_is_a_jump_without_missing_time() {
+        let [before, after] = [offsets(0, 0, 0, PROMPT), offsets(HOUR, 0, HOUR, PROMPT)];
         let jump = Jump::between(before, after).unwrap();
         assert_eq!(jump.behind, None);
         assert!((jump.suspended.unwrap() - HOUR).abs() < SECOND, "{jump:?}");
     }
 
     #[test]
-    fn an_rtc_that_cannot_be_read_is_no_jump() {
-        let [with, without] = [look(0, HOUR, 0, PROMPT), Look::default()];
+    fn an_unreadable_rtc_is_not_a_jump() {
+        let [with, without] = [offsets(0, HOUR, 0, PROMPT), ClockOffsets::default()];
         assert_eq!(Jump::between(with, without), None);
         assert_eq!(Jump::between(without, with), None);
     }
 
     proptest! {
         #[test]
-        fn every_jump_by_three_seconds_is_found(
+        fn jumps_of_at_least_three_seconds_are_detected(
             clock in 0..1000 * HOUR, rtc in -HOUR..HOUR, jump in 3 * SECOND..1000 * HOUR, passed in 0..SECOND,
         ) {
-            let [before, after] = [look(clock, rtc, 0, PROMPT), look(clock + passed, rtc + jump, 0, PROMPT)];
-            // Otherwise it cannot be told from an RTC that the kernel has set.
+            let [before, after] = [offsets(clock, rtc, 0, PROMPT), offsets(clock + passed, rtc + jump, 0, PROMPT)];
+            // Smaller jumps cannot be distinguished from an RTC that the kernel set.
             prop_assume!((rtc + jump).abs() > 3 * SECOND);
             let found = Jump::between(before, after).and_then(|jump| jump.behind);
             prop_assert!(found.is_some_and(|found| (found - jump).abs() <= SECOND + DELAY / 1000), "{found:?}");
         }
 
         #[test]
-        fn a_machine_that_is_slow_to_look_has_not_jumped(
+        fn slow_readings_are_not_a_jump(
             clock in 0..1000 * HOUR, rtc in -HOUR..HOUR, suspended in 0..HOUR, passed in 0..HOUR,
             before in delays(), after in delays(), drift in -SECOND / 2..SECOND / 2,
         ) {
-            let before = look(clock, rtc, suspended, before);
-            prop_assert_eq!(Jump::between(before, look(clock + passed, rtc + drift, suspended, after)), None);
+            let before = offsets(clock, rtc, suspended, before);
+            prop_assert_eq!(Jump::between(before, offsets(clock + passed, rtc + drift, suspended, after)), None);
         }
 
         #[test]
-        fn an_rtc_that_goes_back_or_is_set_by_the_kernel_is_no_jump(
+        fn an_rtc_that_is_set_is_not_a_jump(
             clock in 0..1000 * HOUR, rtc in -1000 * HOUR..HOUR, back in 0..1000 * HOUR,
         ) {
-            let before = look(clock, rtc, 0, PROMPT);
-            prop_assert_eq!(Jump::between(before, look(clock + SECOND, rtc - back, 0, PROMPT)), None);
-            prop_assert_eq!(Jump::between(before, look(clock + SECOND, 0, 0, PROMPT)), None);
+            let before = offsets(clock, rtc, 0, PROMPT);
+            prop_assert_eq!(Jump::between(before, offsets(clock + SECOND, rtc - back, 0, PROMPT)), None);
+            prop_assert_eq!(Jump::between(before, offsets(clock + SECOND, 0, 0, PROMPT)), None);
         }
 
         #[test]
-        fn no_times_make_it_panic(times in prop::array::uniform8(any::<i64>())) {
+        fn detection_never_panics(times in prop::array::uniform8(any::<i64>())) {
             let [a, b, c, d, e, f, g, h] = times;
-            let one = Look { rtc: Some(Difference::new([a, b], [c, d])), suspended: Difference::new([e, f], [g, h]) };
-            let other = Look { rtc: Some(Difference::new([h, g], [f, e])), suspended: Difference::new([d, c], [b, a]) };
+            let one = ClockOffsets { rtc: Some(Difference::new([a, b], [c, d])), suspended: Difference::new([e, f], [g, h]) };
+            let other = ClockOffsets { rtc: Some(Difference::new([h, g], [f, e])), suspended: Difference::new([d, c], [b, a]) };
             let _ = Jump::between(one, other);
         }
     }

@@ -1,4 +1,4 @@
-//! Who asks, corrects, and asks again.
+//! [`Keeper`].
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -12,86 +12,79 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::ask::{AskError, ask};
 use crate::correction::{Allowed, Correction, Poll};
-use crate::jump::{Jump, Look};
+use crate::jump::{ClockOffsets, Jump};
+use crate::query::{QueryError, query};
 use crate::{Clock, Leap, Sample};
 
-/// A clock that is off by more, and is not set any more, is a person's business.
+/// Offsets above this that may not be stepped are logged as errors for the operator.
 const WRONG: i64 = 1_000_000_000;
 
-/// Between two looks for a jump. One reads the RTC, a hundred microseconds in a VM.
+/// Interval of jump detection. Reading the RTC of a VM takes about a hundred microseconds.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// After a jump, the time servers' time to answer before the clock is set by the RTC.
+/// Time for the time servers to answer after a jump, before the clock is set from the RTC.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// The kernel does not let the clock be corrected.
+/// The kernel rejected a correction.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot correct the clock")]
 pub struct CorrectError(#[from] Errno);
 
-/// How good the clock is.
+/// State of the clock.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The last comparison, if there was one since the clock jumped.
+    /// The last comparison since the last jump.
     pub last: Option<Comparison>,
-    /// Why the last attempt failed, if it did.
+    /// Error of the last attempt.
     pub problem: Option<Arc<str>>,
-    /// How often the clock was set, by the kernel after a suspension too.
+    /// Number of steps, including those by the kernel after a suspension.
     pub steps: u32,
-    /// How often the clock has jumped.
+    /// Number of jumps.
     pub jumps: u32,
 }
 
-/// A comparison with a server.
+/// A comparison with a time server.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    /// With which.
     pub server: SocketAddr,
-    /// What it told.
     pub sample: Sample,
-    /// When.
     pub at: Instant,
 }
 
-/// Keeps a clock by servers. It outlives the service that it runs as.
+/// Keeps a clock synchronized. It outlives restarts of the service that runs it.
 pub struct Keeper {
     servers: Vec<SocketAddr>,
     clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
     missed: watch::Sender<Duration>,
-    /// One question at a time.
+    /// Held during a query, so that only one runs at a time.
     turn: Mutex<()>,
 }
 
 impl Keeper {
-    /// Keeps `clock` by these servers, the preferred one first.
+    /// A keeper of `clock` with these servers in order of preference.
     pub fn new(servers: Vec<SocketAddr>, clock: impl Clock) -> Self {
         let (state, missed, turn) = Default::default();
         Self { servers, clock: Arc::new(clock), state, missed, turn }
     }
 
-    /// Who is asked.
     pub fn servers(&self) -> &[SocketAddr] {
         &self.servers
     }
 
-    /// How good the clock is, now and later.
+    /// The state, now and later.
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
 
-    /// All time that passed unseen by timers, in clock jumps.
+    /// Sum of the clock jumps, which timers do not see.
     pub fn missed(&self) -> watch::Receiver<Duration> {
         self.missed.subscribe()
     }
 
-    /// Asks until one of the servers has answered, and sets a clock that is far off to any time: before others rely on
-    /// it. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`CorrectError`].
+    /// Queries the servers until one answers. Sets a clock that is far off to any time, so call it before other
+    /// programs depend on the clock. Cancel-safe.
     pub async fn first(&self) -> Result<(), CorrectError> {
         while self.state.borrow().last.is_none() {
             if self.compare(Poll::default(), Allowed::Any).await?.is_none() {
@@ -101,13 +94,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// The service: keeps the clock until it is cancelled, and never sets it back. Healthy when it would detect a jump; it
-    /// waits for no server, since the clock goes on alone.
-    ///
-    /// # Errors
-    /// [`CorrectError`].
+    /// Runs until cancelled and never sets the clock back. Reports healthy once jumps are detected; it does not wait
+    /// for a server, because the clock runs without one.
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), CorrectError> {
-        let mut seen = self.look().await;
+        let mut seen = self.offsets().await;
         cx.healthy();
         let mut poll = Poll::default();
         let mut jump = None;
@@ -135,24 +125,25 @@ impl Keeper {
         }
     }
 
-    async fn look(&self) -> Look {
+    async fn offsets(&self) -> ClockOffsets {
         let clock = Arc::clone(&self.clock);
-        // It does not panic; a look without an RTC is none of a jump.
-        spawn_blocking(move || clock.look()).await.unwrap_or_default()
+        // The task does not panic. Without an RTC reading, no jump is detected.
+        spawn_blocking(move || clock.offsets()).await.unwrap_or_default()
     }
 
-    /// Waits for the next jump. Cancel-safe: `seen` is the last look.
-    async fn jump(&self, seen: &mut Look) -> Jump {
+    /// Waits for the next jump. Cancel-safe: `seen` contains the last reading.
+    async fn jump(&self, seen: &mut ClockOffsets) -> Jump {
         loop {
             sleep(LOOK).await;
-            let now = self.look().await;
+            let now = self.offsets().await;
             if let Some(jump) = Jump::between(std::mem::replace(seen, now), now) {
                 return jump;
             }
         }
     }
 
-    /// Compares the clock at once, as at a start: the first answer may set it forwards. Without an answer, the RTC does.
+    /// Compares the clock immediately, as at startup: the first answer may set it forward. Without an answer, the RTC
+    /// does.
     async fn recover(&self, jump: Jump) -> Result<Option<Sample>, CorrectError> {
         self.state.send_modify(|state| state.last = None);
         let compared = timeout(ANSWER, self.compare(Poll::default(), Allowed::Forwards)).await;
@@ -169,19 +160,19 @@ impl Keeper {
         info!(passed_seconds = passed.as_secs_f64(), source, "clock jumped");
         self.state.send_modify(|state| {
             state.jumps += 1;
-            // A step by a server's answer is counted already.
+            // A step by an answer was already counted.
             state.steps += u32::from(sample.is_none() || jump.suspended.is_some());
         });
         self.missed.send_modify(|missed| *missed += passed);
         Ok(sample)
     }
 
-    /// Compares and corrects, the `first` time by what is allowed then; nothing if no server told the time.
+    /// Queries and corrects. The first correction is limited by `first`. Returns `None` if no server answered.
     async fn compare(&self, poll: Poll, first: Allowed) -> Result<Option<Sample>, CorrectError> {
         let _turn = self.turn.lock().await;
         let mut problem = None;
         for &server in &self.servers {
-            match ask(server, &*self.clock).await {
+            match query(server, &*self.clock).await {
                 Ok(sample) => {
                     self.correct(server, sample, poll, first)?;
                     return Ok(Some(sample));
@@ -204,7 +195,7 @@ impl Keeper {
         match correction {
             Correction::Step(by) => {
                 self.clock.step(by)?;
-                // It is right now, and the kernel is told so.
+                // Set the kernel's status to synchronized.
                 self.clock.slew(0, poll.exponent(), Leap::None)?;
                 info!(%server, offset_seconds, "clock set");
             }
@@ -214,7 +205,7 @@ impl Keeper {
                     info!(%server, offset_seconds, "clock compared");
                 }
                 if offset.abs() > WRONG {
-                    warn!(%server, offset_seconds, "the clock is wrong and set only at a start; restart the node");
+                    warn!(%server, offset_seconds, "clock offset is too large to slew, and the clock is set only at startup; restart the node");
                 }
             }
         }
@@ -226,11 +217,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Told once, until it goes well again.
-    fn failed(&self, error: &AskError) {
+    /// Logs the first failure after a success.
+    fn failed(&self, error: &QueryError) {
         if self.state.borrow().problem.is_none() {
             let error: &dyn Error = error;
-            warn!(error, "no server tells the time; the clock goes on as it is");
+            warn!(error, "no time server answered; the clock is not synchronized");
         }
         let mut problem = error.to_string();
         if let Some(source) = error.source() {
@@ -250,7 +241,7 @@ mod tests {
     const SECOND: Nanoseconds = 1_000_000_000;
     const HOUR: Nanoseconds = 3600 * SECOND;
 
-    /// A clock that tells by how much it was set, with an RTC, in a machine that may have been suspended.
+    /// A clock that records its steps, with an RTC and a suspension time.
     #[derive(Clone, Debug, Default)]
     struct FakeClock {
         set: watch::Sender<Nanoseconds>,
@@ -272,16 +263,16 @@ mod tests {
             Ok(())
         }
 
-        fn look(&self) -> Look {
+        fn offsets(&self) -> ClockOffsets {
             let [set, rtc, suspended] = [&self.set, &self.rtc, &self.suspended].map(|time| *time.borrow());
-            Look {
+            ClockOffsets {
                 rtc: Some(Difference::new([rtc, rtc + SECOND], [set; 2])),
                 suspended: Difference::new([suspended; 2], [0; 2]),
             }
         }
     }
 
-    /// What a keeper without servers does about a jump.
+    /// Result of a recovery without servers.
     async fn recovered(jump: impl FnOnce(&FakeClock)) -> (Nanoseconds, State, Duration) {
         let clock = FakeClock::default();
         let keeper = Arc::new(Keeper::new(Vec::new(), clock.clone()));
@@ -295,20 +286,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_server_the_rtc_sets_the_clock_forwards_within_seconds() {
+    async fn without_a_server_the_rtc_sets_the_clock_forward() {
         let (set, state, missed) = recovered(|clock| _ = clock.rtc.send_replace(HOUR)).await;
         assert!((set - HOUR).abs() <= SECOND, "{set}");
         assert_eq!((missed, state.steps, state.jumps), (Duration::from_nanos(set.unsigned_abs()), 1, 1));
     }
 
     #[tokio::test]
-    async fn a_suspension_is_a_jump_of_a_clock_that_the_kernel_has_set() {
+    async fn a_suspension_is_reported_as_a_jump_and_a_step() {
         let (set, state, missed) = recovered(|clock| _ = clock.suspended.send_replace(HOUR)).await;
         assert_eq!((set, state.steps, state.jumps), (0, 1, 1));
         assert_eq!(missed, Duration::from_secs(3600));
     }
 
-    /// By how much the answers set a clock, the first with what is allowed then.
+    /// Total step and number of steps after answers with these offsets.
     fn set_by(first: Allowed, offsets: &[Nanoseconds]) -> (Nanoseconds, u32) {
         let clock = FakeClock::default();
         let keeper = Keeper::new(Vec::new(), clock.clone());
@@ -323,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn before_the_nodes_programs_run_the_clock_is_set_to_any_time_once() {
+    fn before_programs_run_the_clock_is_set_once() {
         assert_eq!(set_by(Allowed::Any, &[HOUR, HOUR]), (HOUR, 1));
         assert_eq!(set_by(Allowed::Any, &[-HOUR, -HOUR]), (-HOUR, 1));
     }
 
     #[test]
-    fn under_the_nodes_programs_the_clock_is_never_set_back() {
+    fn while_programs_run_the_clock_is_never_set_back() {
         assert_eq!(set_by(Allowed::Forwards, &[-HOUR, -HOUR]), (0, 0));
         assert_eq!(set_by(Allowed::Forwards, &[HOUR, HOUR, -HOUR]), (HOUR, 1));
     }

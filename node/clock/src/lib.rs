@@ -1,33 +1,31 @@
-//! Keeps the node's clock by SNTP, RFC 4330 (RFC 5905, section 14): certificates and etcd need it.
+//! Synchronizes the node's clock by SNTP, RFC 4330 (RFC 5905, section 14); certificates and etcd need a correct clock.
 //!
-//! A [`Keeper`] asks one server after the other until one answers, every 64 seconds to 17 minutes, and corrects the
-//! clock. Before the node's programs run, the first answer may set it: a machine may start in any year. Under them a first
-//! answer may still set it, but only forwards; later the clock is only made faster or slower, by the kernel, so that time
-//! never goes back under the node's programs. Without an answer the clock goes on as it is.
+//! A [`Keeper`] queries the servers in order until one answers, every 64 seconds to 17 minutes, and corrects the clock.
+//! Before the node's programs run, the first answer may set the clock to any time, because a machine may boot with any
+//! date. While they run, a first answer may only set it forward; later answers only slew it, so that time never goes
+//! back for the node's programs. Without an answer, the clock runs unsynchronized.
 //!
-//! A clock jump is time that passed unseen by the clock or by timers: the machine is a VM that was restored from a saved
-//! state, paused or migrated, or it slept. The service detects one within a second or two and asks the servers at once. Their
-//! first answer may set the clock forwards; without one within seconds, the RTC sets it forwards by as much as passed. Timers,
-//! which run on `CLOCK_MONOTONIC`, do not see that time: [`Keeper::missed`] is for those that need it.
+//! A clock jump is time during which the clock or timers stopped: a VM was restored from a saved state, paused or
+//! migrated, or the machine slept. The service detects jumps within two seconds and queries the servers immediately.
+//! The first answer may set the clock forward; without one within seconds, the clock is set forward by the RTC. Timers
+//! run on `CLOCK_MONOTONIC` and do not see that time; [`Keeper::missed`] provides it.
 //!
-//! It refuses to believe a server that says of itself that it does not know the time, answers to nobody who asks it, and
-//! has no server of its own.
+//! Answers of servers that are unsynchronized, or that reject the request (kiss of death), are not used.
 //!
-//! Needs Linux 2.6.39 (`clock_adjtime`), and `CAP_SYS_TIME`.
+//! Requires `CAP_SYS_TIME` and Linux 2.6.39 (`clock_adjtime`).
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
-mod ask;
 mod correction;
 mod jump;
 mod keeper;
 mod kernel;
 mod packet;
+mod query;
 mod sample;
 #[expect(unsafe_code, reason = "clock_adjtime(2) has no wrapper in nix")]
 mod sys;
 
-pub use jump::{Difference, Look};
+pub use jump::{ClockOffsets, Difference};
 pub use keeper::{Comparison, CorrectError, Keeper, State};
 pub use kernel::{Clock, Kernel};
 pub use packet::Leap;

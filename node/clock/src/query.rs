@@ -1,4 +1,4 @@
-//! A question and its answer, over UDP.
+//! A request to an SNTP server over UDP.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -8,57 +8,47 @@ use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-use crate::packet::{Answer, LENGTH, Malformed, question};
+use crate::packet::{Answer, AnswerError, LENGTH, question};
 use crate::{Clock, Sample};
 
-/// For an answer. One that comes later says little.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of a request. The delay of later answers makes them too inaccurate.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why a server has told nothing.
+/// A request without a usable answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
-    /// No socket, or nobody listens.
-    #[error("cannot ask {server}")]
+pub(crate) enum QueryError {
+    #[error("cannot query {server}")]
     Network {
-        /// Who.
         server: SocketAddr,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// Nothing came back.
-    #[error("{server} does not answer within {} s", PATIENCE.as_secs())]
-    Silence {
-        /// Who.
-        server: SocketAddr,
-    },
-    /// What came back is of no use.
-    #[error("cannot use the answer of {server}")]
+    #[error("no answer from {server} within {} s", TIMEOUT.as_secs())]
+    Silence { server: SocketAddr },
+    #[error("invalid answer from {server}")]
     Answer {
-        /// Whose.
         server: SocketAddr,
-        /// What is wrong with it.
         #[source]
-        source: Malformed,
+        source: AnswerError,
     },
 }
 
-/// Asks once. Cancel-safe.
-pub(crate) async fn ask(server: SocketAddr, clock: &dyn Clock) -> Result<Sample, AskError> {
-    match timeout(PATIENCE, exchange(server, clock)).await {
+/// Sends one request. Cancel-safe.
+pub(crate) async fn query(server: SocketAddr, clock: &dyn Clock) -> Result<Sample, QueryError> {
+    match timeout(TIMEOUT, exchange(server, clock)).await {
         Ok(Ok(Ok(sample))) => Ok(sample),
-        Ok(Ok(Err(source))) => Err(AskError::Answer { server, source }),
-        Ok(Err(source)) => Err(AskError::Network { server, source }),
-        Err(_) => Err(AskError::Silence { server }),
+        Ok(Ok(Err(source))) => Err(QueryError::Answer { server, source }),
+        Ok(Err(source)) => Err(QueryError::Network { server, source }),
+        Err(_) => Err(QueryError::Silence { server }),
     }
 }
 
-async fn exchange(server: SocketAddr, clock: &dyn Clock) -> io::Result<Result<Sample, Malformed>> {
-    // A port that nobody knows, as one more thing to guess for who would answer in the server's place.
+async fn exchange(server: SocketAddr, clock: &dyn Clock) -> io::Result<Result<Sample, AnswerError>> {
+    // A new socket has a random port, which an attacker would have to guess.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
-    // The kernel drops what others send, and tells when nobody listens.
+    // A connected socket drops packets from other addresses and reports ICMP port unreachable.
     socket.connect(server).await?;
-    // Its keys are random numbers of the kernel's.
+    // The keys of RandomState are random numbers of the kernel.
     let cookie = RandomState::new().hash_one(server);
     let (asked, start) = (clock.now(), Instant::now());
     socket.send(&question(cookie)).await?;
@@ -68,9 +58,9 @@ async fn exchange(server: SocketAddr, clock: &dyn Clock) -> io::Result<Result<Sa
         let took = i64::try_from(start.elapsed().as_nanos()).unwrap_or(i64::MAX);
         match Answer::parse(&bytes[..length], cookie) {
             Ok(answer) => return Ok(Ok(Sample::new(asked, took, &answer))),
-            // The right one may still come.
-            Err(Malformed::Stranger | Malformed::Short(_) | Malformed::NoServer) => {}
-            Err(refused @ (Malformed::Refused(_) | Malformed::Unsynchronized)) => return Ok(Err(refused)),
+            // The right answer may still arrive.
+            Err(AnswerError::OtherRequest | AnswerError::Short(_) | AnswerError::NotServer) => {}
+            Err(refused @ (AnswerError::KissOfDeath(_) | AnswerError::Unsynchronized)) => return Ok(Err(refused)),
         }
     }
 }

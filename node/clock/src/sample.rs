@@ -1,23 +1,23 @@
-//! What one question tells of the clock. Pure.
+//! Clock offset from one answer. Pure.
 
 use crate::packet::{Answer, Leap};
 
-/// Since 1970, or between two moments. Ends in 2262.
+/// Nanoseconds since 1970 or between two times. Overflows in 2262.
 pub type Nanoseconds = i64;
 
 /// One comparison with a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// What the clock lacks: positive when it is behind. Off by half of `delay` at most.
+    /// Correction for the clock: positive if it is behind. Accurate to half of `delay`.
     pub offset: Nanoseconds,
-    /// Time on the way, there and back.
+    /// Round-trip time.
     pub delay: Nanoseconds,
-    /// What the server says of the end of this day.
+    /// Leap second at the end of the day.
     pub leap: Leap,
 }
 
 impl Sample {
-    /// From a question that went at `asked`, by the clock, and was answered `took` later. RFC 4330, section 5.
+    /// From a request at `asked` by the clock that was answered after `took`. RFC 4330, section 5.
     pub(crate) fn new(asked: Nanoseconds, took: Nanoseconds, answer: &Answer) -> Self {
         let [asked, took, received, sent] = [asked, took, answer.received, answer.sent].map(i128::from);
         let there = received - asked;
@@ -38,7 +38,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_offset_is_off_by_half_of_the_delay_at_most(
+        fn the_offset_is_accurate_to_half_of_the_delay(
             asked in 0..100 * 365 * 86_400 * SECOND,
             offset in -50 * 365 * 86_400 * SECOND..50 * 365 * 86_400 * SECOND,
             there in 0..5 * SECOND,
@@ -53,7 +53,7 @@ mod tests {
         }
 
         #[test]
-        fn no_times_make_it_panic(asked in any::<i64>(), took in any::<i64>(), received in any::<i64>(), sent in any::<i64>()) {
+        fn computation_never_panics(asked in any::<i64>(), took in any::<i64>(), received in any::<i64>(), sent in any::<i64>()) {
             let sample = Sample::new(asked, took, &Answer { received, sent, leap: Leap::None });
             prop_assert!(sample.delay >= 0);
         }

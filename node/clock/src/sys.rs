@@ -10,21 +10,21 @@ use crate::packet::Leap;
 
 const NANOSECONDS: Nanoseconds = 1_000_000_000;
 
-/// Linux counts the time constant of its loop from here on, include/linux/timex.h.
+/// Offset of the kernel's PLL time constant, include/linux/timex.h.
 const LEAST_POLL: u8 = 4;
 
-/// Sets the clock by so much, at one moment. `ADJ_SETOFFSET`, Linux 2.6.39.
+/// Sets the clock by an offset. `ADJ_SETOFFSET`, Linux 2.6.39.
 pub(crate) fn step(by: Nanoseconds) -> Result<(), Errno> {
     let mut change = empty();
     change.modes = libc::ADJ_SETOFFSET | libc::ADJ_NANO;
     change.time.tv_sec = by.div_euclid(NANOSECONDS);
-    // Nanoseconds, as ADJ_NANO says.
+    // ADJ_NANO: the field contains nanoseconds.
     change.time.tv_usec = by.rem_euclid(NANOSECONDS);
     adjust(&mut change)
 }
 
-/// Gives the offset to the kernel's loop (PLL), which slews the clock and learns how fast it goes by itself; says to the
-/// kernel that the clock is right, so that it keeps the one in hardware too.
+/// Passes the offset to the kernel's PLL, which slews the clock and adjusts its frequency. Sets the status to
+/// synchronized, so that the kernel also sets the RTC.
 pub(crate) fn slew(by: Nanoseconds, poll: u8, leap: Leap) -> Result<(), Errno> {
     let mut change = empty();
     change.modes = libc::ADJ_OFFSET
@@ -41,12 +41,12 @@ pub(crate) fn slew(by: Nanoseconds, poll: u8, leap: Leap) -> Result<(), Errno> {
         };
     change.offset = by;
     change.constant = c_long::from(poll.saturating_sub(LEAST_POLL));
-    // The kernel lets the largest error grow until the next time, and from 16 s on says that nobody keeps the clock.
+    // The kernel increases the maximum error over time, and sets the status to unsynchronized at 16 s.
     (change.maxerror, change.esterror) = (0, 0);
     adjust(&mut change)
 }
 
-/// Whether somebody keeps the clock.
+/// Whether the clock is synchronized.
 #[cfg(test)]
 fn is_kept() -> Result<bool, Errno> {
     let mut found = empty();
@@ -55,12 +55,13 @@ fn is_kept() -> Result<bool, Errno> {
 }
 
 fn empty() -> timex {
-    // SAFETY: `struct timex` is numbers and padding, of which every bit pattern, zeros too, is valid.
+    // SAFETY: `struct timex` consists of numbers and padding, for which every bit pattern is valid, including zeros.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 fn adjust(change: &mut timex) -> Result<(), Errno> {
-    // SAFETY: `change` is a whole `struct timex`. The kernel reads it and writes it during the call, and keeps nothing.
+    // SAFETY: `change` is a whole `struct timex`. The kernel reads and writes it during the call and does not keep the
+    // pointer.
     let state: c_int = unsafe { libc::clock_adjtime(libc::CLOCK_REALTIME, change) };
     Errno::result(state).map(drop)
 }
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_takes_a_question_that_changes_nothing() {
+    fn an_empty_adjustment_succeeds() {
         is_kept().unwrap();
     }
 }

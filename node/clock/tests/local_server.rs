@@ -1,10 +1,10 @@
-//! Against servers on loopback.
+//! Synchronization with servers on loopback.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clock::{Clock, Difference, Keeper, Leap, Look, Nanoseconds};
+use clock::{Clock, ClockOffsets, Difference, Keeper, Leap, Nanoseconds};
 use nix::errno::Errno;
 use supervisor::{Settings, State as Service, Supervisor};
 use tokio::net::UdpSocket;
@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 
 const SECOND: Nanoseconds = 1_000_000_000;
 
-/// More than a question on loopback takes, less than a step.
+/// Between the delay on loopback and the minimum step.
 const CLOSE: Nanoseconds = SECOND / 20;
 
-/// A clock that is off by something, the same of its RTC, and what was done to it.
+/// A clock with an offset, which records corrections, and its RTC.
 #[derive(Clone, Debug, Default)]
 struct FakeClock(Arc<Mutex<(Nanoseconds, Vec<Done>, Nanoseconds)>>);
 
@@ -52,9 +52,9 @@ impl Clock for FakeClock {
         Ok(())
     }
 
-    fn look(&self) -> Look {
+    fn offsets(&self) -> ClockOffsets {
         let (offset, _, rtc) = *self.0.lock().unwrap();
-        Look { rtc: Some(Difference::new([rtc, rtc + SECOND], [offset; 2])), ..Look::default() }
+        ClockOffsets { rtc: Some(Difference::new([rtc, rtc + SECOND], [offset; 2])), ..ClockOffsets::default() }
     }
 }
 
@@ -62,15 +62,14 @@ fn true_time() -> Nanoseconds {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().try_into().unwrap()
 }
 
-/// A time of NTP.
+/// NTP time.
 fn ntp(time: Nanoseconds) -> [u8; 8] {
     let seconds = u64::try_from(time / SECOND + 2_208_988_800).unwrap();
     let fraction = ((u64::try_from(time % SECOND).unwrap()) << 32) / u64::try_from(SECOND).unwrap();
     (seconds << 32 | fraction).to_be_bytes()
 }
 
-/// A server that answers with what `reply` makes of a good answer, several times if there are several. Ends when the
-/// set is dropped.
+/// A server that sends the packets that `reply` creates from a valid answer. Stops when the set is dropped.
 async fn server(reply: impl Fn([u8; 48]) -> Vec<[u8; 48]> + Send + 'static) -> (SocketAddr, JoinSet<()>) {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -98,7 +97,7 @@ fn good(answer: [u8; 48]) -> Vec<[u8; 48]> {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_far_off_is_set_by_the_first_answer() {
+async fn the_first_answer_sets_a_clock_that_is_far_off() {
     let (address, _server) = server(good).await;
     let clock = FakeClock::off_by(-3 * 365 * 86_400 * SECOND);
     let keeper = Keeper::new(vec![address], clock.clone());
@@ -111,7 +110,7 @@ async fn a_clock_that_is_far_off_is_set_by_the_first_answer() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_nearly_right_is_slewed() {
+async fn a_small_offset_is_slewed() {
     let (address, _server) = server(good).await;
     let clock = FakeClock::off_by(SECOND / 25);
     let keeper = Keeper::new(vec![address], clock.clone());
@@ -122,7 +121,7 @@ async fn a_clock_that_is_nearly_right_is_slewed() {
 }
 
 #[tokio::test]
-async fn an_answer_to_another_question_is_passed_over() {
+async fn an_answer_to_another_request_is_ignored() {
     let forged = |mut answer: [u8; 48]| {
         let right = answer;
         answer[31] ^= 1;
@@ -137,7 +136,7 @@ async fn an_answer_to_another_question_is_passed_over() {
 }
 
 #[tokio::test]
-async fn the_next_server_is_asked_when_one_refuses_or_does_not_know() {
+async fn the_next_server_is_queried_after_an_unusable_answer() {
     let refuses = |mut answer: [u8; 48]| {
         answer[1] = 0;
         answer[12..16].copy_from_slice(b"DENY");
@@ -157,8 +156,8 @@ async fn the_next_server_is_asked_when_one_refuses_or_does_not_know() {
 }
 
 #[tokio::test]
-async fn without_a_server_the_clock_goes_on_and_the_service_is_healthy() {
-    // Bound and closed: nobody listens, which the kernel tells.
+async fn the_service_is_healthy_without_a_server() {
+    // Bound and closed, so that the kernel reports an unreachable port.
     let nobody = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
     let clock = FakeClock::off_by(9 * SECOND);
     let keeper = Arc::new(Keeper::new(vec![nobody], clock.clone()));
@@ -166,12 +165,12 @@ async fn without_a_server_the_clock_goes_on_and_the_service_is_healthy() {
     let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
     let failed = tokio::time::timeout(Duration::from_secs(30), state.wait_for(|state| state.problem.is_some())).await;
     let problem = failed.unwrap().unwrap().problem.clone().unwrap();
-    assert!(problem.starts_with(&format!("cannot ask {nobody}: ")), "{problem}");
+    assert!(problem.starts_with(&format!("cannot query {nobody}: ")), "{problem}");
     assert_eq!((tree.status().state, clock.done()), (Service::Healthy, Vec::new()));
     tree.stop(Duration::from_secs(5)).await.unwrap();
 }
 
-/// What a keeper whose server knows the time does to a right clock that jumps, and all time that was missed.
+/// Corrections of a correct clock after a jump with a synchronized server, and the missed time.
 async fn after(jump: impl FnOnce(&FakeClock)) -> (Vec<Done>, Duration) {
     let (address, _server) = server(good).await;
     let clock = FakeClock::off_by(0);
@@ -188,7 +187,7 @@ async fn after(jump: impl FnOnce(&FakeClock)) -> (Vec<Done>, Duration) {
 }
 
 #[tokio::test]
-async fn after_a_jump_a_server_sets_the_clock_though_it_is_not_its_first_answer() {
+async fn after_a_jump_a_later_answer_may_set_the_clock() {
     let (done, missed) = after(|clock| clock.0.lock().unwrap().0 = -3600 * SECOND).await;
     let [Done::Step(by), Done::Slew(0)] = done[..] else { panic!("{done:?}") };
     assert!((by - 3600 * SECOND).abs() < CLOSE, "{by}");
@@ -196,7 +195,7 @@ async fn after_a_jump_a_server_sets_the_clock_though_it_is_not_its_first_answer(
 }
 
 #[tokio::test]
-async fn an_rtc_that_was_set_does_not_set_a_clock_that_a_server_knows_to_be_right() {
+async fn a_changed_rtc_does_not_set_a_synchronized_clock() {
     let (done, missed) = after(|clock| clock.0.lock().unwrap().2 = 3600 * SECOND).await;
     let [Done::Slew(by)] = done[..] else { panic!("{done:?}") };
     assert!(by.abs() < CLOSE && missed < Duration::from_secs(1), "{by} {missed:?}");

@@ -1,14 +1,14 @@
-//! The annotation that tells a node's public key.
+//! The annotation with a node's public key.
 
 use serde_json::{Value, json};
 
 use crate::PublicKey;
 
-/// The annotation of a Node with its public key.
+/// Annotation of a Node with its public key.
 pub const ANNOTATION: &str = "node.granary.dev/wg-pubkey";
 
-/// A merge patch (RFC 7396) of this annotation. It names nothing else, so nothing else changes, whoever writes at the
-/// same time, and whether the Node has annotations or not.
+/// A merge patch (RFC 7396) of this annotation, which changes nothing else, regardless of concurrent writes and of
+/// whether the Node has annotations.
 pub(crate) fn patch(key: PublicKey) -> Value {
     json!({"metadata": {"annotations": {ANNOTATION: key.to_string()}}})
 }
@@ -40,7 +40,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_one_annotation_changes(
+        fn the_patch_changes_only_the_annotation(
             others in proptest::option::of(proptest::collection::btree_map("[a-z~/.]{1,12}", ".{0,8}", 0..4)),
             bytes in proptest::array::uniform32(1_u8..),
         ) {

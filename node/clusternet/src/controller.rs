@@ -1,4 +1,4 @@
-//! Keeps the kernel's peers what the cluster's Nodes say.
+//! Reconciles the kernel's peers with the Nodes of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,38 +19,36 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
-use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, Place, Seen};
+use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place};
+use crate::member_error::MemberError;
 use crate::metrics::Metrics;
 use crate::network::first_address;
-use crate::peers::{Mesh, Own, Wanted, wanted};
-use crate::refusal::Refusal;
+use crate::peers::{Mesh, OwnNode, Wanted, wanted};
 use crate::{Member, Peers, PodNetwork, PublicKey, annotation, diff};
 
-/// The owner of our field in the API.
+/// Field manager for server-side operations.
 const FIELD_MANAGER: &str = "granary-mesh";
 
-/// Changes that are there at once are one pass.
+/// Events within this time cause one reconciliation.
 const AT_ONCE: usize = 1024;
 
-/// What a node's mesh is made of.
+/// Settings of the controller.
 #[derive(Clone)]
 pub struct Settings {
-    /// Speaks to the API server as the node's storage identity: it lists and watches Nodes, and patches its own.
+    /// Client with the node's storage identity: it lists and watches Nodes, and patches the node's own.
     pub client: Client,
-    /// The name of the own Node, which may not be there yet.
+    /// Name of the own Node, which may not exist yet.
     pub node: String,
-    /// The addresses of all pods. They have none in common.
+    /// Pod networks, without overlaps.
     pub networks: Vec<PodNetwork>,
-    /// The interface.
     pub device: Arc<dyn Device>,
-    /// What is counted.
     pub metrics: Metrics,
-    /// Somebody may have changed what the kernel has: after this it is looked at again.
+    /// Interval of reconciliations with the kernel's state, which other programs may change.
     pub interval: Duration,
 }
 
 impl Settings {
-    /// A usual [`interval`](Settings::interval).
+    /// Default of [`interval`](Settings::interval).
     pub const INTERVAL: Duration = Duration::from_mins(5);
 }
 
@@ -60,37 +58,29 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Why the mesh has to be started again. The kernel goes on with the peers that it has.
+/// The controller failed and must be restarted. The kernel keeps its peers.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no interface.
     #[error(transparent)]
     Ensure(#[from] EnsureError),
-    /// It does not get its address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Its peers cannot be read.
     #[error(transparent)]
     Look(#[from] LookError),
-    /// Its peers cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// The API server does not take the public key.
-    #[error("cannot tell the node's public key in its Node")]
+    #[error("cannot publish the public key in the node's Node object")]
     Announce(#[source] Box<kube::Error>),
-    /// A task panicked.
-    #[error("work on the mesh's interface panicked")]
+    #[error("a task for the mesh interface panicked")]
     Panicked(#[from] JoinError),
-    /// The watch ended, which it never does by itself.
+    /// The watch stream ended, which it normally does not.
     #[error("the watch of Nodes ended")]
     WatchEnded,
 }
 
-/// Keeps the mesh until it is cancelled. Healthy when the node has its place in it: the own Node has a range and tells
-/// the key, and the kernel has all peers.
-///
-/// # Errors
-/// [`RunError`]; an API server that is away is waited for and is none.
+/// Reconciles until cancelled. Reports healthy once the node is part of the mesh: the own Node has a pod range and the
+/// public key, and the kernel has all peers. Retries while the API server is unavailable. [`RunError`]; an API server
+/// that is away is waited for and is none.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let device = Arc::clone(&settings.device);
     let key = spawn_blocking(move || device.ensure()).await??;
@@ -106,7 +96,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
             changed = changes.next() => drop(changed.ok_or(RunError::WatchEnded)?),
             _ = again.tick() => controller.doubt(),
         }
-        // Before everything was listed, everybody who is not would lose their place.
+        // Without a complete list, peers of Nodes that are not listed yet would be removed.
         if nodes.wait_until_ready().now_or_never().is_none() {
             continue;
         }
@@ -121,19 +111,19 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     }
 }
 
-/// All Nodes, and something for each change of them. Failures are logged; it goes on, with a back-off, and begins with
-/// a list if it has missed something.
+/// A store of all Nodes, and a stream with an item per change. Logs failures and retries with back-off; lists again if
+/// it may have missed events.
 fn watch(client: Client) -> (Store<Node>, impl Stream<Item = ()>) {
     let (store, writer) = reflector::store();
     let events = watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff().modify(strip);
     let changes = reflector::reflector(writer, events).filter_map(|event| {
         future::ready(match event {
-            // Only whole lists count.
+            // Only complete lists count.
             Ok(Event::Init | Event::InitApply(_)) => None,
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "watch of Nodes failed, it goes on");
+                warn!(error, "watch of Nodes failed, will retry");
                 None
             }
         })
@@ -141,7 +131,7 @@ fn watch(client: Client) -> (Store<Node>, impl Stream<Item = ()>) {
     (store, changes)
 }
 
-/// Of a Node, the largest part is of no use here: which images it has, and who wrote which field.
+/// Removes the largest parts of a Node, which are not used here: images and managed fields.
 fn strip(node: &mut Node) {
     node.metadata.managed_fields = None;
     let addresses = node.status.take().and_then(|status| status.addresses);
@@ -151,15 +141,15 @@ fn strip(node: &mut Node) {
 struct Controller {
     settings: Settings,
     key: PublicKey,
-    /// The peers as this has left them. Where one has moved to since, only the kernel knows.
+    /// Peers as the last pass left them; the kernel may have updated their endpoints.
     known: Option<Peers>,
-    /// Nobody else has changed them, as far as is known.
+    /// No other program has changed the peers, as far as known.
     is_sure: bool,
-    /// The places that the interface has.
+    /// Places that the interface has.
     places: Option<BTreeSet<Place>>,
-    /// What was told of the last pass.
+    /// Warnings of the last pass, to log only new ones.
     nodes: BTreeMap<PublicKey, String>,
-    refused: BTreeSet<(String, Refusal)>,
+    refused: BTreeSet<(String, MemberError)>,
     several: BTreeSet<(String, IpAddr)>,
 }
 
@@ -177,13 +167,13 @@ impl Controller {
         }
     }
 
-    /// Link, key, port, peers, addresses and routes may be others by now.
+    /// Marks the kernel's state as unknown: link, key, port, peers, addresses and routes.
     fn doubt(&mut self) {
         self.is_sure = false;
         self.places = None;
     }
 
-    /// Makes the mesh what the Nodes say. Whether the own node has its place in it.
+    /// Reconciles with the Nodes. Returns whether the node is part of the mesh.
     async fn pass(&mut self, members: &[Member]) -> Result<bool, RunError> {
         let mesh = Mesh { node: &self.settings.node, key: self.key, networks: &self.settings.networks };
         let wanted = wanted(mesh, members);
@@ -195,24 +185,24 @@ impl Controller {
             self.place(own).await?;
         }
         self.peers(&wanted).await?;
-        self.tell(&wanted);
+        self.log_warnings(&wanted);
         match wanted.own {
-            Some(Own { ranges, .. }) if ranges.is_empty() => {
-                debug!("the own Node has no range of pod addresses yet");
+            Some(OwnNode { ranges, .. }) if ranges.is_empty() => {
+                debug!("own Node has no pod range yet");
                 Ok(false)
             }
-            Some(Own { is_announced: true, .. }) => Ok(true),
-            // Last: whoever learns of the key may speak to us from then on.
-            Some(Own { is_announced: false, .. }) => self.announce().await,
+            Some(OwnNode { is_announced: true, .. }) => Ok(true),
+            // Last: other nodes may send to this one as soon as they see the key.
+            Some(OwnNode { is_announced: false, .. }) => self.announce().await,
             None => {
-                debug!("there is no own Node yet");
+                debug!("own Node does not exist yet");
                 Ok(false)
             }
         }
     }
 
-    /// Gives the interface the own addresses.
-    async fn place(&mut self, own: &Own) -> Result<(), RunError> {
+    /// Sets the addresses of the interface.
+    async fn place(&mut self, own: &OwnNode) -> Result<(), RunError> {
         let networks = &self.settings.networks;
         let place = |range| {
             let network = networks.iter().find(|network| network.has_part(range))?.network();
@@ -228,7 +218,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Gives the kernel its peers.
+    /// Changes the kernel's peers.
     async fn peers(&mut self, wanted: &Wanted) -> Result<(), RunError> {
         let known = self.known.take();
         let have = match known {
@@ -251,11 +241,11 @@ impl Controller {
         Ok(())
     }
 
-    /// What the kernel has. A peer that has moved since it was told of stays where the kernel has followed it to.
+    /// Reads the kernel's peers. Keeps endpoints that the kernel updated because a peer moved.
     async fn look(&self, known: Peers) -> Result<Peers, RunError> {
         let device = Arc::clone(&self.settings.device);
         let seen = spawn_blocking(move || device.look()).await??;
-        let peer = |(key, mut seen): (PublicKey, Seen)| {
+        let peer = |(key, mut seen): (PublicKey, PeerState)| {
             if let (Some(_), Some(known)) = (seen.peer.endpoint, known.get(&key)) {
                 seen.peer.endpoint = known.endpoint;
             }
@@ -264,14 +254,14 @@ impl Controller {
         Ok(seen.into_iter().map(peer).collect())
     }
 
-    /// Says what is new.
-    fn tell(&mut self, wanted: &Wanted) {
+    /// Logs new warnings.
+    fn log_warnings(&mut self, wanted: &Wanted) {
         for (node, refusal) in wanted.refused.difference(&self.refused) {
             let reason: &dyn std::error::Error = refusal;
-            warn!(node, reason, "node refused in the mesh, or a part of what it says");
+            warn!(node, reason, "Node rejected from the mesh, completely or in part");
         }
         for (node, address) in wanted.several.difference(&self.several) {
-            warn!(node, %address, "node has several InternalIPs, the first is used");
+            warn!(node, %address, "Node has several InternalIPs, using the first");
         }
         self.settings.metrics.refused(&wanted.refused);
         self.settings.metrics.named(&wanted.nodes);
@@ -280,14 +270,14 @@ impl Controller {
         self.several.clone_from(&wanted.several);
     }
 
-    /// Tells the key in the own Node. `false`: it is gone meanwhile.
+    /// Writes the key to the own Node. `false` if it was deleted.
     async fn announce(&self) -> Result<bool, RunError> {
         let nodes = Api::<Node>::all(self.settings.client.clone());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(annotation::patch(self.key));
         match nodes.patch_metadata(&self.settings.node, &params, &patch).await {
             Ok(_) => {
-                info!(key = %self.key, "public key told in the own Node");
+                info!(key = %self.key, "public key published");
                 Ok(true)
             }
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),

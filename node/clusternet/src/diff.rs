@@ -1,4 +1,4 @@
-//! What the kernel has, and what it lacks. Pure.
+//! Differences between actual and wanted peers. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -7,45 +7,44 @@ use ipnet::IpNet;
 
 use crate::PublicKey;
 
-/// Peers by their keys.
+/// Peers by public key.
 pub type Peers = BTreeMap<PublicKey, Peer>;
 
-/// A peer of the interface.
+/// Configuration of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Where packets to it go. The kernel may know none, and follows a peer that speaks from elsewhere.
+    /// Destination of packets. `None` if the kernel knows none; the kernel updates it when the peer sends from another
+    /// address.
     pub endpoint: Option<SocketAddr>,
-    /// Packets to these addresses go to it, and only packets from these are taken from it.
+    /// AllowedIPs: destinations that are routed to the peer, and the only sources that are accepted from it.
     pub allowed: BTreeSet<IpNet>,
 }
 
-/// What happens to one peer.
+/// A change of one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is no peer any more.
+    /// Removes the peer.
     Remove(PublicKey),
-    /// It is one already. If it is none, this changes nothing.
+    /// Changes an existing peer. Without effect if it does not exist.
     Update {
-        /// Which.
         key: PublicKey,
-        /// Its new endpoint, if that changes.
+        /// New endpoint, if it changes.
         endpoint: Option<SocketAddr>,
-        /// All that it is allowed from now on, if that changes.
+        /// Complete new ranges, if they change.
         allowed: Option<BTreeSet<IpNet>>,
     },
-    /// It becomes one.
+    /// Adds a peer.
     Add(PublicKey, Peer),
 }
 
 impl Change {
-    /// Which peer it is about.
     pub const fn key(&self) -> PublicKey {
         match self {
             Self::Remove(key) | Self::Update { key, .. } | Self::Add(key, _) => *key,
         }
     }
 
-    /// What the peer is then, for people.
+    /// Kind of the change, for logs.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Remove(_) => "removed",
@@ -54,7 +53,7 @@ impl Change {
         }
     }
 
-    /// What the kernel makes of it: a range that a peer is given is taken from the peer that has it.
+    /// Applies the change like the kernel: a range that a peer gets is removed from its previous owner.
     pub fn apply(&self, peers: &mut Peers) {
         let (key, endpoint, allowed) = match self {
             Self::Remove(key) => {
@@ -76,14 +75,14 @@ impl Change {
     }
 }
 
-/// At most one change for each peer that differs, such that after all of them the kernel has what is wanted.
+/// The changes that turn `have` into `want`, at most one per peer.
 ///
-/// Who loses everything comes first: a removed node loses its access before anybody gets anything. A range whose owner
-/// changes belongs, after any number of changes, to the owner that it had, to nobody, or to the owner that it shall
-/// have. This holds if no two ranges overlap but are different, in what the kernel has and in what is wanted: all are
-/// parts of one size, unless somebody else has set others. Then only the end is certain.
+/// Removals come first, so that a removed node loses access before other changes. During the changes, a range whose
+/// owner changes belongs to the old owner, to the new owner, or to no peer. This holds if different ranges do not
+/// overlap, neither in the kernel nor in what is wanted: all are parts of one size, unless another program set others;
+/// then only the final state is certain.
 ///
-/// No range of `want` may have two owners, and every peer there must have an endpoint.
+/// In `want`, ranges must have one owner, and peers must have endpoints.
 pub fn diff(have: &Peers, want: &Peers) -> Vec<Change> {
     let removed = have.keys().filter(|key| !want.contains_key(key)).map(|key| Change::Remove(*key));
     let updated = want.iter().filter_map(|(key, want)| {
@@ -117,7 +116,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Peers as the kernel may have them: a range has one owner, a peer may have no range, or no endpoint.
+    /// Peers as the kernel may have them: a range has one owner, a peer may lack ranges and endpoint.
     pub(crate) fn any_peers() -> impl Strategy<Value = Peers> {
         let endpoints = proptest::collection::btree_map(1_u8..9, proptest::option::weighted(0.9, 0_u8..4), 0..9);
         let owners = proptest::collection::vec(1_u8..14, 10);
@@ -145,7 +144,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn from_any_state_the_changes_lead_to_what_is_wanted(have in any_peers(), want in any_wanted()) {
+        fn the_changes_lead_from_any_state_to_the_wanted_one(have in any_peers(), want in any_wanted()) {
             let mut kernel = have.clone();
             for change in diff(&have, &want) {
                 change.apply(&mut kernel);
@@ -154,12 +153,12 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn what_is_right_already_is_not_changed(want in any_wanted()) {
+        fn equal_states_need_no_change(want in any_wanted()) {
             prop_assert_eq!(diff(&want, &want), vec![]);
         }
 
         #[test]
-        fn a_peer_is_changed_once_and_only_if_it_differs(have in any_peers(), want in any_wanted()) {
+        fn only_peers_that_differ_are_changed_and_only_once(have in any_peers(), want in any_wanted()) {
             let changes = diff(&have, &want);
             let changed: BTreeSet<PublicKey> = changes.iter().map(Change::key).collect();
             prop_assert_eq!(changed.len(), changes.len());
@@ -168,9 +167,9 @@ pub(crate) mod tests {
             prop_assert_eq!(changed, differ);
         }
 
-        /// Wherever it stops, no packet goes to somebody who neither had the range nor shall have it.
+        /// At any point, no packet goes to a peer that neither had the range nor gets it.
         #[test]
-        fn a_range_never_belongs_to_a_third(have in any_peers(), want in any_wanted()) {
+        fn a_range_never_belongs_to_a_third_peer(have in any_peers(), want in any_wanted()) {
             let (before, after) = (owners(&have), owners(&want));
             let mut kernel = have.clone();
             for change in diff(&have, &want) {
@@ -182,16 +181,16 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn who_is_wanted_no_more_goes_before_anything_else(have in any_peers(), want in any_wanted()) {
+        fn removals_come_first(have in any_peers(), want in any_wanted()) {
             let changes = diff(&have, &want);
             let first_other = changes.iter().position(|change| !matches!(change, Change::Remove(_)));
             let rest = &changes[first_other.unwrap_or(changes.len())..];
             prop_assert!(!rest.iter().any(|change| matches!(change, Change::Remove(_))));
         }
 
-        /// A run that stops anywhere is finished by the next one.
+        /// An interrupted run is completed by the next one.
         #[test]
-        fn after_a_stop_the_next_changes_finish(have in any_peers(), want in any_wanted(), done in 0_usize..20) {
+        fn an_interrupted_run_is_completed_by_the_next(have in any_peers(), want in any_wanted(), done in 0_usize..20) {
             let mut kernel = have.clone();
             for change in diff(&have, &want).iter().take(done) {
                 change.apply(&mut kernel);
@@ -219,7 +218,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn two_peers_may_swap_their_ranges() {
+    fn two_peers_can_swap_their_ranges() {
         let have = Peers::from([(key(1), peer(1, [1])), (key(2), peer(2, [2]))]);
         let want = Peers::from([(key(1), peer(1, [2])), (key(2), peer(2, [1]))]);
         let changes = diff(&have, &want);

@@ -1,4 +1,4 @@
-//! Keys: Curve25519, in WireGuard's text form.
+//! Curve25519 keys in WireGuard's text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,55 +8,48 @@ use base64::engine::general_purpose::STANDARD;
 use dir::{Dir, Ensured, Name};
 use nix::sys::stat::Mode;
 
-/// The file of the private key.
+/// File of the private key.
 const FILE: &str = "clusternet.key";
 
-/// Nobody but root.
+/// Mode 0600, owned by root.
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Bytes of a key.
+/// Length of a key in bytes.
 const LENGTH: usize = 32;
 
-/// Why a text is no key.
+/// The text is not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum ParseKeyError {
-    /// Other letters, or another length.
-    #[error("a key is 44 characters of base64, the last of them `=`")]
+    #[error("a key must have 44 characters of base64, the last of them `=`")]
     Form,
-    /// The number zero, which is not on the curve: somebody wiped it.
-    #[error("a key is not zero")]
+    /// All bytes are zero, for example because the file was overwritten.
+    #[error("a key must not be zero")]
     Zero,
 }
 
-/// Why there is no private key. Never holds any of it.
+/// The private key cannot be read or created. Contains no part of the key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The file cannot be read.
-    #[error("cannot read the mesh's private key")]
+    #[error("cannot read the private key of the mesh")]
     Read(#[source] dir::Error),
-    /// It is there, and no key. It is left as it is: others know the node by the key that was in it.
-    #[error("the file {FILE} is no private key; restore it, or remove it, and the node gets a new key")]
+    /// The file is not replaced, because other nodes identify the node by the key that it contained.
+    #[error("file {FILE} does not contain a private key; restore it, or remove it to create a new key")]
     Invalid(#[source] ParseKeyError),
-    /// No random numbers.
-    #[error("cannot make a private key")]
+    #[error("cannot generate a private key")]
     Random(#[source] getrandom::Error),
-    /// A new key cannot be written; the node has none.
-    #[error("cannot write the mesh's private key")]
+    #[error("cannot write the private key of the mesh")]
     Write(#[source] dir::Error),
 }
 
-/// By which others know a node. Its text form is that of wg(8).
+/// Identifies a node to others. The text form is that of wg(8).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey([u8; LENGTH]);
 
-/// What makes a node that node. Neither copied nor shown; the kernel gets it, and the file has it.
+/// The private key of a node. Not cloned or printed; only the kernel and the file get it.
 pub struct PrivateKey([u8; LENGTH]);
 
 impl PublicKey {
-    /// The key of these bytes.
-    ///
-    /// # Errors
-    /// [`ParseKeyError::Zero`].
+    /// Wraps the bytes of a key; fails for zero.
     pub fn new(bytes: [u8; LENGTH]) -> Result<Self, ParseKeyError> {
         if bytes == [0; LENGTH] { Err(ParseKeyError::Zero) } else { Ok(Self(bytes)) }
     }
@@ -87,12 +80,10 @@ impl fmt::Debug for PublicKey {
 }
 
 impl PrivateKey {
-    /// The key in this directory. If it has none, a new one, which is on the disk when this returns, for root alone.
-    ///
-    /// # Errors
-    /// [`KeyError`]; a file that is no key is never replaced.
+    /// Reads the key from this directory, or creates one, durably and readable by root only. Never replaces an invalid
+    /// file.
     pub fn ensure(dir: &Dir) -> Result<Ensured<Self>, KeyError> {
-        let name = Name::try_from(FILE).expect("the constant is one name");
+        let name = Name::try_from(FILE).expect("a valid file name");
         if let Some(found) = dir.read(&name).map_err(KeyError::Read)? {
             return Self::from_file(&found).map(Ensured::Unchanged).map_err(KeyError::Invalid);
         }
@@ -107,11 +98,11 @@ impl PrivateKey {
     fn from_file(content: &[u8]) -> Result<Self, ParseKeyError> {
         let text = std::str::from_utf8(content).map_err(|_| ParseKeyError::Form)?;
         let bytes = decode(text.strip_suffix('\n').unwrap_or(text))?;
-        // The kernel would take it for the wish to have none.
+        // The kernel interprets a zero key as a request to remove the key.
         if bytes == [0; LENGTH] { Err(ParseKeyError::Zero) } else { Ok(Self::clamped(bytes)) }
     }
 
-    /// As X25519 uses it (RFC 7748, section 5), and as the kernel tells it.
+    /// Clamps the key as X25519 does (RFC 7748, section 5), and as the kernel returns it.
     const fn clamped(mut bytes: [u8; LENGTH]) -> Self {
         bytes[0] &= 0b1111_1000;
         bytes[LENGTH - 1] = bytes[LENGTH - 1] & 0b0111_1111 | 0b0100_0000;
@@ -144,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// An empty directory, and its file of the key.
+    /// An empty directory, and the path of its key file.
     fn scratch() -> (TempDir, Dir, std::path::PathBuf) {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
@@ -153,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_key_is_for_root_alone_and_is_found_again() {
+    fn a_new_key_is_private_and_is_read_again() {
         let (_scratch, dir, file) = scratch();
         let Ok(Ensured::Created(new)) = PrivateKey::ensure(&dir) else { panic!("no new key") };
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o600);
@@ -165,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_have_two_keys() {
+    fn new_keys_are_different() {
         let [(_one, one, _), (_two, two, _)] = [scratch(), scratch()];
         let key = |dir| PrivateKey::ensure(dir).unwrap().into_inner();
         assert_ne!(key(&one).bytes(), key(&two).bytes());
     }
 
     #[test]
-    fn what_is_no_key_is_an_error_and_stays() {
+    fn an_invalid_key_file_is_an_error_and_remains() {
         let (_scratch, dir, file) = scratch();
         let zero = STANDARD.encode([0; LENGTH]);
         for (content, why) in [
@@ -193,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_the_place_of_the_key_is_an_error() {
+    fn a_directory_instead_of_the_key_file_is_an_error() {
         let (_scratch, dir, file) = scratch();
         fs::create_dir(&file).unwrap();
         assert!(matches!(PrivateKey::ensure(&dir), Err(KeyError::Read(_))));
     }
 
     #[test]
-    fn a_key_of_the_wg_tool_is_understood() {
+    fn a_key_of_the_wg_tool_is_parsed() {
         let key: PublicKey = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=".parse().unwrap();
         assert_eq!(key.bytes()[..4], [0xc5, 0x32, 0x01, 0x03]);
         assert_eq!(key.to_string(), "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=");
@@ -210,27 +201,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_public_key_reads_back(bytes: [u8; LENGTH]) {
+        fn parsing_reverses_display(bytes: [u8; LENGTH]) {
             prop_assume!(bytes != [0; LENGTH]);
             let key = PublicKey::new(bytes).unwrap();
             prop_assert_eq!(key.to_string().parse(), Ok(key));
         }
 
         #[test]
-        fn a_text_that_is_accepted_is_the_only_one_of_its_key(text in "[A-Za-z0-9+/]{42}[A-Za-z0-9+/][A-Za-z0-9+/= ]") {
+        fn each_key_has_exactly_one_text(text in "[A-Za-z0-9+/]{42}[A-Za-z0-9+/][A-Za-z0-9+/= ]") {
             if let Ok(key) = text.parse::<PublicKey>() {
                 prop_assert_eq!(key.to_string(), text);
             }
         }
 
         #[test]
-        fn no_text_makes_it_panic(text: String, content: Vec<u8>) {
+        fn parsing_never_panics(text: String, content: Vec<u8>) {
             let _ = text.parse::<PublicKey>();
             let _ = PrivateKey::from_file(&content);
         }
 
         #[test]
-        fn a_private_key_is_never_shown(bytes: [u8; LENGTH]) {
+        fn debug_output_omits_the_private_key(bytes: [u8; LENGTH]) {
             let key = PrivateKey::clamped(bytes);
             prop_assert_eq!(format!("{key:?}"), "PrivateKey");
             prop_assert_eq!((key.0[0] & 7, key.0[31] >> 6), (0, 1));

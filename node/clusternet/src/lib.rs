@@ -1,15 +1,15 @@
-//! The mesh: what one node's pods send to another node's goes through WireGuard, and who is in it, the cluster's Nodes
-//! say.
+//! The mesh: WireGuard tunnels for pod traffic between nodes, configured from the Node objects of the cluster.
 //!
-//! A node has a key ([`PrivateKey::ensure`]) and tells its public half in an annotation of its own Node
-//! ([`ANNOTATION`]). [`run`] watches all Nodes: [`wanted`] says who shall be a peer, and which Nodes are refused for
-//! what; [`diff`] what the kernel lacks of that; a [`Device`] does it: [`Wireguard`], by netlink.
+//! A node creates a key ([`PrivateKey::ensure`]) and publishes its public half in an annotation of its Node
+//! ([`ANNOTATION`]). [`run`] watches all Nodes: [`wanted`] determines the peers and the reasons for rejected Nodes,
+//! [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies them.
 //!
-//! The interface is adopted if an earlier run has left it, and never removed: packets go on while the program is
-//! replaced. A peer gets no address beyond the range that its Node was given: WireGuard drops what comes from others.
-//! Nothing here decides who may be a Node, or which range it has. [`Neighbours`] tells who the peers are.
+//! An interface of an earlier run is adopted and never removed, so that traffic continues while the program is
+//! replaced. The AllowedIPs of a peer are limited to the pod range of its Node; WireGuard drops packets from other
+//! addresses. Admission policies, not this crate, control who may create Nodes and which ranges they get.
+//! [`Neighbours`] lists the peers.
 //!
-//! `WireGuard` is in Linux 5.6 and later (module `wireguard`, which has to be loaded).
+//! Requires `CAP_NET_ADMIN` and Linux 5.6 with the module `wireguard` loaded.
 //!
 //! ```no_run
 //! # async fn example(client: kube::Client, registry: &prometheus::Registry) -> Result<(), Box<dyn std::error::Error>> {
@@ -29,7 +29,6 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod annotation;
 mod controller;
@@ -37,38 +36,38 @@ mod device;
 mod diff;
 mod key;
 mod member;
+mod member_error;
 mod message;
 mod metrics;
 mod neighbours;
 mod netlink;
 mod network;
 mod peers;
-mod refusal;
 mod route;
 mod traffic;
 mod wireguard;
 
 pub use annotation::ANNOTATION;
 pub use controller::{RunError, Settings, run};
-pub use device::{AddressError, ChangeError, Device, EnsureError, LookError, Place, Seen, Traffic};
+pub use device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place, Traffic};
 pub use diff::{Change, Peer, Peers, diff};
 pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
 pub use member::Member;
+pub use member_error::{MemberError, Reason};
 pub use message::{Cost, cost};
 pub use metrics::Metrics;
 pub use neighbours::{Neighbour, Neighbours};
 pub use netlink::RequestError;
 pub use network::{PodNetwork, PodNetworkError};
-pub use peers::{Mesh, Own, Wanted, wanted};
-pub use refusal::{Reason, Refusal};
+pub use peers::{Mesh, OwnNode, Wanted, wanted};
 pub use wireguard::{Link, Wireguard};
 
-/// The name of the interface.
+/// Name of the interface.
 pub const INTERFACE: &str = "clusternet";
 
-/// The UDP port at which every node hears the others.
+/// UDP port of WireGuard on every node.
 pub const PORT: u16 = 7838;
 
-/// What WireGuard adds to a packet, in bytes, with IPv6 outside: IPv6 40, UDP 8, its own header and tag 32. With IPv4 it
+/// Maximum overhead of WireGuard per packet in bytes: 40 for IPv6, 8 for UDP, 32 for its header and tag. With IPv4 it
 /// is 20 less.
 pub const OVERHEAD: u32 = 80;

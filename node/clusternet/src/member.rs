@@ -1,22 +1,21 @@
-//! What a Node says of itself, as it says it.
+//! The fields of a Node that the mesh uses.
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::ANNOTATION;
 
-/// The part of a Node that the mesh is made from. Nothing of it is checked.
+/// Unvalidated fields of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Its name.
     pub name: String,
-    /// When the API server made the Node.
+    /// Creation time of the Node.
     pub created: Option<Timestamp>,
-    /// The annotation.
+    /// Value of the annotation.
     pub key: Option<String>,
-    /// All of the type `InternalIP`, in their order.
+    /// Addresses of type `InternalIP`, in order.
     pub addresses: Vec<String>,
-    /// The ranges of its pods.
+    /// Pod ranges.
     pub networks: Vec<String>,
 }
 
@@ -34,7 +33,7 @@ impl From<&Node> for Member {
                 .filter(|address| address.type_ == "InternalIP")
                 .map(|address| address.address.clone())
                 .collect(),
-            // The older field is the first of the newer one, if there are both.
+            // The older field equals the first item of the newer one if both exist.
             networks: networks.or_else(|| Some(vec![spec?.pod_cidr.clone()?])).unwrap_or_default(),
         }
     }
@@ -51,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_read_as_it_is() {
+    fn the_fields_of_a_node_are_read() {
         let found = member(json!({
             "metadata": {
                 "name": "one", "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {ANNOTATION: "a key", "a": "b"},
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_says_nothing_is_a_node() {
+    fn a_node_without_fields_is_accepted() {
         assert_eq!(member(json!({"metadata": {"name": "new"}})), Member { name: "new".into(), ..Member::default() });
         let older = member(json!({"metadata": {"name": "new"}, "spec": {"podCIDR": "10.244.1.0/24"}}));
         assert_eq!(older.networks, ["10.244.1.0/24"]);

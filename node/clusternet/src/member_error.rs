@@ -1,4 +1,4 @@
-//! Why a Node, or a part of what it says, has no place in the mesh.
+//! Reasons to reject a Node, or a part of it, as a peer.
 
 use std::net::IpAddr;
 
@@ -6,68 +6,58 @@ use ipnet::IpNet;
 
 use crate::ParseKeyError;
 
-/// What is wrong with what a Node says. The texts are for an administrator.
+/// An invalid or conflicting field of a Node. The texts are for administrators.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Refusal {
-    /// Its annotation.
-    #[error("its public key is none: {0}")]
+pub enum MemberError {
+    /// Invalid annotation.
+    #[error("invalid public key: {0}")]
     Key(ParseKeyError),
-    /// It has the key of another.
-    #[error("its public key is that of the older node {owner}; one of them has a copied disk")]
-    KeyTaken {
-        /// Who keeps it.
-        owner: String,
-    },
-    /// It has the key of this very node, which no peer can have.
-    #[error("its public key is that of this node; one of them has a copied disk")]
+    /// Public key of an older Node.
+    #[error("the public key is that of the older node {owner}; one of them has a copied disk")]
+    KeyTaken { owner: String },
+    /// Public key of this node.
+    #[error("the public key is that of this node; one of them has a copied disk")]
     OwnKey,
-    /// It does not say where it is.
-    #[error("it has no InternalIP")]
+    #[error("no InternalIP")]
     NoAddress,
-    /// No text that is an address.
-    #[error("its InternalIP {0:?} is no address")]
+    /// InternalIP that is not an IP address.
+    #[error("InternalIP {0:?} is not an address")]
     Address(String),
-    /// Nobody can have this address, or a pod has it: packets to it would go through the mesh.
-    #[error("its InternalIP {0} is no address of a node")]
-    NoNode(IpAddr),
-    /// No text that is a network.
-    #[error("its range {0:?} is no network")]
+    /// InternalIP that a node cannot have, or in a pod network: packets to it would go through the mesh.
+    #[error("InternalIP {0} cannot be the address of a node")]
+    UnusableAddress(IpAddr),
+    /// Range that is not an IP network.
+    #[error("pod range {0:?} is not a network")]
     Range(String),
-    /// The allocator does not give such a range.
-    #[error("its range {0} is no node's part of a pod network")]
+    /// Range that the allocator does not assign.
+    #[error("pod range {0} is not a node's part of a pod network")]
     Foreign(IpNet),
-    /// It has the range of another.
-    #[error("its range {range} is that of the older node {owner}")]
-    RangeTaken {
-        /// What both claim.
-        range: IpNet,
-        /// Who keeps it.
-        owner: String,
-    },
+    /// Range of an older Node.
+    #[error("pod range {range} is that of the older node {owner}")]
+    RangeTaken { range: IpNet, owner: String },
 }
 
-/// Kinds of [`Refusal`], for metrics.
+/// Kinds of [`MemberError`], for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// [`Refusal::Key`].
+    /// [`MemberError::Key`].
     Key,
-    /// [`Refusal::KeyTaken`], [`Refusal::OwnKey`].
+    /// [`MemberError::KeyTaken`], [`MemberError::OwnKey`].
     KeyTaken,
-    /// [`Refusal::NoAddress`], [`Refusal::Address`], [`Refusal::NoNode`].
+    /// [`MemberError::NoAddress`], [`MemberError::Address`], [`MemberError::UnusableAddress`].
     Address,
-    /// [`Refusal::Range`], [`Refusal::Foreign`].
+    /// [`MemberError::Range`], [`MemberError::Foreign`].
     Range,
-    /// [`Refusal::RangeTaken`].
+    /// [`MemberError::RangeTaken`].
     RangeTaken,
 }
 
-impl Refusal {
-    /// Its kind.
+impl MemberError {
     pub const fn reason(&self) -> Reason {
         match self {
             Self::Key(_) => Reason::Key,
             Self::KeyTaken { .. } | Self::OwnKey => Reason::KeyTaken,
-            Self::NoAddress | Self::Address(_) | Self::NoNode(_) => Reason::Address,
+            Self::NoAddress | Self::Address(_) | Self::UnusableAddress(_) => Reason::Address,
             Self::Range(_) | Self::Foreign(_) => Reason::Range,
             Self::RangeTaken { .. } => Reason::RangeTaken,
         }
@@ -75,10 +65,9 @@ impl Refusal {
 }
 
 impl Reason {
-    /// All of them.
     pub const ALL: [Self; 5] = [Self::Key, Self::KeyTaken, Self::Address, Self::Range, Self::RangeTaken];
 
-    /// The label.
+    /// Value of the metric label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Key => "key",

@@ -1,4 +1,4 @@
-//! WireGuard's messages: include/uapi/linux/wireguard.h.
+//! WireGuard netlink messages, include/uapi/linux/wireguard.h.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,32 +12,32 @@ use netlink_packet_wireguard::{
     WireguardMessage, WireguardPeer, WireguardPeerAttribute, WireguardPeerFlags,
 };
 
-use crate::device::Seen;
+use crate::device::PeerState;
 use crate::netlink::frame;
 use crate::{Change, INTERFACE, PrivateKey, PublicKey};
 
-/// Peers of one message, in bytes. An attribute has at most 64 KiB (`nla_len`), and a socket takes no message that is
-/// longer than its buffer, 208 KiB unless somebody has made it smaller (`net.core.wmem_default`).
+/// Maximum size of the peers in a message, in bytes. An attribute has at most 64 KiB (`nla_len`), and a message must
+/// fit into the socket buffer, by default 208 KiB (`net.core.wmem_default`).
 const MOST: usize = 32 << 10;
 
-/// Ranges of one peer in one message: 10 KiB.
+/// Maximum number of ranges of a peer in a message: 10 KiB.
 const MOST_RANGES: usize = 256;
 
 pub(crate) type Message = GenlMessage<WireguardMessage>;
 
-/// The family's number is found at run time.
+/// The family number is assigned by the kernel at run time.
 pub(crate) fn message(family: u16, cmd: WireguardCmd, attributes: Vec<WireguardAttribute>) -> Message {
     let mut message = GenlMessage::from_payload(WireguardMessage { cmd, attributes });
     message.set_resolved_family_id(family);
     message
 }
 
-/// Asks for everything that the kernel knows of the interface.
+/// Requests the complete state of the interface.
 pub(crate) fn get(family: u16, interface: &str) -> Message {
     message(family, WireguardCmd::GetDevice, vec![WireguardAttribute::IfName(interface.to_owned())])
 }
 
-/// Sets what is not `None`.
+/// Sets the values that are not `None`.
 pub(crate) fn set(family: u16, interface: &str, key: Option<&PrivateKey>, port: Option<u16>) -> Message {
     let mut attributes = vec![WireguardAttribute::IfName(interface.to_owned())];
     attributes.extend(key.map(|key| WireguardAttribute::PrivateKey(*key.bytes())));
@@ -45,7 +45,7 @@ pub(crate) fn set(family: u16, interface: &str, key: Option<&PrivateKey>, port: 
     message(family, WireguardCmd::SetDevice, attributes)
 }
 
-/// The changes in as few messages as they fit in. The kernel takes the peers of a message in their order.
+/// Encodes the changes in as few messages as possible. The kernel processes the peers of a message in order.
 pub(crate) fn changes(family: u16, interface: &str, changes: &[Change]) -> Vec<Message> {
     let mut messages: Vec<Vec<WireguardPeer>> = Vec::new();
     let mut size = MOST;
@@ -62,7 +62,7 @@ pub(crate) fn changes(family: u16, interface: &str, changes: &[Change]) -> Vec<M
     messages.into_iter().map(|peers| message(family, WireguardCmd::SetDevice, with(peers))).collect()
 }
 
-/// One, but for a peer with very many ranges.
+/// One part, or several for a peer with very many ranges.
 fn parts(change: &Change) -> Vec<WireguardPeer> {
     let (flags, endpoint, allowed) = match change {
         Change::Remove(_) => (WireguardPeerFlags::RemoveMe, None, None),
@@ -98,20 +98,19 @@ fn allowed_ip(range: IpNet) -> WireguardAllowedIp {
     ])
 }
 
-/// What changes cost: messages to the kernel, each acknowledged by one.
+/// Cost of changes: netlink messages, each acknowledged by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Messages.
     pub messages: usize,
-    /// Their bytes, with all headers.
+    /// Total size including headers.
     pub bytes: usize,
-    /// Of the largest of them.
+    /// Size of the largest message.
     pub largest: usize,
 }
 
-/// What [`Wireguard`](crate::Wireguard) sends for these changes.
+/// Cost of these changes with [`Wireguard`](crate::Wireguard).
 pub fn cost(changes: &[Change]) -> Cost {
-    // A family's number has the same size whatever it is.
+    // The size does not depend on the value of the family number.
     let frames = self::changes(0, INTERFACE, changes).into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
     frames.fold(Cost::default(), |cost, bytes| Cost {
         messages: cost.messages + 1,
@@ -120,16 +119,16 @@ pub fn cost(changes: &[Change]) -> Cost {
     })
 }
 
-/// What the kernel knows of an interface.
+/// State of an interface in the kernel.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) private: Option<[u8; 32]>,
     pub(crate) public: Option<PublicKey>,
     pub(crate) port: u16,
-    pub(crate) peers: BTreeMap<PublicKey, Seen>,
+    pub(crate) peers: BTreeMap<PublicKey, PeerState>,
 }
 
-/// Puts the messages of a dump together: a peer with many ranges goes on in the next message, with its key again.
+/// Combines the messages of a dump: a peer with many ranges continues in the next message, which repeats its key.
 pub(crate) fn found(messages: Vec<Message>) -> Found {
     let mut found = Found::default();
     for attribute in messages.into_iter().flat_map(|message| message.payload.attributes) {
@@ -151,10 +150,10 @@ impl Found {
             _ => None,
         });
         let Some(key) = key else { return };
-        let Seen { peer, traffic } = self.peers.entry(key).or_default();
+        let PeerState { peer, traffic } = self.peers.entry(key).or_default();
         for attribute in attributes {
             match attribute {
-                // Without the flow and the link that IPv6 may have.
+                // Without flow label and scope of IPv6.
                 WireguardPeerAttribute::Endpoint(at) => peer.endpoint = Some(SocketAddr::new(at.ip(), at.port())),
                 WireguardPeerAttribute::AllowedIps(ranges) => peer.allowed.extend(ranges.iter().filter_map(range)),
                 WireguardPeerAttribute::LastHandshake(at) => {
@@ -195,7 +194,7 @@ mod tests {
     use crate::diff::tests::{any_peers, key, peer, range as part};
     use crate::{Peer, Peers, diff};
 
-    /// What a kernel makes of the messages, from their bytes: `set_peer` in drivers/net/wireguard/netlink.c.
+    /// Applies the encoded messages like the kernel: `set_peer` in drivers/net/wireguard/netlink.c.
     fn receive(peers: &mut Peers, messages: &[Message]) {
         for sent in messages {
             let bytes = frame(sent.clone(), NLM_F_ACK, 1);
@@ -248,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_kernel_makes_of_the_bytes_what_the_changes_say(have in any_peers(), want in any_peers()) {
+        fn encoded_messages_have_the_effect_of_the_changes(have in any_peers(), want in any_peers()) {
             let plan = diff(&have, &want);
             let (mut kernel, mut model) = (have.clone(), have);
             receive(&mut kernel, &changes(7, INTERFACE, &plan));
@@ -258,7 +257,7 @@ mod tests {
         }
     }
 
-    /// `count` peers with a range each, as a cluster has them.
+    /// `count` peers with one range each.
     fn cluster(count: u32) -> Peers {
         let peer = |number: u32| {
             let mut bytes = [7; 32];
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_one_node_is_one_message_however_many_there_are() {
+    fn a_change_of_one_node_is_one_message() {
         for count in [10, 100, 1000] {
             let all = cluster(count);
             let (first, peer) = all.first_key_value().unwrap();
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn all_nodes_fit_in_a_few_messages_of_which_none_is_large() {
+    fn all_nodes_fit_into_a_few_messages_of_limited_size() {
         for (count, messages, bytes) in [(10, 1, 1040), (100, 1, 10_040), (1000, 4, 100_160)] {
             let cost = cost(&diff(&Peers::new(), &cluster(count)));
             assert_eq!((cost.messages, cost.bytes), (messages, bytes));
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_with_very_many_ranges_goes_on_in_further_parts() {
+    fn a_peer_with_very_many_ranges_is_split() {
         let ranges = (0_u32..9999).map(|number| IpNet::new(IpAddr::from((number << 12).to_be_bytes()), 24).unwrap());
         let many = Peer { allowed: ranges.collect(), ..peer(1, []) };
         let have = Peers::from([(key(1), peer(1, [3])), (key(2), peer(2, [2]))]);
@@ -314,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_dump_are_put_together() {
+    fn the_parts_of_a_dump_are_combined() {
         let attributes = |ranges: &[IpNet], more: Vec<WireguardPeerAttribute>| {
             let mut all = vec![WireguardPeerAttribute::PublicKey(key(1).bytes())];
             all.extend(more);
@@ -333,7 +332,7 @@ mod tests {
         let first = message(7, WireguardCmd::GetDevice, first);
         let found = found(vec![first, part_of(attributes(&[part(2)], vec![]))]);
         let traffic = Traffic { handshake: Some(UNIX_EPOCH + Duration::from_secs(5)), received: 3, sent: 4 };
-        assert_eq!(found.peers, [(key(1), Seen { peer: peer(1, [1, 2]), traffic })].into());
+        assert_eq!(found.peers, [(key(1), PeerState { peer: peer(1, [1, 2]), traffic })].into());
         assert_eq!(found.port, 7838);
     }
 }

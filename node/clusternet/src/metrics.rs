@@ -1,4 +1,4 @@
-//! The mesh in numbers for Prometheus. docs/metrics.md describes each.
+//! Metrics of the mesh; docs/metrics.md describes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
+use crate::member_error::{MemberError, Reason};
 use crate::neighbours::{Names, Neighbours};
-use crate::refusal::{Reason, Refusal};
 use crate::traffic::Scrape;
 use crate::{Change, Device, PublicKey};
 
-/// The metrics of a node's mesh; all clones count together. They outlive a controller that is started again.
+/// Metrics of a node's mesh. Clones share them; they outlive a restarted controller.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     refused: IntGaugeVec,
@@ -20,10 +20,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them. Whoever gathers from the registry waits for the kernel's list of peers.
-    ///
-    /// # Errors
-    /// A metric of these names exists already.
+    /// Registers the metrics; a scrape blocks on the kernel's list of peers. Fails if a metric with one of these names
+    /// exists.
     pub fn register(registry: &Registry, device: Arc<dyn Device>) -> Result<Self, prometheus::Error> {
         let metrics = Self::default();
         for collector in metrics.collectors() {
@@ -39,7 +37,7 @@ impl Metrics {
             refused: IntGaugeVec::new(
                 Opts::new(
                     "granary_mesh_refused",
-                    "Nodes that are refused as peers, or parts of what they say, by reason; the log names them.",
+                    "Nodes that are rejected as peers, completely or in part, by reason; the log contains their names.",
                 ),
                 &["reason"],
             )?,
@@ -49,7 +47,7 @@ impl Metrics {
             )?,
             names: Arc::new(Mutex::new(BTreeMap::new())),
         };
-        // Series that exist from the start: a rate over them is right from the first event on.
+        // Create the series at the start, so that rates are correct from the first event on.
         for reason in Reason::ALL {
             metrics.refused.with_label_values(&[reason.name()]);
         }
@@ -67,7 +65,7 @@ impl Metrics {
         self.changes.with_label_values(&[change.name()]).inc();
     }
 
-    pub(crate) fn refused(&self, refused: &BTreeSet<(String, Refusal)>) {
+    pub(crate) fn refused(&self, refused: &BTreeSet<(String, MemberError)>) {
         for reason in Reason::ALL {
             let count = refused.iter().filter(|(_, refusal)| refusal.reason() == reason).count();
             self.refused.with_label_values(&[reason.name()]).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -78,17 +76,17 @@ impl Metrics {
         &self.names
     }
 
-    /// The Nodes of the peers.
+    /// Sets the Node names of the peers.
     pub(crate) fn named(&self, nodes: &BTreeMap<PublicKey, String>) {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone_from(nodes);
     }
 }
 
 impl Default for Metrics {
-    /// Those that nobody reads.
+    /// Unregistered metrics.
     fn default() -> Self {
-        // A name or a label that is none would be found by every test.
-        Self::new().expect("constant names and labels are well formed")
+        // Every test would find an invalid name or label.
+        Self::new().expect("valid names and labels")
     }
 }
 
@@ -101,22 +99,22 @@ mod tests {
     use crate::traffic::example;
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn metrics_and_their_documentation_match() {
         let metrics = Metrics::default();
         let scrape: Box<dyn Collector> = Box::new(Scrape::new(|| Ok(example())).unwrap());
         metricsdocs::assert_described("Mesh", metrics.collectors().into_iter().chain([scrape]));
     }
 
     #[test]
-    fn refusals_are_told_by_reason_and_changes_by_kind() {
+    fn rejections_are_counted_by_reason_and_changes_by_kind() {
         let registry = Registry::new();
         let metrics = Metrics::default();
         for collector in metrics.collectors() {
             registry.register(collector).unwrap();
         }
-        let taken = Refusal::KeyTaken { owner: "one".into() };
+        let taken = MemberError::KeyTaken { owner: "one".into() };
         metrics.refused(&[("two".into(), taken.clone()), ("three".into(), taken)].into());
-        metrics.refused(&[("two".into(), Refusal::OwnKey), ("two".into(), Refusal::NoAddress)].into());
+        metrics.refused(&[("two".into(), MemberError::OwnKey), ("two".into(), MemberError::NoAddress)].into());
         metrics.changed(&Change::Remove(key(1)));
         let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         for line in [

@@ -1,15 +1,15 @@
-//! Whom a node exchanges pod traffic with: the kernel's peers, by the names of their Nodes.
+//! The kernel's peers with the names of their Nodes.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Device, LookError, Metrics, PublicKey, Seen};
+use crate::{Device, LookError, Metrics, PeerState, PublicKey};
 
-/// The Nodes of the peers, as the last pass saw them.
+/// Node names of the peers at the last pass.
 pub(crate) type Names = Arc<Mutex<BTreeMap<PublicKey, String>>>;
 
-/// Whoever wants to know the peers asks this. All clones are the same.
+/// Reads the peers. Clones share the names.
 #[derive(Clone)]
 pub struct Neighbours {
     names: Names,
@@ -19,28 +19,24 @@ pub struct Neighbours {
 /// Another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its name. A peer of an earlier run has none until the Nodes were listed.
+    /// Node name. `None` for a peer of an earlier run until the Nodes are listed.
     pub node: Option<String>,
-    /// By which the kernel knows it.
     pub key: PublicKey,
-    /// What the kernel knows of it.
-    pub seen: Seen,
+    /// State in the kernel.
+    pub state: PeerState,
 }
 
 impl Neighbours {
-    /// The peers of this device, by the names that the controller with these metrics learns.
+    /// The peers of this device, with the names from the controller that uses these metrics.
     pub fn new(metrics: &Metrics, device: Arc<dyn Device>) -> Self {
         Self { names: Arc::clone(metrics.names()), device }
     }
 
-    /// All of them, as they are now, by key. Waits for the kernel.
-    ///
-    /// # Errors
-    /// [`LookError`].
+    /// Reads all peers, in order of their keys. Blocks on the kernel.
     pub fn look(&self) -> Result<Vec<Neighbour>, LookError> {
         let found = self.device.look()?;
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let neighbour = |(key, seen)| Neighbour { node: names.get(&key).cloned(), key, seen };
+        let neighbour = |(key, state)| Neighbour { node: names.get(&key).cloned(), key, state };
         Ok(found.into_iter().map(neighbour).collect())
     }
 }

@@ -1,6 +1,6 @@
-//! Requests to the kernel, one after the other. netlink(7).
+//! Synchronous netlink requests, netlink(7).
 //!
-//! Synchronous: the kernel does what a request says before `send` returns, and its answer waits already.
+//! The kernel processes a request before `send` returns, so its answer is already queued.
 
 use std::fmt::Debug;
 use std::io;
@@ -13,65 +13,62 @@ use netlink_sys::Socket;
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use nix::errno::Errno;
 
-/// The longest answer in bytes. The kernel makes dumps in pieces of at most 32 KiB, `netlink_dump`.
+/// Maximum size of an answer in bytes. The kernel splits dumps at 32 KiB, `netlink_dump`.
 const LONGEST: usize = 64 << 10;
 
-/// A list that changes while it is read is read again, so often.
+/// Maximum number of reads of a dump that changes meanwhile.
 const DUMPS: u32 = 10;
 
-/// Why a request to the kernel failed.
+/// A netlink request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// No socket, or it fails.
-    #[error("the netlink socket fails")]
+    /// The socket cannot be created or used.
+    #[error("netlink socket failed")]
     Socket(#[from] io::Error),
-    /// The kernel's answer.
-    #[error("the kernel refuses it")]
-    Refused(#[from] Errno),
-    /// The answer is not what it should be.
-    #[error("the kernel's answer is not understood")]
+    /// The kernel returned an error.
+    #[error("the kernel rejected the request")]
+    Kernel(#[from] Errno),
+    #[error("the answer of the kernel is invalid")]
     Decode(#[from] DecodeError),
-    /// The answer is too long.
-    #[error("the kernel's answer is longer than {LONGEST} bytes")]
+    #[error("the answer of the kernel exceeds {LONGEST} bytes")]
     TooLong,
-    /// A list changed whenever it was read.
-    #[error("it changes whenever it is read, {DUMPS} times in a row")]
+    /// A dump was inconsistent in all attempts.
+    #[error("the state changed during each of {DUMPS} reads")]
     Changing,
 }
 
 impl RequestError {
-    /// The kernel said this.
+    /// Whether the kernel returned this errno.
     pub(crate) fn is(&self, errno: Errno) -> bool {
-        matches!(self, Self::Refused(found) if *found == errno)
+        matches!(self, Self::Kernel(found) if *found == errno)
     }
 }
 
-/// A socket.
 pub(crate) struct Netlink {
     socket: Socket,
-    /// Of the last request.
+    /// Sequence number of the last request.
     number: u32,
 }
 
 impl Netlink {
-    /// For links, addresses and routes: rtnetlink(7).
+    /// A socket for links, addresses and routes, rtnetlink(7).
     pub(crate) fn route() -> Result<Self, RequestError> {
         Self::open(NETLINK_ROUTE)
     }
 
-    /// For what has no protocol of its own, such as WireGuard.
+    /// A socket for generic netlink families such as WireGuard.
     pub(crate) fn generic() -> Result<Self, RequestError> {
         Self::open(NETLINK_GENERIC)
     }
 
     fn open(protocol: isize) -> Result<Self, RequestError> {
         let socket = Socket::new(protocol)?;
-        // A refusal does not bring the request back: it may be larger than what is read here.
+        // An error does not include the request, which may be larger than the receive buffer.
         socket.set_cap_ack(true)?;
         Ok(Self { socket, number: 0 })
     }
 
-    /// Asks for something, or says what is to be done. `flags` are those of the request's kind.
+    /// Sends a request with these flags and returns the answer.
     pub(crate) fn request<M>(&mut self, message: M, flags: u16) -> Result<Vec<M>, RequestError>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Debug,
@@ -80,7 +77,7 @@ impl Netlink {
         self.answer().map(|(answer, _)| answer)
     }
 
-    /// Asks for a list.
+    /// Reads a dump.
     pub(crate) fn dump<M>(&mut self, message: &M) -> Result<Vec<M>, RequestError>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
@@ -100,7 +97,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// Reads up to the last message of the answer.
+    /// Reads all messages of an answer.
     fn answer<M: NetlinkDeserializable + Debug>(&self) -> Result<(Vec<M>, Consistent), RequestError> {
         let mut found = Vec::new();
         let mut consistent = Consistent::Yes;
@@ -113,7 +110,7 @@ impl Netlink {
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 let message = NetlinkMessage::<M>::deserialize(rest)?;
-                // Messages begin at multiples of 4; the last one may end anywhere.
+                // Messages are aligned to 4 bytes, except for the end of the last one.
                 let length = (message.header.length as usize).next_multiple_of(4).clamp(4, rest.len().max(4));
                 rest = rest.get(length..).unwrap_or_default();
                 if message.header.sequence_number != self.number {
@@ -137,13 +134,13 @@ impl Netlink {
     }
 }
 
-/// Whether a list was read at one time, as it were.
+/// Whether a dump is a consistent snapshot.
 enum Consistent {
     Yes,
     No,
 }
 
-/// A request as it is sent.
+/// Encodes a request.
 pub(crate) fn frame<M: NetlinkSerializable>(message: M, flags: u16, number: u32) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;

@@ -1,78 +1,65 @@
-//! The addresses of all pods, and how nodes get their part of them.
+//! Pod networks and their division into node ranges.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// A network out of which every node gets a part of one size.
+/// A pod network in which each node gets a part of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
     network: IpNet,
     node_prefix: u8,
 }
 
-/// The network cannot be divided so.
+/// The pod network is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodNetworkError {
-    /// An address inside it instead of its first one.
-    #[error("pod network {given} has host bits: write it as {meant}")]
+    /// The address is not the first one of the network.
+    #[error("pod network {given} has host bits; use {meant}")]
     HostBits {
-        /// What was written.
         given: IpNet,
-        /// The network that has this address.
+        /// The network of this address.
         meant: IpNet,
     },
-    /// Parts that are larger than the whole, or have no room for pods.
-    #[error("nodes cannot get a /{node_prefix} of pod network {network}")]
-    NodePrefix {
-        /// The whole.
-        network: IpNet,
-        /// Bits of a part's prefix.
-        node_prefix: u8,
-    },
+    /// The parts are larger than the network, or too small for pods.
+    #[error("pod network {network} cannot be divided into node ranges of /{node_prefix}")]
+    NodePrefix { network: IpNet, node_prefix: u8 },
 }
 
 impl PodNetwork {
-    /// The network, and the length of the prefix of each node's part (`--node-cidr-mask-size` of
-    /// kube-controller-manager).
-    ///
-    /// # Errors
-    /// [`PodNetworkError`].
+    /// A network and the prefix length of each node's part (`--node-cidr-mask-size` of kube-controller-manager).
     pub fn new(network: IpNet, node_prefix: u8) -> Result<Self, PodNetworkError> {
         let meant = network.trunc();
         if meant != network {
             return Err(PodNetworkError::HostBits { given: network, meant });
         }
-        // The gateway of the pods and one pod, besides the first and the last address.
+        // A part needs the gateway and one pod, besides the first and the last address.
         if node_prefix < network.prefix_len() || node_prefix > network.max_prefix_len() - 2 {
             return Err(PodNetworkError::NodePrefix { network, node_prefix });
         }
         Ok(Self { network, node_prefix })
     }
 
-    /// The whole.
     pub const fn network(&self) -> IpNet {
         self.network
     }
 
-    /// Bits of the prefix of a node's part.
     pub const fn node_prefix(&self) -> u8 {
         self.node_prefix
     }
 
-    /// Whether it is a part that the allocator may give to a node. Two of them are the same, or have no address in
-    /// common.
+    /// Whether the allocator may give this part to a node. Two such parts are equal or disjoint.
     pub fn has_part(&self, part: IpNet) -> bool {
         part.prefix_len() == self.node_prefix && part.trunc() == part && self.network.contains(&part)
     }
 
-    /// Whether the address is a pod's.
+    /// Whether the address belongs to the pod network.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.network.contains(&address)
     }
 }
 
-/// The first address of a part: that of the node itself.
+/// The first address of a part, which is that of the node.
 pub(crate) fn first_address(part: IpNet) -> IpAddr {
     match part {
         IpNet::V4(part) => std::net::Ipv4Addr::from_bits(part.network().to_bits() | 1).into(),
@@ -91,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_divided_into_parts_with_room_for_pods() {
+    fn a_network_is_divided_into_parts_for_pods() {
         assert!(PodNetwork::new(net("10.244.0.0/16"), 24).is_ok());
         assert!(PodNetwork::new(net("fd00::/48"), 64).is_ok());
         let (given, meant) = (net("10.244.0.1/16"), net("10.244.0.0/16"));
@@ -119,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn two_parts_are_one_or_have_nothing_in_common(one: u16, two: u16, prefix in 17_u8..=30) {
+        fn two_parts_are_equal_or_disjoint(one: u16, two: u16, prefix in 17_u8..=30) {
             let pods = PodNetwork::new(net("10.244.0.0/16"), prefix).unwrap();
             let part = |number: u16| {
                 let address = std::net::Ipv4Addr::from_bits(0x0af4_0000 | u32::from(number));

@@ -1,8 +1,8 @@
-//! Who shall be a peer, from what all Nodes say. Pure.
+//! Determines the wanted peers from all Nodes. Pure.
 //!
-//! Of two Nodes that claim the same key or the same range, the one keeps it that the API server made first, then the
-//! one whose name comes first: every node of the cluster sees the same, so that all agree. A claim holds whether its
-//! Node can be reached at the moment or not.
+//! If two Nodes have the same key or range, it belongs to the one with the earlier creation time, then to the one whose
+//! name sorts first: all nodes of the cluster come to the same result. A Node keeps its key and range while it is
+//! unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,48 +11,48 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::diff::{Peer, Peers};
-use crate::refusal::Refusal;
+use crate::member_error::MemberError;
 use crate::{Member, PORT, PodNetwork, PublicKey};
 
-/// Of a text that somebody else wrote, so much is told again.
+/// Maximum length of foreign text in messages.
 const SHOWN: usize = 64;
 
-/// The place that all others are seen from.
+/// The node from whose perspective the peers are determined.
 #[derive(Clone, Copy, Debug)]
 pub struct Mesh<'a> {
-    /// The name of the own Node.
+    /// Name of the own Node.
     pub node: &'a str,
-    /// The own key, whatever the own Node says.
+    /// The own public key, regardless of the own Node's annotation.
     pub key: PublicKey,
-    /// The addresses of all pods. They have none in common.
+    /// Pod networks, without overlaps.
     pub networks: &'a [PodNetwork],
 }
 
-/// What the Nodes say, taken together.
+/// Result of [`wanted`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The own Node, if there is one.
-    pub own: Option<Own>,
-    /// All others that packets go to: each has an endpoint, and at least one range.
+    /// The own Node, if it exists.
+    pub own: Option<OwnNode>,
+    /// Peers; each has an endpoint and at least one range.
     pub peers: Peers,
-    /// The Nodes of the peers.
+    /// Node names of the peers.
     pub nodes: BTreeMap<PublicKey, String>,
-    /// Which Nodes are refused for what. Of some, only a range: the rest of them is a peer.
-    pub refused: BTreeSet<(String, Refusal)>,
-    /// Nodes with several addresses, and the first of them, which is used.
+    /// Rejected Nodes with the reasons. If only a range is rejected, the Node is still a peer.
+    pub refused: BTreeSet<(String, MemberError)>,
+    /// Nodes with several addresses, and the first address, which is used.
     pub several: BTreeSet<(String, IpAddr)>,
 }
 
-/// What the own Node says.
+/// State of the own Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Own {
-    /// Its ranges; none, if it was given none yet.
+pub struct OwnNode {
+    /// Pod ranges; empty if none is assigned yet.
     pub ranges: BTreeSet<IpNet>,
-    /// It tells the own key.
+    /// The annotation contains the own key.
     pub is_announced: bool,
 }
 
-/// Who shall be a peer.
+/// Determines the peers.
 pub fn wanted(mesh: Mesh<'_>, members: &[Member]) -> Wanted {
     let mut in_order: Vec<&Member> = members.iter().collect();
     in_order.sort_by(|one, two| age(one).cmp(&age(two)));
@@ -62,7 +62,7 @@ pub fn wanted(mesh: Mesh<'_>, members: &[Member]) -> Wanted {
         let ranges = claims.ranges(mesh, member, &mut wanted.refused);
         if member.name == mesh.node {
             let own = mesh.key.to_string();
-            wanted.own = Some(Own { ranges, is_announced: member.key.as_ref() == Some(&own) });
+            wanted.own = Some(OwnNode { ranges, is_announced: member.key.as_ref() == Some(&own) });
             continue;
         }
         let Some(key) = claims.key(mesh, member, &mut wanted.refused) else { continue };
@@ -76,12 +76,12 @@ pub fn wanted(mesh: Mesh<'_>, members: &[Member]) -> Wanted {
     wanted
 }
 
-/// The oldest first. One that the API server did not make is the last.
+/// Sort key: creation time, oldest first, Nodes without one last; then the name.
 fn age(member: &Member) -> (bool, Option<Timestamp>, &str) {
     (member.created.is_none(), member.created, &member.name)
 }
 
-/// What older Nodes have.
+/// Keys and ranges of older Nodes.
 #[derive(Default)]
 struct Claims<'m> {
     keys: BTreeMap<PublicKey, &'m str>,
@@ -89,25 +89,27 @@ struct Claims<'m> {
 }
 
 impl<'m> Claims<'m> {
-    /// The ranges that are the member's.
+    /// The valid ranges of a member that no older one has.
     fn ranges(
         &mut self,
         mesh: Mesh<'_>,
         member: &'m Member,
-        refused: &mut BTreeSet<(String, Refusal)>,
+        refused: &mut BTreeSet<(String, MemberError)>,
     ) -> BTreeSet<IpNet> {
         let mut ranges = BTreeSet::new();
         for text in &member.networks {
             let refusal = match text.parse::<IpNet>() {
-                Err(_) => Refusal::Range(shown(text)),
-                Ok(range) if !mesh.networks.iter().any(|network| network.has_part(range)) => Refusal::Foreign(range),
-                // Of parts of one size, those that overlap are the same.
+                Err(_) => MemberError::Range(shown(text)),
+                Ok(range) if !mesh.networks.iter().any(|network| network.has_part(range)) => {
+                    MemberError::Foreign(range)
+                }
+                // Parts have one size, so overlapping ranges are equal.
                 Ok(range) => match *self.ranges.entry(range).or_insert(&member.name) {
                     owner if owner == member.name => {
                         ranges.insert(range);
                         continue;
                     }
-                    owner => Refusal::RangeTaken { range, owner: owner.to_owned() },
+                    owner => MemberError::RangeTaken { range, owner: owner.to_owned() },
                 },
             };
             refused.insert((member.name.clone(), refusal));
@@ -115,19 +117,19 @@ impl<'m> Claims<'m> {
         ranges
     }
 
-    /// The key, if it tells one and it is the member's.
+    /// The key of a member, if it is valid and no older member has it.
     fn key(
         &mut self,
         mesh: Mesh<'_>,
         member: &'m Member,
-        refused: &mut BTreeSet<(String, Refusal)>,
+        refused: &mut BTreeSet<(String, MemberError)>,
     ) -> Option<PublicKey> {
         let refusal = match member.key.as_ref()?.parse::<PublicKey>() {
-            Err(error) => Refusal::Key(error),
-            Ok(key) if key == mesh.key => Refusal::OwnKey,
+            Err(error) => MemberError::Key(error),
+            Ok(key) if key == mesh.key => MemberError::OwnKey,
             Ok(key) => match *self.keys.entry(key).or_insert(&member.name) {
                 owner if owner == member.name => return Some(key),
-                owner => Refusal::KeyTaken { owner: owner.to_owned() },
+                owner => MemberError::KeyTaken { owner: owner.to_owned() },
             },
         };
         refused.insert((member.name.clone(), refusal));
@@ -135,12 +137,12 @@ impl<'m> Claims<'m> {
     }
 }
 
-/// Where the member is.
+/// The address of a member.
 fn address(mesh: Mesh<'_>, member: &Member, wanted: &mut Wanted) -> Option<IpAddr> {
     let refusal = match member.addresses.first().map(|text| (text, text.parse())) {
-        None => Refusal::NoAddress,
-        Some((text, Err(_))) => Refusal::Address(shown(text)),
-        Some((_, Ok(address))) if !is_node(mesh, address) => Refusal::NoNode(address),
+        None => MemberError::NoAddress,
+        Some((text, Err(_))) => MemberError::Address(shown(text)),
+        Some((_, Ok(address))) if !is_node(mesh, address) => MemberError::UnusableAddress(address),
         Some((_, Ok(address))) => {
             if member.addresses.len() > 1 {
                 wanted.several.insert((member.name.clone(), address));
@@ -152,7 +154,7 @@ fn address(mesh: Mesh<'_>, member: &Member, wanted: &mut Wanted) -> Option<IpAdd
     None
 }
 
-/// Whether a node can have the address. One that only means something on one link cannot be an endpoint.
+/// Whether the address can be that of a node. Link-local addresses cannot be endpoints.
 fn is_node(mesh: Mesh<'_>, address: IpAddr) -> bool {
     let nobody = match address {
         IpAddr::V4(address) => address.is_broadcast() || address.octets()[0] == 0,
@@ -184,7 +186,7 @@ mod tests {
         PodNetwork::new("10.244.0.0/16".parse().unwrap(), 24).unwrap()
     }
 
-    /// The node `number`, made at that second, as the cluster makes it.
+    /// Node `number`, created at that second.
     fn member(number: u8) -> Member {
         Member {
             name: format!("node-{number:03}"),
@@ -195,95 +197,95 @@ mod tests {
         }
     }
 
-    /// Seen from the node 1.
+    /// The result for node 1.
     fn seen(others: impl IntoIterator<Item = Member>) -> Wanted {
         let members: Vec<_> = [member(1)].into_iter().chain(others).collect();
         wanted(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members)
     }
 
     #[track_caller]
-    fn refuses(wanted: &Wanted, expected: &[(&str, Refusal)]) {
+    fn rejects(wanted: &Wanted, expected: &[(&str, MemberError)]) {
         let expected = expected.iter().map(|(node, refusal)| ((*node).to_owned(), refusal.clone())).collect();
         assert_eq!(wanted.refused, expected);
     }
 
     #[test]
-    fn every_other_node_is_a_peer_and_the_own_is_none() {
+    fn every_other_node_is_a_peer() {
         let found = seen([member(2), member(3)]);
-        refuses(&found, &[]);
+        rejects(&found, &[]);
         let peer = |number: u8| Peer {
             endpoint: Some(format!("192.0.2.{number}:7838").parse().unwrap()),
             allowed: [format!("10.244.{number}.0/24").parse().unwrap()].into(),
         };
         assert_eq!(found.peers, [(key(2), peer(2)), (key(3), peer(3))].into());
         assert_eq!(found.nodes[&key(3)], "node-003");
-        let own = Own { ranges: ["10.244.1.0/24".parse().unwrap()].into(), is_announced: true };
+        let own = OwnNode { ranges: ["10.244.1.0/24".parse().unwrap()].into(), is_announced: true };
         assert_eq!(found.own, Some(own));
     }
 
     #[test]
-    fn a_node_that_is_not_ready_yet_is_no_peer_and_not_refused() {
+    fn an_incomplete_node_is_neither_a_peer_nor_rejected() {
         let found = seen([Member { key: None, ..member(2) }, Member { networks: vec![], ..member(3) }]);
-        refuses(&found, &[]);
+        rejects(&found, &[]);
         assert_eq!(found.peers, Peers::new());
     }
 
     #[test]
-    fn the_own_node_is_told_apart_from_none() {
+    fn a_missing_own_node_is_recognized() {
         let mesh = Mesh { node: "node-001", key: key(1), networks: &[pods()] };
         assert_eq!(wanted(mesh, &[member(2)]).own, None);
         let new = Member { key: Some(key(9).to_string()), networks: vec![], ..member(1) };
         let own = wanted(mesh, &[new]).own;
-        assert_eq!(own, Some(Own { ranges: BTreeSet::new(), is_announced: false }));
+        assert_eq!(own, Some(OwnNode { ranges: BTreeSet::new(), is_announced: false }));
     }
 
     #[test]
-    fn a_bad_key_is_refused_and_the_others_are_peers() {
+    fn an_invalid_key_is_rejected() {
         let bad = |number, key: &str| Member { key: Some(key.to_owned()), ..member(number) };
         let found = seen([bad(2, "rubbish"), bad(3, &format!("{}=", "A".repeat(43))), member(4)]);
-        refuses(
+        rejects(
             &found,
-            &[("node-002", Refusal::Key(ParseKeyError::Form)), ("node-003", Refusal::Key(ParseKeyError::Zero))],
+            &[("node-002", MemberError::Key(ParseKeyError::Form)), ("node-003", MemberError::Key(ParseKeyError::Zero))],
         );
         assert_eq!(found.peers.keys().collect::<Vec<_>>(), [&key(4)]);
     }
 
     #[test]
-    fn of_two_nodes_with_one_key_the_older_keeps_it() {
+    fn the_older_of_two_nodes_with_one_key_is_the_peer() {
         let younger = Member { key: member(2).key, ..member(3) };
         let found = seen([younger.clone(), member(2)]);
-        refuses(&found, &[("node-003", Refusal::KeyTaken { owner: "node-002".into() })]);
+        rejects(&found, &[("node-003", MemberError::KeyTaken { owner: "node-002".into() })]);
         assert_eq!(found.nodes[&key(2)], "node-002");
-        // The younger one gets in when the older one is gone.
+        // The younger Node becomes a peer when the older one is deleted.
         assert_eq!(seen([younger]).nodes[&key(2)], "node-003");
     }
 
     #[test]
-    fn of_two_nodes_of_one_second_the_first_name_keeps_it() {
+    fn nodes_of_the_same_age_are_ordered_by_name() {
         let twin = Member { created: member(3).created, key: member(3).key, ..member(2) };
         let found = seen([member(3), twin]);
-        refuses(&found, &[("node-003", Refusal::KeyTaken { owner: "node-002".into() })]);
+        rejects(&found, &[("node-003", MemberError::KeyTaken { owner: "node-002".into() })]);
     }
 
     #[test]
-    fn nobody_has_the_key_of_this_node_however_old() {
+    fn the_key_of_this_node_is_rejected_in_others() {
         let older = Member { created: Some(Timestamp::from_second(0).unwrap()), key: member(1).key, ..member(2) };
         let found = seen([older]);
-        refuses(&found, &[("node-002", Refusal::OwnKey)]);
+        rejects(&found, &[("node-002", MemberError::OwnKey)]);
         assert_eq!(found.peers, Peers::new());
     }
 
     #[test]
-    fn of_two_nodes_with_one_range_the_older_keeps_it() {
+    fn the_older_of_two_nodes_with_one_range_keeps_it() {
         let found = seen([Member { networks: member(2).networks, ..member(3) }, member(2)]);
         let range = "10.244.2.0/24".parse().unwrap();
-        refuses(&found, &[("node-003", Refusal::RangeTaken { range, owner: "node-002".into() })]);
+        rejects(&found, &[("node-003", MemberError::RangeTaken { range, owner: "node-002".into() })]);
         assert_eq!(found.peers.keys().collect::<Vec<_>>(), [&key(2)]);
     }
 
-    /// Also one that has no key yet, or cannot be reached: its pods may be there before.
+    /// Also for a Node without a key or an unreachable one, because its pods may exist.
     #[test]
-    fn a_node_that_is_no_peer_keeps_its_range() {
+    fn an_incomplete_node_keeps_its_range() {
         for silent in [Member { key: None, ..member(2) }, Member { addresses: vec![], ..member(2) }] {
             let found = seen([Member { networks: member(2).networks, ..member(3) }, silent]);
             assert_eq!(found.peers, Peers::new());
@@ -292,21 +294,21 @@ mod tests {
     }
 
     #[test]
-    fn the_range_of_this_node_is_nobody_elses() {
+    fn the_range_of_this_node_is_rejected_in_others() {
         let found = seen([Member { networks: member(1).networks, ..member(2) }]);
         let range = "10.244.1.0/24".parse().unwrap();
-        refuses(&found, &[("node-002", Refusal::RangeTaken { range, owner: "node-001".into() })]);
+        rejects(&found, &[("node-002", MemberError::RangeTaken { range, owner: "node-001".into() })]);
     }
 
     #[test]
-    fn a_range_that_no_allocator_gives_is_left_out_and_the_others_count() {
+    fn an_invalid_range_is_skipped_and_others_are_used() {
         let networks = ["10.244.0.0/16", "10.244.2.0/24", "0.0.0.0/0", "10.244.2.128/25", "10.96.0.0/24", "x"];
         let found = seen([Member { networks: networks.map(str::to_owned).into(), ..member(2) }]);
-        let foreign = |text: &str| ("node-002", Refusal::Foreign(text.parse().unwrap()));
-        refuses(
+        let foreign = |text: &str| ("node-002", MemberError::Foreign(text.parse().unwrap()));
+        rejects(
             &found,
             &[
-                ("node-002", Refusal::Range("x".into())),
+                ("node-002", MemberError::Range("x".into())),
                 foreign("0.0.0.0/0"),
                 foreign("10.96.0.0/24"),
                 foreign("10.244.0.0/16"),
@@ -322,23 +324,23 @@ mod tests {
         let found = seen([several]);
         assert_eq!(found.peers[&key(2)].endpoint, Some("[2001:db8::2]:7838".parse().unwrap()));
         assert_eq!(found.several, [("node-002".to_owned(), "2001:db8::2".parse().unwrap())].into());
-        refuses(&found, &[]);
+        rejects(&found, &[]);
     }
 
     #[test]
-    fn a_node_that_cannot_be_reached_is_refused() {
+    fn a_node_without_a_usable_address_is_rejected() {
         let at = |address: &str| seen([Member { addresses: vec![address.to_owned()], ..member(2) }]);
         for nobody in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "fe80::1", "::1", "10.244.3.4"] {
             let found = at(nobody);
-            refuses(&found, &[("node-002", Refusal::NoNode(nobody.parse().unwrap()))]);
+            rejects(&found, &[("node-002", MemberError::UnusableAddress(nobody.parse().unwrap()))]);
             assert_eq!(found.peers, Peers::new(), "{nobody}");
         }
-        refuses(&at("one.example"), &[("node-002", Refusal::Address("one.example".into()))]);
-        refuses(&at(&"x".repeat(9999)), &[("node-002", Refusal::Address("x".repeat(SHOWN)))]);
-        refuses(&seen([Member { addresses: vec![], ..member(2) }]), &[("node-002", Refusal::NoAddress)]);
+        rejects(&at("one.example"), &[("node-002", MemberError::Address("one.example".into()))]);
+        rejects(&at(&"x".repeat(9999)), &[("node-002", MemberError::Address("x".repeat(SHOWN)))]);
+        rejects(&seen([Member { addresses: vec![], ..member(2) }]), &[("node-002", MemberError::NoAddress)]);
     }
 
-    /// Any of them may claim what another has.
+    /// Members that may have the keys and ranges of others.
     fn any_member() -> impl Strategy<Value = Member> {
         let range = prop_oneof![
             8 => (0_u8..6).prop_map(|number| format!("10.244.{number}.0/24")),
@@ -373,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_address_has_two_owners_and_nobody_has_one_from_outside(members in any_members()) {
+        fn each_address_has_one_owner_within_the_pod_networks(members in any_members()) {
             let found = wanted(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members);
             let mut ranges: Vec<IpNet> = found.peers.values().flat_map(|peer| peer.allowed.clone()).collect();
             ranges.extend(found.own.iter().flat_map(|own| own.ranges.clone()));
@@ -387,18 +389,19 @@ mod tests {
             prop_assert!(!found.nodes.values().any(|node| node == "node-001"));
         }
 
-        /// The API server lists them by name, a watch brings them as they change.
+        /// Lists are sorted by name, watches deliver Nodes in order of their changes.
         #[test]
-        fn the_order_of_the_nodes_means_nothing(
+        fn the_order_of_the_nodes_is_irrelevant(
             (sorted, shuffled) in any_members().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
         ) {
             let mesh = Mesh { node: "node-001", key: key(1), networks: &[pods()] };
             prop_assert_eq!(wanted(mesh, &sorted), wanted(mesh, &shuffled));
         }
 
-        /// A peer that one node has, every other node has with the same range. Of nodes whose own annotation is theirs.
+        /// If a node has a peer, all other nodes have it with the same range, provided that the annotations are
+        /// correct.
         #[test]
-        fn all_nodes_agree(members in any_members()) {
+        fn all_nodes_determine_the_same_peers(members in any_members()) {
             let mut owners: BTreeMap<IpNet, String> = BTreeMap::new();
             for member in &members {
                 let Some(Ok(key)) = member.key.as_ref().map(|key| key.parse()) else { continue };

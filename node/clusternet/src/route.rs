@@ -1,4 +1,4 @@
-//! The interface's place in the network of the host: link, addresses, routes. rtnetlink(7).
+//! Link, addresses and routes of the interface on the host, rtnetlink(7).
 
 use std::net::IpAddr;
 
@@ -14,9 +14,9 @@ use rtnetlink::{LinkUnspec, LinkWireguard, RouteMessageBuilder};
 use crate::device::Place;
 use crate::netlink::{Netlink, RequestError};
 
-/// A link, as the kernel tells it.
+/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct LinkState {
     pub(crate) index: u32,
     pub(crate) is_wireguard: bool,
     pub(crate) is_up: bool,
@@ -24,8 +24,8 @@ pub(crate) struct State {
 }
 
 impl Netlink {
-    /// The link of this name, if there is one.
-    pub(crate) fn link(&mut self, name: &str) -> Result<Option<State>, RequestError> {
+    /// The link with this name, if it exists.
+    pub(crate) fn link(&mut self, name: &str) -> Result<Option<LinkState>, RequestError> {
         let mut question = LinkMessage::default();
         question.attributes.push(LinkAttribute::IfName(name.to_owned()));
         let answer = match self.request(RouteNetlinkMessage::GetLink(question), 0) {
@@ -38,19 +38,18 @@ impl Netlink {
         }))
     }
 
-    /// Makes the link. `EOPNOTSUPP`: the kernel has no WireGuard. `EEXIST`.
+    /// Creates the link. `EOPNOTSUPP`: the kernel has no WireGuard. `EEXIST`.
     pub(crate) fn add_link(&mut self, name: &str) -> Result<(), RequestError> {
         let link = LinkWireguard::new(name).build();
         self.request(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL).map(drop)
     }
 
-    /// Sets the largest packet, and brings the link up.
+    /// Sets the MTU and brings the link up.
     pub(crate) fn set_link(&mut self, index: u32, mtu: u32) -> Result<(), RequestError> {
         let link = LinkUnspec::new_with_index(index).mtu(mtu).up().build();
         self.request(RouteNetlinkMessage::SetLink(link), 0).map(drop)
     }
 
-    /// The link's addresses.
     pub(crate) fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, RequestError> {
         let all = self.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
         Ok(all
@@ -62,17 +61,17 @@ impl Netlink {
             .collect())
     }
 
-    /// Adds an address for the node alone.
+    /// Adds an address with a full-length prefix.
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
         let mut message = address_message(index, address.into());
-        // Else an address of IPv6 is tentative for a moment, and the kernel takes no route from it (EINVAL). Nobody else on
-        // the link could have it.
+        // Without duplicate address detection, because an IPv6 address would be tentative first, and the kernel rejects
+        // routes from it (EINVAL). WireGuard links have no neighbours with duplicates. the link could have it.
         message.header.flags = AddressHeaderFlags::Nodad;
         let message = RouteNetlinkMessage::NewAddress(message);
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
     }
 
-    /// Takes an address away, and with it the routes that send from it.
+    /// Removes an address, which also removes the routes with this source.
     pub(crate) fn remove_address(&mut self, index: u32, address: IpNet) -> Result<(), RequestError> {
         match self.request(RouteNetlinkMessage::DelAddress(address_message(index, address)), 0) {
             Err(error) if error.is(Errno::EADDRNOTAVAIL) => Ok(()),
@@ -80,7 +79,7 @@ impl Netlink {
         }
     }
 
-    /// What there is of the route to this network.
+    /// State of the route to this network.
     pub(crate) fn route_to(&mut self, index: u32, place: Place) -> Result<Route, RequestError> {
         let mut question = RouteMessage::default();
         question.header.address_family = family(place.network.addr());
@@ -100,32 +99,33 @@ impl Netlink {
         })
     }
 
-    /// Sends what goes to the network through the link, from this address. `flags` say what if there is one already.
+    /// Routes the network through the link with this source address. `flags` determine what to do with an existing
+    /// route.
     pub(crate) fn set_route(&mut self, index: u32, place: Place, flags: u16) -> Result<(), RequestError> {
         let builder = RouteMessageBuilder::<IpAddr>::new().output_interface(index).scope(RouteScope::Link);
         let built = builder
             .destination_prefix(place.network.addr(), place.network.prefix_len())
             .and_then(|builder| builder.pref_source(place.address))
             .map(RouteMessageBuilder::build);
-        // Both are of one family, and the prefix is one.
+        // Address and prefix belong to the same family, so the prefix is valid.
         let Ok(route) = built else { return Err(Errno::EINVAL.into()) };
         self.request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | flags).map(drop)
     }
 }
 
-/// A route to a network.
+/// State of a route to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     None,
     Right,
-    /// Through the link, but from another address, or from none.
+    /// Through the link, with another or no source address.
     OtherSource,
     /// Through another link.
     Elsewhere,
 }
 
-fn state(link: &LinkMessage) -> State {
-    let mut state = State {
+fn state(link: &LinkMessage) -> LinkState {
+    let mut state = LinkState {
         index: link.header.index,
         is_wireguard: false,
         is_up: link.header.flags.contains(LinkFlags::Up),
@@ -156,7 +156,7 @@ fn address_message(index: u32, address: IpNet) -> AddressMessage {
     message
 }
 
-/// IPv4 has the own address in `IFA_LOCAL`, IPv6 in `IFA_ADDRESS` alone.
+/// The local address: `IFA_LOCAL` for IPv4, `IFA_ADDRESS` for IPv6.
 fn address_of(message: &AddressMessage) -> Option<IpNet> {
     let mut found = None;
     for attribute in &message.attributes {
@@ -169,7 +169,7 @@ fn address_of(message: &AddressMessage) -> Option<IpNet> {
     IpNet::new(found?, message.header.prefix_len).ok()
 }
 
-/// The link and the source of a route, if it is one to the network, in the main table.
+/// Link and source of a route to the network in the main table.
 fn route_of(message: &RouteMessage, network: IpNet) -> Option<(Option<u32>, Option<IpAddr>)> {
     let header = &message.header;
     if header.table != RouteHeader::RT_TABLE_MAIN || header.destination_prefix_length != network.prefix_len() {

@@ -1,4 +1,4 @@
-//! The peers as they are at the moment of a scrape.
+//! Metrics of the peers, read at each scrape.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
@@ -10,10 +10,10 @@ use tracing::warn;
 
 use crate::{LookError, Neighbour, Traffic};
 
-/// The metrics of the kernel's peers, read at every scrape.
+/// Collector of the kernel's peers.
 pub(crate) struct Scrape<L> {
     look: L,
-    /// One scrape at a time looks and sets them.
+    /// Locked during a scrape.
     gauges: Mutex<Gauges>,
     descs: Vec<Desc>,
 }
@@ -27,7 +27,7 @@ struct Gauges {
 }
 
 impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Scrape<L> {
-    /// Looks with `look` whenever somebody asks.
+    /// Calls `look` at each scrape.
     pub(crate) fn new(look: L) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
@@ -40,7 +40,7 @@ impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Collector for S
         self.descs.iter().collect()
     }
 
-    /// Without what could not be looked at: an old number would look like a new one.
+    /// On an error, omits the metrics, because old values would look current.
     fn collect(&self) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.look)() {
@@ -51,7 +51,7 @@ impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Collector for S
             Err(error) => {
                 gauges.errors.inc();
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "the mesh's peers cannot be read, their metrics are left out");
+                warn!(error, "cannot read the peers of the mesh, omitting their metrics");
                 gauges.errors.collect()
             }
         }
@@ -62,19 +62,19 @@ impl Gauges {
     fn new() -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str| IntCounterVec::new(Opts::new(name, help), &["node"]);
         Ok(Self {
-            peers: IntGauge::new("granary_mesh_peers", "Nodes that this node exchanges pod traffic with.")?,
+            peers: IntGauge::new("granary_mesh_peers", "Peers in the mesh.")?,
             handshake: IntGaugeVec::new(
                 Opts::new(
                     "granary_mesh_handshake_timestamp_seconds",
-                    "When this node and the other agreed on keys the last time; 0 if they never did.",
+                    "Time of the last WireGuard handshake with the peer; 0 if there was none.",
                 ),
                 &["node"],
             )?,
-            received: counter("granary_mesh_received_bytes_total", "Bytes received from a node through the mesh.")?,
-            sent: counter("granary_mesh_sent_bytes_total", "Bytes sent to a node through the mesh.")?,
+            received: counter("granary_mesh_received_bytes_total", "Bytes received from the peer through the mesh.")?,
+            sent: counter("granary_mesh_sent_bytes_total", "Bytes sent to the peer through the mesh.")?,
             errors: IntCounter::new(
                 "granary_mesh_scrape_errors_total",
-                "Scrapes that could not read the peers: their metrics are missing.",
+                "Scrapes that could not read the peers, whose metrics are missing then.",
             )?,
         })
     }
@@ -89,9 +89,9 @@ impl Gauges {
         self.handshake.reset();
         self.received.reset();
         self.sent.reset();
-        for Neighbour { node, key, seen } in found {
+        for Neighbour { node, key, state } in found {
             let node = node.clone().unwrap_or_else(|| key.to_string());
-            let Traffic { handshake, received, sent } = seen.traffic;
+            let Traffic { handshake, received, sent } = state.traffic;
             let since = handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
             let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
             self.handshake.with_label_values(&[&node]).set(seconds);
@@ -101,17 +101,17 @@ impl Gauges {
     }
 }
 
-/// A peer that has spoken.
+/// A peer with traffic.
 #[cfg(test)]
 pub(crate) fn example() -> Vec<Neighbour> {
     use std::time::Duration;
 
-    use crate::Seen;
+    use crate::PeerState;
     use crate::diff::tests::{key, peer};
 
     let handshake = Some(UNIX_EPOCH + Duration::from_millis(1500));
-    let seen = Seen { peer: peer(1, [1]), traffic: Traffic { handshake, received: 3, sent: 4 } };
-    vec![Neighbour { node: Some("one".into()), key: key(1), seen }]
+    let state = PeerState { peer: peer(1, [1]), traffic: Traffic { handshake, received: 3, sent: 4 } };
+    vec![Neighbour { node: Some("one".into()), key: key(1), state }]
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_tells_every_peer_by_its_nodes_name() {
+    fn peers_are_labelled_with_their_node_names() {
         let registry = Registry::new();
         registry.register(Box::new(Scrape::new(|| Ok(example())).unwrap())).unwrap();
         let expected = [
@@ -141,11 +141,11 @@ mod tests {
             r#"granary_mesh_sent_bytes_total{node="one"} 4"#,
         ];
         assert_eq!(values(&registry), expected);
-        assert_eq!(values(&registry), expected, "the kernel counts, not we");
+        assert_eq!(values(&registry), expected, "the counters are those of the kernel");
     }
 
     #[test]
-    fn a_peer_whose_node_is_not_known_is_told_by_its_key() {
+    fn a_peer_without_a_node_is_labelled_with_its_key() {
         let registry = Registry::new();
         let look = || Ok(example().into_iter().map(|peer| Neighbour { node: None, ..peer }).collect());
         registry.register(Box::new(Scrape::new(look).unwrap())).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_has_no_series_and_an_error_leaves_all_out() {
+    fn removed_peers_and_errors_leave_no_series() {
         let registry = Registry::new();
         let turn = AtomicU32::new(0);
         let look = move || match turn.fetch_add(1, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! The interface in the kernel.
+//! The WireGuard interface in the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -11,23 +11,22 @@ use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
 use nix::errno::Errno;
 use tracing::{info, warn};
 
-use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, Place, Seen};
+use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place};
 use crate::message::{self, Found};
 use crate::netlink::{Netlink, RequestError};
-use crate::route::{Route, State};
+use crate::route::{LinkState, Route};
 use crate::{Change, INTERFACE, OVERHEAD, PORT, PrivateKey, PublicKey};
 
-/// The name by which the kernel finds the number of WireGuard's messages.
+/// Name of WireGuard's generic netlink family.
 const FAMILY: &str = "wireguard";
 
-/// The interface's fixed part.
+/// Fixed configuration of the interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its name.
     pub name: String,
-    /// The UDP port at which it hears.
+    /// UDP port.
     pub port: u16,
-    /// The largest packet that goes into it, in bytes: that of the way to other nodes, less [`OVERHEAD`].
+    /// MTU in bytes: that of the path to other nodes, less [`OVERHEAD`].
     pub mtu: u32,
 }
 
@@ -38,17 +37,17 @@ impl Default for Link {
     }
 }
 
-/// The interface in the network namespace of the thread that calls. It needs `CAP_NET_ADMIN`.
+/// The interface in the network namespace of the calling thread. Requires `CAP_NET_ADMIN`.
 #[derive(Debug)]
 pub struct Wireguard {
     key: PrivateKey,
     link: Link,
-    /// The number of WireGuard's messages, once it was asked for: it stays as long as the module does. 0 is none.
+    /// Cached family number, constant while the module is loaded; 0 if unknown.
     family: AtomicU16,
 }
 
 impl Wireguard {
-    /// Does nothing yet.
+    /// Does not access the kernel.
     pub const fn new(key: PrivateKey, link: Link) -> Self {
         Self { key, link, family: AtomicU16::new(0) }
     }
@@ -66,7 +65,7 @@ impl Wireguard {
                 GenlCtrlAttrs::FamilyId(number) => Some(number),
                 _ => None,
             });
-        let number = number.ok_or(RequestError::Refused(Errno::ENOENT))?;
+        let number = number.ok_or(RequestError::Kernel(Errno::ENOENT))?;
         self.family.store(number, Ordering::Relaxed);
         Ok(number)
     }
@@ -92,7 +91,7 @@ impl Wireguard {
         };
         match netlink.set_route(index, place, flags) {
             Err(error) if error.is(Errno::EEXIST) => {
-                warn!(network = %place.network, "the pod network has a route that is not the mesh's, it is left");
+                warn!(network = %place.network, "pod network has a route that does not belong to the mesh, leaving it unchanged");
                 Ok(())
             }
             set => self.placed("set the route", set),
@@ -104,64 +103,64 @@ impl Device for Wireguard {
     fn ensure(&self) -> Result<PublicKey, EnsureError> {
         let Link { name, port, mtu } = &self.link;
         let mut route = self.ensured("open a socket", Netlink::route())?;
-        let (state, is_adopted) = match self.ensured("look at the link", route.link(name))? {
+        let (state, is_adopted) = match self.ensured("read the link", route.link(name))? {
             Some(found) => (found, true),
             None => {
                 match route.add_link(name) {
                     Err(error) if error.is(Errno::EOPNOTSUPP) => return Err(EnsureError::Unsupported(error)),
-                    // Somebody was faster.
+                    // Another process created it at the same time.
                     Err(error) if error.is(Errno::EEXIST) => {}
-                    added => self.ensured("make the link", added)?,
+                    added => self.ensured("create the link", added)?,
                 }
-                info!(interface = name, "mesh interface made");
-                let made = self.ensured("look at the link", route.link(name))?;
-                (self.ensured("look at the link", made.ok_or(RequestError::Refused(Errno::ENODEV)))?, false)
+                info!(interface = name, "mesh interface created");
+                let made = self.ensured("read the link", route.link(name))?;
+                (self.ensured("read the link", made.ok_or(RequestError::Kernel(Errno::ENODEV)))?, false)
             }
         };
         if !state.is_wireguard {
             return Err(EnsureError::OtherKind(name.clone()));
         }
         let mut generic = self.ensured("open a socket", Netlink::generic())?;
-        let mut found = self.ensured("look at the key", self.found(&mut generic))?;
+        let mut found = self.ensured("read the key", self.found(&mut generic))?;
         let key = (found.private.as_ref() != Some(self.key.bytes())).then_some(&self.key);
         let port = (found.port != *port).then_some(*port);
         if key.is_some() || port.is_some() {
             let family = self.ensured("find the family", self.family(&mut generic))?;
             let set = generic.request(message::set(family, name, key, port), 0).map(drop);
             self.ensured("set key and port", set)?;
-            found = self.ensured("look at the key", self.found(&mut generic))?;
+            found = self.ensured("read the key", self.found(&mut generic))?;
         }
         let link = !state.is_up || state.mtu != *mtu;
         if link {
             self.ensured("bring up the link", route.set_link(state.index, *mtu))?;
         }
         if is_adopted && (key.is_some() || port.is_some() || link) {
-            info!(interface = name, key = key.is_some(), port = port.is_some(), link, "mesh interface put right");
+            info!(interface = name, key = key.is_some(), port = port.is_some(), link, "mesh interface repaired");
         }
         found.public.ok_or_else(|| EnsureError::NoKey(name.clone()))
     }
 
     fn place(&self, places: &BTreeSet<Place>) -> Result<(), AddressError> {
         let mut route = self.placed("open a socket", Netlink::route())?;
-        let state = self.placed("look at the link", route.link(&self.link.name))?;
-        let State { index, .. } = self.placed("look at the link", state.ok_or(RequestError::Refused(Errno::ENODEV)))?;
+        let state = self.placed("read the link", route.link(&self.link.name))?;
+        let LinkState { index, .. } = self.placed("read the link", state.ok_or(RequestError::Kernel(Errno::ENODEV)))?;
         let have = self.placed("list the addresses", route.addresses(index))?;
         let want: BTreeSet<IpNet> = places.iter().map(|place| IpNet::from(place.address)).collect();
         for address in want.iter().filter(|address| !have.contains(address)).map(IpNet::addr) {
             self.placed("add an address", route.add_address(index, address))?;
-            info!(interface = self.link.name, %address, "node has its place in the pod network");
+            info!(interface = self.link.name, %address, "address in the pod network set");
         }
         for place in places {
             self.place_route(&mut route, index, *place)?;
         }
-        // Last: the routes that send from them go with them.
+        // Last, because removing an address also removes the routes with this source.
         for address in have.into_iter().filter(|address| !want.contains(address)) {
             self.placed("remove an address", route.remove_address(index, address))?;
         }
         Ok(())
     }
 
-    fn look(&self) -> Result<BTreeMap<PublicKey, Seen>, LookError> {
+    fn look(&self) -> Result<BTreeMap<PublicKey, PeerState>, LookError> {
         let look = || Ok(self.found(&mut Netlink::generic()?)?.peers);
         look().map_err(|source| LookError { interface: self.link.name.clone(), source })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PORT, PodNetwork, PodNetworkError, PrivateKey,
-    RunError, Seen, Settings, Wireguard,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PORT, PeerState, PodNetwork, PodNetworkError,
+    PrivateKey, RunError, Settings, Wireguard,
 };
 use config::NODE_PREFIX;
 use dir::Dir;
@@ -112,7 +112,7 @@ impl Mesh {
 }
 
 fn peer(neighbour: Neighbour) -> status::Peer {
-    let Neighbour { node, key, seen: Seen { peer, traffic } } = neighbour;
+    let Neighbour { node, key, state: PeerState { peer, traffic } } = neighbour;
     let ago = |at| SystemTime::now().duration_since(at).unwrap_or_default();
     status::Peer {
         node,

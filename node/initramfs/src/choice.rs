@@ -1,49 +1,45 @@
-//! Which system the boot is for.
+//! Selection of the system to start.
 
-use crate::system::{BadSystem, System};
+use crate::system::{ParseSystemError, System};
 
-/// The file of a disk image's initramfs that names its system. The builder of the image (`tools/disk`) writes it, beside the
-/// kernel in one executable.
+/// File in the initramfs of a disk image that contains the system. `tools/disk` writes it into the executable together
+/// with the kernel.
 pub const FILE: &str = "/system-partition";
 
-/// The argument of a direct boot.
+/// Kernel argument that selects the system of a direct boot.
 const ARGUMENT: &str = "granary.system";
 
-/// Why no system is started.
+/// The system to start cannot be determined.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// A direct boot without the argument.
-    #[error("the kernel's command line names no system image: add {ARGUMENT}=UUID")]
+    #[error("the kernel command line selects no system image; add {ARGUMENT}=UUID")]
     Unnamed,
-    /// A direct boot with several.
-    #[error("the kernel's command line has {ARGUMENT}= more than once: remove all but one")]
+    /// A direct boot with several arguments.
+    #[error("the kernel command line has {ARGUMENT}= more than once; remove all but one")]
     Repeated,
-    /// A disk image, and the argument.
+    /// A disk image was started with the argument.
     #[error(
         "the kernel's command line has {ARGUMENT}=, and this disk image starts no other system than its own: remove the argument \
          from the firmware's boot entry or from the SMBIOS strings of the machine"
     )]
     Override,
-    /// A disk image that would start a system without verification.
-    #[error("{FILE} names a system image that is not verified: build the disk image again")]
+    /// The disk image selects a system without verification.
+    #[error("{FILE} selects a system image without a root hash; build the disk image again")]
     Unverified,
-    /// The argument or the file.
-    #[error("{place} names a bad system image")]
+    /// The value is invalid.
+    #[error("{place} contains an invalid system image")]
     Bad {
-        /// Where it is written.
+        /// File or command line with the value.
         place: &'static str,
-        /// What is wrong with it.
         #[source]
-        source: BadSystem,
+        source: ParseSystemError,
     },
 }
 
-/// The system to start: of a disk image the one that its initramfs names (`embedded`, the content of [`FILE`]), else the one
-/// of the command line. Firmware, its boot entries and SMBIOS can append arguments to the command line of a disk image, or
-/// replace it: none of them chooses the system.
-///
-/// # Errors
-/// [`ChoiceError`].
+/// The system to start: for a disk image, the one that its initramfs contains (`embedded`, the content of [`FILE`]),
+/// otherwise the one on the command line. Firmware, boot entries and SMBIOS can append to or replace the command line
+/// of a disk image, so it must not select the system of one.
 pub fn choose(embedded: Option<&str>, line: &str) -> Result<System, ChoiceError> {
     let mut arguments = line.split_whitespace().filter(|word| {
         let (key, _) = word.split_once('=').unwrap_or((word, ""));
@@ -61,7 +57,7 @@ pub fn choose(embedded: Option<&str>, line: &str) -> Result<System, ChoiceError>
         (None, Some(_)) if another.is_some() => Err(ChoiceError::Repeated),
         (None, Some(argument)) => {
             let (_, value) = argument.split_once('=').ok_or(ChoiceError::Unnamed)?;
-            value.parse::<System>().map_err(bad("the kernel's command line"))
+            value.parse::<System>().map_err(bad("the kernel command line"))
         }
     }
 }
@@ -80,12 +76,12 @@ mod tests {
     fn a_disk_image_starts_its_own_system() {
         let own = partition();
         assert_eq!(choose(Some(&format!("{own}\n")), "quiet panic=10\n"), Ok(own.parse().unwrap()));
-        // The boot entry of the firmware has replaced the command line.
+        // A boot entry of the firmware replaced the command line.
         assert_eq!(choose(Some(&own), ""), Ok(own.parse().unwrap()));
     }
 
     #[test]
-    fn no_argument_overrides_the_system_of_a_disk_image() {
+    fn the_argument_stops_the_boot_of_a_disk_image() {
         let own = partition();
         for appended in [IMAGE, &own, "", "rubbish"] {
             let line = format!("quiet panic=10 granary.system={appended}");
@@ -97,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_image_starts_nothing_that_is_not_verified() {
+    fn a_disk_image_must_select_a_verified_system() {
         assert_eq!(choose(Some(IMAGE), ""), Err(ChoiceError::Unverified));
         for wrong in ["", "rubbish", &partition()[1..]] {
             let error = choose(Some(wrong), "").unwrap_err();
@@ -106,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_boot_has_one_argument() {
+    fn a_direct_boot_requires_one_argument() {
         let line = |value: &str| format!("quiet granary.systems=b granary.system={value}\n");
         for value in [IMAGE, &partition()] {
             assert_eq!(choose(None, &line(value)), Ok(value.parse().unwrap()));

@@ -1,4 +1,4 @@
-//! What the first program of the node needs to find its system: see `main.rs`.
+//! Selects, finds and verifies the system partition; `main.rs` describes the boot.
 #![forbid(unsafe_code)]
 
 pub mod choice;

@@ -1,21 +1,20 @@
-//! The first program of the node: loads the modules that reach the system image, finds the image that
-//! it is to start ([`initramfs::choice`]), mounts it read-only and hands over to its `/init`.
+//! The first program of the node: loads the modules for disks, selects the system image ([`initramfs::choice`]), finds
+//! it, mounts it read-only, and executes its `/init`.
 //!
-//! The initramfs of a disk image has the file `/system-partition` with the second form below, and starts nothing else: an
-//! argument `granary.system=`, which firmware or SMBIOS may append, stops the boot. A direct boot has no such file, and the
-//! argument in either form:
+//! The initramfs of a disk image contains the file `/system-partition` with the second form below, and starts only that
+//! system: an argument `granary.system=`, which firmware or SMBIOS may append, stops the boot. A direct boot has no
+//! such file and uses the argument, in either form:
 //!
-//! | `granary.system=` | the image is |
+//! | `granary.system=` | image |
 //! |---|---|
-//! | `UUID` | the EROFS with this UUID, on any block device; nobody checks its content |
-//! | `PARTUUID:BLOCKS:DIGEST` | on the partition with this ID, read through dm-verity: so many blocks of 4096 bytes, the hash tree behind them, and the SHA-256 of all ([`verity::Root`]) |
+//! | `UUID` | the EROFS with this UUID on any block device, not verified |
+//! | `PARTUUID:BLOCKS:DIGEST` | the partition with this ID, read through dm-verity: number of blocks of 4096 bytes, followed on disk by the hash tree, and the SHA-256 root hash ([`verity::Root`]) |
 //!
-//! The image that a UEFI executable names is the one that it was built with. A block
-//! that changed is never used: a boot of a damaged image ends here, or later with a panic of the kernel
-//! (`dm-verity device corrupted`).
+//! A UEFI executable starts only the image that it was built with. Modified blocks are never used: the boot of a
+//! damaged image stops here, or later with a kernel panic (`dm-verity device corrupted`).
 //!
-//! When that fails it prints what was looked for and what is there, and powers the machine off, or
-//! restarts it if the command line says `granary.failure=reboot`.
+//! On an error, the program prints what it looked for and what it found, and powers the machine off, or restarts it if
+//! the command line contains `granary.failure=reboot`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -69,7 +68,7 @@ fn main() {
     print(&format!("initramfs: error: cannot power off: {errno}"));
 }
 
-/// `println!` panics when the console is gone, and a panic of this program is one of the kernel.
+/// Unlike `println!`, does not panic if the console fails: a panic of PID 1 is a kernel panic.
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -98,9 +97,9 @@ fn boot() -> Result<Infallible, BootError> {
         System::Image(_) => found.device,
         System::Partition { root, .. } => {
             let device = search::verified(&found, &root)?;
-            // The kernel's own message has a number and no remedy.
+            // The panic message of the kernel contains no remedy.
             print(&format!(
-                "initramfs: {} is checked as it is read: if the kernel stops with \"dm-verity device \
+                "initramfs: {} is verified on each read; if the kernel panics with \"dm-verity device \
                  corrupted\", write the image to the disk again",
                 found.place()
             ));
@@ -114,20 +113,20 @@ fn boot() -> Result<Infallible, BootError> {
 
 fn attach(what: &str, target: &'static str, kind: &str, flags: MsFlags) -> Result<(), BootError> {
     match mount(Some(what), target, Some(kind), flags, None::<&str>) {
-        // The kernel mounts devtmpfs itself if it was configured so.
+        // The kernel mounts devtmpfs itself if CONFIG_DEVTMPFS_MOUNT is set.
         Ok(()) | Err(Errno::EBUSY) => Ok(()),
         Err(source) => Err(BootError::Mount { what: what.to_owned(), target, source }),
     }
 }
 
-/// The value of `key=value` in a kernel command line; the last one counts.
+/// The value of `key=value` in a kernel command line; the last occurrence takes precedence.
 fn argument<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('=')).next_back()
 }
 
-/// Makes the mounted image the root and becomes its `/init`.
+/// Makes the mounted image the root file system and executes `/init`.
 fn hand_over() -> Result<Infallible, BootError> {
-    // The first root can be left but never unmounted: what it holds stays in memory.
+    // The initial root file system cannot be unmounted, so its files would stay in memory.
     for path in [MODULES, "/init"] {
         let path = Path::new(path);
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_value_of_a_key_counts() {
+    fn the_last_value_of_a_key_takes_precedence() {
         let line = "quiet granary.failure=a granary.failures=b granary.failure=c\n";
         assert_eq!(argument(line, "granary.failure"), Some("c"));
         assert_eq!(argument(line, "granary"), None);

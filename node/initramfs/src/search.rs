@@ -1,4 +1,4 @@
-//! The search for the system among the disks, and the check of what was found.
+//! Searches the disks for the system and verifies its first block.
 
 use std::path::PathBuf;
 use std::thread;
@@ -7,50 +7,33 @@ use std::{fmt, io};
 
 use verity::OnCorruption;
 
-use crate::system::{self, Seen, System};
+use crate::system::{self, BlockDevice, System};
 
-/// The device-mapper device's name.
+/// Name of the device-mapper device.
 pub const VERIFIED: &str = "system";
-/// How long a disk may take to appear.
+/// Time to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long another disk may take to appear when the first has something else on the partition that was asked for.
+/// Time to wait for another disk if the partition of the first one contains another system.
 const SECOND_DISK: Duration = Duration::from_secs(1);
 
-/// There is no system that can be started.
+/// No system can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
-    /// The disks cannot be listed.
     #[error("cannot read /sys/class/block")]
     Look(#[source] io::Error),
-    /// No disk holds it.
-    #[error("no disk holds the {wanted}; there {}", Described(.seen))]
-    NoSystem {
-        /// What was asked for.
-        wanted: System,
-        /// What is there.
-        seen: Vec<Seen>,
-    },
-    /// The first block is not what it should be.
+    #[error("no disk holds the {wanted}; there {}", DeviceList(.seen))]
+    NoSystem { wanted: System, seen: Vec<BlockDevice> },
+    /// The first block does not match the root hash.
     #[error("the system on {partition} is damaged, and was not started; write the image to the disk again")]
-    Damaged {
-        /// Where it is.
-        partition: String,
-        /// What is wrong.
-        source: verity::CheckError,
-    },
-    /// The kernel does not make the device.
-    #[error("{partition} cannot be opened through dm-verity; write the image to the disk again if it is too small")]
-    Verity {
-        /// Where it is.
-        partition: String,
-        /// Why not.
-        source: verity::OpenError,
-    },
+    Damaged { partition: String, source: verity::CheckError },
+    /// The dm-verity device cannot be created.
+    #[error("cannot open {partition} through dm-verity; if it is too small, write the image to the disk again")]
+    Verity { partition: String, source: verity::OpenError },
 }
 
-struct Described<'seen>(&'seen [Seen]);
+struct DeviceList<'seen>(&'seen [BlockDevice]);
 
-impl fmt::Display for Described<'_> {
+impl fmt::Display for DeviceList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("is no disk at all");
@@ -59,15 +42,12 @@ impl fmt::Display for Described<'_> {
     }
 }
 
-/// Disks are probed beside this program, so that one may appear a little later.
-///
-/// # Errors
-/// [`SearchError`].
-pub fn find(wanted: &System) -> Result<Seen, SearchError> {
+/// Finds the system. The kernel probes disks concurrently, so one may appear later.
+pub fn find(wanted: &System) -> Result<BlockDevice, SearchError> {
     let start = Instant::now();
     loop {
         let mut seen = system::look().map_err(SearchError::Look)?;
-        let is_whole = |seen: &Seen, root: &verity::Root| system::check_first(&seen.device, root).is_ok();
+        let is_whole = |seen: &BlockDevice, root: &verity::Root| system::check_first(&seen.device, root).is_ok();
         if let Some(index) = system::choose(&seen, wanted, is_whole, start.elapsed() > SECOND_DISK) {
             return Ok(seen.swap_remove(index));
         }
@@ -78,13 +58,10 @@ pub fn find(wanted: &System) -> Result<Seen, SearchError> {
     }
 }
 
-/// The device that gives what the partition holds if it is what the root says.
-///
-/// # Errors
-/// [`SearchError`].
-pub fn verified(found: &Seen, root: &verity::Root) -> Result<PathBuf, SearchError> {
-    // A partition of another image, or one that was half written, is told in words. The first block has
-    // the superblock.
+/// Creates the dm-verity device of the partition after verifying its first block.
+pub fn verified(found: &BlockDevice, root: &verity::Root) -> Result<PathBuf, SearchError> {
+    // The first block contains the superblock. Verify it here, so that a partition of another image or an incompletely
+    // written one is reported with the remedy.
     let partition = found.place();
     if let Err(source) = system::check_first(&found.device, root) {
         return Err(SearchError::Damaged { partition, source });

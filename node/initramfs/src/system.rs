@@ -1,4 +1,4 @@
-//! Which block device holds the system image.
+//! Identifies the block device with the system image.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -10,35 +10,34 @@ use std::str::FromStr;
 use gpt::Table;
 use verity::{BLOCK, CheckError, Root, RootError};
 
-/// What the command line asks for.
+/// A system image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// The file system with this UUID, on any block device.
+    /// The file system with this UUID on any block device.
     Image(Uuid),
-    /// What is on this partition, if it is what the root says.
+    /// The content of this partition, verified with the root.
     Partition {
-        /// The partition's own ID.
+        /// Partition ID (PARTUUID).
         id: Uuid,
-        /// Its blocks and their digest.
+        /// Number of blocks and root hash.
         root: Root,
     },
 }
 
-/// A text that names no system.
+/// The text is not a [`System`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadSystem {
-    /// What should be a UUID is none.
+pub enum ParseSystemError {
     #[error(transparent)]
-    Uuid(#[from] BadUuid),
-    /// What is behind the partition's ID is no root.
-    #[error("the partition is named without what is on it")]
+    Uuid(#[from] ParseUuidError),
+    /// The text after the partition ID is not a root.
+    #[error("the partition ID is not followed by a number of blocks and a root hash")]
     Root(#[from] RootError),
 }
 
 impl FromStr for System {
-    type Err = BadSystem;
+    type Err = ParseSystemError;
 
-    fn from_str(text: &str) -> Result<Self, BadSystem> {
+    fn from_str(text: &str) -> Result<Self, ParseSystemError> {
         Ok(match text.split_once(':') {
             None => Self::Image(text.parse()?),
             Some((id, root)) => Self::Partition { id: id.parse()?, root: root.parse()? },
@@ -55,20 +54,19 @@ impl fmt::Display for System {
     }
 }
 
-/// A file system's or a partition's UUID, in the form `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+/// UUID of a file system or partition, in the form `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Uuid([u8; 16]);
 
-/// A text that is no UUID.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
-pub struct BadUuid(String);
+#[error("{0:?} is not a UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
+pub struct ParseUuidError(String);
 
 impl FromStr for Uuid {
-    type Err = BadUuid;
+    type Err = ParseUuidError;
 
-    fn from_str(text: &str) -> Result<Self, BadUuid> {
-        let bad = || BadUuid(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, ParseUuidError> {
+        let bad = || ParseUuidError(text.to_owned());
         let groups: Vec<usize> = text.split('-').map(str::len).collect();
         if groups != [8, 4, 4, 4, 12] {
             return Err(bad());
@@ -101,11 +99,11 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// Bytes from the start of a device that [`erofs_uuid`] needs.
+/// Number of bytes at the start of a device that [`erofs_uuid`] needs.
 pub const HEAD: usize = 1024 + 128;
 
-/// The UUID in an EROFS superblock (`struct erofs_super_block`, fs/erofs/erofs_fs.h: at byte 1024,
-/// magic first, UUID after 48 bytes).
+/// The UUID in an EROFS superblock (`struct erofs_super_block`, fs/erofs/erofs_fs.h: at byte 1024, with the magic first
+/// and the UUID at offset 48).
 pub fn erofs_uuid(head: &[u8]) -> Option<Uuid> {
     const MAGIC: [u8; 4] = 0xE0F5_E1E2_u32.to_le_bytes();
     let superblock = head.get(1024..)?;
@@ -115,28 +113,28 @@ pub fn erofs_uuid(head: &[u8]) -> Option<Uuid> {
     superblock.get(48..64)?.try_into().ok().map(Uuid)
 }
 
-/// A block device and what it seems to hold.
+/// A block device and its content.
 #[derive(Debug)]
-pub struct Seen {
-    /// Its node below `/dev`.
+pub struct BlockDevice {
+    /// Path of the device node.
     pub device: PathBuf,
-    /// The UUID of the EROFS on it, or why there is none to be read.
+    /// UUID of the EROFS on it, or why it cannot be read.
     pub image: Result<Option<Uuid>, io::Error>,
-    /// What the partition table says of it, if it is a partition.
+    /// Entry in the partition table, if it is a partition.
     pub partition: Option<Partition>,
 }
 
-/// What the partition table tells of a partition.
+/// Entry of a partition table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Its own ID.
+    /// Partition ID (PARTUUID).
     pub id: Uuid,
-    /// Its name, which may be empty.
+    /// Name, possibly empty.
     pub name: String,
 }
 
-impl Seen {
-    /// Its node and what the partition table calls it.
+impl BlockDevice {
+    /// Device node with name and ID of the partition.
     pub fn place(&self) -> String {
         let device = self.device.display();
         match &self.partition {
@@ -145,7 +143,7 @@ impl Seen {
         }
     }
 
-    /// Whether it is what was asked for.
+    /// Whether it is the wanted device.
     pub fn is(&self, wanted: &System) -> bool {
         match wanted {
             System::Image(uuid) => matches!(&self.image, Ok(Some(image)) if image == uuid),
@@ -154,7 +152,7 @@ impl Seen {
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for BlockDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.place();
         match &self.image {
@@ -165,27 +163,24 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Every block device that there is now.
-///
-/// # Errors
-/// `/sys/class/block` cannot be read.
-pub fn look() -> io::Result<Vec<Seen>> {
+/// Lists all block devices from `/sys/class/block`.
+pub fn look() -> io::Result<Vec<BlockDevice>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/sys/class/block")? {
         let entry = entry?;
         let device = Path::new("/dev").join(entry.file_name());
         let image = read_uuid(&device);
-        // One without a table that can be read is told without its ID.
-        all.push(Seen { device, image, partition: partition(&entry.path()) });
+        // Partitions of a disk with an unreadable table are listed without an ID.
+        all.push(BlockDevice { device, image, partition: partition(&entry.path()) });
     }
     all.sort_by(|a, b| a.device.cmp(&b.device));
     Ok(all)
 }
 
-/// What the table of its disk says of a partition. The kernel's attributes have no ID (Linux 6.12).
+/// The entry of a partition in the table of its disk. The kernel's attributes do not contain the ID (Linux 6.12).
 fn partition(attributes: &Path) -> Option<Partition> {
     let number = number(&attributes.join("partition"))?;
-    // A partition's directory lies in its disk's.
+    // The directory of a partition is below that of its disk.
     let disk = fs::canonicalize(attributes).ok()?.parent()?.to_owned();
     let sector = number_of_bytes(&disk)?;
     let mut head = vec![0; Table::length(sector)];
@@ -198,7 +193,7 @@ fn find(table: &Table, number: u32) -> Option<Partition> {
     Some(Partition { id: found.id.to_string().parse().ok()?, name: found.name })
 }
 
-/// Bytes of a sector.
+/// Sector size in bytes.
 fn number_of_bytes(disk: &Path) -> Option<u32> {
     number(&disk.join("queue/logical_block_size")).filter(|size| (512..=1 << 16).contains(size))
 }
@@ -207,12 +202,12 @@ fn number(attribute: &Path) -> Option<u32> {
     fs::read_to_string(attribute).ok()?.trim_end().parse().ok()
 }
 
-/// Which of them is what was asked for. Partitions of all releases have the same IDs: of several, the first counts that
-/// `is_whole`, which looks at its content; if none is, the first of all, once the caller `has_waited` for another.
+/// Selects the wanted device. Partitions of all releases have the same IDs: of several, selects the first whose content
+/// `is_whole`; if there is none, the first of all, once the caller `has_waited` for other disks.
 pub fn choose(
-    seen: &[Seen],
+    seen: &[BlockDevice],
     wanted: &System,
-    is_whole: impl Fn(&Seen, &Root) -> bool,
+    is_whole: impl Fn(&BlockDevice, &Root) -> bool,
     has_waited: bool,
 ) -> Option<usize> {
     let first = || seen.iter().position(|seen| seen.is(wanted));
@@ -225,10 +220,7 @@ pub fn choose(
     }
 }
 
-/// Compares the first block of a device with what it should be.
-///
-/// # Errors
-/// [`CheckError`]: it is not that, or cannot be read.
+/// Verifies the first block of a device.
 pub fn check_first(device: &Path, root: &Root) -> Result<(), CheckError> {
     let device = File::open(device).map_err(|source| CheckError::Read { place: 0, source })?;
     root.check(0, |place, block| device.read_exact_at(block, place * BLOCK as u64))
@@ -250,12 +242,12 @@ mod tests {
     const TEXT: &str = "00112233-4455-6677-8899-aabbccddeeff";
 
     #[test]
-    fn a_uuid_is_shown_as_it_was_read() {
+    fn display_reverses_parsing_of_a_uuid() {
         assert_eq!(TEXT.parse::<Uuid>().unwrap().to_string(), TEXT);
     }
 
     #[test]
-    fn other_texts_are_no_uuid() {
+    fn invalid_uuids_are_rejected() {
         for text in [
             "",
             "0",
@@ -263,12 +255,12 @@ mod tests {
             "g0112233-4455-6677-8899-aabbccddeeff",
             "é0112233-4455-6677-8899-aabbccddeef",
         ] {
-            assert_eq!(text.parse::<Uuid>(), Err(BadUuid(text.to_owned())));
+            assert_eq!(text.parse::<Uuid>(), Err(ParseUuidError(text.to_owned())));
         }
     }
 
     #[test]
-    fn a_system_is_an_image_or_a_partition_with_what_is_on_it() {
+    fn both_forms_of_a_system_are_parsed() {
         assert_eq!(TEXT.parse(), Ok(System::Image(TEXT.parse().unwrap())));
         let root = format!("30000:{}", "5a".repeat(32));
         let partition = System::Partition { id: TEXT.parse().unwrap(), root: root.parse().unwrap() };
@@ -279,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_known_by_its_own_id() {
+    fn a_partition_is_found_by_its_id() {
         let id: Uuid = TEXT.parse().unwrap();
         let mut table = Table::new(gpt::guid!("5ad00000-0000-4000-8000-000000000000"), 512).unwrap();
         let new = gpt::Partition {
@@ -295,33 +287,33 @@ mod tests {
         let partition = find(&table, 2);
         assert_eq!(partition, Some(Partition { id, name: "SYSTEM A".into() }));
         let root = format!("1:{}", "5a".repeat(32)).parse().unwrap();
-        let seen = Seen { device: "/dev/vda2".into(), image: Ok(Some(id)), partition };
+        let seen = BlockDevice { device: "/dev/vda2".into(), image: Ok(Some(id)), partition };
         assert!(seen.is(&System::Partition { id, root }) && seen.is(&System::Image(id)));
         assert_eq!(seen.place(), format!("/dev/vda2 (partition SYSTEM A {TEXT})"));
     }
 
-    /// The first was started, and called damaged.
+    /// Regression: the first partition was selected and reported as damaged.
     #[test]
-    fn of_two_disks_with_other_releases_the_one_is_chosen_that_was_asked_for() {
+    fn the_partition_with_matching_content_is_selected() {
         let id: Uuid = TEXT.parse().unwrap();
         let wanted = System::Partition { id, root: format!("1:{}", "5a".repeat(32)).parse().unwrap() };
-        let seen = |device: &str| Seen {
+        let seen = |device: &str| BlockDevice {
             device: device.into(),
             image: Ok(None),
             partition: Some(Partition { id, name: "SYSTEM-A".into() }),
         };
         let both = [seen("/dev/vda2"), seen("/dev/vdb2")];
-        let is_second = |seen: &Seen, _: &Root| seen.device == Path::new("/dev/vdb2");
+        let is_second = |seen: &BlockDevice, _: &Root| seen.device == Path::new("/dev/vdb2");
         assert_eq!(choose(&both, &wanted, is_second, false), Some(1));
         assert_eq!(choose(&both, &wanted, is_second, true), Some(1));
-        // The second may yet appear; later the first is told to be damaged.
+        // Wait for the second disk; later, report the first as damaged.
         assert_eq!(choose(&both[..1], &wanted, is_second, false), None);
         assert_eq!(choose(&both[..1], &wanted, is_second, true), Some(0));
         assert_eq!(choose(&[], &wanted, is_second, true), None);
     }
 
     #[test]
-    fn the_superblock_names_the_image() {
+    fn the_uuid_is_read_from_the_superblock() {
         let mut head = vec![0; HEAD];
         assert_eq!(erofs_uuid(&head), None);
         head[1024..1028].copy_from_slice(&[0xE2, 0xE1, 0xF5, 0xE0]);

@@ -1,4 +1,4 @@
-//! A system partition on a disk, whole and with a flipped bit. Needs root and one scratch disk.
+//! A system partition on a disk, intact and with a flipped bit. Requires root and a scratch disk.
 
 use std::fs::File;
 use std::num::NonZeroU32;
@@ -12,13 +12,13 @@ use ktest_support::Disk;
 use verity::{BLOCK, Tree};
 
 const SECTOR: u32 = 512;
-/// Where the partition begins.
+/// Offset of the partition.
 const START: u64 = 1 << 20;
 const BLOCKS: usize = 300;
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
 
-/// A disk with a system, as an image has it.
+/// A disk with a system partition, like a disk image.
 struct Installed {
     disk: Disk,
     wanted: System,
@@ -46,7 +46,7 @@ impl Installed {
         Self { disk, wanted: format!("{ID}:{}", tree.root()).parse().unwrap() }
     }
 
-    /// As the first program does it, to the device that it would mount; and ends that again.
+    /// Verifies and opens the partition like the program, and removes the device again.
     fn opens(&self) -> Result<(), SearchError> {
         let System::Partition { root, .. } = self.wanted else { panic!("{} is no partition", self.wanted) };
         let device = verified(&find(&self.wanted)?, &root)?;
@@ -66,16 +66,16 @@ impl Installed {
     }
 }
 
-/// Runs a tool, which must succeed.
+/// Runs a tool that must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// EROFS itself looks at nothing before its superblock, at byte 1024. Blocks behind the first are the kernel's to check
-/// (`//pkg/verity:device_ktest`), and it panics (`//test/e2e:firmware`).
+/// EROFS does not use the bytes before its superblock at offset 1024. Later blocks are verified by the kernel
+/// (`//pkg/verity:device_ktest`), which panics (`//test/e2e:firmware`).
 #[test]
-fn a_flipped_bit_of_the_first_block_is_reported_with_the_partition_and_the_remedy() {
+fn a_damaged_first_block_is_reported_with_the_remedy() {
     let installed = Installed::new();
     installed.opens().unwrap();
     for byte in [7, 1024 + 40, BLOCK as u64 - 1] {

@@ -1,6 +1,6 @@
-//! Texts that are too long.
+//! Truncation of long texts.
 
-/// The first bytes of a text, up to `most`, and three dots if there was more.
+/// Truncates a text to `most` bytes and appends three dots if it was longer.
 pub fn clip(mut text: String, most: usize) -> String {
     if text.len() > most {
         text.truncate(text.floor_char_boundary(most));
@@ -9,7 +9,7 @@ pub fn clip(mut text: String, most: usize) -> String {
     text
 }
 
-/// Takes no more than `most` bytes, and ends the formatting of a longer value early.
+/// A writer that takes at most `most` bytes and then ends the formatting with an error.
 pub(crate) struct Clipped<'a> {
     pub(crate) text: &'a mut String,
     pub(crate) most: usize,
@@ -37,7 +37,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_left_is_the_beginning(text in ".{0,40}", most in 0_usize..50) {
+        fn clip_keeps_the_beginning(text in ".{0,40}", most in 0_usize..50) {
             let clipped = clip(text.clone(), most);
             if text.len() <= most {
                 prop_assert_eq!(clipped, text);
@@ -48,7 +48,7 @@ mod tests {
         }
 
         #[test]
-        fn a_writer_takes_no_more(pieces in prop::collection::vec(".{0,9}", 0..9), most in 0_usize..50) {
+        fn a_clipped_writer_keeps_the_beginning(pieces in prop::collection::vec(".{0,9}", 0..9), most in 0_usize..50) {
             let mut text = String::new();
             let mut writer = Clipped { text: &mut text, most };
             let all = pieces.iter().try_for_each(|piece| writer.write_str(piece));

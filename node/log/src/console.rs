@@ -1,4 +1,4 @@
-//! The log as lines for a person, and the thread that writes them.
+//! Console output: records as text lines, and the thread that writes them.
 
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,26 +10,27 @@ use crate::queue::Dropped;
 use crate::record::{Origin, Record};
 use crate::stream::Shared;
 
-/// Bytes that wait: what a serial line of 115,200 baud takes in six seconds. A longer line fits if no other waits.
+/// Capacity of the queue in bytes: what a serial line of 115,200 baud sends in six seconds. A longer line is accepted
+/// if the queue is empty.
 const MOST: usize = 64 << 10;
 
-/// Between those who log, which never wait here, and the thread that writes. A terminal takes nothing while it is
-/// stopped (Ctrl-S), or its line is held up: only the thread stands still then.
+/// Queue between the threads that log, which never wait, and the thread that writes. A terminal may block writes, for
+/// example after Ctrl-S; only the writing thread blocks then.
 #[derive(Debug)]
 pub(crate) struct Console {
-    /// From which level on other programs are heard: a serial console is slow, and they have much to say.
+    /// Minimum level for records of other programs, because a serial console is slow.
     programs: Level,
     state: Mutex<State>,
-    /// Something waits, or nothing does any more.
+    /// Notified when text is queued and when the queue becomes empty.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     text: Vec<u8>,
-    /// Records that belong after the text, and had no room.
+    /// Number of records dropped after the queued text.
     dropped: u64,
-    /// Of each gap in the text, the record that stands there for what is missing.
+    /// For each gap in the text, the record that reports it.
     gaps: Vec<Record>,
     is_writing: bool,
 }
@@ -40,7 +41,7 @@ impl State {
         self.text.push(b'\n');
     }
 
-    /// What comes next has room, or is written whether it has any.
+    /// Ends a gap before the next line that is queued.
     fn end_gap(&mut self) {
         let missing = std::mem::take(&mut self.dropped);
         if missing > 0 {
@@ -57,14 +58,14 @@ impl Console {
         Self { programs, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Shows a record if it is one for the console, or drops it and says so.
+    /// Queues a record if its level is shown on the console. Drops it if the queue is full.
     pub(crate) fn push(&self, record: &Record) -> Result<(), Dropped> {
         if !self.shows(record) {
             return Ok(());
         }
         let line = record.display();
         let mut state = self.state();
-        // Once one is dropped the others are as well, until the thread takes what waits: a gap has one place.
+        // After one record, drop all until the thread takes the queue, so that there is one gap.
         if state.dropped > 0 || !state.text.is_empty() && state.text.len() + line.len() > MOST {
             state.dropped += 1;
             return Err(Dropped);
@@ -74,7 +75,7 @@ impl Console {
         Ok(())
     }
 
-    /// Shows a line, however much waits.
+    /// Queues a line regardless of the capacity.
     pub(crate) fn push_always(&self, line: &str) {
         let mut state = self.state();
         state.end_gap();
@@ -82,14 +83,14 @@ impl Console {
         self.changed.notify_all();
     }
 
-    /// Waits until all is written, at most so long; whether it is.
+    /// Waits until all lines are written, at most `limit`; returns whether they are.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let busy = |state: &mut State| state.is_writing || !state.text.is_empty();
         let waited = self.changed.wait_timeout_while(self.state(), limit, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// What waits, with the gaps in it. Waits for it; it is [`written`](Self::written) next.
+    /// Waits for text and takes it with its gaps. Call [`written`](Self::written) afterwards.
     fn take(&self) -> (Vec<u8>, Vec<Record>) {
         let empty = |state: &mut State| state.text.is_empty();
         let mut state = self.changed.wait_while(self.state(), empty).unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +108,7 @@ impl Console {
         match record.origin {
             Origin::Module(_) => true,
             Origin::Program(_) => record.level <= self.programs,
-            // The kernel prints its messages there itself, as `loglevel=` of its command line says.
+            // The kernel writes its messages to the console itself, by its parameter `loglevel=`.
             Origin::Kernel | Origin::Kmsg => false,
         }
     }
@@ -117,14 +118,14 @@ impl Console {
     }
 }
 
-/// Until the machine is off.
+/// Runs until the machine is off.
 pub(crate) fn run(shared: &Shared, console: &Console, mut out: impl Write) {
     loop {
         let (text, gaps) = console.take();
         for gap in &gaps {
             shared.emit_elsewhere(gap);
         }
-        // There is nobody to tell that the console is gone.
+        // A failure of the console cannot be reported on it.
         let _ = out.write_all(&text).and_then(|()| out.flush());
         console.written();
     }
@@ -136,20 +137,20 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::kept::Kept;
+    use crate::fake_sink::FakeSink;
     use crate::metrics::Reason;
     use crate::rate::Rate;
     use crate::stream::Stream;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Lines that fill the queue twice: the thread may have taken it when it was nearly full.
+    /// More lines than fit into the queue twice, because the thread may take it when it is nearly full.
     const MANY: u64 = 20_000;
 
-    /// Nobody is cut off.
+    /// A rate that suppresses nothing.
     const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
-    /// A terminal that takes nothing while it is stopped. All clones are the same.
+    /// A terminal that can block writes. Clones share it.
     #[derive(Clone, Default)]
     struct FakeTerminal(Arc<(Mutex<Screen>, Condvar)>);
 
@@ -178,7 +179,7 @@ mod tests {
     }
 
     impl Write for FakeTerminal {
-        /// As a terminal: a part of it.
+        /// Writes only a part, like a terminal.
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
             let mut screen = self.0.1.wait_while(self.0.0.lock().unwrap(), |screen| screen.is_stopped).unwrap();
             let taken = text.len().min(1000);
@@ -201,12 +202,12 @@ mod tests {
         stream.log(Record::now(Level::INFO, Origin::Module("csi".into()), message));
     }
 
-    /// What is said in the lines, without the time and level before.
+    /// Messages of lines, without time and level.
     fn said(lines: &[String]) -> Vec<&str> {
         lines.iter().map(|line| line.split_once("INFO ").map_or(line.as_str(), |(_, said)| said)).collect()
     }
 
-    /// How many records are missing, if that is what is said.
+    /// The number of missing records that a line reports.
     fn gap(line: &str) -> Option<u64> {
         let said = line.rsplit_once("WARN ").map_or(line, |(_, said)| said);
         said.strip_suffix(" records before this one are not on the console")?.parse().ok()
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_heard_from_a_level_on_and_the_kernel_speaks_for_itself() {
+    fn the_console_filters_programs_by_level_and_omits_the_kernel() {
         let console = Console::new(Level::WARN);
         let shows = |level, origin| console.shows(&Record::now(level, origin, "x"));
         assert!(shows(Level::DEBUG, Origin::Module("csi".into())));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_terminal_stops_nobody_and_when_it_goes_on_it_is_told_what_is_missing() {
+    fn a_blocked_terminal_blocks_no_logger_and_gaps_are_reported() {
         let terminal = FakeTerminal::stopped();
         let stream = stream(&terminal);
         for number in 0..MANY {
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_the_console_as_long_as_it_may() {
+    fn close_waits_for_the_console_up_to_the_limit() {
         let terminal = FakeTerminal::stopped();
         let stream = stream(&terminal);
         say(&stream, "last");
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_shown_whatever_waits_without_time_and_secrets() {
+    fn printed_text_is_always_shown_without_secrets() {
         let terminal = FakeTerminal::stopped();
         let stream = stream(&terminal);
         for number in 0..MANY {
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_of_any_length_fits_if_none_waits() {
+    fn a_line_of_any_length_fits_into_an_empty_queue() {
         let console = Console::new(Level::INFO);
         assert!(console.push(&record(2 * MOST)).is_ok());
         assert!(console.push(&record(1)).is_err());
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gap_is_told_where_it_is() {
+    fn each_gap_is_reported_at_its_place() {
         let console = Console::new(Level::INFO);
         let fill = |missing| {
             console.push(&record(MOST)).unwrap();
@@ -306,7 +307,7 @@ mod tests {
         };
         fill(2);
         let (first, told) = console.take();
-        // While that is written:
+        // While the first text is being written:
         fill(3);
         console.push_always("last words");
         assert!(console.push(&record(1)).is_err());
@@ -321,9 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_of_the_console_is_in_the_rest_of_the_log() {
+    fn a_gap_of_the_console_is_reported_in_the_log() {
         let terminal = FakeTerminal::stopped();
-        let kept = Kept::default();
+        let kept = FakeSink::default();
         let stream = Stream::start(vec![Box::new(kept.clone())], ALL).unwrap();
         stream.show(Level::INFO, terminal.clone()).unwrap();
         for number in 0..MANY {

@@ -1,20 +1,20 @@
-//! What a test hears of the log.
+//! A sink for tests.
 
 use std::sync::{Arc, Mutex};
 
 use crate::{Record, Sink};
 
-/// Keeps what it gets. All clones are the same.
+/// Stores the records. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Kept(Arc<Mutex<Vec<Record>>>);
+pub(crate) struct FakeSink(Arc<Mutex<Vec<Record>>>);
 
-impl Sink for Kept {
+impl Sink for FakeSink {
     fn take(&self, record: &Record) {
         self.0.lock().unwrap().push(record.clone());
     }
 }
 
-impl Kept {
+impl FakeSink {
     pub(crate) fn records(&self) -> Vec<Record> {
         self.0.lock().unwrap().clone()
     }

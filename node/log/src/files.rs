@@ -1,4 +1,4 @@
-//! The files of the log: numbered, each of a limited size, and only so many of them.
+//! Log files: numbered, limited in size and number.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 
 use units::Bytes;
 
-/// How much of the disk the log takes.
+/// Limits of the log on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Files at most; at least 1.
+    /// Maximum number of files, at least 1.
     pub files: usize,
-    /// Of one, to which a line may be added while it is smaller.
+    /// Size up to which lines are added to a file.
     pub size: Bytes,
 }
 
 impl Bounds {
-    /// Files of a directory with this limit.
+    /// Number of files for [`Bounds::within`].
     const FILES: usize = 8;
 
-    /// To make a file, XFS reserves room for its inode and for splits of its trees (`XFS_CREATE_SPACE_RES`, some 40
-    /// blocks). It counts against the limit until the file is made.
+    /// Space that XFS reserves to create a file, for its inode and for splits of its trees (`XFS_CREATE_SPACE_RES`,
+    /// about 40 blocks). It counts against the limit until the file is created.
     const RESERVED: u64 = 256 << 10;
 
-    /// What fits into a directory that may take this much: eight files, and the room of a ninth. XFS allocates ahead of
-    /// a file that grows, and has to note where its blocks are.
+    /// Bounds for a directory with this limit: eight files, and space of a ninth for preallocation and extent records
+    /// of XFS.
     pub const fn within(limit: Bytes) -> Self {
         let limit = limit.get();
         let usable = if limit > 2 * Self::RESERVED { limit - Self::RESERVED } else { limit / 2 };
@@ -33,10 +33,10 @@ impl Bounds {
     }
 }
 
-/// `00000042.jsonl`
+/// File names are `00000042.jsonl`.
 const EXTENSION: &str = "jsonl";
 
-/// A directory of them, of which the last is written to.
+/// A directory of log files; lines are added to the last one.
 #[derive(Debug)]
 pub(crate) struct Files {
     directory: PathBuf,
@@ -49,34 +49,33 @@ struct Current {
     number: u64,
     file: File,
     size: u64,
-    /// Its last line has no end: the power failed, or the disk was full.
+    /// The last line is incomplete because of a power failure or a full disk.
     is_torn: bool,
 }
 
-/// How far a write went.
+/// Result of a write.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Bytes of whole lines that are in the file now.
+    /// Bytes of complete lines that were written.
     pub(crate) bytes: usize,
-    /// Why it is not all.
+    /// Why not all lines were written.
     pub(crate) error: Option<io::Error>,
 }
 
 impl Files {
-    /// Nothing is done yet.
+    /// Does not access the directory.
     pub(crate) fn new(directory: PathBuf, bounds: Bounds) -> Self {
         Self { directory, bounds, current: None }
     }
 
-    /// The directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Adds lines to the end, to a new file if the last one is full. Lines that were not written may be tried again.
+    /// Appends lines, to a new file if the last one is full. Lines that were not written can be appended again.
     ///
-    /// Not synced: the kernel writes them back within half a minute. An `fsync` would make every volume's writes wait
-    /// for the log.
+    /// Does not sync: the kernel writes the lines back within half a minute. An `fsync` would delay the writes of all
+    /// volumes.
     pub(crate) fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a [u8]>) -> Written {
         let (mut lines, mut bytes) = (lines.into_iter().peekable(), 0);
         while lines.peek().is_some() {
@@ -93,12 +92,12 @@ impl Files {
         Written { bytes, error: None }
     }
 
-    /// Of the current file.
+    /// Space in the current file.
     fn room(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| self.bounds.size.get().saturating_sub(current.size))
     }
 
-    /// Writes whole lines, or says how many bytes of whole lines it wrote, and why not all.
+    /// Writes complete lines. On an error, also returns the number of bytes of complete lines that were written.
     fn write(&mut self, lines: &[u8]) -> Result<(), (usize, io::Error)> {
         let current = self.current_for(lines.len() as u64).map_err(|error| (0, error))?;
         if current.is_torn {
@@ -112,7 +111,7 @@ impl Files {
         })
     }
 
-    /// The file for so many bytes: the last one, or a new one.
+    /// The file to which `length` bytes can be added: the last one, or a new one.
     fn current_for(&mut self, length: u64) -> io::Result<&mut Current> {
         if self.current.is_none() {
             self.current = match numbers(&self.directory)?.last() {
@@ -127,12 +126,12 @@ impl Files {
             Some(Current { number, .. }) => number.saturating_add(1),
             None => 0,
         };
-        // Before the new one is made: there are never more.
+        // Remove before creating, so that the number of files never exceeds the limit.
         let numbers = numbers(&self.directory)?;
         let excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
         for &number in &numbers[..excess] {
             let path = self.path(number);
-            // XFS gives the room of a removed file back in the background, that of a cut one at once.
+            // XFS frees the space of a removed file in the background, that of a truncated one immediately.
             File::options().write(true).truncate(true).open(&path)?;
             fs::remove_file(path)?;
         }
@@ -156,7 +155,7 @@ impl Files {
     }
 }
 
-/// Of one write, about.
+/// Approximate size of a write.
 const BATCH: usize = 64 << 10;
 
 impl Current {
@@ -178,7 +177,7 @@ impl Current {
     }
 }
 
-/// Those that are there, the oldest first. What has another name is somebody else's.
+/// Numbers of the existing files, oldest first. Ignores other names.
 fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -213,7 +212,7 @@ mod tests {
         written.bytes
     }
 
-    /// The lines of all files, the oldest first.
+    /// Lines of all files, oldest first.
     fn lines(directory: &Path) -> Vec<String> {
         let numbers = numbers(directory).unwrap();
         let text = |number: u64| fs::read_to_string(directory.join(format!("{number:08}.jsonl"))).unwrap();
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_file_goes_first() {
+    fn the_oldest_file_is_removed_first() {
         let scratch = tempfile::tempdir().unwrap();
         let mut files = Files::new(scratch.path().to_owned(), BOUNDS);
         assert_eq!(append(&mut files, 0..45), 450);
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_boot_goes_on_in_the_last_file() {
+    fn the_next_boot_appends_to_the_last_file() {
         let scratch = tempfile::tempdir().unwrap();
         for boot in 0..5 {
             append(&mut Files::new(scratch.path().to_owned(), BOUNDS), [boot]);
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_the_power_cut_spoils_no_other() {
+    fn an_incomplete_line_damages_no_other() {
         let scratch = tempfile::tempdir().unwrap();
         fs::write(scratch.path().join("00000007.jsonl"), "000000001\n0000").unwrap();
         append(&mut Files::new(scratch.path().to_owned(), BOUNDS), [2]);
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_put_there_stays() {
+    fn other_files_in_the_directory_remain() {
         let scratch = tempfile::tempdir().unwrap();
         for name in ["note.txt", "1.jsonl", "0000000x.jsonl", "00000001.json"] {
             fs::write(scratch.path().join(name), "x").unwrap();
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_nothing_is_written_and_later_all_is() {
+    fn lines_are_written_once_the_directory_exists() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("log");
         let mut files = Files::new(directory.clone(), BOUNDS);
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bounds_leave_room_in_the_directory() {
+    fn the_bounds_leave_free_space_in_the_directory() {
         let bounds = Bounds::within(Bytes::new((9 << 20) + Bounds::RESERVED));
         assert_eq!(bounds, Bounds { files: 8, size: Bytes::MIB });
         assert_eq!(Bounds::within(Bytes::new(18 << 10)), Bounds { files: 8, size: Bytes::KIB });
@@ -279,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_is_never_more_than_the_bounds_and_nothing_is_lost_but_the_oldest(
+        fn the_files_stay_within_bounds_and_lose_only_the_oldest(
             batches in prop::collection::vec(prop::collection::vec(1_usize..60, 0..12), 1..12),
             boots in prop::collection::vec(any::<bool>(), 12),
         ) {

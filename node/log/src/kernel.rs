@@ -1,4 +1,4 @@
-//! The thread that reads what the kernel says.
+//! The thread that reads the kernel log.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +14,14 @@ use crate::metrics::Reason;
 use crate::record::{Origin, Record, uptime};
 use crate::stream::Stream;
 
-/// No record is longer, `PRINTKRB_RECORD_MAX` (1024) and its fields; the kernel refuses a shorter buffer.
+/// Maximum record length, `PRINTKRB_RECORD_MAX` (1024) plus fields; reads with a shorter buffer fail.
 const LONGEST: usize = 8 << 10;
 
-/// Begins with the oldest message that the kernel still has. The thread blocks in read(2) until the machine is off.
+/// Starts with the oldest message in the kernel's buffer. The thread blocks in read(2) until the machine is off.
 ///
-/// What we print never comes back here: the console is a terminal, and nobody of us writes to `/dev/kmsg`. A disk that
-/// fails makes the kernel speak, and that is written to the disk: once a second at most, since a write that failed is
-/// tried again then.
+/// There is no feedback loop: the console is a terminal, and nothing in this program writes to `/dev/kmsg`. Kernel
+/// messages about a failing log disk are logged to that disk, at most once per second, because failed writes are
+/// retried then.
 pub(crate) fn follow(stream: Stream) -> io::Result<()> {
     let messages = File::open("/dev/kmsg")?;
     thread::Builder::new().name("kernel-log".into()).spawn(move || read(messages, &stream))?;
@@ -34,10 +34,10 @@ fn read(mut messages: File, stream: &Stream) {
     loop {
         let record = match messages.read(&mut buffer) {
             Ok(length) => &buffer[..length],
-            // EPIPE: the next one was overwritten. What is read now is the oldest that is left.
+            // EPIPE: the next record was overwritten; the next read returns the oldest one that is left.
             Err(error) if error.kind() == io::ErrorKind::Interrupted || is(&error, Errno::EPIPE) => continue,
             Err(error) => {
-                let mut record = Record::now(Level::WARN, Origin::Kernel, "the kernel's messages cannot be read");
+                let mut record = Record::now(Level::WARN, Origin::Kernel, "cannot read the kernel log");
                 record.fields.push(("error".into(), error.to_string()));
                 stream.log(record);
                 return;
@@ -48,7 +48,7 @@ fn read(mut messages: File, stream: &Stream) {
         expected = message.sequence.saturating_add(1);
         if lost > 0 {
             stream.lost(Reason::Kernel, lost);
-            let text = format!("{lost} messages of the kernel were overwritten before they were read");
+            let text = format!("{lost} kernel messages were overwritten before they were read");
             stream.log(Record::now(Level::WARN, Origin::Kernel, text));
         }
         stream.log(kmsg::record(message, SystemTime::now(), uptime()));

@@ -1,4 +1,4 @@
-//! A message of the kernel as a record. Pure.
+//! Conversion of kernel messages to records. Pure.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use tracing::Level;
 
 use crate::record::{Origin, Record};
 
-/// A message as a record. The clock tells `now`, which is `uptime` since the kernel started.
+/// Converts a message. `now` is the current time, `uptime` the time since boot.
 pub(crate) fn record(message: Message, now: SystemTime, uptime: Duration) -> Record {
     let ago = uptime.saturating_sub(message.since_boot);
     Record {
@@ -21,7 +21,7 @@ pub(crate) fn record(message: Message, now: SystemTime, uptime: Duration) -> Rec
     }
 }
 
-/// Of `KERN_EMERG` (0) to `KERN_DEBUG` (7), include/linux/kern_levels.h.
+/// Converts `KERN_EMERG` (0) to `KERN_DEBUG` (7), include/linux/kern_levels.h.
 fn level(severity: u8) -> Level {
     match severity {
         0..=3 => Level::ERROR,
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_kernel_is_the_kernel() {
+    fn messages_of_programs_have_another_origin() {
         let origin = |text: &[u8]| {
             let message = Message::parse(text).unwrap();
             record(message, SystemTime::UNIX_EPOCH, Duration::ZERO).origin
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_that_of_the_message() {
+    fn the_time_of_the_message_is_used() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
         let message = Message::parse(b"4,1,2000000,-;x").unwrap();
         let record = record(message, now, Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! Events of [`tracing`] become records.
+//! Conversion of [`tracing`] events to records.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -14,14 +14,14 @@ use crate::clip::Clipped;
 use crate::record::{Field, MESSAGE, Origin, Record};
 use crate::stream::Stream;
 
-/// The target of what other programs say; their name is in the field `service`.
+/// Target of events for output of other programs; the field `service` contains the program.
 const PROGRAM: &str = "program";
 
-/// Bytes of a value that are looked at: more than are kept, so that a secret is whole when it is looked for.
+/// Maximum formatted length of a value, longer than the stored length so that secrets are complete when they are
+/// redacted.
 const MOST: usize = 2 * MESSAGE;
 
-/// A layer of a [`tracing_subscriber::Registry`]. It gets what the registry's filter lets through; fields of spans are
-/// fields of the events in them.
+/// A layer of a [`tracing_subscriber::Registry`]. Events contain the fields of their spans.
 #[derive(Clone, Debug)]
 pub struct Layer(Stream);
 
@@ -33,7 +33,7 @@ impl Layer {
 
 impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> for Layer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut said = Said::default();
+        let mut said = EventText::default();
         attributes.record(&mut said);
         if let Some(span) = context.span(id) {
             span.extensions_mut().replace(said);
@@ -42,21 +42,21 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> 
 
     fn on_record(&self, id: &Id, values: &Values<'_>, context: Context<'_, S>) {
         if let Some(span) = context.span(id)
-            && let Some(said) = span.extensions_mut().get_mut::<Said>()
+            && let Some(said) = span.extensions_mut().get_mut::<EventText>()
         {
             values.record(said);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut said = Said::default();
+        let mut said = EventText::default();
         event.record(&mut said);
         let metadata = event.metadata();
-        let service = |said: &mut Said| said.remove("service").unwrap_or_default();
+        let service = |said: &mut EventText| said.remove("service").unwrap_or_default();
         let (target, origin) = (said.remove("log.target"), metadata.target());
         let origin = match origin {
             PROGRAM => Origin::Program(service(&mut said)),
-            // What came through crate `log`.
+            // Events from the crate `log` have the target in a field.
             _ => Origin::Module(target.map_or(Cow::Borrowed(origin), Cow::Owned)),
         };
         said.fields.retain(|(name, _)| !name.starts_with("log."));
@@ -65,7 +65,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> 
         for span in context.event_scope(event).into_iter().flatten() {
             record.spans.insert(0, span.name());
             let extensions = span.extensions();
-            let outer = extensions.get::<Said>().map_or(&[][..], |said| &said.fields);
+            let outer = extensions.get::<EventText>().map_or(&[][..], |said| &said.fields);
             for (name, value) in outer {
                 if record.fields.iter().all(|(known, _)| known != name) {
                     record.fields.push((name.clone(), value.clone()));
@@ -76,14 +76,14 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> 
     }
 }
 
-/// An event or a span as text.
+/// Message and fields of an event or a span.
 #[derive(Debug, Default)]
-struct Said {
+struct EventText {
     message: String,
     fields: Vec<Field>,
 }
 
-impl Said {
+impl EventText {
     fn add(&mut self, name: &Name, value: fmt::Arguments<'_>) {
         let mut text = String::new();
         let _ = Clipped { text: &mut text, most: MOST }.write_fmt(value);
@@ -102,7 +102,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for EventText {
     fn record_str(&mut self, name: &Name, value: &str) {
         self.add(name, format_args!("{value}"));
     }
@@ -128,11 +128,11 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
-    use crate::kept::Kept;
+    use crate::fake_sink::FakeSink;
     use crate::rate::Rate;
 
     fn said(speak: impl FnOnce()) -> Vec<Record> {
-        let kept = Kept::default();
+        let kept = FakeSink::default();
         let stream = Stream::start(vec![Box::new(kept.clone())], Rate::default()).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(stream.layer()), speak);
         stream.close(std::time::Duration::ZERO);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_its_fields_and_those_of_its_spans() {
+    fn an_event_contains_the_fields_of_its_spans() {
         let found = said(|| {
             let _provision = info_span!("provision", volume = "pvc-1", attempt = 1).entered();
             let _limit = info_span!("limit", project = 7).entered();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_may_come_later() {
+    fn a_field_can_be_recorded_later() {
         let found = said(|| {
             let span = info_span!("provision", volume = tracing::field::Empty);
             span.record("volume", "pvc-2");
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn another_programs_line_has_its_name() {
+    fn output_of_a_program_has_its_name() {
         let found = said(|| error!(target: "program", service = "etcd", caller = "a.go:1", "no disk"));
         assert_eq!(found[0].origin, Origin::Program("etcd".to_owned()));
         assert_eq!(fields(&found[0]), [("caller", "a.go:1")]);
     }
 
     #[test]
-    fn an_error_is_told_with_its_causes() {
+    fn an_error_contains_its_causes() {
         #[derive(Debug)]
         struct Outer(fmt::Error);
         impl fmt::Display for Outer {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_without_end_is_cut() {
+    fn a_long_value_is_truncated() {
         let found = said(|| info!("{}", "x".repeat(1 << 20)));
         assert!(found[0].message.len() <= MESSAGE + '…'.len_utf8());
     }

@@ -1,32 +1,31 @@
-//! The log of a node: one stream of [`Record`]s, from the node's own program through [`tracing`], from the programs
-//! that it runs, and from the kernel.
+//! The log of a node: one stream of [`Record`]s from the node's own program (through [`tracing`]), the programs that it
+//! runs, and the kernel.
 //!
 //! ```text
-//!  tracing ── Layer ──┐            ┌── thread "console" ── lines for a person
-//!  programs ──────────┼── Stream ──┼── Sink                whoever else wants records
+//!  tracing ── Layer ──┐            ┌── thread "console" ── text lines
+//!  programs ──────────┼── Stream ──┼── Sink                other consumers
 //!  /dev/kmsg ─────────┘            └── thread "log" ────── JSON lines on the disk
 //! ```
 //!
-//! What [`Stream`] promises:
+//! Guarantees of [`Stream`]:
 //!
-//! - Nothing gets out before it went through [`redact`]: no sink sees what looks like a secret.
-//! - Who says too much is cut off for a while ([`Rate`]); how much was left out is told.
-//! - Nobody waits for the disk. Records wait in memory, up to 2 MiB, until the disk is there or takes more; what does
-//!   not fit is dropped, counted, and the count is told.
-//! - Nobody waits for the console either, up to 64 KiB do for it: who types Ctrl-S there stops no node.
-//! - On the disk are never more than [`Bounds`] says: the oldest file goes first. Lines are not synced one by one: a
-//!   power cut takes what the kernel had not written back yet, about half a minute.
-//! - No failure here is one of the node: what cannot be done is told as a warning.
+//! - Records are redacted ([`redact`]) before any output: no sink receives what looks like a secret.
+//! - A source that exceeds its [`Rate`] is suppressed for a while, and the number of suppressed records is reported.
+//! - Logging never waits for the disk. Up to 2 MiB of records are queued until the disk is available; further ones are
+//!   dropped, counted and reported.
+//! - Logging never waits for the console, whose queue has 64 KiB: Ctrl-S on the terminal does not block the node.
+//! - The files never exceed [`Bounds`]; the oldest is removed first. Lines are not synced: a power failure loses what
+//!   the kernel had not written back, about half a minute.
+//! - Failures of the log are reported as warnings and never stop the node.
 //!
-//! It does not collect what containers print: kubelet and the container runtime do.
+//! Output of containers is out of scope: the container runtime and the kubelet collect it.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod clip;
 mod console;
-mod files;
 #[cfg(test)]
-mod kept;
+mod fake_sink;
+mod files;
 mod kernel;
 mod kmsg;
 mod layer;

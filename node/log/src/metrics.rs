@@ -1,9 +1,9 @@
-//! What the log tells Prometheus of itself. docs/metrics.md describes each.
+//! Metrics of the log; docs/metrics.md describes them.
 
 use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
-/// Counters of a [`Stream`](crate::Stream). All clones are the same.
+/// Counters of a [`Stream`](crate::Stream). Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub(crate) records: IntCounterVec,
@@ -12,14 +12,14 @@ pub struct Metrics {
     pub(crate) written: IntCounter,
 }
 
-/// Why a record is not where it should be.
+/// Where a record was dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
-    /// Too many wait for the disk.
+    /// The queue of the disk was full.
     Disk,
-    /// The kernel needed the room for later ones.
+    /// The kernel overwrote it before it was read.
     Kernel,
-    /// Too many wait for the console. On the disk it is.
+    /// The queue of the console was full. The record is in the log on the disk.
     Console,
 }
 
@@ -42,12 +42,12 @@ impl Metrics {
             records: counters("granary_log_records_total", "Records of the node's log.", "level")?,
             dropped: counters(
                 "granary_log_dropped_records_total",
-                "Records for which there was no room: they are not on the console, or else not in the log on the disk.",
+                "Records dropped because a buffer was full: they are missing on the console or in the log on the disk.",
                 "reason",
             )?,
             suppressed: counters(
                 "granary_log_suppressed_records_total",
-                "Records that were not logged, since their source said too much.",
+                "Records that were not logged because their source exceeded its rate.",
                 "source",
             )?,
             written: IntCounter::new(
@@ -55,17 +55,15 @@ impl Metrics {
                 "Bytes that the node's log wrote to the data disk.",
             )?,
         };
-        // Series that exist from the start: an increase from nothing to the first loss is none to Prometheus.
+        // Create the series at the start: Prometheus does not see an increase of a series that appears with the first
+        // loss.
         for reason in Reason::ALL {
             metrics.dropped.with_label_values(&[reason.as_str()]);
         }
         Ok(metrics)
     }
 
-    /// Adds them to those of a registry.
-    ///
-    /// # Errors
-    /// A metric of these names exists already.
+    /// Registers the metrics. Fails if a metric with one of these names exists.
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         self.collectors().into_iter().try_for_each(|collector| registry.register(collector))
     }
@@ -85,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn metrics_and_their_documentation_match() {
         let metrics = Metrics::new().unwrap();
         metrics.records.with_label_values(&["info"]).inc();
         metrics.suppressed.with_label_values(&["kubelet"]).inc();
@@ -93,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_lost_is_counted_as_none() {
+    fn drop_counters_start_at_zero() {
         let metrics = Metrics::new().unwrap();
         let families = metrics.dropped.collect();
         let counts: Vec<_> = families.iter().flat_map(|family| family.get_metric()).collect();

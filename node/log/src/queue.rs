@@ -1,4 +1,4 @@
-//! Lines that wait for the disk.
+//! Queue of lines for the disk.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::files::Bounds;
 
-/// Bytes that wait. What a boot says until its disk is mounted is a tenth of it.
+/// Capacity in bytes, ten times the output of a boot before the disk is mounted.
 const MOST: usize = 2 << 20;
 
-/// With so many waiting, the disk is written to at once.
+/// Size of the queue at which it is written immediately.
 const ENOUGH: usize = 64 << 10;
 
-/// Between those who log, which never wait here, and the thread that writes.
+/// Queue between the threads that log, which never wait, and the thread that writes.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -29,20 +29,20 @@ struct State {
     is_closed: bool,
 }
 
-/// What the thread finds.
+/// What the writing thread takes.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) lines: Vec<Vec<u8>>,
-    /// Lines that did not fit.
+    /// Number of dropped lines.
     pub(crate) dropped: u64,
-    /// Where to write from now on, once.
+    /// New directory, set once per change.
     pub(crate) place: Option<(PathBuf, Bounds)>,
-    /// Nothing comes any more.
+    /// The queue is closed.
     pub(crate) is_closed: bool,
 }
 
 impl Queue {
-    /// Adds a line, or drops it and says so.
+    /// Queues a line, or drops it if the queue is full.
     pub(crate) fn push(&self, line: Vec<u8>) -> Result<(), Dropped> {
         let mut state = self.state();
         if state.is_closed {
@@ -61,19 +61,19 @@ impl Queue {
         Ok(())
     }
 
-    /// Tells the thread where to write.
+    /// Sets the directory to write to.
     pub(crate) fn place(&self, directory: PathBuf, bounds: Bounds) {
         self.state().place = Some((directory, bounds));
         self.wake.notify_all();
     }
 
-    /// The last word: what is said later goes nowhere.
+    /// Closes the queue; later lines are ignored.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.wake.notify_all();
     }
 
-    /// Waits until something is to be done, at most so long. Takes lines only if they are `wanted`.
+    /// Waits for work, at most `limit`. Takes lines only if `wanted`.
     pub(crate) fn take(&self, limit: Duration, wanted: bool) -> Taken {
         let idle = |state: &mut State| !state.is_closed && state.place.is_none() && !(wanted && state.bytes >= ENOUGH);
         let waited = self.wake.wait_timeout_while(self.state(), limit, idle);
@@ -92,7 +92,7 @@ impl Queue {
     }
 }
 
-/// A line had no room.
+/// The queue was full.
 #[derive(Debug)]
 pub(crate) struct Dropped;
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_room_is_dropped_and_counted() {
+    fn lines_beyond_the_capacity_are_dropped_and_counted() {
         let queue = Queue::default();
         let line = vec![b'x'; 1 << 10];
         let kept = (0..4096).filter(|_| queue.push(line.clone()).is_ok()).count();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_end_nothing_is_kept() {
+    fn lines_after_close_are_ignored() {
         let queue = Queue::default();
         queue.push(b"last\n".to_vec()).unwrap();
         queue.close();

@@ -1,53 +1,53 @@
-//! How much one may say. Pure: the caller has the clock.
+//! Rate limits of log sources. Pure: the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How much of one kind is let through.
+/// Rate limit of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Lines at once.
+    /// Maximum number of lines at once.
     pub burst: u32,
-    /// Lines in a second, on average.
+    /// Average number of lines per second.
     pub per_second: u32,
-    /// How long after a line was left out it is told how many were.
+    /// Time after which suppressed lines are reported.
     pub window: Duration,
 }
 
 impl Default for Rate {
-    /// A start of the node may say much at once: the kernel a thousand lines. What goes on for long fills the disk's
-    /// part for the log, of 40 MiB on a disk of 8 GiB, in some hours, and pushes out what was said before.
+    /// A boot may produce many lines at once: the kernel a thousand. A source that uses the full rate fills the log's
+    /// part of the disk (40 MiB on a disk of 8 GiB) in some hours and replaces older lines.
     fn default() -> Self {
         Self { burst: 2000, per_second: 20, window: Duration::from_secs(10) }
     }
 }
 
-/// A token bucket. Its last quarter is for warnings and errors: information does not push them out.
+/// A token bucket. The last quarter is reserved for warnings and errors.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    /// Thousandths of a line that may be said now.
+    /// Available tokens in thousandths of a line.
     left: u64,
-    /// Until when they were counted.
+    /// Time of the last update.
     at: Duration,
-    /// Lines left out, and since when, until that is told.
+    /// Number of suppressed lines that were not reported yet, and the time of the first.
     suppressed: Option<(u64, Duration)>,
 }
 
-/// Of a line, in a bucket.
+/// Tokens per line.
 const LINE: u64 = 1000;
 
 impl Bucket {
-    /// A full one. `now` is the time since any moment that stays the same.
+    /// A full bucket. `now` is the time since a fixed moment.
     pub fn full(rate: Rate, now: Duration) -> Self {
         Self { left: LINE * u64::from(rate.burst), at: now, suppressed: None }
     }
 
-    /// Whether a line may be said now. A clock that goes back stands still.
+    /// Whether a line is within the limit. A clock that goes back is treated as stopped.
     pub fn take(&mut self, rate: Rate, now: Duration, is_urgent: bool) -> bool {
         let most = LINE * u64::from(rate.burst);
         let passed = now.saturating_sub(self.at);
         let gained = passed.as_millis().saturating_mul(u128::from(rate.per_second));
-        // Less than a thousandth of a line is not lost: the clock waits for it.
+        // Tokens below a thousandth of a line are not lost: `at` only advances by whole tokens.
         if gained > 0 {
             self.left = self.left.saturating_add(u64::try_from(gained).unwrap_or(most)).min(most);
             self.at = self.at.max(now);
@@ -62,7 +62,7 @@ impl Bucket {
         false
     }
 
-    /// How many lines were left out, when it is time to tell.
+    /// The number of suppressed lines, once the window is over.
     pub fn report(&mut self, rate: Rate, now: Duration) -> Option<u64> {
         let (_, since) = self.suppressed?;
         let is_over = now.saturating_sub(since) >= rate.window;
@@ -70,14 +70,14 @@ impl Bucket {
     }
 }
 
-/// Buckets by name.
+/// Buckets by source.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     rate: Rate,
     buckets: BTreeMap<String, Bucket>,
 }
 
-/// Names come from the node's own program. This many are a mistake of ours, and share a bucket.
+/// Names come from this program. More names than this are a bug, and share a bucket.
 const MOST: usize = 200;
 const OTHERS: &str = "others";
 
@@ -95,7 +95,7 @@ impl Limiter {
         bucket.take(self.rate, now, is_urgent)
     }
 
-    /// Who was cut off, and how many lines.
+    /// Sources with their numbers of suppressed lines.
     pub(crate) fn report(&mut self, now: Duration) -> Vec<(String, u64)> {
         let told = |(name, bucket): (&String, &mut Bucket)| Some((name.clone(), bucket.report(self.rate, now)?));
         self.buckets.iter_mut().filter_map(told).collect()
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_quarter_is_for_what_is_urgent() {
+    fn the_last_quarter_is_reserved_for_urgent_lines() {
         let mut bucket = Bucket::full(RATE, Duration::ZERO);
         assert_eq!(said(&mut bucket, 20, Duration::ZERO, false), 6);
         assert_eq!(said(&mut bucket, 20, Duration::ZERO, true), 2);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_told_once_when_the_window_is_over() {
+    fn suppressed_lines_are_reported_once_after_the_window() {
         let mut bucket = Bucket::full(RATE, Duration::ZERO);
         said(&mut bucket, 20, Duration::ZERO, true);
         assert_eq!(bucket.report(RATE, Duration::from_secs(9)), None);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn one_does_not_push_out_another() {
+    fn sources_have_separate_limits() {
         let mut limiter = Limiter::new(RATE);
         assert_eq!((0..99).filter(|_| limiter.take("kubelet", Duration::ZERO, true)).count(), 8);
         assert!(limiter.take("etcd", Duration::ZERO, true));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_end_take_no_memory_without_end() {
+    fn the_number_of_buckets_is_limited() {
         let mut limiter = Limiter::new(RATE);
         for name in 0..10_000 {
             limiter.take(&name.to_string(), Duration::ZERO, true);
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_than_the_rate_and_the_burst_is_let_through(
+        fn the_rate_and_the_burst_are_never_exceeded(
             steps in prop::collection::vec((0_u64..3000, 0_usize..12, any::<bool>()), 1..60),
         ) {
             let mut bucket = Bucket::full(RATE, Duration::ZERO);
@@ -168,7 +168,7 @@ mod tests {
         }
 
         #[test]
-        fn no_clock_makes_it_panic(times in prop::collection::vec(any::<u64>(), 1..20), rate in any::<(u32, u32)>()) {
+        fn any_clock_is_accepted(times in prop::collection::vec(any::<u64>(), 1..20), rate in any::<(u32, u32)>()) {
             let rate = Rate { burst: rate.0, per_second: rate.1, ..RATE };
             let mut bucket = Bucket::full(rate, Duration::ZERO);
             for at in times {

@@ -1,4 +1,4 @@
-//! What is logged: one thing that somebody said.
+//! [`Record`].
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -13,28 +13,28 @@ use tracing::Level;
 use crate::clip::clip;
 use crate::redact::{REDACTED, is_secret, redact};
 
-/// Bytes of a message that are kept.
+/// Maximum length of a message in bytes.
 pub(crate) const MESSAGE: usize = 16 << 10;
-/// Bytes of a field's value that are kept.
+/// Maximum length of a field value in bytes.
 const VALUE: usize = 4 << 10;
-/// Fields that are kept.
+/// Maximum number of fields.
 const FIELDS: usize = 32;
 
-/// Who said it.
+/// Source of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The node's own program, a module of it: `provisioner::claims`.
+    /// A module of the node's own program, such as `provisioner::claims`.
     Module(Cow<'static, str>),
-    /// Another program, by the name of its service.
+    /// Another program, by its service name.
     Program(String),
     /// The kernel.
     Kernel,
-    /// A program that wrote into the kernel's buffer. The kernel sees to it that nobody speaks in its own name.
+    /// A program that wrote to `/dev/kmsg`. The kernel does not let programs use its own facility.
     Kmsg,
 }
 
 impl Origin {
-    /// How it is called on the disk.
+    /// Name in the log files.
     pub fn name(&self) -> &str {
         match self {
             Self::Module(module) => module,
@@ -44,7 +44,7 @@ impl Origin {
         }
     }
 
-    /// Those that share a [`Rate`](crate::Rate): of a module its crate.
+    /// Key of the rate limit; the crate of a module.
     pub(crate) fn group(&self) -> &str {
         match self {
             Self::Module(module) => module.split("::").next().unwrap_or_default(),
@@ -53,30 +53,26 @@ impl Origin {
     }
 }
 
-/// A name and a value.
+/// Name and value.
 pub type Field = (Cow<'static, str>, String);
 
-/// A line of the log. Any combination of values is valid.
+/// A log record. Any combination of values is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When, by the clock of that moment: it may have been wrong.
+    /// Wall-clock time, which may be wrong before the clock is synchronized.
     pub at: SystemTime,
-    /// When, since the kernel started.
+    /// Time since boot.
     pub uptime: Duration,
-    /// How much it matters.
     pub level: Level,
-    /// Who said it.
     pub origin: Origin,
-    /// What was being done, the outermost first: names of spans.
+    /// Names of the spans, outermost first.
     pub spans: Vec<&'static str>,
-    /// What was said.
     pub message: String,
-    /// What it is about.
     pub fields: Vec<Field>,
 }
 
 impl Record {
-    /// Said now.
+    /// A record with the current time.
     pub fn now(level: Level, origin: Origin, message: impl Into<String>) -> Self {
         Self {
             at: SystemTime::now(),
@@ -89,12 +85,12 @@ impl Record {
         }
     }
 
-    /// The level as it is called on the disk.
+    /// Name of the level in the log files.
     pub(crate) fn word(&self) -> &'static str {
         word(self.level)
     }
 
-    /// The same without secrets, and not too long.
+    /// Redacts and truncates the record.
     pub(crate) fn clean(self) -> Self {
         let text = |text: String, most| match redact(&text) {
             Cow::Borrowed(_) => clip(text, most),
@@ -111,7 +107,7 @@ impl Record {
         }
     }
 
-    /// A JSON object with its line feed.
+    /// Serializes to a JSON object with a line feed.
     pub(crate) fn line(&self) -> Vec<u8> {
         let micros = |time: Duration| time.as_micros() as f64 / 1e6;
         let line = Line {
@@ -123,13 +119,13 @@ impl Record {
             message: &self.message,
             fields: &self.fields,
         };
-        // Strings and numbers are always JSON.
+        // Serialization of strings and numbers cannot fail.
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         text.push(b'\n');
         text
     }
 
-    /// A line for a person, without line feed: nothing in it moves a terminal's cursor.
+    /// Formats a text line without line feed. Control characters are escaped.
     pub(crate) fn display(&self) -> String {
         let ms = self.uptime.as_millis();
         let mut text = format!("{:4}.{:03} {:>5} ", ms / 1000, ms % 1000, self.level.as_str());
@@ -145,7 +141,7 @@ impl Record {
         text
     }
 
-    /// The message, then its fields, `name=value`.
+    /// The message followed by its fields as `name=value`.
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.add_text(&mut text);
@@ -165,7 +161,7 @@ impl Record {
     }
 }
 
-/// Adds what was said, of which nothing moves a terminal's cursor.
+/// Appends `said` with control characters escaped.
 pub(crate) fn escape(text: &mut String, said: &str) {
     for character in said.chars() {
         if character.is_control() && character != '\t' {
@@ -205,12 +201,12 @@ fn word(level: Level) -> &'static str {
 
 fn utc(at: SystemTime) -> String {
     let at = OffsetDateTime::from(at);
-    // In microseconds; a year of more than four digits has no form.
+    // Microseconds. Years above 9999 cannot be formatted.
     let at = at.replace_nanosecond(at.nanosecond() / 1000 * 1000).unwrap_or(at);
     at.format(&Rfc3339).unwrap_or_default()
 }
 
-/// Since the kernel started.
+/// Time since boot.
 pub(crate) fn uptime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_disk_it_is_a_json_object() {
+    fn a_record_is_serialized_as_json() {
         assert_eq!(
             String::from_utf8(record().line()).unwrap(),
             "{\"time\":\"2026-07-05T00:00:00.123456Z\",\"uptime\":12.345678,\"level\":\"warning\",\
@@ -245,21 +241,21 @@ mod tests {
     }
 
     #[test]
-    fn on_the_console_it_is_a_line() {
+    fn a_record_is_displayed_as_a_line() {
         assert_eq!(record().display(), "  12.345  WARN provision: not yet volume=pvc-1 error=\"no room\"");
         let program = Record { origin: Origin::Program("etcd".to_owned()), spans: vec![], fields: vec![], ..record() };
         assert_eq!(program.display(), "  12.345  WARN etcd: not yet");
     }
 
     #[test]
-    fn a_field_with_a_secrets_name_has_no_value() {
+    fn a_field_with_the_name_of_a_secret_is_redacted() {
         let said = Record { fields: vec![("token".into(), "x".to_owned())], ..record() };
         assert_eq!(said.clean().fields[0].1, REDACTED);
     }
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_line(message in any::<String>(), value in any::<String>()) {
+        fn text_never_breaks_the_line(message in any::<String>(), value in any::<String>()) {
             let said = Record { message: message.clone(), fields: vec![("x".into(), value.clone())], ..record() };
             let line = String::from_utf8(said.line()).unwrap();
             prop_assert_eq!(line.find('\n'), Some(line.len() - 1));
@@ -272,8 +268,8 @@ mod tests {
     }
 
     #[test]
-    fn no_record_is_too_long() {
-        // A control character is six characters of JSON.
+    fn the_length_of_a_record_is_limited() {
+        // JSON escapes a control character with six characters.
         for (length, count) in [(100_000, 1), (VALUE + 1, 100), (0, 1000)] {
             let long = "\u{1}".repeat(length);
             let fields = (0..count).map(|_| ("x".into(), long.clone())).collect();

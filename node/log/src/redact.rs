@@ -1,24 +1,24 @@
-//! Secrets that programs print.
+//! Redaction of secrets in program output.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::{Captures, Regex, RegexBuilder};
 
-/// What stands for a secret.
+/// Replacement of a secret.
 pub const REDACTED: &str = "REDACTED";
 
-/// Lines of a private key that has no end: a key of RSA with 16384 bits has 200. Nobody is silenced by a line that
-/// only looks like the beginning of one.
+/// Maximum number of lines that are redacted after the beginning of a private key: an RSA key with 16384 bits has 200.
+/// A line that only looks like the beginning of a key suppresses no more than that.
 const LONGEST_KEY: usize = 256;
 
-/// `(before, secret)`, the first that fits: the secret goes, what is before it stays.
+/// Alternatives of `(before, secret)`; the first match is used. The secret is replaced, the text before it is kept.
 ///
-/// - Private keys (PEM), in a line of their own or with `\n` in it.
-/// - The same in base64, as in a kubeconfig. What begins alike and is a certificate is kept by [`replacement`].
-/// - JSON web tokens: what service accounts have.
-/// - Headers: `Authorization: Bearer …`, `"Authorization":["Basic …"]`; and bearer tokens wherever they are.
-/// - What follows `password=`, `token=`, `"client_secret":"…"` and so on.
+/// - Private keys (PEM), on a line of their own or with `\n` inside.
+/// - The same in base64, as in a kubeconfig. [`replacement`] keeps certificates, which begin alike.
+/// - JSON web tokens, which service accounts have.
+/// - Headers: `Authorization: Bearer …`, `"Authorization":["Basic …"]`; and bearer tokens anywhere.
+/// - Values after `password=`, `token=`, `"client_secret":"…"` and so on.
 /// - Bootstrap tokens: `abcdef.0123456789abcdef`.
 const SECRETS: &str = r#"(?x)
     (?P<pem> -----BEGIN\ [A-Z0-9\ ]*PRIVATE\ KEY-----
@@ -34,20 +34,20 @@ const SECRETS: &str = r#"(?x)
   | (?P<before_bootstrap> ^ | [^a-z0-9] ) [a-z0-9]{6} \. [a-z0-9]{16} (?P<after_bootstrap> [^a-z0-9] | $ )
 "#;
 
-/// Of each thread that logs at the same time: what a search has learned is kept up to this, in bytes.
+/// Maximum size of the regex cache per thread, in bytes.
 const CACHE: usize = 256 << 10;
 
 static PATTERN: LazyLock<Regex> =
     LazyLock::new(|| RegexBuilder::new(SECRETS).dfa_size_limit(CACHE).build().expect("the pattern of secrets"));
 
-/// Base64 of `-----BEGIN CERTIFICATE`: no secret.
+/// Base64 of `-----BEGIN CERTIFICATE`, which is not secret.
 const CERTIFICATE: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS";
 
-/// A text without what looks like a secret. What it takes for one and is none is lost too: better that way round.
-/// Redacted once more it stays as it is.
+/// Replaces everything that looks like a secret. False positives are accepted. Redacting twice has the same result as
+/// once.
 pub fn redact(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
-    // A token may share the character beside it with the next one, and was not seen then.
+    // Adjacent tokens may share a delimiter, so that the first search does not match the second token.
     loop {
         match PATTERN.replace_all(&text, replacement) {
             Cow::Owned(changed) if changed != *text => text = Cow::Owned(changed),
@@ -67,20 +67,20 @@ fn replacement(found: &Captures<'_>) -> String {
     format!("{before}{REDACTED}{}", group("after_bootstrap"))
 }
 
-/// Whether a field of this name holds a secret, whatever its value.
+/// Whether the name of a field indicates a secret.
 pub(crate) fn is_secret(name: &str) -> bool {
     ["authorization", "password", "passphrase", "secret", "token"].contains(&name)
 }
 
-/// Redacts the lines of one program in their order: a private key has several.
+/// Redacts consecutive lines of one program, because a private key has several lines.
 #[derive(Debug, Default)]
 pub struct Redactor {
-    /// Lines since one began, if it has no end yet.
+    /// Number of lines since the beginning of a key without an end.
     key: Option<usize>,
 }
 
 impl Redactor {
-    /// The next line.
+    /// Redacts the next line.
     pub fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
         let rest = match self.key {
             None => line,
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_programs_say_of_every_day_is_kept() {
+    fn ordinary_output_is_kept() {
         for text in [
             "\"Started kubelet\" node=\"granary\"",
             "resource=validatingadmissionpolicybindings.admissionregistration.k8s.io",
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_goes_and_what_is_around_it_stays() {
+    fn only_the_secret_is_replaced() {
         for (text, redacted) in [
             ("token abcdef.0123456789abcdef is used", "token REDACTED is used"),
             ("abcdef.0123456789abcdef,ghijkl.0123456789abcdef", "REDACTED,REDACTED"),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_many_lines_is_redacted_to_its_end() {
+    fn a_key_of_several_lines_is_redacted() {
         let mut redactor = Redactor::default();
         let said = ["a", "b -----BEGIN RSA PRIVATE KEY-----", "MHc", "x=", "-----END RSA PRIVATE KEY----- c", "d"];
         let found: Vec<_> = said.iter().map(|line| redactor.line(line).into_owned()).collect();
@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_without_end_silences_nobody_for_good() {
+    fn an_incomplete_key_suppresses_a_limited_number_of_lines() {
         let mut redactor = Redactor::default();
         redactor.line("-----BEGIN PRIVATE KEY-----");
         let heard = (0..1000).find(|_| redactor.line("still here") == "still here");
         assert!(heard.is_some_and(|lines| lines >= 200), "{heard:?}");
     }
 
-    /// A secret, as it may be in a text, and the part of it that nobody may see.
+    /// A text with a secret, and the part that must be redacted.
     fn secrets() -> impl Strategy<Value = (String, String)> {
         let bare = prop_oneof![
             "[a-z0-9]{6}\\.[a-z0-9]{16}",
@@ -208,7 +208,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_secret_gets_out_of_any_text(
+        fn a_secret_in_any_text_is_redacted(
             before in "(.{0,60}[^a-z0-9])?", (text, secret) in secrets(), after in "([^a-z0-9](?s:.{0,60}))?",
         ) {
             let redacted = redact(&format!("{before}{text}{after}")).into_owned();
@@ -217,7 +217,7 @@ mod tests {
         }
 
         #[test]
-        fn a_key_gets_out_of_no_line(
+        fn a_key_across_lines_is_redacted(
             kind in "(EC |RSA |)", body in prop::collection::vec("[A-Za-z0-9+/]{32,64}", 1..60), before in ".{0,20}",
         ) {
             let mut redactor = Redactor::default();
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn redacted_once_more_it_stays_as_it_is(
+        fn redaction_is_idempotent(
             text in prop::collection::vec(prop_oneof![
                 secrets().prop_map(|(text, _)| text), "[a-z0-9 .:=\"'-]{0,20}", ".{0,10}",
             ], 0..5),

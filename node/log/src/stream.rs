@@ -1,4 +1,4 @@
-//! The one stream of records.
+//! [`Stream`].
 
 use std::fmt;
 use std::io::{self, Write};
@@ -21,24 +21,22 @@ use crate::record::{Origin, Record, escape, uptime};
 use crate::redact::redact;
 use crate::writer;
 
-/// Somebody who gets every record, without secrets. Must not wait long, nor log by itself.
+/// Receives every record, redacted. Must not block for long or log.
 pub trait Sink: Send + Sync {
-    /// One more.
     fn take(&self, record: &Record);
 }
 
-/// Why there is no stream.
+/// The stream cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Two metrics of one name.
-    #[error("cannot count what is logged")]
+    /// A metric is already registered.
+    #[error("cannot create the metrics of the log")]
     Metrics(#[from] prometheus::Error),
-    /// A thread that writes.
-    #[error("cannot start a thread of the log")]
+    #[error("cannot start a log thread")]
     Thread(#[source] io::Error),
 }
 
-/// The log. All clones are the same.
+/// The log. Clones share it.
 ///
 /// ```
 /// use nodelog::{Origin, Rate, Record, Stream};
@@ -53,20 +51,17 @@ pub struct Stream(Arc<Shared>);
 
 pub(crate) struct Shared {
     sinks: Vec<Box<dyn Sink>>,
-    /// If it is shown on one.
+    /// The console, once [`Stream::show`] was called.
     console: OnceLock<Arc<Console>>,
     limiter: Mutex<Limiter>,
     pub(crate) queue: Queue,
     pub(crate) metrics: Metrics,
-    /// Disconnected when the thread has ended.
+    /// Disconnected when the writing thread ends.
     running: Mutex<Option<Receiver<()>>>,
 }
 
 impl Stream {
-    /// Begins, with these sinks, and a rate for each who speaks.
-    ///
-    /// # Errors
-    /// [`StartError`].
+    /// Starts the stream with these sinks and a rate limit per source.
     pub fn start(sinks: Vec<Box<dyn Sink>>, rate: Rate) -> Result<Self, StartError> {
         let (runs, running) = mpsc::sync_channel::<()>(0);
         let shared = Arc::new(Shared {
@@ -86,18 +81,16 @@ impl Stream {
         Ok(Self(shared))
     }
 
-    /// Logs a record, unless who said it has said too much.
+    /// Logs a record, unless its source exceeds its rate.
     pub fn log(&self, record: Record) {
         self.0.log(record);
     }
 
-    /// Shows it on a console from now on, of other programs what is of this level or worse. A second one gets nothing.
+    /// Also writes the records to a console, those of other programs only from level `programs` on. Only the first call
+    /// has an effect.
     ///
-    /// A thread of its own writes, until the machine is off: a console that takes nothing holds nobody up. What it does
-    /// not take in time is dropped, counted, and the count is told.
-    ///
-    /// # Errors
-    /// [`StartError::Thread`].
+    /// A separate thread writes until the machine is off, so a blocked console does not block logging. Records beyond
+    /// the capacity of its queue are dropped, counted and reported.
     pub fn show(&self, programs: Level, out: impl Write + Send + 'static) -> Result<(), StartError> {
         let console = Arc::new(Console::new(programs));
         if self.0.console.set(Arc::clone(&console)).is_err() {
@@ -109,8 +102,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Shows a text on the console as it is, after all that was said before, and without secrets: the last words of a
-    /// node, for which there is always room.
+    /// Writes a text to the console unchanged except for secrets, after all earlier records: the last message of a
+    /// node. It is never dropped.
     pub fn print(&self, text: &str) {
         let Some(console) = self.0.console.get() else { return };
         for line in redact(text).lines() {
@@ -120,38 +113,34 @@ impl Stream {
         }
     }
 
-    /// Waits until the console has all that was said, at most so long; whether it has.
+    /// Waits until the console has shown all records, at most `limit`; returns whether it has.
     pub fn wait_for_console(&self, limit: Duration) -> bool {
         self.0.console.get().is_none_or(|console| console.wait(limit))
     }
 
-    /// For [`tracing`].
+    /// The layer for [`tracing`].
     pub fn layer(&self) -> Layer {
         Layer::new(self.clone())
     }
 
-    /// Writes into this directory from now on, beginning with what was said before. It has to be there, and nobody else
-    /// may write files of such names into it.
+    /// Writes all records, including earlier ones, to an existing directory. No other program may create log files in
+    /// it.
     pub fn keep(&self, directory: impl Into<PathBuf>, bounds: Bounds) {
         self.0.queue.place(directory.into(), bounds);
     }
 
-    /// Reads what the kernel says, from the oldest message that it still has. Needs `CAP_SYSLOG` or root.
-    ///
-    /// # Errors
-    /// `/dev/kmsg` cannot be opened, or the thread cannot be started.
+    /// Logs the kernel log from its oldest message. Requires `CAP_SYSLOG` or root. Fails if `/dev/kmsg` cannot be
+    /// opened or the thread cannot be started.
     pub fn follow_kernel(&self) -> io::Result<()> {
         kernel::follow(self.clone())
     }
 
-    /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// Writes what waits, and closes the file, so that its disk can be unmounted. What is said later goes to the sinks
-    /// and the console only. Waits for the disk, and for the console, no longer than `limit`; whether it was enough for
-    /// the disk.
+    /// Writes the queued lines and closes the file, so that its disk can be unmounted. Later records go to the sinks
+    /// and the console only. Waits for disk and console at most `limit`; returns whether all lines are on the disk.
     pub fn close(&self, limit: Duration) -> bool {
         let start = Instant::now();
         self.0.queue.close();
@@ -186,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Whatever the rate is.
+    /// Logs a record regardless of the rate.
     pub(crate) fn emit(&self, record: Record) {
         let record = record.clean();
         if let Some(console) = self.console.get()
@@ -197,7 +186,7 @@ impl Shared {
         self.emit_elsewhere(&record);
     }
 
-    /// To all but the console, which has it.
+    /// Logs a record everywhere but on the console.
     pub(crate) fn emit_elsewhere(&self, record: &Record) {
         self.metrics.records.with_label_values(&[record.word()]).inc();
         for sink in &self.sinks {
@@ -208,11 +197,11 @@ impl Shared {
         }
     }
 
-    /// Who was cut off, if it is time to tell.
+    /// Reports suppressed records when their windows are over.
     pub(crate) fn tell_suppressed(&self) {
         let told = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).report(uptime());
         for (source, count) in told {
-            let text = format!("{count} lines of {source} not logged: too many at once");
+            let text = format!("{count} lines of {source} not logged: rate limit exceeded");
             self.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
         }
     }
@@ -226,16 +215,16 @@ mod tests {
     use units::Bytes;
 
     use super::*;
-    use crate::kept::Kept;
+    use crate::fake_sink::FakeSink;
     use crate::record::Field;
     use crate::redact::REDACTED;
 
-    fn messages(kept: &Kept) -> Vec<String> {
+    fn messages(kept: &FakeSink) -> Vec<String> {
         kept.records().into_iter().map(|record| record.message).collect()
     }
 
-    fn stream(rate: Rate) -> (Stream, Kept) {
-        let kept = Kept::default();
+    fn stream(rate: Rate) -> (Stream, FakeSink) {
+        let kept = FakeSink::default();
         (Stream::start(vec![Box::new(kept.clone())], rate).unwrap(), kept)
     }
 
@@ -246,7 +235,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_is_said_before_the_disk_is_there_is_written_when_it_is() {
+    fn records_before_the_disk_is_mounted_are_written_later() {
         let scratch = tempfile::tempdir().unwrap();
         let (stream, _) = stream(Rate::default());
         stream.log(said("early"));
@@ -266,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_disk_the_end_does_not_wait() {
+    fn close_does_not_wait_without_a_disk() {
         let (stream, kept) = stream(Rate::default());
         stream.log(said("x"));
         assert!(stream.close(LIMIT));
@@ -274,18 +263,18 @@ mod tests {
     }
 
     #[test]
-    fn who_says_too_much_is_cut_off_and_that_is_told() {
+    fn a_source_above_its_rate_is_suppressed_and_reported() {
         let (stream, kept) = stream(Rate { burst: 8, per_second: 0, window: Duration::ZERO });
         for number in 0..100 {
             stream.log(said(&number.to_string()));
         }
-        // The thread looks once more before it ends, if it has not told yet.
+        // The thread reports once more before it ends.
         assert!(stream.close(LIMIT));
         let messages = messages(&kept);
         assert_eq!(messages[..6], ["0", "1", "2", "3", "4", "5"]);
         let told: u64 = messages[6..]
             .iter()
-            .map(|message| message.strip_suffix(" lines of kubelet not logged: too many at once").unwrap())
+            .map(|message| message.strip_suffix(" lines of kubelet not logged: rate limit exceeded").unwrap())
             .map(|count| count.parse::<u64>().unwrap())
             .sum();
         assert_eq!(told, 94);
@@ -295,7 +284,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn no_sink_and_no_file_sees_a_secret(before in ".{0,30}", secret in "eyJ[A-Za-z0-9]{20}\\.[A-Za-z0-9]{30}") {
+        fn sinks_and_files_contain_no_secrets(before in ".{0,30}", secret in "eyJ[A-Za-z0-9]{20}\\.[A-Za-z0-9]{30}") {
             let scratch = tempfile::tempdir().unwrap();
             let (stream, kept) = stream(Rate::default());
             stream.keep(scratch.path(), Bounds::within(Bytes::MIB));

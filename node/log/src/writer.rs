@@ -1,4 +1,4 @@
-//! The thread that writes to the disk, and tells what was left out.
+//! The thread that writes to the disk and reports suppressed and dropped records.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::files::Files;
 use crate::record::{Origin, Record};
 use crate::stream::Shared;
 
-/// Lines wait so long for others: a few large writes instead of many small ones. What failed is tried again after that.
+/// Interval of writes, so that they are few and large. Failed writes are retried after it.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Until the stream is closed.
+/// Runs until the stream is closed.
 pub(crate) fn run(shared: &Shared) {
     let mut writer = Writer::default();
     loop {
@@ -32,13 +32,13 @@ pub(crate) fn run(shared: &Shared) {
 
 #[derive(Debug, Default)]
 struct Writer {
-    /// Nothing before the disk is there.
+    /// `None` until the disk is mounted.
     files: Option<Files>,
-    /// What the disk has not taken yet.
+    /// Lines that are not written yet.
     lines: VecDeque<Vec<u8>>,
-    /// Lines that had no room, since that was told last.
+    /// Dropped lines that were not reported yet.
     missing: u64,
-    /// The last write failed, and that was told.
+    /// The last write failed and was reported.
     has_failed: bool,
 }
 
@@ -65,7 +65,7 @@ impl Writer {
             Some(_) if self.has_failed => {}
             Some(error) => {
                 self.has_failed = true;
-                let text = "the log cannot be written to the disk, tried again every second";
+                let text = "cannot write the log to the disk, will retry every second";
                 let mut record = Record::now(Level::WARN, Origin::Module(module_path!().into()), text);
                 record.fields.push(("path".into(), files.directory().display().to_string()));
                 record.fields.push(("error".into(), error.to_string()));

@@ -1,4 +1,4 @@
-//! The log on a real disk whose directory is limited, and the kernel's own messages. Needs root and one scratch disk.
+//! The log in a directory with a limit on a real disk, and the kernel log. Requires root and a scratch disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -17,20 +17,20 @@ use units::{Bytes, Inodes};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Nobody is cut off.
+/// A rate that suppresses nothing.
 const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
-/// Keeps what it gets.
+/// Stores the records.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<Record>>>);
+struct FakeSink(Arc<Mutex<Vec<Record>>>);
 
-impl Sink for Kept {
+impl Sink for FakeSink {
     fn take(&self, record: &Record) {
         self.0.lock().unwrap().push(record.clone());
     }
 }
 
-impl Kept {
+impl FakeSink {
     fn find(&self, wanted: impl Fn(&Record) -> bool) -> Option<Record> {
         self.0.lock().unwrap().iter().find(|record| wanted(record)).cloned()
     }
@@ -41,7 +41,7 @@ impl Kept {
     }
 }
 
-/// Looks until it has come.
+/// Calls `look` until it succeeds.
 fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -53,16 +53,16 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
-/// A stream, what it lets out, and what it counts.
+/// A stream, its records and metrics.
 struct Log {
     stream: Stream,
-    kept: Kept,
+    kept: FakeSink,
     registry: Registry,
 }
 
 impl Log {
     fn start() -> Self {
-        let (kept, registry) = (Kept::default(), Registry::new());
+        let (kept, registry) = (FakeSink::default(), Registry::new());
         let stream = Stream::start(vec![Box::new(kept.clone())], ALL).unwrap();
         stream.metrics().register(&registry).unwrap();
         Self { stream, kept, registry }
@@ -89,13 +89,13 @@ impl Log {
     }
 }
 
-/// What all files take, and the numbers in their messages, the oldest first.
+/// Total size of the files, and the numbers in their messages, oldest first.
 fn written(directory: &Path) -> (u64, Vec<usize>) {
     let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let text: Vec<String> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let number = |line: &str| -> Option<usize> {
-        // The end of a line may be missing where the disk was full.
+        // The last line may be incomplete where the disk was full.
         let record: serde_json::Value = serde_json::from_str(line).ok()?;
         record["message"].as_str().unwrap().split_once(' ')?.0.strip_prefix('n')?.parse().ok()
     };
@@ -103,7 +103,7 @@ fn written(directory: &Path) -> (u64, Vec<usize>) {
     (text.iter().map(|text| text.len() as u64).sum(), numbers)
 }
 
-/// A directory that may take this much.
+/// A directory with a limit.
 fn limited(disk: &XfsDisk, limit: Bytes) -> PathBuf {
     let directory = disk.path().join("node");
     fs::create_dir(&directory).unwrap();
@@ -114,14 +114,14 @@ fn limited(disk: &XfsDisk, limit: Bytes) -> PathBuf {
 }
 
 #[test]
-fn a_log_of_any_length_fits_into_the_part_of_the_disk_that_it_has() {
+fn the_log_stays_within_its_limit() {
     let disk = XfsDisk::with_project_quota();
     let limit = Bytes::MIB;
     let directory = limited(&disk, limit);
     let log = Log::start();
     log.stream.keep(&directory, Bounds::within(limit));
     let mut number = 0;
-    // Three times what the part can take.
+    // Three times the limit.
     while log.written() < 3 * limit.get() {
         let enough = log.written() + (128 << 10);
         for _ in 0..50 {
@@ -136,12 +136,12 @@ fn a_log_of_any_length_fits_into_the_part_of_the_disk_that_it_has() {
     assert_eq!(log.kept.find(|record| record.level == Level::WARN), None);
     let (size, numbers) = written(&directory);
     assert!(size <= limit.get() && size > limit.get() / 2, "{size}");
-    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "no line is missing in between");
+    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "a line in the middle is missing");
     assert_eq!(numbers.last(), Some(&(number - 1)));
 }
 
 #[test]
-fn a_full_disk_stops_nobody_and_when_it_has_room_again_the_log_goes_on_and_tells_what_is_missing() {
+fn a_full_disk_drops_records_and_reports_them_later() {
     let disk = XfsDisk::with_project_quota();
     let limit = Bytes::MIB;
     let directory = limited(&disk, limit);
@@ -152,7 +152,7 @@ fn a_full_disk_stops_nobody_and_when_it_has_room_again_the_log_goes_on_and_tells
         numbers if numbers == [0] => Ok(()),
         numbers => Err(format!("{numbers:?}")),
     });
-    // Somebody else takes the room.
+    // Another file uses the free space.
     let hog = directory.join("hog");
     let file = File::create(&hog).unwrap();
     let (mut taken, mut step) = (0, 256 << 10);
@@ -168,7 +168,7 @@ fn a_full_disk_stops_nobody_and_when_it_has_room_again_the_log_goes_on_and_tells
         number += 1;
         assert!(number < 10_000, "nothing was dropped");
     }
-    log.kept.wait("the warning that it cannot be written", |record| record.message.contains("cannot be written"));
+    log.kept.wait("the warning that it cannot be written", |record| record.message.contains("cannot write the log"));
     drop(file);
     fs::remove_file(&hog).unwrap();
     let told =
@@ -181,26 +181,26 @@ fn a_full_disk_stops_nobody_and_when_it_has_room_again_the_log_goes_on_and_tells
     assert_eq!(numbers.last(), Some(&number));
 }
 
-/// There is one buffer for all tests: one thing after the other.
+/// All tests share the kernel's buffer, so this is one test.
 #[test]
-fn what_is_in_the_kernels_buffer_is_found_nobody_speaks_for_the_kernel_and_what_is_lost_is_counted() {
+fn kernel_messages_are_logged_and_losses_counted() {
     let Log { stream, kept, .. } = Log::start();
     stream.follow_kernel().unwrap();
     let mut kmsg = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
-    // With a secret, and with what would clear a terminal.
+    // With a secret, and with an escape sequence that clears a terminal.
     kmsg.write_all(b"<2>granary-test: token abcdef.0123456789abcdef \x1b[2J\n").unwrap();
     let found = kept.wait("the message", |record| record.message.contains("granary-test"));
     assert_eq!(found.message, "granary-test: token REDACTED \u{1b}[2J");
     assert_eq!((found.level, &found.origin), (Level::ERROR, &Origin::Kmsg));
-    // What the kernel said when it started came before.
+    // The log contains earlier messages of the kernel.
     let first = kept.0.lock().unwrap()[0].clone();
     assert_eq!(first.origin, Origin::Kernel);
     assert!(first.uptime < found.uptime && first.at < found.at);
     stream.close(LIMIT);
 
-    // Else the kernel takes ten lines in five seconds from programs.
+    // Otherwise the kernel accepts only ten lines per five seconds from programs.
     fs::write("/proc/sys/kernel/printk_devkmsg", "on\n").unwrap();
-    // More than the buffer holds, before the next one reads.
+    // More than the buffer holds, before the next reader starts.
     for number in 0..2000 {
         kmsg.write_all(format!("<6>{number} {}\n", "x".repeat(900)).as_bytes()).unwrap();
     }

@@ -1,47 +1,46 @@
-//! The DHCP client, RFC 2131 section 4.4, as a state machine: it is told of the time and of answers, and says what to
-//! send and what has changed. Pure: time is what has passed since the client was made.
+//! The DHCP client, RFC 2131 section 4.4, as a pure state machine: the caller passes the time and received messages,
+//! and gets messages to send and changes of the lease. Times are relative to the creation of the client.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::lease::{Lease, Times};
-use crate::message::{Answer, Ask, Hardware, Reply, Request};
+use crate::message::{Answer, Hardware, Purpose, Reply, Request};
 
-/// How long the first answer may take; each time twice as long, [`LONGEST`] at most.
+/// Time to wait for the first answer. It doubles with each attempt, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(4);
 const LONGEST: Duration = Duration::from_secs(64);
-/// Times that we ask for what was offered, before we look for another offer.
+/// Attempts to request an offered address before a new discovery.
 const TAKES: u32 = 4;
-/// Between two tries to keep a lease.
+/// Minimum interval between attempts to extend a lease.
 const KEEP: Duration = Duration::from_secs(30);
 
-/// A message, and where it goes.
+/// A message and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// The message.
     pub request: Request,
-    /// The server, or everybody (255.255.255.255).
+    /// A server, or 255.255.255.255.
     pub to: Ipv4Addr,
 }
 
-/// What has changed.
+/// A change of the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The address can be used, from now on or still.
+    /// The address can be used, newly or still.
     Bound(Lease),
-    /// The lease has ended, and no server has answered. Asking goes on.
+    /// The lease has expired without an answer from a server. The client continues to ask.
     Expired(Lease),
-    /// A server says that the address is not ours any more. Asking goes on.
+    /// A server withdrew the address. The client continues to ask.
     Lost(Lease),
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Nothing is known but perhaps the last address.
+    /// Looks for an offer, if possible of the previous address.
     Selecting {
         wished: Option<Ipv4Addr>,
     },
-    /// An offer is taken, its server has not agreed yet.
+    /// Requested an offered address.
     Taking {
         offer: Lease,
     },
@@ -51,26 +50,26 @@ enum State {
     },
 }
 
-/// The client of one device.
+/// DHCP client of one device.
 #[derive(Clone, Debug)]
 pub struct Client {
     hardware: Hardware,
     state: State,
-    /// Of what is asked now.
+    /// Transaction ID.
     transaction: u32,
-    /// Messages that had no answer that counts.
+    /// Number of messages without a valid answer.
     attempts: u32,
-    /// When asking began.
+    /// Start of the current attempt to get a lease.
     began: Duration,
-    /// When something is to be done.
+    /// Next action.
     deadline: Option<Duration>,
-    /// Changed with each number drawn.
+    /// State of the random number generator.
     seed: u64,
 }
 
 impl Client {
-    /// A client that has something to send at once. Different seeds keep clients that start at one time from asking
-    /// at one time for ever.
+    /// A client with a message to send immediately. Use different seeds, so that clients that start at the same time do
+    /// not keep sending at the same time.
     pub fn new(hardware: Hardware, seed: u64) -> Self {
         let mut client = Self {
             hardware,
@@ -85,17 +84,17 @@ impl Client {
         client
     }
 
-    /// When [`Client::wake`] wants to be called; never if absent.
+    /// When to call [`Client::wake`]; `None` for never.
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// Messages without an answer since the last one that counted.
+    /// Number of messages since the last valid answer.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// The deadline has come. Before it, nothing happens.
+    /// Acts on the deadline. Does nothing before it.
     pub fn wake(&mut self, now: Duration) -> (Option<Send>, Option<Change>) {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return (None, None);
@@ -108,7 +107,7 @@ impl Client {
         }
     }
 
-    /// A message came. What is not for us, or not now, changes nothing.
+    /// Processes a message. Ignores messages for other clients, and those that do not fit the state.
     pub fn receive(&mut self, now: Duration, reply: &Reply) -> (Option<Send>, Option<Change>) {
         if reply.transaction != self.transaction || reply.hardware != self.hardware {
             return (None, None);
@@ -122,25 +121,25 @@ impl Client {
             (State::Taking { offer }, Answer::Acknowledge(lease)) if offer.server == reply.server => {
                 (None, Some(self.bind(now, lease.clone())))
             }
-            // It gave the address to somebody else meanwhile. Not at once, or we would be busy with it.
-            (State::Taking { offer }, Answer::Refuse) if offer.server == reply.server => {
+            // The server gave the address to another client. Wait, to avoid a busy loop.
+            (State::Taking { offer }, Answer::Nak) if offer.server == reply.server => {
                 self.state = State::Selecting { wished: None };
                 self.attempts = self.attempts.max(1);
                 self.deadline = Some(now.saturating_add(self.pause()));
                 (None, None)
             }
-            // Before its renewal nothing was asked.
+            // No request is outstanding before the renewal time.
             (State::Bound { .. }, Answer::Acknowledge(lease)) if self.attempts > 0 => {
                 (None, Some(self.bind(now, lease.clone())))
             }
-            (State::Bound { lease, .. }, Answer::Refuse) if self.attempts > 0 => {
+            (State::Bound { lease, .. }, Answer::Nak) if self.attempts > 0 => {
                 (Some(self.select(now, None)), Some(Change::Lost(lease)))
             }
             _ => (None, None),
         }
     }
 
-    /// From the beginning.
+    /// Starts from the beginning.
     fn select(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
         self.attempts = 0;
         self.began = now;
@@ -150,15 +149,15 @@ impl Client {
     }
 
     fn discover(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
-        let send = self.send(now, Ask::Discover { wished }, Ipv4Addr::BROADCAST);
+        let send = self.send(now, Purpose::Discover { wished }, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
         self.attempts = self.attempts.saturating_add(1);
         send
     }
 
     fn take(&mut self, now: Duration, offer: &Lease) -> Send {
-        let ask = Ask::Take { address: offer.interface.address, server: offer.server };
-        let send = self.send(now, ask, Ipv4Addr::BROADCAST);
+        let purpose = Purpose::Take { address: offer.interface.address, server: offer.server };
+        let send = self.send(now, purpose, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
         self.attempts = self.attempts.saturating_add(1);
         send
@@ -171,7 +170,7 @@ impl Client {
         Change::Bound(lease)
     }
 
-    /// The server first, then any, then from the beginning.
+    /// Requests an extension from the server, then from any server, and finally starts from the beginning.
     fn keep(&mut self, now: Duration, lease: Lease, since: Duration) -> (Option<Send>, Option<Change>) {
         let Some(Times { rebinding, end, .. }) = lease.times() else {
             self.deadline = None;
@@ -187,27 +186,27 @@ impl Client {
             self.began = now;
         }
         let (to, until) = if now < rebinding { (lease.server, rebinding) } else { (Ipv4Addr::BROADCAST, end) };
-        let send = self.send(now, Ask::Keep { address }, to);
+        let send = self.send(now, Purpose::Keep { address }, to);
         self.attempts = self.attempts.saturating_add(1);
-        // Half of what is left, RFC 2131 section 4.4.5.
+        // Half of the remaining time, RFC 2131 section 4.4.5.
         let pause = (until.saturating_sub(now) / 2).max(KEEP);
         self.deadline = Some(now.saturating_add(pause).min(until.max(now.saturating_add(Duration::from_secs(1)))));
         (Some(send), None)
     }
 
-    fn send(&self, now: Duration, ask: Ask, to: Ipv4Addr) -> Send {
+    fn send(&self, now: Duration, purpose: Purpose, to: Ipv4Addr) -> Send {
         let elapsed = now.saturating_sub(self.began);
-        let request = Request { ask, transaction: self.transaction, elapsed, hardware: self.hardware };
+        let request = Request { purpose, transaction: self.transaction, elapsed, hardware: self.hardware };
         Send { request, to }
     }
 
-    /// Up to a second more or less, RFC 2131 section 4.1.
+    /// Adds up to a second more or less, RFC 2131 section 4.1.
     fn pause(&mut self) -> Duration {
         let longer = FIRST.saturating_mul(1_u32.checked_shl(self.attempts).unwrap_or(u32::MAX)).min(LONGEST);
         longer - Duration::from_secs(1) + Duration::from_millis(u64::from(self.draw() % 2000))
     }
 
-    /// SplitMix64: spread, not secret.
+    /// SplitMix64, not cryptographically secure.
     fn draw(&mut self) -> u32 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.seed;
@@ -247,21 +246,21 @@ mod tests {
         Reply { answer, transaction, hardware, server: SERVER }
     }
 
-    /// What a server of this lease says.
+    /// Answer of a server with this lease.
     fn serve(send: Send, lease: &Lease) -> Reply {
-        let answer = match send.request.ask {
-            Ask::Discover { .. } => Answer::Offer(lease.clone()),
-            Ask::Take { .. } | Ask::Keep { .. } => Answer::Acknowledge(lease.clone()),
+        let answer = match send.request.purpose {
+            Purpose::Discover { .. } => Answer::Offer(lease.clone()),
+            Purpose::Take { .. } | Purpose::Keep { .. } => Answer::Acknowledge(lease.clone()),
         };
         answered(send, answer)
     }
 
-    /// A client with a lease that it got at the beginning.
+    /// A client that got a lease at time 0.
     fn bound(time: Duration) -> Client {
         let mut client = Client::new(HARDWARE, 1);
         let discover = client.wake(Duration::ZERO).0.unwrap();
         let take = client.receive(Duration::ZERO, &serve(discover, &lease(time))).0.unwrap();
-        assert_eq!(take.request.ask, Ask::Take { address: lease(time).interface.address, server: SERVER });
+        assert_eq!(take.request.purpose, Purpose::Take { address: lease(time).interface.address, server: SERVER });
         assert_eq!(
             client.receive(Duration::ZERO, &serve(take, &lease(time))),
             (None, Some(Change::Bound(lease(time))))
@@ -270,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn without_an_answer_it_asks_for_ever_and_ever_less_often() {
+    fn without_an_answer_the_interval_increases_to_the_maximum() {
         let mut client = Client::new(HARDWARE, 1);
         let mut now = Duration::ZERO;
         let mut pauses = Vec::new();
         for _ in 0..40 {
             let (send, change) = client.wake(now);
-            assert_eq!(send.unwrap().request.ask, Ask::Discover { wished: None });
+            assert_eq!(send.unwrap().request.purpose, Purpose::Discover { wished: None });
             assert_eq!(change, None);
             let next = client.deadline().unwrap();
             pauses.push((next - now).as_secs());
@@ -287,19 +286,19 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_renewed_at_its_half_with_its_server() {
+    fn a_lease_is_renewed_at_half_time_with_its_server() {
         let mut client = bound(HOUR);
         assert_eq!(client.deadline(), Some(HOUR / 2));
         assert_eq!(client.wake(HOUR / 2 - Duration::from_secs(1)), (None, None));
         let keep = client.wake(HOUR / 2).0.unwrap();
-        assert_eq!((keep.request.ask, keep.to), (Ask::Keep { address: lease(HOUR).interface.address }, SERVER));
+        assert_eq!((keep.request.purpose, keep.to), (Purpose::Keep { address: lease(HOUR).interface.address }, SERVER));
         let (send, change) = client.receive(HOUR / 2, &serve(keep, &lease(HOUR)));
         assert_eq!((send, change), (None, Some(Change::Bound(lease(HOUR)))));
         assert_eq!(client.deadline(), Some(HOUR));
     }
 
     #[test]
-    fn a_lease_that_nobody_renews_ends_and_is_asked_for_again() {
+    fn a_lease_that_is_not_renewed_expires_and_is_requested_again() {
         let mut client = bound(HOUR);
         let (mut asked, mut rebinding) = (0, 0);
         let expired = loop {
@@ -315,33 +314,33 @@ mod tests {
             assert_eq!(send.to == SERVER, now < HOUR / 8 * 7);
         };
         let wished = Some(lease(HOUR).interface.address);
-        assert_eq!(expired.0.request.ask, Ask::Discover { wished });
+        assert_eq!(expired.0.request.purpose, Purpose::Discover { wished });
         assert_eq!(expired.1, Change::Expired(lease(HOUR)));
         assert!((8..30).contains(&asked) && rebinding > 2, "{asked} {rebinding}");
     }
 
     #[test]
-    fn an_address_that_is_refused_is_given_up() {
+    fn a_nak_ends_the_use_of_an_address() {
         let mut client = bound(HOUR);
         let keep = client.wake(HOUR / 2).0.unwrap();
-        let (send, change) = client.receive(HOUR / 2, &answered(keep, Answer::Refuse));
-        assert_eq!(send.unwrap().request.ask, Ask::Discover { wished: None });
+        let (send, change) = client.receive(HOUR / 2, &answered(keep, Answer::Nak));
+        assert_eq!(send.unwrap().request.purpose, Purpose::Discover { wished: None });
         assert_eq!(change, Some(Change::Lost(lease(HOUR))));
     }
 
     #[test]
-    fn what_was_not_asked_for_changes_nothing() {
+    fn unexpected_messages_are_ignored() {
         let mut client = bound(HOUR);
         let sent = Send {
             request: Request {
-                ask: Ask::Discover { wished: None },
+                purpose: Purpose::Discover { wished: None },
                 transaction: client.transaction,
                 elapsed: Duration::ZERO,
                 hardware: HARDWARE,
             },
             to: SERVER,
         };
-        for answer in [Answer::Refuse, Answer::Offer(lease(HOUR)), Answer::Acknowledge(lease(HOUR))] {
+        for answer in [Answer::Nak, Answer::Offer(lease(HOUR)), Answer::Acknowledge(lease(HOUR))] {
             assert_eq!(client.receive(HOUR / 4, &answered(sent, answer)), (None, None));
         }
         let mut client = Client::new(HARDWARE, 1);
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_for_ever_is_never_renewed() {
+    fn an_infinite_lease_is_never_renewed() {
         let mut client = Client::new(HARDWARE, 1);
         let endless = Lease { time: None, ..lease(HOUR) };
         let discover = client.wake(Duration::ZERO).0.unwrap();
@@ -365,41 +364,37 @@ mod tests {
         assert_eq!(client.wake(Duration::MAX), (None, None));
     }
 
-    /// What may happen to a client: time passes, or a message comes.
+    /// Input of a client: time passes, or a message arrives.
     #[derive(Clone, Debug)]
-    enum Happening {
+    enum Event {
         Passes(Duration),
         Deadline,
         Comes { answer: Answer, ours: bool, server: Ipv4Addr },
     }
 
-    fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+    fn events() -> impl Strategy<Value = Vec<Event>> {
         let answer = prop_oneof![
-            Just(Answer::Refuse),
+            Just(Answer::Nak),
             (0_u64..100_000).prop_map(|seconds| Answer::Offer(lease(Duration::from_secs(seconds)))),
             (0_u64..100_000).prop_map(|seconds| Answer::Acknowledge(lease(Duration::from_secs(seconds)))),
         ];
         let server = prop_oneof![3 => Just(SERVER), 1 => Just(Ipv4Addr::new(192, 0, 2, 2))];
         let happening = prop_oneof![
-            (0_u64..100_000).prop_map(|seconds| Happening::Passes(Duration::from_secs(seconds))),
-            Just(Happening::Deadline),
-            (answer, any::<bool>(), server).prop_map(|(answer, ours, server)| Happening::Comes {
-                answer,
-                ours,
-                server
-            }),
+            (0_u64..100_000).prop_map(|seconds| Event::Passes(Duration::from_secs(seconds))),
+            Just(Event::Deadline),
+            (answer, any::<bool>(), server).prop_map(|(answer, ours, server)| Event::Comes { answer, ours, server }),
         ];
         vec(happening, 0..60)
     }
 
-    /// Applies them; returns the time.
-    fn live(client: &mut Client, happenings: Vec<Happening>) -> Duration {
+    /// Applies the events and returns the time.
+    fn live(client: &mut Client, events: Vec<Event>) -> Duration {
         let mut now = Duration::ZERO;
-        for happening in happenings {
+        for happening in events {
             match happening {
-                Happening::Passes(time) => now += time,
-                Happening::Deadline => now = now.max(client.deadline().unwrap_or(now)),
-                Happening::Comes { answer, ours, server } => {
+                Event::Passes(time) => now += time,
+                Event::Deadline => now = now.max(client.deadline().unwrap_or(now)),
+                Event::Comes { answer, ours, server } => {
                     let transaction = client.transaction ^ u32::from(!ours);
                     let reply = Reply { answer, transaction, hardware: HARDWARE, server };
                     let (send, _) = client.receive(now, &reply);
@@ -413,9 +408,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_happened_a_server_that_answers_gives_an_address(seed: u64, happenings in happenings()) {
+        fn after_any_events_an_answering_server_provides_a_lease(seed: u64, events in events()) {
             let mut client = Client::new(HARDWARE, seed);
-            let mut now = live(&mut client, happenings);
+            let mut now = live(&mut client, events);
             for _ in 0..TAKES + 4 {
                 now = now.max(client.deadline().unwrap_or(now));
                 let (mut send, _) = client.wake(now);
@@ -432,9 +427,9 @@ mod tests {
         }
 
         #[test]
-        fn it_never_asks_twice_in_a_second_on_its_own(seed: u64, happenings in happenings()) {
+        fn at_most_one_message_per_second_is_sent_unprompted(seed: u64, events in events()) {
             let mut client = Client::new(HARDWARE, seed);
-            let now = live(&mut client, happenings);
+            let now = live(&mut client, events);
             let now = now.max(client.deadline().unwrap_or(now));
             client.wake(now);
             prop_assert!(client.deadline().is_none_or(|next| next >= now + Duration::from_secs(1)));

@@ -1,37 +1,36 @@
-//! What a DHCP server gives.
+//! DHCP leases.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use config::Interface;
 
-/// An address for some time, with what one needs to use it.
+/// A lease of an address with its network parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address.
     pub interface: Interface,
-    /// The server that gave it.
+    /// The server that gave the lease.
     pub server: Ipv4Addr,
-    /// A router in the same network.
+    /// Router in the network of the address.
     pub gateway: Option<Ipv4Addr>,
-    /// Name servers, the preferred one first.
+    /// Name servers in order of preference.
     pub name_servers: Vec<Ipv4Addr>,
-    /// Servers that clocks are set by, the preferred one first.
+    /// NTP servers in order of preference.
     pub time_servers: Vec<Ipv4Addr>,
-    /// The largest packet in bytes, at least 576.
+    /// MTU in bytes, at least 576.
     pub mtu: Option<u16>,
-    /// For how long; without an end if absent.
+    /// Duration; `None` for an infinite lease.
     pub time: Option<Duration>,
-    /// When to ask the server for more time, if it says so.
+    /// Renewal time (T1), if the server sent one.
     pub renewal: Option<Duration>,
-    /// When to ask any server, if it says so.
+    /// Rebinding time (T2), if the server sent one.
     pub rebinding: Option<Duration>,
 }
 
-/// A server that lends for less makes us ask all the time.
+/// Minimum duration, so that short leases do not cause constant requests.
 const SHORTEST: Duration = Duration::from_secs(60);
 
-/// Three moments of a lease, since it began, in order.
+/// Times relative to the start of the lease, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) renewal: Duration,
@@ -40,7 +39,7 @@ pub(crate) struct Times {
 }
 
 impl Lease {
-    /// Its moments, of which the server's are taken if they are in order; those of RFC 2131 else. `None`: for ever.
+    /// The times of the server if they are in order, otherwise the defaults of RFC 2131. `None` for an infinite lease.
     pub(crate) fn times(&self) -> Option<Times> {
         let end = self.time?.max(SHORTEST);
         let usual = Times { renewal: end / 2, rebinding: end / 8 * 7, end };

@@ -1,12 +1,12 @@
-//! The node's own network: loopback, the one device, its address, the way out.
+//! The node's network: loopback and one device with its address and default route.
 //!
-//! [`Network::configure`] gives the device its address, from the configuration or by DHCP; [`Network::keep`] renews
-//! what DHCP gave. The protocol is a pure state machine ([`client`]) on messages that are read and written here
-//! ([`message`]); only [`Session`] and [`Link`] talk to the kernel.
+//! [`Network::configure`] sets the address of the device from the configuration or DHCP; [`Network::keep`] renews the
+//! DHCP lease. The protocol is a pure state machine ([`client`]) on messages that [`message`] parses and formats; only
+//! [`Session`] and [`Link`] use the kernel.
 //!
-//! IPv4 only, on Ethernet. An address that DHCP does not renew is kept while no server says anything: a node that
-//! drops it helps nobody, and its certificates are for this address. A node that gets another address has to start
-//! anew, which is for the caller to do.
+//! IPv4 on Ethernet only. The address of an expired lease is kept while no server answers, because the node's
+//! certificates contain it and no other address would be available. If DHCP gives another address, the caller must
+//! restart the node.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), network::NetworkError> {
@@ -17,7 +17,6 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod client;
 mod lease;
@@ -39,25 +38,23 @@ pub use crate::lease::Lease;
 pub use crate::link::{Addressing, Link, LinkError};
 pub use crate::session::{Session, SessionError};
 
-/// Why there is no network.
+/// The network cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// The device.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// DHCP.
     #[error(transparent)]
     Session(#[from] SessionError),
 }
 
-/// Until the device is given again what the kernel has refused.
+/// Interval of attempts to configure the device after an error of the kernel.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Who gives addresses.
+/// Source of leases.
 trait Leases: Send {
-    /// What changes next. Cancel-safe.
+    /// The next change. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Change> + Send;
-    /// Leases are older by this than timers say.
+    /// Sets the time by which leases are older than timers show.
     fn set_missed(&mut self, missed: Duration);
 }
 
@@ -71,7 +68,7 @@ impl Leases for Session {
     }
 }
 
-/// Who takes them.
+/// Target of leases.
 trait Device: Sync {
     fn name(&self) -> &str;
     fn apply(&self, what: &Addressing) -> impl Future<Output = Result<(), LinkError>> + Send;
@@ -97,24 +94,18 @@ impl Device for Link {
 pub struct Network {
     settings: config::Network,
     link: Link,
-    /// With DHCP.
+    /// DHCP session; `None` with a static address.
     session: Option<Mutex<Session>>,
 }
 
 impl Network {
-    /// Brings the devices up. None has an address after this.
-    ///
-    /// # Errors
-    /// [`NetworkError`].
+    /// Brings the devices up, without addresses.
     pub async fn open(settings: config::Network) -> Result<Self, NetworkError> {
         let link = Link::first().await?;
         Self::on(link, settings).await
     }
 
-    /// The same on a device of the caller's choice.
-    ///
-    /// # Errors
-    /// [`NetworkError`].
+    /// Like [`Network::open`], on a given device.
     pub async fn on(link: Link, settings: config::Network) -> Result<Self, NetworkError> {
         let session = match settings.addresses {
             Addresses::Dhcp => Some(Mutex::new(Session::open(&link).await?)),
@@ -123,17 +114,14 @@ impl Network {
         Ok(Self { settings, link, session })
     }
 
-    /// The largest packet of the device in bytes, as it is now. `None` if the kernel does not say.
+    /// Current MTU of the device in bytes. `None` if it cannot be read.
     pub fn mtu(&self) -> Option<u32> {
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/mtu", self.link.name())).ok()?;
         text.trim_end().parse().ok()
     }
 
-    /// Gives the device its address. With DHCP this waits until a server gives one that the device takes, for ever if
-    /// need be. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`LinkError`]: an address of the configuration.
+    /// Configures the address of the device. With DHCP, waits without limit for a lease that the kernel accepts; with a
+    /// static address, fails if the kernel rejects it. Cancel-safe.
     pub async fn configure(&self) -> Result<Addressing, LinkError> {
         match (self.settings.addresses, &self.session) {
             (Addresses::Static(Static { interface, gateway }), _) => {
@@ -155,14 +143,12 @@ impl Network {
         }
     }
 
-    /// Renews what [`configure`](Self::configure) gave, and tells of each change but of the address. Returns when
-    /// DHCP gives another address than this one, which is not taken. Never without DHCP. Cancel-safe.
+    /// Renews the lease, and calls back for each change except of the address. Returns when DHCP gives another address,
+    /// without using it. With a static address, never returns. Fails if a withdrawn address cannot be removed.
+    /// Cancel-safe.
     ///
-    /// `missed` is the time that passed unseen by timers, while the machine was a VM that stood still or slept: a lease that
-    /// is due by it is renewed at once.
-    ///
-    /// # Errors
-    /// [`LinkError`]: an address that was lost cannot be taken away.
+    /// `missed` is the sum of clock jumps, during which the machine was suspended: a lease whose renewal is due by this
+    /// time is renewed immediately.
     pub async fn keep(
         &self,
         now: &Addressing,
@@ -175,7 +161,7 @@ impl Network {
     }
 }
 
-/// The first that the device takes.
+/// Waits for the first lease that the device accepts.
 async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &config::Network) -> Addressing {
     let mut given = None;
     loop {
@@ -192,7 +178,7 @@ async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &
     }
 }
 
-/// The first with another address.
+/// Applies leases until one has another address.
 async fn keep_taken(
     leases: &mut impl Leases,
     device: &impl Device,
@@ -201,7 +187,7 @@ async fn keep_taken(
     mut missed: watch::Receiver<Duration>,
     mut changed: impl FnMut(&Addressing),
 ) -> Result<Addressing, LinkError> {
-    // What the device has not taken yet.
+    // Not applied yet.
     let mut given = None;
     leases.set_missed(*missed.borrow_and_update());
     loop {
@@ -218,17 +204,17 @@ async fn keep_taken(
                 if next.interface != now.interface {
                     return Ok(next);
                 }
-                // Also without a change: the address may have been taken away meanwhile.
+                // Apply it also without a change: the address may have been removed before.
                 given = Some(next);
             }
             Some(Change::Expired(lease)) => {
                 let (device, address) = (device.name(), lease.interface.address);
-                warn!(device, %address, "no DHCP server has renewed the lease; the address is kept, asking goes on");
+                warn!(device, %address, "lease expired without an answer from a DHCP server; keeping the address, will retry");
             }
             Some(Change::Lost(lease)) => {
                 given = None;
                 let (name, address) = (device.name(), lease.interface.address);
-                error!(device = name, %address, "the DHCP server takes the address back; asking for another");
+                error!(device = name, %address, "DHCP server withdrew the address; requesting another one");
                 device.clear().await?;
             }
             None => {}
@@ -244,7 +230,7 @@ async fn keep_taken(
     }
 }
 
-/// What changes next; nothing if it is time to try again before that.
+/// The next change; `None` if the retry interval ends first.
 async fn next_or_again(leases: &mut impl Leases, again: bool) -> Option<Change> {
     tokio::select! {
         change = leases.next() => Some(change),
@@ -252,7 +238,7 @@ async fn next_or_again(leases: &mut impl Leases, again: bool) -> Option<Change> 
     }
 }
 
-/// What the kernel refuses may be the server's mistake, or go over.
+/// Applies the address. A rejection by the kernel may be a mistake of the server, or temporary.
 async fn took(device: &impl Device, given: &Addressing) -> bool {
     let Err(error) = device.apply(given).await else { return true };
     let mut why = error.to_string();
@@ -260,11 +246,11 @@ async fn took(device: &impl Device, given: &Addressing) -> bool {
         why = format!("{why}: {source}");
     }
     let (device, address) = (device.name(), given.interface);
-    warn!(device, %address, why, "the network interface cannot be given what DHCP says; tried again");
+    warn!(device, %address, why, "cannot configure the network interface as received by DHCP, will retry");
     false
 }
 
-/// What the configuration says goes before what DHCP says.
+/// Combines configuration and lease; the configuration takes precedence.
 fn with(settings: &config::Network, lease: Lease) -> Addressing {
     let config::Network { mtu, name_servers, .. } = settings;
     Addressing {
@@ -288,7 +274,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// A server that says this and then nothing.
+    /// A server that sends these changes and then nothing.
     struct FakeLeases(VecDeque<Change>);
 
     impl Leases for FakeLeases {
@@ -302,14 +288,14 @@ mod tests {
         fn set_missed(&mut self, _: Duration) {}
     }
 
-    /// A device that takes nothing for so many times.
+    /// A device that rejects this many requests.
     struct FakeDevice {
         refusals: AtomicU32,
         applied: AtomicU32,
     }
 
     impl FakeDevice {
-        fn refusing(times: u32) -> Self {
+        fn rejecting(times: u32) -> Self {
             Self { refusals: times.into(), applied: AtomicU32::default() }
         }
     }
@@ -347,32 +333,32 @@ mod tests {
         }
     }
 
-    /// It ended the boot.
+    /// Regression: it ended the boot.
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_the_device_refuses_is_tried_again() {
+    async fn an_address_that_the_device_rejects_is_retried() {
         let settings = config::Network::default();
         let mut leases = FakeLeases([Change::Bound(lease())].into());
         let begin = Instant::now();
-        let found = timeout(HOUR, first_taken(&mut leases, &FakeDevice::refusing(3), &settings)).await.unwrap();
+        let found = timeout(HOUR, first_taken(&mut leases, &FakeDevice::rejecting(3), &settings)).await.unwrap();
         assert_eq!(found, with(&settings, lease()));
         assert!((AGAIN * 3..AGAIN * 4).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_is_lost_before_the_device_takes_it_is_not_tried_again() {
+    async fn a_withdrawn_address_is_not_retried() {
         let mut leases = FakeLeases([Change::Bound(lease()), Change::Lost(lease())].into());
-        let device = FakeDevice::refusing(1);
+        let device = FakeDevice::rejecting(1);
         let settings = config::Network::default();
         assert!(timeout(HOUR, first_taken(&mut leases, &device, &settings)).await.is_err());
         assert_eq!(device.applied.load(Ordering::Relaxed), 0);
     }
 
-    /// The node had no address until the next renewal.
+    /// Regression: the node had no address until the next renewal.
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_comes_back_and_is_refused_is_tried_again() {
+    async fn a_returned_address_that_is_rejected_is_retried() {
         let settings = config::Network::default();
         let mut leases = FakeLeases([Change::Lost(lease()), Change::Bound(lease())].into());
-        let device = FakeDevice::refusing(2);
+        let device = FakeDevice::rejecting(2);
         let now = with(&settings, lease());
         let missed = watch::Sender::default().subscribe();
         let kept = keep_taken(&mut leases, &device, &settings, now, missed, |_| panic!("nothing has changed"));

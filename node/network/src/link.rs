@@ -1,4 +1,4 @@
-//! The network device, by netlink.
+//! The network device, configured by netlink.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,41 +13,37 @@ use tokio::task::JoinSet;
 
 use crate::message::Hardware;
 
-/// Why a device cannot be used.
+/// The device cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// No netlink socket.
     #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),
-    /// The kernel refused a request.
+    /// The kernel rejected a request.
     #[error("cannot {step}")]
     Request {
-        /// What was asked for.
         step: &'static str,
-        /// The kernel's answer.
         #[source]
         source: rtnetlink::Error,
     },
-    /// Nothing but loopback.
-    #[error("there is no network interface: give the machine a virtio network device")]
+    /// The machine has only loopback.
+    #[error("no network interface found; add a virtio network device to the machine")]
     None,
-    /// No Ethernet.
-    #[error("network interface {0} has no Ethernet address; DHCP needs one, or give the node a static address")]
+    /// The device is not an Ethernet device.
+    #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
     NotEthernet(String),
 }
 
-/// What a device is given.
+/// Configuration of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addressing {
-    /// Its one address.
     pub interface: Interface,
-    /// The way to everywhere else.
+    /// Default route.
     pub gateway: Option<Ipv4Addr>,
-    /// The largest packet in bytes, if it is not the device's own.
+    /// MTU in bytes, if it differs from that of the device.
     pub mtu: Option<u32>,
-    /// Name servers, the preferred one first.
+    /// Name servers in order of preference.
     pub name_servers: Vec<Ipv4Addr>,
-    /// Servers that clocks are set by, the preferred one first.
+    /// NTP servers in order of preference.
     pub time_servers: Vec<Ipv4Addr>,
 }
 
@@ -55,7 +51,7 @@ pub struct Addressing {
 #[derive(Debug)]
 pub struct Link {
     netlink: Handle,
-    /// One task, which ends with this.
+    /// Task of the netlink connection; it ends when this is dropped.
     _driver: JoinSet<()>,
     index: u32,
     name: String,
@@ -67,18 +63,12 @@ fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> LinkError {
 }
 
 impl Link {
-    /// Brings loopback and the first other device up.
-    ///
-    /// # Errors
-    /// [`LinkError`].
+    /// Brings up loopback and the first other device.
     pub async fn first() -> Result<Self, LinkError> {
         Self::find(|_| true).await
     }
 
-    /// Brings loopback and the device of this name up.
-    ///
-    /// # Errors
-    /// As [`Link::first`].
+    /// Brings up loopback and the device with this name.
     pub async fn named(name: &str) -> Result<Self, LinkError> {
         Self::find(|link| name_of(link) == Some(name)).await
     }
@@ -103,33 +93,27 @@ impl Link {
         Ok(Self { netlink, _driver: driver, index, name: name_of(link).unwrap_or("?").to_owned(), hardware })
     }
 
-    /// The kernel's name of it.
+    /// Name in the kernel.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its Ethernet address.
-    ///
-    /// # Errors
-    /// [`LinkError::NotEthernet`].
+    /// Ethernet address, or [`LinkError::NotEthernet`].
     pub fn hardware(&self) -> Result<Hardware, LinkError> {
         self.hardware.ok_or_else(|| LinkError::NotEthernet(self.name.clone()))
     }
 
-    /// Gives it this address and no other, the route and, if the device can, the size of packets. Idempotent.
-    ///
-    /// # Errors
-    /// [`LinkError::Request`].
+    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
     pub async fn apply(&self, what: &Addressing) -> Result<(), LinkError> {
         let Interface { address, prefix } = what.interface;
         let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
-        new.await.map_err(step("give the network interface its address"))?;
+        new.await.map_err(step("set the address of the network interface"))?;
         self.remove_but(Some(what.interface)).await?;
         if let Some(mtu) = what.mtu {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
-            // A device has its own limit, and the network works without.
+            // The device may not support the MTU; the network works without it.
             if let Err(error) = self.netlink.link().set(set).execute().await {
-                tracing::warn!(device = self.name, mtu, %error, "cannot set the largest packet (MTU)");
+                tracing::warn!(device = self.name, mtu, %error, "cannot set the MTU");
             }
         }
         if let Some(gateway) = what.gateway {
@@ -140,10 +124,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes all its addresses away, and with them its routes.
-    ///
-    /// # Errors
-    /// [`LinkError::Request`].
+    /// Removes all addresses, which also removes their routes.
     pub async fn clear(&self) -> Result<(), LinkError> {
         self.remove_but(None).await
     }
@@ -153,7 +134,7 @@ impl Link {
         let all: Vec<AddressMessage> = all.try_collect().await.map_err(step("list the addresses"))?;
         let others = all.into_iter().filter(|message| message.header.family == AddressFamily::Inet);
         for message in others.filter(|message| interface_of(message) != wanted) {
-            self.netlink.address().del(message).execute().await.map_err(step("take an address away"))?;
+            self.netlink.address().del(message).execute().await.map_err(step("remove an address"))?;
         }
         Ok(())
     }
@@ -175,7 +156,7 @@ fn hardware_of(link: &LinkMessage) -> Option<Hardware> {
     })
 }
 
-/// The device's own address: `IFA_LOCAL`, rtnetlink(7).
+/// Address of the device itself: `IFA_LOCAL`, rtnetlink(7).
 fn interface_of(message: &AddressMessage) -> Option<Interface> {
     message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(IpAddr::V4(address)) => {

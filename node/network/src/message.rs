@@ -1,4 +1,4 @@
-//! DHCP messages as bytes, RFC 2131 and RFC 2132: what we send, and what we read of answers.
+//! Formats and parses DHCP messages, RFC 2131 and RFC 2132.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,26 +8,26 @@ use config::Interface;
 
 use crate::lease::Lease;
 
-/// Address of an Ethernet device.
+/// Ethernet address.
 pub type Hardware = [u8; 6];
 
-/// The part before the options.
+/// Length of the fixed part before the options.
 const HEAD: usize = 236;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Where the fields are that options may go on in.
+/// Ranges of the fields that may contain more options.
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
 const FILE: std::ops::Range<usize> = 108..236;
-/// BOOTP relays drop what is shorter, RFC 1542.
+/// Minimum length; BOOTP relays drop shorter messages, RFC 1542.
 const SHORTEST: usize = 300;
 
 const BOOTREQUEST: u8 = 1;
 const BOOTREPLY: u8 = 2;
 const ETHERNET: u8 = 1;
 const HARDWARE_LENGTH: u8 = 6;
-/// The server shall broadcast its answer: a device without an address hears nothing else through a UDP socket.
+/// Broadcast flag: without an address, a UDP socket receives only broadcasts.
 const BROADCAST: u16 = 0x8000;
 
-/// Codes of options.
+/// Option codes.
 mod option {
     pub(super) const PAD: u8 = 0;
     pub(super) const MASK: u8 = 1;
@@ -54,51 +54,39 @@ const REQUEST: u8 = 3;
 const ACK: u8 = 5;
 const NAK: u8 = 6;
 
-/// The largest message that we read; every host reads 576 bytes of IP.
+/// Maximum size of a message; every host must accept 576 bytes.
 pub(crate) const LARGEST: usize = 1472;
 
-/// What we send.
+/// Purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// Who has an address? If possible this one, the last that we had.
-    Discover {
-        /// The address.
-        wished: Option<Ipv4Addr>,
-    },
-    /// We take what this server offered.
-    Take {
-        /// The offered address.
-        address: Ipv4Addr,
-        /// The server.
-        server: Ipv4Addr,
-    },
-    /// We would like to keep the address that we use.
-    Keep {
-        /// The address.
-        address: Ipv4Addr,
-    },
+pub enum Purpose {
+    /// Requests offers, if possible of the previous address.
+    Discover { wished: Option<Ipv4Addr> },
+    /// Requests the offered address.
+    Take { address: Ipv4Addr, server: Ipv4Addr },
+    /// Requests an extension of the lease.
+    Keep { address: Ipv4Addr },
 }
 
-/// A message to a server.
+/// A message of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it is about.
-    pub ask: Ask,
-    /// What the answer has to repeat.
+    pub purpose: Purpose,
+    /// Transaction ID, which the answer repeats.
     pub transaction: u32,
-    /// Since the client began to ask.
+    /// Time since the client started to ask.
     pub elapsed: Duration,
-    /// The device's address.
+    /// Ethernet address of the device.
     pub hardware: Hardware,
 }
 
 impl Request {
-    /// As it goes into a UDP packet.
+    /// Formats the payload of the UDP packet.
     pub fn encode(&self) -> Vec<u8> {
         let seconds = u16::try_from(self.elapsed.as_secs()).unwrap_or(u16::MAX);
-        let (flags, own) = match self.ask {
-            Ask::Keep { address } => (0, address),
-            Ask::Discover { .. } | Ask::Take { .. } => (BROADCAST, Ipv4Addr::UNSPECIFIED),
+        let (flags, own) = match self.purpose {
+            Purpose::Keep { address } => (0, address),
+            Purpose::Discover { .. } | Purpose::Take { .. } => (BROADCAST, Ipv4Addr::UNSPECIFIED),
         };
         let mut bytes = vec![BOOTREQUEST, ETHERNET, HARDWARE_LENGTH, 0];
         bytes.extend(self.transaction.to_be_bytes());
@@ -113,14 +101,14 @@ impl Request {
             bytes.extend([code, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
             bytes.extend(value);
         };
-        let kind = if matches!(self.ask, Ask::Discover { .. }) { DISCOVER } else { REQUEST };
+        let kind = if matches!(self.purpose, Purpose::Discover { .. }) { DISCOVER } else { REQUEST };
         add(option::KIND, &[kind]);
         let [a, b, c, d, e, f] = self.hardware;
         add(option::CLIENT, &[ETHERNET, a, b, c, d, e, f]);
-        match self.ask {
-            Ask::Discover { wished: None } | Ask::Keep { .. } => {}
-            Ask::Discover { wished: Some(address) } => add(option::REQUESTED, &address.octets()),
-            Ask::Take { address, server } => {
+        match self.purpose {
+            Purpose::Discover { wished: None } | Purpose::Keep { .. } => {}
+            Purpose::Discover { wished: Some(address) } => add(option::REQUESTED, &address.octets()),
+            Purpose::Take { address, server } => {
                 add(option::REQUESTED, &address.octets());
                 add(option::SERVER, &server.octets());
             }
@@ -135,52 +123,46 @@ impl Request {
     }
 }
 
-/// A message from a server.
+/// A message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What it says.
     pub answer: Answer,
-    /// What the request had.
+    /// Transaction ID of the request.
     pub transaction: u32,
-    /// Whom it is for.
+    /// Ethernet address of the client.
     pub hardware: Hardware,
-    /// Who sent it.
+    /// Address of the server.
     pub server: Ipv4Addr,
 }
 
-/// What a server says.
+/// Content of a server's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// We could have this.
+    /// DHCPOFFER.
     Offer(Lease),
-    /// We have this.
+    /// DHCPACK.
     Acknowledge(Lease),
-    /// We cannot have what we asked for.
-    Refuse,
+    /// DHCPNAK.
+    Nak,
 }
 
-/// Why bytes are no answer to us.
+/// The bytes are not a valid message of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// Not even a whole message.
-    #[error("the message ends early")]
+    #[error("the message is truncated")]
     Short,
-    /// BOOTP without DHCP, a request, or something else.
-    #[error("it is no answer of a DHCP server to an Ethernet device")]
+    /// BOOTP without DHCP, a request, or another protocol.
+    #[error("not an answer of a DHCP server to an Ethernet device")]
     Other,
-    /// No server's address.
-    #[error("it does not say which server it is from")]
+    #[error("the address of the server is missing")]
     NoServer,
-    /// No time, or no address that a machine can have.
-    #[error("it has no usable {0}")]
+    /// The lease lacks a duration or a valid address.
+    #[error("no usable {0}")]
     Unusable(&'static str),
 }
 
 impl Reply {
-    /// Reads a message.
-    ///
-    /// # Errors
-    /// [`ReplyError`].
+    /// Parses a message.
     pub fn parse(bytes: &[u8]) -> Result<Self, ReplyError> {
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or(ReplyError::Short)?;
         let rest = rest.strip_prefix(&COOKIE).ok_or(ReplyError::Other)?;
@@ -195,7 +177,7 @@ impl Reply {
         let answer = match options.get(&option::KIND).map(Vec::as_slice) {
             Some([OFFER]) => Answer::Offer(lease(yours, server, &options)?),
             Some([ACK]) => Answer::Acknowledge(lease(yours, server, &options)?),
-            Some([NAK]) => Answer::Refuse,
+            Some([NAK]) => Answer::Nak,
             _ => return Err(ReplyError::Other),
         };
         Ok(Self { answer, transaction: u32::from_be_bytes(field(4)?), hardware, server })
@@ -204,7 +186,7 @@ impl Reply {
 
 type Options = BTreeMap<u8, Vec<u8>>;
 
-/// Parts of one option belong together, RFC 3396.
+/// Concatenates the parts of each option, RFC 3396.
 fn options(head: &[u8], rest: &[u8]) -> Options {
     let mut all = Options::new();
     collect(rest, &mut all);
@@ -218,7 +200,7 @@ fn options(head: &[u8], rest: &[u8]) -> Options {
     all
 }
 
-/// Ends at the first option that is cut off.
+/// Collects options up to the first truncated one.
 fn collect(mut bytes: &[u8], all: &mut Options) {
     while let [code, rest @ ..] = bytes {
         bytes = match (*code, rest) {
@@ -257,7 +239,7 @@ fn lease(yours: Ipv4Addr, server: Ipv4Addr, options: &Options) -> Result<Lease, 
     if mask.checked_shl(prefix).unwrap_or(0) != 0 {
         return Err(ReplyError::Unusable("network mask"));
     }
-    // Reading it back is what checks an address.
+    // The parser of addresses validates it.
     let interface: Interface =
         format!("{yours}/{prefix}").parse().map_err(|_| ReplyError::Unusable("address for the node"))?;
     let time = number(options, option::LEASE_TIME).map(u32::from_be_bytes).ok_or(ReplyError::Unusable("lease time"))?;
@@ -267,9 +249,9 @@ fn lease(yours: Ipv4Addr, server: Ipv4Addr, options: &Options) -> Result<Lease, 
         gateway: addresses(options, option::ROUTER).into_iter().find(|router| interface.reaches(*router)),
         name_servers: addresses(options, option::NAME_SERVERS),
         time_servers: addresses(options, option::TIME_SERVERS),
-        // 68 is the least that IP can have; some servers say 0.
+        // The minimum MTU of IP is 68; some servers send 0.
         mtu: number(options, option::MTU).map(u16::from_be_bytes).filter(|mtu| *mtu >= 576),
-        // All ones is for ever.
+        // All ones means infinite.
         time: (time != u32::MAX).then(|| Duration::from_secs(time.into())),
         renewal: seconds(options, option::RENEWAL),
         rebinding: seconds(options, option::REBINDING),
@@ -320,7 +302,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_offer_is_read() {
+    fn an_offer_is_parsed() {
         let bytes = offer(&[
             (option::ROUTER, &[10, 9, 9, 9, 10, 0, 2, 2]),
             (option::NAME_SERVERS, &[10, 0, 2, 3, 10, 0, 2, 4]),
@@ -342,14 +324,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn options_may_go_on_in_other_fields() {
+    fn options_may_continue_in_other_fields() {
         let mut bytes = offer(&[(option::OVERLOAD, &[1]), (option::NAME_SERVERS, &[10, 0])]);
         bytes[FILE][..5].copy_from_slice(&[option::NAME_SERVERS, 2, 2, 3, option::END]);
         assert_eq!(offered(&bytes).unwrap().name_servers, [Ipv4Addr::new(10, 0, 2, 3)]);
     }
 
     #[test]
-    fn an_offer_that_cannot_be_used_is_refused() {
+    fn an_unusable_offer_is_rejected() {
         for (option, value, reason) in [
             (option::MASK, &[255, 0, 255, 0][..], ReplyError::Unusable("network mask")),
             (option::MASK, &[0, 0, 0, 0], ReplyError::Unusable("address for the node")),
@@ -367,9 +349,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_names_the_device_and_what_it_wants() {
-        let ask = Ask::Take { address: Ipv4Addr::new(10, 0, 2, 15), server: Ipv4Addr::new(10, 0, 2, 2) };
-        let request = Request { ask, transaction: 7, elapsed: Duration::from_secs(3), hardware: HARDWARE };
+    fn a_request_contains_device_and_requested_address() {
+        let purpose = Purpose::Take { address: Ipv4Addr::new(10, 0, 2, 15), server: Ipv4Addr::new(10, 0, 2, 2) };
+        let request = Request { purpose, transaction: 7, elapsed: Duration::from_secs(3), hardware: HARDWARE };
         let bytes = request.encode();
         assert!(bytes.len() >= SHORTEST);
         assert_eq!(bytes[..12], [1, 1, 6, 0, 0, 0, 0, 7, 0, 3, 0x80, 0]);
@@ -378,15 +360,15 @@ pub(crate) mod tests {
         assert_eq!(options[&option::KIND], [REQUEST]);
         assert_eq!(options[&option::REQUESTED], [10, 0, 2, 15]);
         assert_eq!(options[&option::SERVER], [10, 0, 2, 2]);
-        // To keep an address the client uses it, and is heard there.
-        let ask = Ask::Keep { address: Ipv4Addr::new(10, 0, 2, 15) };
-        let bytes = Request { ask, ..request }.encode();
+        // To extend a lease, the client uses its address and receives unicasts.
+        let purpose = Purpose::Keep { address: Ipv4Addr::new(10, 0, 2, 15) };
+        let bytes = Request { purpose, ..request }.encode();
         assert_eq!(bytes[10..16], [0, 0, 10, 0, 2, 15]);
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_reading_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), tail: Vec<u8>) {
+        fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..600), tail: Vec<u8>) {
             let _ = Reply::parse(&bytes);
             let mut bytes = offer(&[]);
             bytes.pop();

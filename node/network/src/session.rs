@@ -1,4 +1,4 @@
-//! The DHCP client at its device: it sends, listens and waits.
+//! Runs the DHCP client on a device.
 
 use std::fs::{self, File};
 use std::future;
@@ -18,43 +18,37 @@ use crate::message::{LARGEST, Reply};
 const CLIENT_PORT: u16 = 68;
 const SERVER_PORT: u16 = 67;
 
-/// After a failure to receive, which a device that is down makes at once.
+/// Delay after a failed receive, which returns immediately if the device is down.
 const REST: Duration = Duration::from_secs(1);
 
-/// Why the client cannot be started.
+/// The client cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// Not a device for DHCP.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// No socket.
     #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
     Socket {
-        /// The device.
         device: String,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// No random number.
     #[error("cannot read random numbers")]
     Random(#[source] io::Error),
-    /// The device's check of source addresses.
+    /// The source address check of the device cannot be disabled.
     #[error("cannot write {}", path.display())]
     SourceCheck {
-        /// The setting of the device.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
 }
 
-/// The client, its socket and its clock.
+/// The client with its socket and clock.
 ///
-/// The socket is an ordinary one that is bound to the device: while nothing has an address, Linux sends broadcasts from
-/// 0.0.0.0, and takes those that servers answer with because the client asks them to (RFC 2131, section 4.1). When
-/// other devices have one, which is so only after a server has taken the node's address back, it sends from theirs.
+/// The socket is an ordinary UDP socket bound to the device. While no device has an address, Linux sends broadcasts
+/// from 0.0.0.0, and the socket receives the servers' broadcasts, which the client requests (RFC 2131, section 4.1). If
+/// other devices have addresses, which is the case only after a server withdrew the node's address, Linux sends from
+/// theirs.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
@@ -65,11 +59,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Nothing is sent yet. Switches off the device's `rp_filter`: while there is no route, it would drop the servers'
-    /// answers.
-    ///
-    /// # Errors
-    /// [`SessionError`].
+    /// Opens the socket without sending. Disables `rp_filter` of the device, which drops the servers' answers while
+    /// there is no route.
     pub async fn open(link: &Link) -> Result<Self, SessionError> {
         let device = link.name().to_owned();
         let hardware = link.hardware()?;
@@ -88,7 +79,7 @@ impl Session {
         Ok(Self { client, socket, device, start, missed: Duration::ZERO })
     }
 
-    /// Time that passed unseen by timers since the start, while the machine stood still: leases age in it.
+    /// Sets the sum of clock jumps, by which leases are older than timers show.
     pub(crate) fn set_missed(&mut self, missed: Duration) {
         self.missed = missed;
     }
@@ -97,8 +88,8 @@ impl Session {
         self.start.elapsed().saturating_add(self.missed)
     }
 
-    /// What changes next. Waits for ever if nothing does; tells the log while nobody answers. Cancel-safe: what was
-    /// not sent is sent at the next deadline.
+    /// Waits for the next change, without limit; logs missing answers. Cancel-safe: an unsent message is sent at the
+    /// next deadline.
     pub async fn next(&mut self) -> Change {
         let mut bytes = [0; LARGEST];
         loop {
@@ -131,10 +122,10 @@ impl Session {
                             return change;
                         }
                     }
-                    Err(error) => debug!(device = self.device, %from, %error, "message that is no answer"),
+                    Err(error) => debug!(device = self.device, %from, %error, "ignored message that is not an answer"),
                 },
                 Err(error) => {
-                    debug!(device = self.device, %error, "cannot receive");
+                    debug!(device = self.device, %error, "cannot receive from the DHCP socket");
                     sleep(REST).await;
                 }
             }
@@ -142,10 +133,13 @@ impl Session {
     }
 
     async fn send(&self, send: Send) {
-        // The first try is often too early for a switch that has just seen the device.
+        // The first attempt often precedes the time at which a switch forwards packets of a new device.
         if self.client.attempts() > 1 {
             let attempt = self.client.attempts();
-            warn!(device = self.device, attempt, "no DHCP server answers; asking again, or configure a static address");
+            warn!(
+                device = self.device,
+                attempt, "no answer from a DHCP server, will retry; check the network or configure a static address"
+            );
         }
         if let Err(error) = self.socket.send_to(&send.request.encode(), (send.to, SERVER_PORT)).await {
             warn!(device = self.device, %error, "cannot send to the DHCP server");

@@ -1,4 +1,4 @@
-//! The client at a real device, with a server at the other end of it.
+//! The client on a real device with a server at the other end.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,13 +22,13 @@ use tracing::subscriber::DefaultGuard;
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const GIVEN: [u8; 4] = [192, 0, 2, 10];
 
-/// For two tries in a VM.
+/// Time for two attempts in a VM.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The client's port is one for all devices, and Linux would send from the address of another device, if one has any.
+/// Held by each test: all devices share the client's port, and Linux would send from the address of another device.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// Two devices that are one cable.
+/// A pair of connected devices.
 struct Cable {
     near: String,
     far: String,
@@ -53,7 +53,7 @@ impl Cable {
         netlink.link().del(ends[0].header.index).execute().await.unwrap();
     }
 
-    /// Addresses of the near end, with their prefixes.
+    /// Addresses of the near end with prefix lengths.
     async fn addresses(&self) -> Vec<(Ipv4Addr, u8)> {
         let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
         let mut driver = JoinSet::new();
@@ -70,12 +70,12 @@ impl Cable {
     }
 }
 
-/// The log of a test.
+/// Captured log of a test.
 #[derive(Clone, Default)]
 struct Said(Arc<SyncMutex<Vec<u8>>>);
 
 impl Said {
-    /// Hears what is said on this thread, until the guard is dropped.
+    /// Captures the log of this thread until the guard is dropped.
     fn listen(&self) -> DefaultGuard {
         let said = self.clone();
         let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || said.clone());
@@ -97,7 +97,7 @@ impl Write for Said {
     }
 }
 
-/// Serves until it is dropped. Says nothing to the first `deaf` messages; `heard` counts all.
+/// Runs a server until it is dropped. Ignores the first `deaf` messages; `heard` counts all.
 async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).await.unwrap();
     socket.bind_device(Some(cable.far.as_bytes())).unwrap();
@@ -109,7 +109,7 @@ async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
         if heard.fetch_add(1, Ordering::SeqCst) < deaf {
             continue;
         }
-        // The kind of the message is its first option.
+        // The message type is the first option.
         let kind = match bytes[240..length] {
             [53, 1, 1, ..] => 2,
             [53, 1, 3, ..] => 5,
@@ -130,7 +130,7 @@ async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
     }
 }
 
-/// The router that the kernel would use.
+/// Default routes of the kernel.
 fn gateways(device: &str) -> Vec<Ipv4Addr> {
     let table = fs::read_to_string("/proc/net/route").unwrap();
     let default = table.lines().filter_map(|line| {
@@ -142,11 +142,11 @@ fn gateways(device: &str) -> Vec<Ipv4Addr> {
 }
 
 #[tokio::test]
-async fn a_server_that_answers_late_gives_the_device_its_address() {
+async fn a_late_answer_configures_the_device() {
     let _turn = TURN.lock().await;
     let cable = Cable::lay(0).await;
     let link = Link::named(&cable.near).await.unwrap();
-    // As of a device that appears after the node has changed the default.
+    // The value of a device that appears after the default was changed.
     let source_check = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", cable.near);
     fs::write(&source_check, "1").unwrap();
     let network = Network::on(link, config::Network::default()).await.unwrap();
@@ -156,14 +156,17 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
         () = serve(&cable, 1, &heard) => unreachable!("it never returns"),
         given = timeout(LIMIT, network.configure()) => given.expect("an answer in time").unwrap(),
     };
-    // The second try comes after about four seconds, and brings an offer, which is taken.
+    // The second attempt follows after about four seconds and gets an offer.
     assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(heard.load(Ordering::SeqCst), 3);
     assert_eq!(fs::read_to_string(source_check).unwrap(), "0\n", "answers of servers without a route are dropped");
-    // Who waits for the node is told of the silence, once for each try but the first.
+    // Missing answers are logged, once per attempt except the first.
     let lines = said.lines();
     let [line] = &lines[..] else { panic!("{lines:?}") };
-    assert!(line.contains("no DHCP server answers; asking again, or configure a static address"), "{line}");
+    assert!(
+        line.contains("no answer from a DHCP server, will retry; check the network or configure a static address"),
+        "{line}"
+    );
     assert!(line.contains(&format!(r#"device="{}" attempt=2"#, cable.near)), "{line}");
     assert_eq!(addressing.interface.to_string(), "192.0.2.10/24");
     assert_eq!(addressing.name_servers, [Ipv4Addr::from(SERVER)]);
@@ -173,12 +176,12 @@ async fn a_server_that_answers_late_gives_the_device_its_address() {
     cable.cut().await;
 }
 
-/// The node used the address on until half of the lease had passed by its own timers.
+/// Regression: the node used the address until half of the lease had passed by its timers.
 #[tokio::test]
-async fn a_lease_that_ended_while_the_machine_stood_still_is_asked_for_at_once() {
+async fn a_lease_that_expired_during_a_suspension_is_renewed() {
     let _turn = TURN.lock().await;
     let cable = Cable::lay(2).await;
-    // Both ends are this machine's: each gets packets with the machine's own address.
+    // Both ends belong to this machine: each receives packets from the machine's own address.
     for end in [&cable.near, &cable.far] {
         fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
     }
@@ -186,7 +189,7 @@ async fn a_lease_that_ended_while_the_machine_stood_still_is_asked_for_at_once()
     let (heard, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
     let renewed = async {
         let given = network.configure().await.unwrap();
-        // Two, and one more for each that was lost while the link came up.
+        // Two messages, and one more for each that was lost while the link came up.
         let before = heard.load(Ordering::SeqCst);
         let renewed = async {
             missed.send_replace(Duration::from_secs(7200));
@@ -209,7 +212,7 @@ async fn a_lease_that_ended_while_the_machine_stood_still_is_asked_for_at_once()
 }
 
 #[tokio::test]
-async fn an_address_of_the_configuration_replaces_another() {
+async fn a_static_address_replaces_another() {
     let _turn = TURN.lock().await;
     let cable = Cable::lay(1).await;
     let fixed = |address: &str| config::Network {

@@ -1,5 +1,4 @@
-//! PID 1 of a pod's sandbox: keeps the pod's namespaces, reaps what its containers leave behind, and
-//! ends when it is asked to.
+//! PID 1 of a pod sandbox: keeps the namespaces of the pod, reaps orphaned processes, and exits on SIGTERM or SIGINT.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -7,8 +6,8 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use std::process::ExitCode;
 
-/// Signals that arrive are taken with `sigwait`: blocked, they wait, so that none is missed between
-/// two turns. A PID 1 ignores every signal that it neither blocks nor handles.
+/// Signals are blocked and received with `sigwait`, so that none is lost between two calls. The kernel discards signals
+/// to PID 1 that it neither blocks nor handles.
 const TAKEN: [Signal; 3] = [Signal::SIGCHLD, Signal::SIGINT, Signal::SIGTERM];
 
 fn main() -> ExitCode {
@@ -21,20 +20,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns when the runtime asks for the end of the pod.
+/// Returns when the container runtime stops the pod.
 fn hold() -> Result<(), Errno> {
     let signals = SigSet::from_iter(TAKEN);
     signals.thread_block()?;
     loop {
         match signals.wait()? {
-            // One SIGCHLD may stand for many children.
+            // One SIGCHLD may represent several children.
             Signal::SIGCHLD => while reap()? {},
             _ => return Ok(()),
         }
     }
 }
 
-/// Takes the status of one child that ended; `false` if there is none.
+/// Reaps one exited child; `false` if there is none.
 fn reap() -> Result<bool, Errno> {
     match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
         Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => Ok(false),
@@ -51,7 +50,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn children_that_ended_are_reaped_and_none_is_waited_for() {
+    fn exited_children_are_reaped_without_waiting_for_others() {
         let child = Command::new("/bin/true").spawn().unwrap().id();
         let ended = Id::Pid(Pid::from_raw(i32::try_from(child).unwrap()));
         waitid(ended, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();

@@ -1,11 +1,11 @@
-//! Numbers as people read them. `units` has exact ones; here two digits do.
+//! Short formats with about two digits; `units` has exact ones.
 
 use std::time::Duration;
 
 use time::OffsetDateTime;
 use units::Bytes;
 
-/// `12.3 GiB`.
+/// Formats like `12.3 GiB`.
 pub(crate) fn size(bytes: Bytes) -> String {
     const UNITS: [(&str, u64); 5] =
         [("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
@@ -15,7 +15,7 @@ pub(crate) fn size(bytes: Bytes) -> String {
     if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
 }
 
-/// The two largest parts: `3 d 4 h`, `17 s`.
+/// Formats the two largest units: `3 d 4 h`, `17 s`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -28,7 +28,7 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// `2026-03-01 12:00:05 UTC`; nothing for a time that no calendar has.
+/// Formats like `2026-03-01 12:00:05 UTC`; `None` if the time is out of range.
 pub(crate) fn moment(unix_seconds: i64) -> Option<String> {
     let at = OffsetDateTime::from_unix_timestamp(unix_seconds).ok()?;
     Some(format!("{} {:02}:{:02}:{:02} UTC", at.date(), at.hour(), at.minute(), at.second()))
@@ -45,14 +45,14 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_their_two_largest_parts() {
+    fn durations_have_their_two_largest_units() {
         let shown = [0, 59, 61, 7_260, 90_000, 86_400 * 400].map(|seconds| duration(Duration::from_secs(seconds)));
         assert_eq!(shown, ["0 s", "59 s", "1 min 1 s", "2 h 1 min", "1 d 1 h", "400 d"]);
         assert_eq!(duration(Duration::MAX), format!("{} d", u64::MAX / 86_400));
     }
 
     #[test]
-    fn moments_are_told_in_utc() {
+    fn times_are_formatted_in_utc() {
         assert_eq!(moment(1_772_366_405).as_deref(), Some("2026-03-01 12:00:05 UTC"));
         assert_eq!(moment(i64::MAX), None);
     }

@@ -1,5 +1,4 @@
-//! HTML that is well formed by construction: elements close themselves, and text from outside comes in escaped or not
-//! at all.
+//! Generates well-formed HTML: elements are always closed, and foreign text is always escaped.
 
 use std::fmt::{self, Write};
 
@@ -7,11 +6,11 @@ use std::fmt::{self, Write};
 #[derive(Debug, Default)]
 pub(crate) struct Html(String);
 
-/// An attribute: its name, and its value, which is escaped.
+/// Name and value of an attribute; the value is escaped.
 pub(crate) type Attribute<'a> = (&'static str, &'a str);
 
 impl Html {
-    /// A document that says to a browser that it is one.
+    /// A document with a doctype.
     pub(crate) fn document() -> Self {
         Self("<!DOCTYPE html>\n".to_owned())
     }
@@ -20,29 +19,29 @@ impl Html {
         self.0
     }
 
-    /// An element with what `inside` puts into it.
+    /// Adds an element; `inside` adds its content.
     pub(crate) fn element(&mut self, name: &'static str, attributes: &[Attribute<'_>], inside: impl FnOnce(&mut Self)) {
         self.open(name, attributes);
         inside(self);
         self.close(name);
     }
 
-    /// An element with text alone.
+    /// Adds an element that contains only text.
     pub(crate) fn line(&mut self, name: &'static str, attributes: &[Attribute<'_>], text: &str) {
         self.element(name, attributes, |html| html.text(text));
     }
 
-    /// An element that has no inside, such as `meta`.
+    /// Adds an element without content, such as `meta`.
     pub(crate) fn void(&mut self, name: &'static str, attributes: &[Attribute<'_>]) {
         self.open(name, attributes);
     }
 
     pub(crate) fn text(&mut self, text: &str) {
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = Escaped(&mut self.0).write_str(text);
     }
 
-    /// A style sheet, which is ours and not escaped.
+    /// Adds a constant style sheet, not escaped.
     pub(crate) fn style(&mut self, sheet: &'static str) {
         self.0.push_str("<style>");
         self.0.push_str(sheet);
@@ -66,14 +65,14 @@ impl Html {
         self.0.push_str("</");
         self.0.push_str(name);
         self.0.push('>');
-        // Beside a link it would be a space before the next word.
+        // After a link, the line break would be shown as a space.
         if name != "a" {
             self.0.push('\n');
         }
     }
 }
 
-/// Writes text so that it means itself, in an element and in an attribute.
+/// Escapes text for elements and attributes.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {
@@ -92,17 +91,17 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// The character, or a replacement of one that HTML does not allow or that would show other text in another order.
+/// The character, or a replacement if HTML does not allow it or if it could change the order of other text.
 const fn visible(c: char) -> char {
     match c {
         '\n' | '\t' => c,
         '\0'..='\x1f' | '\x7f'..='\u{9f}' => char::REPLACEMENT_CHARACTER,
-        // Marks of writing direction, Unicode Standard Annex 9.
+        // Bidirectional controls, Unicode Standard Annex 9.
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             char::REPLACEMENT_CHARACTER
         }
         '\u{fdd0}'..='\u{fdef}' => char::REPLACEMENT_CHARACTER,
-        // The last two of each plane are no characters either.
+        // The last two code points of each plane are not characters.
         c if c as u32 & 0xfffe == 0xfffe => char::REPLACEMENT_CHARACTER,
         c => c,
     }
@@ -122,19 +121,19 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An element of a document, as a browser's tokenizer sees it, if every element closes itself.
+    /// An element of a document as parsed by a tokenizer for browsers. Requires that every element is closed.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Element {
         pub(crate) name: String,
         pub(crate) attributes: Vec<(String, String)>,
         pub(crate) children: Vec<Element>,
-        /// All text inside, that of the children included.
+        /// Text including that of the children.
         pub(crate) text: String,
     }
 
     impl Element {
-        /// Reads a document. A browser forgives what this does not: an error of the syntax, an element that stays open,
-        /// a tag that closes another one.
+        /// Parses a document. Unlike a browser, fails for syntax errors, unclosed elements, and end tags of other
+        /// elements.
         pub(crate) fn read(document: &str) -> Self {
             let queue = BufferQueue::default();
             queue.push_back(StrTendril::from(document));
@@ -151,7 +150,7 @@ pub(crate) mod tests {
             self.attributes.iter().find(|(found, _)| found == name).map(|(_, value)| &**value)
         }
 
-        /// This and all elements inside, in the order of the document.
+        /// This element and all below, in document order.
         pub(crate) fn all(&self) -> Vec<&Self> {
             let mut found = vec![self];
             found.extend(self.children.iter().flat_map(Self::all));
@@ -167,10 +166,10 @@ pub(crate) mod tests {
         }
     }
 
-    /// Those that have no end tag, HTML Living Standard, 13.1.2.
+    /// Elements without an end tag, HTML Living Standard, 13.1.2.
     const VOID: [&str; 2] = ["meta", "link"];
 
-    /// The elements that are open; the first is the document.
+    /// The open elements; the first is the document.
     struct Tree(RefCell<Vec<Element>>);
 
     impl TokenSink for Tree {
@@ -217,7 +216,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Text that means something to a browser, and text that means nothing.
+    /// Text with and without special meaning in HTML.
     pub(crate) fn hostile() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             any::<char>().prop_map(String::from),
@@ -251,14 +250,14 @@ pub(crate) mod tests {
         prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
     }
 
-    /// What is shown of a text.
+    /// The displayed form of a text.
     pub(crate) fn shown(text: &str) -> String {
         text.chars().map(visible).collect()
     }
 
     proptest! {
         #[test]
-        fn any_text_stays_text(text in hostile(), value in hostile()) {
+        fn any_text_is_escaped(text in hostile(), value in hostile()) {
             let mut html = Html::document();
             html.element("p", &[("title", &value), ("class", "one")], |html| html.line("b", &[], &text));
             let document = Element::read(&html.into_string());
@@ -269,13 +268,13 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn ordinary_text_is_shown_as_it_is(text in "[ -~äöüß€日本\n\t]{0,40}") {
+        fn ordinary_text_is_unchanged(text in "[ -~äöüß€日本\n\t]{0,40}") {
             prop_assert_eq!(shown(&text), text);
         }
     }
 
     #[test]
-    fn nothing_can_turn_the_direction_of_writing() {
+    fn bidirectional_controls_are_replaced() {
         assert_eq!(shown("a\u{202e}b\u{2066}c"), "a\u{fffd}b\u{fffd}c");
     }
 }

@@ -1,23 +1,22 @@
-//! What a node tells of itself over HTTP: to a person, to a monitoring system, to a probe.
+//! Status of a node over HTTP, for administrators, monitoring systems and probes.
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
-//! | `/statusz` | a page for a person; needs neither JavaScript nor anything from elsewhere |
-//! | `/statusz.json`, `/statusz?format=json` | the same facts |
-//! | `/metrics` | Prometheus' text format |
-//! | `/readyz` | 200 when every service does its work, else 503 and the list of those that do not |
-//! | `/healthz` | 200: the process answers |
+//! | `/statusz` | HTML page; requires neither JavaScript nor other resources |
+//! | `/statusz.json`, `/statusz?format=json` | the same data as JSON |
+//! | `/metrics` | metrics in Prometheus' text format |
+//! | `/readyz` | 200 if all services are ready, otherwise 503 with a list of the others |
+//! | `/healthz` | 200 while the process answers |
 //!
-//! [`Page`] is what is told, as plain data. It is rendered by pure functions ([`Page::html`], [`Page::json`]), and
-//! [`serve`] answers requests from a [`Source`], which only the node's program can be. [`Recent`] keeps the last
-//! warnings of the log.
+//! [`Page`] contains the data. Pure functions render it ([`Page::html`], [`Page::json`]), and [`serve`] answers
+//! requests with the data of a [`Source`], which the node's program implements. [`Recent`] stores the last warnings of
+//! the log.
 //!
-//! The feature `sample` has pages of nodes that are made up.
+//! The feature `sample` provides pages of fictitious nodes.
 //!
-//! It only reads, and a node refuses to be asked by anybody who is not on it ([`Audience`]): a page names the claims of
-//! all tenants.
+//! The server is read-only and answers only clients on the node itself ([`Audience`]), because a page contains the
+//! claims of all tenants.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod format;
 mod html;

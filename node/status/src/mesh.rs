@@ -1,4 +1,4 @@
-//! The mesh, as plain data.
+//! State of the mesh.
 
 use std::time::Duration;
 
@@ -7,25 +7,24 @@ use units::Bytes;
 
 use crate::model::maybe_seconds;
 
-/// Two nodes that speak agree on keys every two minutes. Without new ones nothing passes after three: WireGuard's
-/// `REJECT_AFTER_TIME`.
+/// Peers renew their keys every two minutes while they send. After three minutes without renewal, packets are dropped:
+/// WireGuard's `REJECT_AFTER_TIME`.
 const KEYS_LAST: Duration = Duration::from_secs(180);
 
-/// The other nodes that this one exchanges pod traffic with.
+/// The peers of the node.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Mesh {
-    /// Those that somebody should look at first, then by name; nothing if they could not be read, which is among the
-    /// warnings.
+    /// Peers without valid keys first, then by name. `None` if they could not be read, which is among the warnings.
     pub peers: Option<Vec<Peer>>,
-    /// Further ones, which are left out.
+    /// Number of peers that are omitted.
     pub more: usize,
 }
 
 impl Mesh {
-    /// Peers that a page shows; metrics tell of all.
+    /// Maximum number of peers on a page; metrics contain all.
     const MOST: usize = 1000;
 
-    /// Puts those first that nothing can be sent to now, and leaves out what would make the page too long.
+    /// Sorts the peers, unreachable ones first, and omits those beyond the limit.
     pub fn new(mut peers: Vec<Peer>) -> Self {
         peers.sort_by(|one, other| one.order().cmp(&other.order()));
         let more = peers.len().saturating_sub(Self::MOST);
@@ -37,30 +36,30 @@ impl Mesh {
 /// Another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Peer {
-    /// Its name; nothing before the cluster's nodes are known.
+    /// Node name; `None` before the Nodes of the cluster were listed.
     pub node: Option<String>,
-    /// Its public key, as wg(8) shows it.
+    /// Public key in the format of wg(8).
     pub key: String,
-    /// Address and port that packets to it go to.
+    /// Endpoint.
     pub endpoint: Option<String>,
-    /// What its pods have.
+    /// Pod ranges.
     pub pods: Vec<String>,
-    /// How long ago both agreed on keys the last time; nothing if they never did.
+    /// Time since the last handshake; `None` if there was none.
     #[serde(rename = "handshake_seconds_ago", serialize_with = "maybe_seconds")]
     pub handshake: Option<Duration>,
-    /// What came from it.
+    /// Received bytes.
     pub received: Bytes,
-    /// What was sent to it.
+    /// Sent bytes.
     pub sent: Bytes,
 }
 
 impl Peer {
-    /// Whether both have keys that are still good. Two that have nothing to say to each other have none.
+    /// Whether the session keys are valid. Idle peers have none.
     pub(crate) fn has_keys(&self) -> bool {
         self.handshake.is_some_and(|ago| ago <= KEYS_LAST)
     }
 
-    /// As much of the key as tells two nodes apart.
+    /// Prefix of the key that is long enough to distinguish nodes.
     pub(crate) fn short_key(&self) -> String {
         let mut letters = self.key.chars();
         let short: String = letters.by_ref().take(8).collect();

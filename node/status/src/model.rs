@@ -1,4 +1,4 @@
-//! What is told, as plain data. Any combination of values is valid. Serialized, times are whole seconds.
+//! Data of the status page. Any combination of values is valid. Times are serialized in whole seconds.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -9,41 +9,35 @@ use units::Bytes;
 
 use crate::{Mesh, Warning};
 
-/// Of a filesystem volume, in percent: with less left, writes will fail soon.
+/// Usage of a filesystem volume in percent from which it is reported as almost full.
 pub(crate) const ALMOST_FULL: u64 = 90;
 
-/// Everything that is told of a node.
+/// Status of a node.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
-    /// The node's name.
     pub node: String,
-    /// What its clock says, seconds since 1970.
+    /// Time of the clock, seconds since 1970.
     #[serde(rename = "unix_seconds", serialize_with = "seconds")]
     pub now: Duration,
-    /// Since the kernel started.
+    /// Time since boot.
     #[serde(rename = "uptime_seconds", serialize_with = "seconds")]
     pub uptime: Duration,
-    /// What runs.
     pub versions: Versions,
-    /// Parents before their children.
+    /// Services, parents before their children.
     pub services: Vec<Service>,
-    /// The data disk; nothing if it could not be read, which is among the warnings.
+    /// The data disk; `None` if it could not be read, which is among the warnings.
     pub storage: Option<Storage>,
-    /// The other nodes; nothing on a node that has no mesh.
+    /// The mesh; `None` on a node without one.
     pub mesh: Option<Mesh>,
-    /// How good the clock is.
     pub clock: Clock,
-    /// Those of the node.
+    /// Certificates of the node.
     pub certificates: Vec<Certificate>,
-    /// The newest first.
+    /// Warnings, newest first.
     pub warnings: Vec<Warning>,
 }
 
 impl Page {
-    /// All facts as JSON, with `ready` and `not_ready`, which follow from the services.
-    ///
-    /// # Errors
-    /// None: the error is that of the serializer's signature.
+    /// All data as JSON, with `ready` and `not_ready`, which are derived from the services. Never fails.
     pub fn json(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
         struct Document<'a> {
@@ -57,53 +51,49 @@ impl Page {
     }
 }
 
-/// What runs on the node.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Versions {
-    /// Our own.
+    /// Version of Granary.
     pub granary: String,
-    /// The kernel.
     pub kernel: Kernel,
-    /// Nothing before the Node object was Ready.
+    /// Version of Kubernetes; `None` until the Node object is Ready.
     pub kubernetes: Option<String>,
-    /// As Kubernetes tells it: `containerd://2.2.1`.
+    /// Container runtime in the format of Kubernetes: `containerd://2.2.1`.
     pub container_runtime: Option<String>,
 }
 
-/// The running kernel.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Kernel {
     /// `uname -r`.
     pub release: String,
     /// `uname -v`.
     pub version: String,
-    /// Since it was built, if its version tells when: fixes of the meantime are missing.
+    /// Age of the build, if `uname -v` contains its date: later fixes are missing.
     #[serde(rename = "age_seconds", serialize_with = "maybe_seconds")]
     pub age: Option<Duration>,
 }
 
-/// A service of the tree.
+/// A service of the supervision tree.
 #[derive(Clone, Debug, Serialize)]
 pub struct Service {
-    /// The names from the root to the service.
+    /// Names from the root to the service.
     pub path: String,
-    /// The last of them.
+    /// Last component of the path.
     pub name: String,
-    /// 0 for the root.
+    /// Depth; 0 for the root.
     pub depth: usize,
-    /// Where it is in its life.
     pub state: State,
-    /// How long it is in this state.
+    /// Time in this state.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub since: Duration,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why it failed last; it may be healthy since.
+    /// Error of the last failure; the service may be healthy again.
     pub last_failure: Option<String>,
 }
 
 impl Service {
-    /// Whether it does its work, or has done it.
+    /// Whether the service is healthy or done.
     pub fn is_ready(&self) -> bool {
         match self.state {
             State::Healthy | State::Done => true,
@@ -126,31 +116,30 @@ pub fn services(tree: &supervisor::Status) -> Vec<Service> {
     tree.walk().map(service).collect()
 }
 
-/// Those that do not do their work.
+/// The services that are not ready.
 pub fn not_ready(services: &[Service]) -> impl Iterator<Item = &Service> {
     services.iter().filter(|service| !service.is_ready())
 }
 
-/// The data disk and what is on it.
+/// The data disk and its volumes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Storage {
-    /// What it has, and what is promised of it.
     pub disk: Disk,
-    /// Those that somebody should look at first, then by namespace and claim.
+    /// Volumes that need attention first, then by namespace and claim.
     pub volumes: Vec<Volume>,
-    /// Further volumes, which are left out.
+    /// Number of volumes that are omitted.
     pub more: usize,
-    /// Volumes of which nobody knows what they are.
+    /// Volumes with invalid records.
     pub closed: Vec<Closed>,
-    /// What lacks its other half; kinds of which there is none are left out.
+    /// Orphans by kind, without kinds that have none.
     pub orphans: Vec<Orphans>,
 }
 
 impl Storage {
-    /// Volumes that a page shows; metrics tell of all.
+    /// Maximum number of volumes on a page; metrics contain all.
     const MOST: usize = 1000;
 
-    /// Puts what somebody should look at first, and leaves out what would make the page too long.
+    /// Sorts the volumes, those that need attention first, and omits those beyond the limit.
     pub fn new(disk: Disk, mut volumes: Vec<Volume>, closed: Vec<Closed>, orphans: Vec<Orphans>) -> Self {
         volumes.sort_by(|one, other| one.order().cmp(&other.order()));
         let more = volumes.len().saturating_sub(Self::MOST);
@@ -159,39 +148,36 @@ impl Storage {
     }
 }
 
-/// The sizes of the data disk.
+/// Sizes of the data disk.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Disk {
-    /// The size of its file system.
+    /// Size of the file system.
     pub size: Bytes,
-    /// Kept for what is no volume.
+    /// Reserved for other uses than volumes.
     pub reserve: Bytes,
-    /// What all volumes together may be promised.
+    /// Allocatable to volumes.
     pub promisable: Bytes,
-    /// What they are promised.
+    /// Allocated to volumes.
     pub promised: Bytes,
-    /// What may still be promised.
+    /// Available for new volumes.
     pub free: Bytes,
 }
 
-/// A volume.
 #[derive(Clone, Debug, Serialize)]
 pub struct Volume {
-    /// Its name, and that of its PV.
+    /// Name of the volume and its PV.
     pub id: String,
-    /// Of the claim.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// The claim that it was made for.
+    /// Name of the claim.
     pub claim: String,
-    /// What pods see of it.
     pub mode: Mode,
-    /// What it is promised.
+    /// Allocated size.
     pub limit: Bytes,
-    /// What it takes on the disk.
+    /// Used space on the disk.
     pub used: Bytes,
-    /// Files and directories, of a filesystem volume.
+    /// Inodes of a filesystem volume.
     pub inodes: Option<Inodes>,
-    /// How it does.
     pub condition: Condition,
 }
 
@@ -201,18 +187,16 @@ impl Volume {
     }
 }
 
-/// What pods see of a volume.
+/// Volume mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// A directory.
     Filesystem,
-    /// A device.
     Block,
 }
 
 impl Mode {
-    /// The word for it.
+    /// Text on the page.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Filesystem => "filesystem",
@@ -221,45 +205,43 @@ impl Mode {
     }
 }
 
-/// Files and directories of a volume.
+/// Inodes of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Inodes {
-    /// As many as it may have.
+    /// Limit.
     pub limit: u64,
-    /// As many as there are.
     pub used: u64,
 }
 
-/// Where a volume is between claim and end.
+/// Stage in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// No PV says that it exists.
+    /// The PV does not exist yet.
     Staged,
-    /// It is there for pods.
+    /// Pods can use the volume.
     Announced,
-    /// Out of use.
+    /// The volume is being deleted.
     Retired,
 }
 
-/// How a volume does, from good to bad.
+/// State of a volume, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
-    /// Nothing to do.
     Fine,
-    /// It is made, and has no PV yet.
+    /// Created, without a PV.
     Staged,
-    /// Its data is removed, or gone.
+    /// The data is being removed or is removed.
     Retired,
-    /// Of a filesystem volume: writes fail soon, for want of space or of inodes.
+    /// A filesystem volume close to its limit of space or inodes.
     AlmostFull,
 }
 
 impl Condition {
-    /// From what is known of a volume.
+    /// The condition for these values.
     pub fn of(life: Life, mode: Mode, [used, limit]: [Bytes; 2], inodes: Option<Inodes>) -> Self {
         let almost = |used: u64, limit: u64| u128::from(used) * 100 >= u128::from(limit) * u128::from(ALMOST_FULL);
-        // An image takes all of its limit from the start, and how full it is only its user knows.
+        // A block image is allocated completely; only its user knows how full it is.
         let full = || {
             mode == Mode::Filesystem
                 && (almost(used.get(), limit.get()) || inodes.is_some_and(|inodes| almost(inodes.used, inodes.limit)))
@@ -272,7 +254,7 @@ impl Condition {
         }
     }
 
-    /// The words for it.
+    /// Text on the page.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Fine => "fine",
@@ -283,63 +265,59 @@ impl Condition {
     }
 }
 
-/// A volume whose record cannot be used. It is kept, and no pod gets it.
+/// A volume with an invalid record. It is kept, and pods cannot use it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Closed {
-    /// Its name.
     pub id: String,
-    /// What is wrong with the record.
+    /// Error of the record.
     pub reason: String,
 }
 
-/// What lacks its other half, on the disk or in the cluster.
+/// Objects on the disk or in the cluster that lack their counterpart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Orphans {
-    /// As the metric `granary_orphans` has it.
+    /// Kind as in the metric `granary_orphans`.
     pub kind: String,
-    /// How many.
     pub found: u64,
 }
 
-/// How good the clock is.
+/// State of the clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Clock {
-    /// A server answered when one was asked last.
+    /// A server answered the last request.
     Synchronized {
-        /// Who.
         server: String,
-        /// How far the clock was off then, in microseconds, positive when it was behind.
+        /// Offset at that time in microseconds, positive if the clock was behind.
         offset_us: i64,
-        /// When.
+        /// Time since the answer.
         #[serde(rename = "seconds_ago", serialize_with = "seconds")]
         ago: Duration,
     },
-    /// None did.
+    /// No server answered the last request.
     Unsynchronized {
-        /// Who is asked.
+        /// The first configured server.
         server: String,
-        /// Why there was no answer.
+        /// Reason for the missing answer.
         reason: String,
-        /// When there was one the last time; nothing if there never was.
+        /// Time since the last answer; `None` if there was none.
         #[serde(rename = "seconds_ago", serialize_with = "maybe_seconds")]
         ago: Option<Duration>,
     },
-    /// Nobody is asked: the clock is the machine's.
+    /// No server is configured.
     Alone,
 }
 
-/// A certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Certificate {
-    /// Its file without extension.
+    /// File name without extension.
     pub name: String,
-    /// When it ends, seconds since 1970.
+    /// Time of expiry, seconds since 1970.
     #[serde(rename = "expires_unix_seconds")]
     pub expires: i64,
 }
 
-/// Serde hands over references.
+/// Serde passes references.
 pub(crate) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(time.as_secs())
 }

@@ -1,4 +1,4 @@
-//! The page for a person.
+//! The HTML page.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::html::Html;
 use crate::model::{ALMOST_FULL, Clock, Condition, Disk, Mode, Page, Service, Storage, Volume, not_ready};
 use crate::{Mesh, Peer, Severity, Warning};
 
-/// Certificates with less left are pointed out: the node should have renewed them.
+/// Certificates with less remaining time are highlighted: the node should have renewed them.
 const EXPIRES_SOON: i64 = 25 * 86_400;
 
-/// A column's title and class.
+/// Title and class of a column.
 type Column = (&'static str, &'static str);
 
 const LEFT: &str = "";
@@ -47,11 +47,11 @@ const WARNING: [Column; 5] = [("Ago", LEFT), ("Times", NUMBER), ("Kind", LEFT), 
 
 const CERTIFICATE: [Column; 3] = [("Name", LEFT), ("Expires", LEFT), ("Left", LEFT)];
 
-/// Deeper services stand as far right as this.
+/// Maximum indentation of services.
 const DEEPEST: usize = 4;
 
 impl Page {
-    /// The page as one HTML document. Whatever the facts say, they stay text.
+    /// Renders the page as an HTML document. All data is escaped.
     pub fn html(&self) -> String {
         let mut html = Html::document();
         html.element("html", &[("lang", "en")], |html| {
@@ -199,7 +199,7 @@ impl Storage {
 impl Disk {
     fn show(&self, html: &mut Html) {
         let Self { size: whole, reserve, promisable, promised, free } = *self;
-        // A disk is there to be promised: that much of it is, is nothing to warn of.
+        // High allocation is normal, so the meter has no warning colour.
         meter(html, "wide", [promised, promisable], None, "promised to volumes");
         let text = format!(
             "{} of {} promised to volumes, {} free. The disk has {}, of which {} are kept for images, logs, emptyDirs and etcd.",
@@ -310,7 +310,7 @@ fn warnings(html: &mut Html, warnings: &[Warning]) {
     });
 }
 
-/// The class and the words.
+/// Class and text of the clock's state.
 fn clock(clock: &Clock) -> (&'static str, String) {
     match clock {
         Clock::Synchronized { server, offset_us, ago } => {
@@ -326,7 +326,7 @@ fn clock(clock: &Clock) -> (&'static str, String) {
     }
 }
 
-/// A part of the page, in its order.
+/// Sections of the page in order.
 #[derive(Clone, Copy)]
 enum Section {
     Services,
@@ -342,7 +342,7 @@ impl Section {
     const ALL: [Self; 7] =
         [Self::Services, Self::Storage, Self::Volumes, Self::Mesh, Self::Warnings, Self::Certificates, Self::Node];
 
-    /// Of its element. Links of people's notes lead there.
+    /// ID of the element, used in links; must not change.
     const fn id(self) -> &'static str {
         match self {
             Self::Services => "services",
@@ -367,7 +367,7 @@ impl Section {
         }
     }
 
-    /// Of the heading's element, which names the section and its table to those who do not see them.
+    /// ID of the heading, which labels the section and its table for screen readers.
     fn heading(self) -> String {
         format!("{}-title", self.id())
     }
@@ -396,14 +396,14 @@ fn table(html: &mut Html, section: Section, columns: &[Column], rows: impl FnOnc
     });
 }
 
-/// How much of `limit` is `used`, drawn and in words; in another colour from `high` percent on.
+/// A meter of `used` and `limit` with text, highlighted from `high` percent on.
 fn meter(html: &mut Html, class: &str, [used, limit]: [Bytes; 2], high: Option<u64>, what: &str) {
     let (used, limit) = (used.get(), limit.get());
-    // A browser takes a meter without a range for one of a whole.
+    // Without a range, browsers assume 0 to 1.
     let percent = (u128::from(used) * 100).checked_div(u128::from(limit)).unwrap_or(0).min(100).to_string();
     let text = format!("{percent} % {what}");
     let mut attributes = vec![("class", class), ("min", "0"), ("max", "100"), ("value", &*percent), ("title", &*text)];
-    // Of two boundaries the upper one is the beginning of the worst part, if the best is below the lower one.
+    // If `optimum` is below `low`, values above `high` are the worst part.
     let high = high.map(|high| (high - 1).to_string());
     if let Some(high) = &high {
         attributes.extend([("low", &**high), ("high", &**high), ("optimum", "0")]);

@@ -1,4 +1,4 @@
-//! The last warnings and errors of the log, for the page.
+//! The last warnings and errors of the log.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,40 +6,39 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// How many are kept.
+/// Maximum number of entries.
 const MOST: usize = 100;
 
-/// Bytes of one that are kept.
+/// Maximum length of a message in bytes.
 const LENGTH: usize = 1000;
 
-/// A line of the log, and how often it came.
+/// A line of the log with the number of its occurrences.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// How bad it is.
     pub severity: Severity,
-    /// The program that said it, or the module of ours.
+    /// Program, or module of the node's program.
     pub source: String,
-    /// The message, then its fields, `name=value`.
+    /// Message followed by its fields as `name=value`.
     pub text: String,
-    /// How often it was said.
+    /// Number of occurrences.
     pub count: u64,
-    /// When it was said last.
+    /// Time since the last occurrence.
     #[serde(rename = "seconds_ago", serialize_with = "crate::model::seconds")]
     pub ago: Duration,
 }
 
-/// How bad a line of the log is.
+/// Level of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The node goes on by itself.
+    /// The node recovers without intervention.
     Warning,
-    /// A person has to do something.
+    /// An administrator must act.
     Error,
 }
 
 impl Severity {
-    /// The word for it.
+    /// Text on the page.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Warning => "warning",
@@ -48,10 +47,8 @@ impl Severity {
     }
 }
 
-/// The last hundred warnings and errors. One that is said again counts, and is the newest again: a program that repeats
-/// itself does not push out what others said. All clones are the same.
-///
-/// The log tells it, which lets out no secret.
+/// The last hundred different warnings and errors. A repeated one is counted and becomes the newest, so that
+/// repetitions do not replace messages of others. Clones share the entries. The log redacts the messages before.
 #[derive(Clone, Debug, Default)]
 pub struct Recent(Arc<Mutex<VecDeque<Entry>>>);
 
@@ -65,7 +62,7 @@ struct Entry {
 }
 
 impl Recent {
-    /// What was said, the newest first.
+    /// The entries, newest first.
     pub fn warnings(&self) -> Vec<Warning> {
         let warning = |entry: &Entry| Warning {
             severity: entry.severity,
@@ -77,7 +74,7 @@ impl Recent {
         self.entries().iter().rev().map(warning).collect()
     }
 
-    /// Keeps what a source said, as the newest: the beginning of it, if it is long.
+    /// Adds a message as the newest, truncated if it is long.
     pub fn keep(&self, severity: Severity, source: &str, text: &str) {
         let (source, text) = (clipped(source), clipped(text));
         let mut entries = self.entries();
@@ -95,7 +92,7 @@ impl Recent {
     }
 }
 
-/// No more than [`LENGTH`] bytes, and then three dots.
+/// Truncates to [`LENGTH`] bytes followed by three dots.
 fn clipped(text: &str) -> String {
     match &text[..text.floor_char_boundary(LENGTH)] {
         whole if whole.len() == text.len() => whole.to_owned(),
@@ -127,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_repeats_himself_pushes_nobody_out() {
+    fn repeated_messages_do_not_replace_others() {
         let recent = Recent::default();
         recent.keep(Severity::Warning, SOURCE, "once");
         for _ in 0..10 * MOST {
@@ -139,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_of_another_source_is_another_warning() {
+    fn sources_have_separate_warnings() {
         let recent = Recent::default();
         for source in ["etcd", "kubelet", "etcd"] {
             recent.keep(Severity::Warning, source, "no disk");
@@ -152,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_kept() {
+    fn the_number_of_entries_is_limited() {
         let recent = Recent::default();
         for number in 0..3 * MOST {
             recent.keep(Severity::Warning, SOURCE, &number.to_string());
@@ -165,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_long_whatever_is_said(text in ".{0,2000}") {
+        fn the_length_of_messages_is_limited(text in ".{0,2000}") {
             let recent = Recent::default();
             recent.keep(Severity::Warning, &text, &text);
             let found = recent.warnings();

@@ -1,4 +1,4 @@
-//! Pages of nodes that are made up, for tests and for the documentation's picture.
+//! Pages of fictitious nodes, for tests and for the screenshot in the documentation.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::{
     Severity, Storage, Versions, Volume, Warning,
 };
 
-/// What the clock of all of them says.
+/// Time of the clock on all pages.
 pub const NOW: u64 = 1_772_366_405;
 const DAY: i64 = 86_400;
-/// The longest name of a label of DNS; a namespace has one.
+/// Maximum length of a DNS label, such as a namespace.
 const LABEL: usize = 63;
-/// The longest name of a claim.
+/// Maximum length of a claim's name.
 const SUBDOMAIN: usize = 253;
 
-/// A bit of everything: the one of the documentation's picture.
+/// The page of the screenshot, with an example of most states.
 pub fn example() -> Page {
     let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
     let services = vec![
@@ -71,7 +71,7 @@ pub fn example() -> Page {
     }
 }
 
-/// Nothing is wrong, and nothing is on it.
+/// A new node without problems and volumes.
 pub fn fresh() -> Page {
     let mut page = example();
     page.services.retain(Service::is_ready);
@@ -89,7 +89,7 @@ pub fn blind() -> Page {
     Page { storage: None, mesh: Some(Mesh::default()), ..example() }
 }
 
-/// Five hundred volumes, two hundred peers, a hundred warnings, and names as long as they can be.
+/// Five hundred volumes, two hundred peers, a hundred warnings, and names of maximum length.
 pub fn full() -> Page {
     let mut page = example();
     page.node = long("node", LABEL);
@@ -125,12 +125,12 @@ pub fn full() -> Page {
     page
 }
 
-/// A name of this length without a place to break it.
+/// A name of this length without a line break opportunity.
 fn long(name: &str, length: usize) -> String {
     name.chars().cycle().take(length).collect()
 }
 
-/// As the provisioner makes them of a claim's UID.
+/// A volume name like those that the provisioner derives from a claim's UID.
 pub(crate) fn id(claim: &str) -> String {
     let number = claim.bytes().fold(0x5bd1_e995_u32, |number, byte| number.rotate_left(5) ^ u32::from(byte));
     format!("pvc-{number:08x}-3ec7-470e-9cf6-02a8{number:08x}")

@@ -1,5 +1,4 @@
-//! Requests and answers. Everything is bounded: connections, the size of a request, its time, and the threads that wait
-//! for the disk.
+//! The HTTP server. Connections, request sizes, times, and threads that wait for the disk are limited.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -23,20 +22,20 @@ use tracing::{debug, warn};
 
 use crate::model::{Page, Service, not_ready};
 
-/// Connections at once: one or two programs ask, twice a minute.
+/// Maximum number of connections. One or two clients send two requests per minute.
 const CONNECTIONS: usize = 8;
 
-/// Bytes of a request's head; the API server adds fields to those of its client.
+/// Maximum size of a request's head in bytes; the API server's proxy adds headers to those of its client.
 const REQUEST: usize = 16 << 10;
 
-/// For a request, and for its answer. Pages and metrics wait for the disk.
+/// Time limit of a request and of its answer. Pages and metrics read the disk.
 const HEAD: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Threads that wait for the disk. One that hangs takes them no more than this, however often somebody asks.
+/// Maximum number of threads that wait for the disk, which may hang, regardless of the number of requests.
 const LOOKS: usize = 2;
 
-/// Out of descriptors, most likely.
+/// Delay after a failed accept, whose cause is most likely a lack of descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -45,46 +44,42 @@ const TEXT: &str = "text/plain; charset=utf-8";
 /// Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Nothing is loaded, run, framed or sent from the page; its style is inside.
+/// The page loads, runs and sends nothing and must not be framed; its style is inline.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Who knows the facts.
+/// Provides the data.
 pub trait Source: Send + Sync + 'static {
-    /// The services, at once.
+    /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
 
-    /// A line that readiness says although every service does its work, such as a restricted mode of operation.
+    /// A line in the answer of readiness while every service is ready, such as a restricted mode of operation.
     fn remark(&self) -> Option<String> {
         None
     }
 
-    /// Everything. May wait for the disk. `None` of a source that has only numbers: there is no such path then.
+    /// The page. May block on the disk. `None` for a source that provides only metrics; `/statusz` does not exist then.
     fn page(&self) -> Option<Page>;
 
-    /// The metrics as Prometheus' text. May wait for the disk.
-    ///
-    /// # Errors
-    /// Whatever failed.
+    /// The metrics in Prometheus' text format. May block on the disk.
     fn metrics(&self) -> Result<String, BoxError>;
 }
 
-/// Who is answered.
+/// The clients that are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Those who are on the node: from loopback or from its own address; and on a worker the API server.
+    /// Clients on the node: from loopback or its own address; on a worker also the API server.
     Node {
-        /// The node's address.
+        /// Address of the node.
         own: Ipv4Addr,
-        /// Where the API server is, if that is not this node. What is in front of the node has to see that nobody else
-        /// sends from there.
+        /// Address of the API server, if it is not this node. The network must prevent spoofing of this address.
         server: Option<Ipv4Addr>,
     },
-    /// Whoever reaches the port: it is a pod's, and the cluster's network says who does.
+    /// All clients that reach the port: the port of a pod, which the cluster's network protects.
     Everybody,
 }
 
-/// Answers the audience. Never returns; dropped, it drops its connections.
+/// Answers the audience. Never returns; dropping the future closes the connections.
 pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn Source>) {
     let server = Arc::new(Server { source, looks: Arc::new(Semaphore::new(LOOKS)) });
     let mut connections = JoinSet::new();
@@ -95,9 +90,9 @@ pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn S
                 Ok((stream, peer)) if audience.has(peer.ip()) => {
                     connections.spawn(converse(stream, Arc::clone(&server)));
                 }
-                Ok((_, peer)) => debug!(%peer, "status refused to somebody who is not on the node"),
+                Ok((_, peer)) => debug!(%peer, "status request rejected, the client is not on the node"),
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection that asks for the status");
+                    warn!(%error, "cannot accept a status connection");
                     sleep(PAUSE).await;
                 }
             },
@@ -116,7 +111,7 @@ impl Audience {
     }
 }
 
-/// One request, one answer.
+/// Answers one request.
 async fn converse(stream: TcpStream, server: Arc<Server>) {
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
@@ -126,8 +121,8 @@ async fn converse(stream: TcpStream, server: Arc<Server>) {
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(REQUEST).keep_alive(false);
     match timeout(PATIENCE, builder.serve_connection(TokioIo::new(stream), service)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "connection that asks for the status failed"),
-        Err(_) => debug!("connection that asks for the status took too long"),
+        Ok(Err(error)) => debug!(%error, "status connection failed"),
+        Err(_) => debug!("status connection timed out"),
     }
 }
 
@@ -142,11 +137,11 @@ impl Server {
         if !matches!(path, "/healthz" | "/readyz" | "/metrics" | "/statusz" | "/statusz.json") {
             return Answer::text(
                 StatusCode::NOT_FOUND,
-                "there are /statusz, /statusz.json, /metrics, /readyz, /healthz\n",
+                "not found; available paths: /statusz, /statusz.json, /metrics, /readyz, /healthz\n",
             );
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Answer::text(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed\n");
+            return Answer::text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
         }
         let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
         match path {
@@ -158,39 +153,44 @@ impl Server {
         }
     }
 
-    /// In a thread of its own. A source that panics is an answer too.
+    /// Runs `look` in a blocking thread. A panic of the source is an error 500.
     async fn look(&self, kind: &'static str, look: fn(&dyn Source) -> Result<Option<String>, BoxError>) -> Answer {
         let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() else {
-            return Answer::text(StatusCode::SERVICE_UNAVAILABLE, "others ask already; the disk may be slow\n");
+            return Answer::text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many requests in progress; the disk may be slow\n",
+            );
         };
         let source = Arc::clone(&self.source);
         let looked = spawn_blocking(move || {
-            // Held by the thread: who asked may be gone, the disk still works for him.
+            // The thread holds the permit: the client may be gone while the disk is still busy.
             let _permit = permit;
             look(&*source)
         });
         match looked.await {
             Ok(Ok(Some(body))) => Answer { status: StatusCode::OK, kind, body },
-            Ok(Ok(None)) => Answer::text(StatusCode::NOT_FOUND, "there are /metrics, /readyz, /healthz\n"),
-            Ok(Err(error)) => {
-                warn!(error = &*error, "cannot tell the node's status");
-                Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "this failed; the log says why\n")
+            Ok(Ok(None)) => {
+                Answer::text(StatusCode::NOT_FOUND, "not found; available paths: /metrics, /readyz, /healthz\n")
             }
-            Err(_) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "this ended early; the log says why\n"),
+            Ok(Err(error)) => {
+                warn!(error = &*error, "cannot read the status of the node");
+                Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "cannot read the status; see the log\n")
+            }
+            Err(_) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, "reading the status panicked; see the log\n"),
         }
     }
 }
 
-/// Among the fields of a query.
+/// Whether a query contains `format=json`.
 fn wants_json(query: &str) -> bool {
     query.split('&').any(|field| field == "format=json")
 }
 
-/// One line for each service that does not do its work; else `ok`, and the remark.
+/// One line per service that is not ready; else `ok` and the remark.
 fn readiness(services: &[Service], remark: Option<String>) -> Answer {
     let mut body = String::new();
     for service in not_ready(services) {
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = write!(body, "{} {} {} s", service.path, service.state, service.since.as_secs());
         if let Some(failure) = &service.last_failure {
             let _ = write!(body, ": {}", failure.replace('\n', " "));
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(readiness(&[], None).body, "ok\n");
     }
 
-    /// A node whose disk answers when it is let.
+    /// A node whose disk blocks until it is released.
     struct FakeNode {
         state: State,
         disk: Option<Mutex<mpsc::Receiver<()>>>,
@@ -305,7 +305,7 @@ mod tests {
 
     async fn ask(address: std::net::SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        // Who is refused may find the connection gone.
+        // The connection of a rejected client may be closed.
         let _ = stream.write_all(request).await;
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_path_has_its_kind() {
+    async fn each_path_has_its_content_type() {
         for (target, kind, part) in [
             ("/healthz", TEXT, "ok"),
             ("/readyz", TEXT, "ok"),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_ready_is_named_with_the_reason() {
+    async fn services_that_are_not_ready_are_listed_with_the_reason() {
         let answer = answered(State::Failed, &get("/readyz")).await;
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
         assert!(answer.ends_with("\r\n\r\ngranary.etcd failed 5 s: no disk\n"), "{answer}");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_else_is_there_and_nothing_can_be_changed() {
+    async fn other_paths_and_methods_are_rejected() {
         for (request, status) in [
             (get("/"), "404"),
             (get("/metrics/../etc"), "404"),
@@ -382,13 +382,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_that_panics_is_an_answer() {
+    async fn a_panic_of_the_source_is_an_error() {
         let answer = answered(State::Stopping, &get("/metrics")).await;
         assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_disk_that_hangs_takes_few_threads_and_readiness_is_still_told() {
+    async fn a_hanging_disk_blocks_few_threads_and_not_readiness() {
         let (disk, waits) = mpsc::channel();
         let slow = FakeNode { state: State::Healthy, disk: Some(Mutex::new(waits)) };
         served(slow, async |address| {
@@ -396,7 +396,7 @@ mod tests {
             for _ in 0..=LOOKS {
                 clients.spawn(async move { ask(address, get("/metrics").as_bytes()).await });
             }
-            // All but the last wait for the disk; none of them can end before it.
+            // All but the last block on the disk, and none of them ends before it.
             let first = clients.join_next().await.unwrap().unwrap();
             assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
             assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_other_machines_are_not_answered() {
+    fn pods_and_other_machines_are_rejected() {
         let own = Ipv4Addr::new(10, 0, 2, 15);
         let node = Audience::Node { own, server: None };
         assert!(node.has(IpAddr::V4(own)));
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_of_numbers_has_no_page() {
+    async fn a_source_of_metrics_has_no_page() {
         for target in ["/statusz", "/statusz.json"] {
             let answer = answered(State::Stopped, &get(target)).await;
             assert!(

@@ -1,41 +1,41 @@
-//! A kernel that remembers what was done to it.
+//! A fake kernel that records changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use clusternet::{
-    AddressError, Change, ChangeError, Device, EnsureError, LookError, Peers, Place, PublicKey, Seen, Traffic,
+    AddressError, Change, ChangeError, Device, EnsureError, LookError, PeerState, Peers, Place, PublicKey, Traffic,
 };
 
-/// The interface.
+/// State of the interface.
 pub struct FakeDevice {
     key: PublicKey,
-    state: Mutex<State>,
+    state: Mutex<KernelState>,
 }
 
 #[derive(Clone, Default)]
-pub struct State {
+pub struct KernelState {
     pub peers: Peers,
-    /// Every call that changed peers.
+    /// Calls that changed peers.
     pub batches: Vec<Vec<Change>>,
-    /// Every call that gave it addresses.
+    /// Calls that set addresses.
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
-    /// Its key and port are what they shall be.
+    /// Key and port are correct.
     pub is_right: bool,
 }
 
 impl FakeDevice {
-    /// An interface that an earlier run has left.
+    /// An interface of an earlier run.
     pub fn with(key: PublicKey, peers: Peers) -> Self {
-        Self { key, state: Mutex::new(State { peers, ..State::default() }) }
+        Self { key, state: Mutex::new(KernelState { peers, ..KernelState::default() }) }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> KernelState {
         self.lock().clone()
     }
 
-    /// Somebody else has taken everything from the interface, and given it another port.
+    /// Simulates another program that resets the interface.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.is_right = false;
@@ -43,7 +43,7 @@ impl FakeDevice {
         state.places.clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, KernelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -59,10 +59,10 @@ impl Device for FakeDevice {
         Ok(())
     }
 
-    fn look(&self) -> Result<BTreeMap<PublicKey, Seen>, LookError> {
+    fn look(&self) -> Result<BTreeMap<PublicKey, PeerState>, LookError> {
         let mut state = self.lock();
         state.looks += 1;
-        let seen = |(key, peer)| (key, Seen { peer, traffic: Traffic::default() });
+        let seen = |(key, peer)| (key, PeerState { peer, traffic: Traffic::default() });
         Ok(state.peers.clone().into_iter().map(seen).collect())
     }
 

@@ -1,4 +1,4 @@
-//! A client that somebody can cut off.
+//! A client whose connection can be cut.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Gate {
         self.0.store(false, Ordering::SeqCst);
     }
 
-    /// The client behind it. Watches that run already go on when it closes.
+    /// The client behind the gate. Existing watches continue when it closes.
     pub fn client(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let gate = self.clone();

@@ -1,4 +1,4 @@
-//! What a controller says.
+//! Captured log of a controller.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, Level};
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 
-/// The log of one controller, which is shown as well.
+/// The log of one controller, which is also printed.
 #[derive(Clone, Default)]
 pub struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    /// Whoever logs into it is heard.
+    /// Writes to the captured log.
     pub fn listener(&self) -> Dispatch {
         let said = self.clone();
         let writer = (move || said.clone()).and(io::stderr);
         tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(writer).into()
     }
 
-    /// The warnings with these words so far.
+    /// The warnings with this message so far.
     pub fn warnings(&self, words: &str) -> Vec<String> {
         let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&said);

@@ -1,4 +1,4 @@
-//! The controller at a real API server, with a kernel that is a fake.
+//! The controller with a real API server and a fake kernel.
 
 mod device;
 mod gate;
@@ -15,31 +15,31 @@ use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use crate::device::State;
+use crate::device::KernelState;
 use crate::mesh::{Mesh, OWN, create, key, node, own};
 
 fn main() -> ExitCode {
     Suite::new()
         .case("all_nodes_that_are_there_are_one_batch", all_nodes_that_are_there_are_one_batch)
-        .case(
-            "peers_have_the_names_of_their_nodes_once_those_are_listed",
-            peers_have_the_names_of_their_nodes_once_those_are_listed,
-        )
+        .case("peers_have_node_names_once_nodes_are_listed", peers_have_node_names_once_nodes_are_listed)
         .case("the_key_is_told_and_nothing_else_changes", the_key_is_told_and_nothing_else_changes)
-        .case("a_key_that_somebody_overwrote_is_told_again", a_key_that_somebody_overwrote_is_told_again)
-        .case("an_own_node_that_is_not_there_yet_is_waited_for", an_own_node_that_is_not_there_yet_is_waited_for)
-        .case("what_an_earlier_run_left_is_kept_or_removed", what_an_earlier_run_left_is_kept_or_removed)
+        .case("an_overwritten_key_is_published_again", an_overwritten_key_is_published_again)
+        .case("a_missing_own_node_is_awaited", a_missing_own_node_is_awaited)
+        .case("peers_of_an_earlier_run_are_reconciled", peers_of_an_earlier_run_are_reconciled)
         .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
         .case("what_the_kernel_has_is_looked_at_again", what_the_kernel_has_is_looked_at_again)
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
-        .case("what_a_lost_watch_has_missed_is_made_up_for", what_a_lost_watch_has_missed_is_made_up_for)
-        .case("of_two_nodes_with_one_key_the_older_is_a_peer", of_two_nodes_with_one_key_the_older_is_a_peer)
+        .case("events_missed_by_a_lost_watch_are_recovered", events_missed_by_a_lost_watch_are_recovered)
+        .case(
+            "conflicting_nodes_are_reported_and_the_older_is_a_peer",
+            conflicting_nodes_are_reported_and_the_older_is_a_peer,
+        )
         .case("a_node_that_is_refused_is_told_once", a_node_that_is_refused_is_told_once)
         .case("a_bad_key_keeps_nobody_else_out", a_bad_key_keeps_nobody_else_out)
         .run()
 }
 
-/// What the Node of this number becomes.
+/// The peer of Node `number`.
 fn peer(number: u8) -> Peer {
     let endpoint = Some(([192, 0, 2, number], clusternet::PORT).into());
     Peer { endpoint, allowed: [format!("10.244.{number}.0/24").parse().expect("a network")].into() }
@@ -68,28 +68,28 @@ async fn all_nodes_that_are_there_are_one_batch(cluster: Arc<Cluster>) -> Result
     mesh.stop().await
 }
 
-async fn peers_have_the_names_of_their_nodes_once_those_are_listed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn peers_have_node_names_once_nodes_are_listed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), peers([3])).await?;
     mesh.healthy().await?;
     let found = mesh.neighbours.look()?;
-    let found: Vec<_> = found.iter().map(|peer| (peer.node.as_deref(), peer.key, &peer.seen.peer)).collect();
+    let found: Vec<_> = found.iter().map(|peer| (peer.node.as_deref(), peer.key, &peer.state.peer)).collect();
     assert_eq!(found, [(Some("two"), key(2), &peer(2)), (Some("three"), key(3), &peer(3))]);
     mesh.stop().await
 }
 
 async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
-    // All the time somebody else writes the same object.
+    // Another client writes the same object concurrently.
     for number in 0..20 {
         let change = json!({"metadata": {"annotations": {"other": number.to_string()}, "labels": {"other": number.to_string()}}});
         mesh.patch(OWN, change).await?;
     }
     mesh.healthy().await?;
-    let found = mesh.told().await?;
+    let found = mesh.published().await?;
     let annotations = found.annotations();
     assert_eq!((annotations["kept"].as_str(), annotations["other"].as_str()), ("yes", "19"));
     assert_eq!(found.labels()["other"], "19");
-    // The API server keeps who wrote what.
+    // The API server records the field managers.
     let ours: Vec<_> =
         found.managed_fields().iter().filter(|all| all.manager.as_deref() == Some("granary-mesh")).collect();
     assert_eq!(ours.len(), 1);
@@ -98,18 +98,18 @@ async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Resu
     mesh.stop().await
 }
 
-async fn a_key_that_somebody_overwrote_is_told_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_overwritten_key_is_published_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
-    mesh.told().await?;
+    mesh.published().await?;
     for other in [json!(key(9).to_string()), Value::Null] {
         mesh.patch(OWN, json!({"metadata": {"annotations": {ANNOTATION: other}}})).await?;
-        mesh.told().await?;
+        mesh.published().await?;
     }
     mesh.stop().await
 }
 
-async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    // They would give it a range at once.
+async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    // The cluster would assign a range immediately.
     cluster.stop_controllers().await?;
     let mesh = Mesh::start(&cluster, vec![node("two", 2)], Peers::new()).await?;
     mesh.peers(peers([2])).await?;
@@ -117,7 +117,7 @@ async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) 
     let mut without = own();
     without["spec"] = json!({});
     create(&mesh.admin, without).await?;
-    // When this one is a peer, the own Node was seen.
+    // Once this Node is a peer, the own Node was processed.
     create(&mesh.admin, node("three", 3)).await?;
     let state = mesh.peers(peers([2, 3])).await?;
     assert!(!mesh.is_healthy());
@@ -125,12 +125,12 @@ async fn an_own_node_that_is_not_there_yet_is_waited_for(cluster: Arc<Cluster>) 
     assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(ANNOTATION), "it could not answer yet");
     mesh.patch(OWN, json!({"spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}})).await?;
     mesh.healthy().await?;
-    mesh.told().await?;
+    mesh.published().await?;
     cluster.start_controllers().await?;
     mesh.stop().await
 }
 
-async fn what_an_earlier_run_left_is_kept_or_removed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn peers_of_an_earlier_run_are_reconciled(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let others = [node("two", 2), node("three", 3)];
     let mesh = Mesh::start(&cluster, with_own(others), peers([2, 3, 8])).await?;
     mesh.healthy().await?;
@@ -141,7 +141,7 @@ async fn what_an_earlier_run_left_is_kept_or_removed(cluster: Arc<Cluster>) -> R
 async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
     mesh.healthy().await?;
-    // What is none of ours changes nothing.
+    // Unrelated fields cause no change.
     mesh.patch("two", json!({"metadata": {"labels": {"some": "label"}}})).await?;
     mesh.patch("two", json!({"metadata": {"annotations": {ANNOTATION: key(5).to_string()}}})).await?;
     let state = mesh.peers([(key(3), peer(3)), (key(5), peer(2))]).await?;
@@ -150,7 +150,7 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
     mesh.stop().await
 }
 
-/// A pod that is root in the host's network can delete the route, or a peer, or have the interface hear at another port.
+/// A privileged pod in the host network can delete the route or a peer, or change the port of the interface.
 async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let every = Duration::from_millis(100);
     let mesh = Mesh::looking_every(every, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
@@ -159,7 +159,7 @@ async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result
     let state = mesh.peers(peers([2])).await?;
     assert!(state.looks > 1);
     eventually(PATIENCE, "the places and the port", async || {
-        let State { places, is_right, .. } = mesh.device.state();
+        let KernelState { places, is_right, .. } = mesh.device.state();
         let seen = format!("{} places, its port is right: {is_right}", places.len());
         Ok::<_, kube::Error>(if !places.is_empty() && is_right { Seen::Done(()) } else { Seen::NotYet(seen) })
     })
@@ -176,7 +176,7 @@ async fn a_deleted_node_loses_its_peer(cluster: Arc<Cluster>) -> Result<(), Fail
     mesh.stop().await
 }
 
-async fn what_a_lost_watch_has_missed_is_made_up_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn events_missed_by_a_lost_watch_are_recovered(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), Peers::new()).await?;
     mesh.healthy().await?;
     mesh.gate.close();
@@ -184,7 +184,7 @@ async fn what_a_lost_watch_has_missed_is_made_up_for(cluster: Arc<Cluster>) -> R
     cluster.start_api_server().await?;
     mesh.delete("two").await?;
     create(&mesh.admin, node("four", 4)).await?;
-    // Nobody has lost a peer because the API server was away.
+    // No peer was removed while the API server was unavailable.
     assert_eq!(mesh.device.state().peers, peers([2, 3]));
     mesh.gate.open();
     let state = mesh.peers(peers([3, 4])).await?;
@@ -192,7 +192,7 @@ async fn what_a_lost_watch_has_missed_is_made_up_for(cluster: Arc<Cluster>) -> R
     mesh.stop().await
 }
 
-async fn of_two_nodes_with_one_key_the_older_is_a_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut twin = node("twin", 3);
     twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
     let mesh = Mesh::start(&cluster, with_own([node("older", 2), twin]), Peers::new()).await?;
@@ -200,7 +200,7 @@ async fn of_two_nodes_with_one_key_the_older_is_a_peer(cluster: Arc<Cluster>) ->
     assert_eq!(mesh.device.state().peers, peers([2]));
     mesh.counts([r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     mesh.delete("older").await?;
-    // By the same key, another node.
+    // Another Node with the same key.
     mesh.peers([(key(2), peer(3))]).await?;
     mesh.counts([
         r#"granary_mesh_refused{reason="key_taken"} 0"#,
@@ -224,13 +224,13 @@ async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<()
         Ok::<_, kube::Error>(if looks > 3 { Seen::Done(()) } else { Seen::NotYet(looks.to_string()) })
     })
     .await?;
-    let warnings = mesh.said.warnings("node refused in the mesh, or a part of what it says");
+    let warnings = mesh.said.warnings("Node rejected from the mesh, completely or in part");
     let [shadow, twin] = &warnings[..] else { panic!("{warnings:#?}") };
-    for (warning, told) in [
-        (shadow, r#"node="shadow" reason=its range 10.244.2.0/24 is that of the older node older"#),
-        (twin, r#"node="twin" reason=its public key is that of the older node older; one of them has a copied disk"#),
+    for (warning, published) in [
+        (shadow, r#"node="shadow" reason=pod range 10.244.2.0/24 is that of the older node older"#),
+        (twin, r#"node="twin" reason=the public key is that of the older node older; one of them has a copied disk"#),
     ] {
-        assert!(warning.ends_with(told), "{warning}");
+        assert!(warning.ends_with(published), "{warning}");
     }
     mesh.stop().await
 }
@@ -246,7 +246,7 @@ async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Fa
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([4]));
     mesh.counts([r#"granary_mesh_refused{reason="key"} 1"#, r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
-    // It gets in when it says something better.
+    // It becomes a peer once the conflict is resolved.
     mesh.patch("bad", json!({"metadata": {"annotations": {ANNOTATION: key(2).to_string()}}})).await?;
     mesh.peers(peers([2, 4])).await?;
     mesh.stop().await

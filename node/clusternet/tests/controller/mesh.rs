@@ -1,4 +1,4 @@
-//! A node's controller at a cluster without other nodes.
+//! A node's controller in a cluster without other nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use supervisor::Supervisor;
 use tracing::instrument::WithSubscriber as _;
 
-use crate::device::{FakeDevice, State};
+use crate::device::{FakeDevice, KernelState};
 use crate::gate::Gate;
 use crate::log::Said;
 
-/// The own Node.
+/// Name of the own Node.
 pub const OWN: &str = "one";
 
-/// How long a controller may take to end.
+/// Time for a controller to stop.
 const STOP: Duration = Duration::from_secs(20);
 
 pub struct Mesh {
@@ -34,12 +34,12 @@ pub struct Mesh {
     controller: Supervisor,
 }
 
-/// The key of a node.
+/// Public key of node `number`.
 pub fn key(number: u8) -> PublicKey {
     PublicKey::new([number; 32]).unwrap()
 }
 
-/// A Node as kubelet and controller-manager make it, with the key of `number`.
+/// A Node as the kubelet and the controller manager create it, with the key of `number`.
 pub fn node(name: &str, number: u8) -> Value {
     json!({
         "metadata": {"name": name, "annotations": {ANNOTATION: key(number).to_string()}},
@@ -60,7 +60,7 @@ pub async fn create(admin: &Api<Node>, node: Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A cluster of these nodes, whose roles and policies are in force.
+/// A cluster of these nodes, with roles and policies in force.
 pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node>, Failure> {
     let admin = Api::<Node>::all(cluster.admin());
     admin.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
@@ -121,8 +121,8 @@ impl Mesh {
         self.controller.status().state == supervisor::State::Healthy
     }
 
-    /// Waits until the kernel has these peers, and no others.
-    pub async fn peers(&self, wanted: impl IntoIterator<Item = (PublicKey, Peer)>) -> Result<State, Failure> {
+    /// Waits until the kernel has exactly these peers.
+    pub async fn peers(&self, wanted: impl IntoIterator<Item = (PublicKey, Peer)>) -> Result<KernelState, Failure> {
         let wanted: Peers = wanted.into_iter().collect();
         let state = eventually(PATIENCE, "the peers", async || {
             let state = self.device.state();
@@ -133,7 +133,7 @@ impl Mesh {
         Ok(state.await?)
     }
 
-    /// Waits until the metrics say so.
+    /// Waits for values of the metrics.
     pub async fn counts<const N: usize>(&self, wanted: [&str; N]) -> Result<(), Failure> {
         eventually(PATIENCE, "the metrics", async || {
             let text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
@@ -147,9 +147,9 @@ impl Mesh {
         Ok(())
     }
 
-    /// Waits until the own Node tells the key.
-    pub async fn told(&self) -> Result<Node, Failure> {
-        let told = eventually(PATIENCE, "the public key in the own Node", async || {
+    /// Waits until the own Node has the key.
+    pub async fn published(&self) -> Result<Node, Failure> {
+        let published = eventually(PATIENCE, "the public key in the own Node", async || {
             let node = self.admin.get(OWN).await?;
             let found = node.annotations().get(ANNOTATION).cloned();
             Ok::<_, kube::Error>(if found == Some(key(1).to_string()) {
@@ -158,7 +158,7 @@ impl Mesh {
                 Seen::NotYet(format!("{found:?}"))
             })
         });
-        Ok(told.await?)
+        Ok(published.await?)
     }
 
     pub async fn patch(&self, name: &str, patch: Value) -> Result<Node, Failure> {

@@ -1,4 +1,4 @@
-//! The mesh of two hosts in one kernel: real packets through real interfaces.
+//! The mesh of two hosts in one kernel, with real packets and interfaces.
 
 mod node;
 mod raw;
@@ -9,8 +9,8 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use clusternet::{
-    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Neighbours, Peer, Peers, PodNetwork,
-    PrivateKey, PublicKey, Seen, Traffic, Wireguard, cost, diff, wanted,
+    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Neighbours, Peer, PeerState, Peers,
+    PodNetwork, PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, wanted,
 };
 use dir::Dir;
 use futures::TryStreamExt as _;
@@ -26,7 +26,7 @@ use crate::node::{LIMIT, index, mesh, range, two};
 #[test]
 fn pods_of_two_nodes_reach_each_other() {
     let (one, two) = mesh();
-    // Whoever does not choose an address sends from one that the other takes packets from.
+    // Without an explicit source, packets have a source address that the other node accepts.
     assert_eq!(one.reaches(&two, "from one"), one.address());
     assert_eq!(two.reaches(&one, "from two"), two.address());
 
@@ -54,22 +54,22 @@ fn pods_of_two_nodes_reach_each_other() {
 }
 
 #[test]
-fn a_neighbour_is_told_with_what_went_to_and_fro() {
+fn neighbours_are_listed_with_their_traffic() {
     let (one, two) = mesh();
     let neighbours = || {
         let device = std::sync::Arc::clone(&one.device);
         one.host.run(move || Neighbours::new(&Metrics::default(), device).look().unwrap())
     };
     let (key, peer) = two.peer("192.0.2.");
-    let silent = Seen { peer, traffic: Traffic::default() };
-    assert_eq!(neighbours(), [Neighbour { node: None, key, seen: silent }], "the Nodes were not listed");
+    let silent = PeerState { peer, traffic: Traffic::default() };
+    assert_eq!(neighbours(), [Neighbour { node: None, key, state: silent }], "the Nodes were not listed");
     one.reaches(&two, "word");
-    let traffic = neighbours()[0].seen.traffic;
+    let traffic = neighbours()[0].state.traffic;
     assert!(traffic.handshake.is_some_and(|at| at.elapsed().is_ok_and(|ago| ago < LIMIT)), "{traffic:?}");
     // The two messages of a handshake, drivers/net/wireguard/messages.h.
     assert!(traffic.sent >= 148 && traffic.received >= 92, "{traffic:?}");
 
-    // Nobody speaks any more, but for the kernel.
+    // From here on, only the kernel sends.
     node::eventually("wg to show the same", || {
         let told = one.seen()[&two.key].traffic;
         let seconds = told.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
@@ -78,14 +78,14 @@ fn a_neighbour_is_told_with_what_went_to_and_fro() {
 }
 
 #[test]
-fn an_interface_that_is_there_is_adopted_with_its_peers() {
+fn an_existing_interface_is_adopted_with_its_peers() {
     let (mut one, two) = mesh();
     one.reaches(&two, "before");
     let (before, key, number) = (one.seen(), one.key, index(&one));
     one.restart();
     one.place([one.range()]);
     assert_eq!((one.key, index(&one)), (key, number));
-    assert_eq!(one.seen(), before, "nor are they asked for new keys");
+    assert_eq!(one.seen(), before, "no new keys were negotiated");
     assert_eq!(one.peers(Peers::from([two.peer("192.0.2.")])), []);
     one.reaches(&two, "after");
 }
@@ -101,12 +101,12 @@ fn what_is_right_is_not_touched() {
         };
         process::calls(again).into_iter().filter(|call| *call == SYS_sendto).count()
     });
-    // One question about the link, one about its key.
+    // One request for the link, one for the key.
     assert_eq!(calls, 2);
 }
 
 #[test]
-fn an_interface_of_somebody_is_put_right_and_keeps_its_peers() {
+fn a_modified_interface_is_repaired_and_keeps_its_peers() {
     let (one, two) = mesh();
     one.host.netlink(async |netlink| {
         netlink.link().set(LinkUnspec::new_with_name(INTERFACE).mtu(1280).down().build()).execute().await
@@ -122,7 +122,7 @@ fn an_interface_of_somebody_is_put_right_and_keeps_its_peers() {
     assert_eq!(key, one.key);
     assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1);
     assert_eq!(mtu(&one.host), 1420);
-    two.reaches(&one, "it hears at its port");
+    two.reaches(&one, "it listens on its port");
 }
 
 #[test]
@@ -137,12 +137,12 @@ fn an_interface_of_another_kind_is_refused() {
     });
     assert_eq!(
         error.to_string(),
-        "network interface clusternet is none of WireGuard's; remove it, or give it another name"
+        "network interface clusternet exists and is not a WireGuard interface; remove or rename it"
     );
 }
 
 #[test]
-fn a_node_with_a_new_key_is_reached_by_the_new_one_alone() {
+fn a_node_with_a_new_key_is_reached_only_by_it() {
     let (one, mut two) = mesh();
     two.reaches(&one, "by the old key");
     let old = two.key;
@@ -156,23 +156,23 @@ fn a_node_with_a_new_key_is_reached_by_the_new_one_alone() {
 }
 
 #[test]
-fn a_node_that_was_removed_while_nobody_looked_loses_its_access() {
+fn a_node_that_was_removed_meanwhile_loses_access() {
     let (mut one, two) = mesh();
     one.reaches(&two, "a member");
-    // The next run of the program knows nothing of this one.
+    // A new run has no state of this one.
     one.restart();
     assert_eq!(one.peers(Peers::new()), [Change::Remove(two.key)]);
     assert_eq!(raw::peers(&one.host, INTERFACE), [""; 0]);
     assert!(one.is_cut_off_from(&two));
 
-    // And the other way, by the session that the other still has.
+    // In the other direction, by the session that the other node still has.
     let (here, there) = (two.socket(two.address()), one.socket(one.address()));
     let to = there.local_addr().unwrap();
     let sent = || two.seen()[&one.key].traffic.sent;
     let before = sent();
     here.send_to(b"removed", to).unwrap();
     node::eventually("it to be sent", || sent() > before);
-    // What it sends when it is a member again is the first that is heard of it.
+    // The first packet after it is a member again.
     one.peers(Peers::from([two.peer("192.0.2.")]));
     one.reaches(&two, "by another session");
     here.send_to(b"a member again", to).unwrap();
@@ -188,7 +188,7 @@ fn nodes_reach_each_other_by_ipv6() {
     two.peers(Peers::from([one.peer("2001:db8::")]));
     assert_eq!(one.reaches(&two, "by IPv6"), one.address());
     assert_eq!(raw::peers(&one.host, INTERFACE), [format!("{} [2001:db8::2]:7838 10.244.2.0/24", two.key)]);
-    // It is the same to both: nothing changes.
+    // The sockets are equivalent: nothing changes.
     assert_eq!(one.peers(Peers::from([two.peer("2001:db8::")])), []);
 }
 
@@ -221,9 +221,9 @@ fn a_bad_key_leaves_the_others_in_peace() {
     assert_eq!(one.peers(found.peers), []);
 }
 
-/// Who has taken over a node has its key, and may send what they like.
+/// An attacker who controls a node has its key and can send any packets.
 #[test]
-fn a_node_cannot_speak_from_the_addresses_of_another() {
+fn a_node_cannot_send_from_addresses_of_another() {
     let (one, two) = mesh();
     let foreign = IpAddr::from([10, 244, 3, 9]);
     let number = index(&two);
@@ -233,19 +233,19 @@ fn a_node_cannot_speak_from_the_addresses_of_another() {
     two.socket(foreign).send_to(b"from a pod of a third", to).unwrap();
     two.socket(two.address()).send_to(b"from its own", to).unwrap();
     let mut bytes = [0; 64];
-    // Packets of one tunnel do not overtake each other: the first is dropped before the second comes.
+    // Packets of a tunnel stay in order: the first is dropped before the second arrives.
     let (length, from) = there.recv_from(&mut bytes).unwrap();
     assert_eq!((&bytes[..length], from.ip()), (&b"from its own"[..], two.address()));
     there.set_nonblocking(true).unwrap();
     assert!(there.recv_from(&mut bytes).is_err());
 }
 
-/// A route from nowhere would send from the address of the cable, which the others drop.
+/// Without a source, the route would use the address of the cable, from which other nodes drop packets.
 #[test]
-fn the_host_sends_to_pods_from_its_own_address_of_the_pod_network() {
+fn the_host_sends_to_pods_from_its_mesh_address() {
     let (one, _two) = two();
     assert_eq!(sources(&one.host), [one.address()]);
-    // Once more, and with another range: the Node was made anew.
+    // With another range: the Node was created again.
     one.place([one.range()]);
     one.place([range(7)]);
     assert_eq!(sources(&one.host), [IpAddr::from([10, 244, 7, 1])]);
@@ -253,7 +253,7 @@ fn the_host_sends_to_pods_from_its_own_address_of_the_pod_network() {
 }
 
 #[test]
-fn a_route_without_the_source_is_put_right_and_one_of_somebody_else_is_left() {
+fn a_route_without_source_is_repaired_and_foreign_ones_kept() {
     let (one, _two) = two();
     let number = index(&one);
     one.host.netlink(async move |netlink| {
@@ -304,7 +304,7 @@ fn a_range_of_ipv6_pods_has_its_address_and_route() {
 }
 
 #[test]
-fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
+fn a_thousand_nodes_need_few_messages() {
     let (one, _two) = two();
     let all: Peers = (1..=1000_u32).map(peer).collect();
     let sent = sends(&one, &diff(&Peers::new(), &all));
@@ -312,7 +312,7 @@ fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
     println!("1000 nodes: {expected:?}");
     assert_eq!(sent, expected.messages);
     assert!((2..10).contains(&sent), "{expected:?}");
-    // Less than half of what a socket takes at once.
+    // Less than half of a socket buffer.
     assert!(expected.largest < 212_992 / 2);
 
     let shown = raw::peers(&one.host, INTERFACE);
@@ -320,7 +320,7 @@ fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
     let mut lines: Vec<String> = all.iter().map(line).collect();
     lines.sort();
     assert_eq!(shown, lines);
-    // The kernel's list comes in many messages.
+    // The dump has many messages.
     let seen: Peers = one.seen().into_iter().map(|(key, seen)| (key, seen.peer)).collect();
     assert_eq!(seen, all);
 
@@ -332,7 +332,7 @@ fn a_thousand_nodes_are_a_batch_and_one_more_is_a_message() {
     assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1000);
 }
 
-/// How many messages the changes are, as a tracer counts them.
+/// Number of messages of the changes, counted by a tracer.
 fn sends(node: &node::Node, changes: &[Change]) -> usize {
     let (device, changes) = (std::sync::Arc::clone(&node.device), changes.to_vec());
     node.host.run(move || {
@@ -355,7 +355,7 @@ fn line((key, peer): (&PublicKey, &Peer)) -> String {
     format!("{key} {} {}", peer.endpoint.unwrap(), ranges.join(","))
 }
 
-/// From where the host sends to pods: the preferred sources of the routes to their network, 0.0.0.0 for none.
+/// Preferred sources of the routes to the pod network, 0.0.0.0 for none.
 fn sources(host: &Namespace) -> Vec<IpAddr> {
     host.netlink(async |netlink| {
         let question = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clusternet::{
-    Change, Device as _, INTERFACE, Link, Peer, Peers, Place, PrivateKey, PublicKey, Seen, Wireguard, diff,
+    Change, Device as _, INTERFACE, Link, Peer, PeerState, Peers, Place, PrivateKey, PublicKey, Wireguard, diff,
 };
 use dir::Dir;
 use ipnet::IpNet;
@@ -17,7 +17,7 @@ use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec, LinkVeth};
 use tempfile::TempDir;
 
-/// For a handshake and more in a VM.
+/// Time for a handshake in a VM.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Node {
@@ -29,7 +29,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// On a host with its cable, but alone.
+    /// A node on a host with a cable, without peers.
     fn new(host: Namespace, number: u8) -> Self {
         let disk = tempfile::tempdir().unwrap();
         let (device, key) = ensure(&host, &disk);
@@ -38,12 +38,12 @@ impl Node {
         node
     }
 
-    /// What its pods have.
+    /// Pod range.
     pub fn range(&self) -> IpNet {
         range(self.number)
     }
 
-    /// Its address in the pod network.
+    /// Address in the pod network.
     pub fn address(&self) -> IpAddr {
         IpAddr::from([10, 244, self.number, 1])
     }
@@ -55,22 +55,22 @@ impl Node {
         self.with(move |device| device.place(&places).unwrap());
     }
 
-    /// Does something with the interface.
+    /// Calls a function with the interface.
     pub fn with<T: Send + 'static>(&self, work: impl FnOnce(&Wireguard) -> T + Send + 'static) -> T {
         let device = Arc::clone(&self.device);
         self.host.run(move || work(&device))
     }
 
-    /// As after a start: the key from the disk.
+    /// Like after a restart: reads the key from the disk.
     pub fn restart(&mut self) {
         (self.device, self.key) = ensure(&self.host, &self.disk);
     }
 
-    pub fn seen(&self) -> BTreeMap<PublicKey, Seen> {
+    pub fn seen(&self) -> BTreeMap<PublicKey, PeerState> {
         self.with(|device| device.look().unwrap())
     }
 
-    /// Gives the kernel these peers. Returns what had to be done.
+    /// Sets the kernel's peers. Returns the changes.
     pub fn peers(&self, want: Peers) -> Vec<Change> {
         self.with(move |device| {
             let have = device.look().unwrap().into_iter().map(|(key, seen)| (key, seen.peer)).collect();
@@ -80,21 +80,21 @@ impl Node {
         })
     }
 
-    /// What others see of it, by IPv4 or IPv6.
+    /// Endpoint of this node for others, by IPv4 or IPv6.
     pub fn peer(&self, by: &str) -> (PublicKey, Peer) {
         let address: IpAddr = format!("{by}{}", self.number).parse().unwrap();
         let endpoint = Some(SocketAddr::new(address, clusternet::PORT));
         (self.key, Peer { endpoint, allowed: [self.range()].into() })
     }
 
-    /// A socket of a pod, or of the host itself.
+    /// A socket of a pod or of the host.
     pub fn socket(&self, address: IpAddr) -> UdpSocket {
         let socket = self.host.run(move || UdpSocket::bind((address, 0))).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         socket
     }
 
-    /// Sends a word through the mesh; from where it seems to come.
+    /// Sends a packet through the mesh; returns its source address.
     pub fn reaches(&self, other: &Self, word: &str) -> IpAddr {
         let there = other.socket(other.address());
         self.socket(IpAddr::from([0; 4])).send_to(word.as_bytes(), there.local_addr().unwrap()).unwrap();
@@ -104,7 +104,7 @@ impl Node {
         from.ip()
     }
 
-    /// The kernel has no peer for the address: it says so at once.
+    /// Expects that the kernel has no peer for the address, which it reports immediately.
     pub fn is_cut_off_from(&self, other: &Self) -> bool {
         let socket = self.socket(IpAddr::from([0; 4]));
         // ENOKEY, wg_xmit in drivers/net/wireguard/device.c.
@@ -113,7 +113,7 @@ impl Node {
     }
 }
 
-/// Waits for something that the kernel does by itself.
+/// Waits for an asynchronous action of the kernel.
 #[track_caller]
 pub fn eventually(what: &str, seen: impl Fn() -> bool) {
     let start = Instant::now();
@@ -136,7 +136,7 @@ fn ensure(host: &Namespace, disk: &TempDir) -> (Arc<Wireguard>, PublicKey) {
     })
 }
 
-/// Two nodes at the ends of a cable, 192.0.2.NUMBER and 2001:db8::NUMBER, who do not know each other.
+/// Two nodes at the ends of a cable, 192.0.2.NUMBER and 2001:db8::NUMBER, that are not peers.
 pub fn two() -> (Node, Node) {
     let (one, two) = (Namespace::new(), Namespace::new());
     let there = two.descriptor();
@@ -162,7 +162,7 @@ pub fn two() -> (Node, Node) {
     (Node::new(one, 1), Node::new(two, 2))
 }
 
-/// Without asking whether somebody has it already: that would take a second.
+/// Without duplicate address detection, which takes a second.
 async fn add_address(netlink: &rtnetlink::Handle, mut message: AddressMessage) -> Result<(), rtnetlink::Error> {
     message.header.flags |= AddressHeaderFlags::Nodad;
     let mut request = netlink.address().add(message.header.index, IpAddr::from([0; 4]), 0);
@@ -170,7 +170,7 @@ async fn add_address(netlink: &rtnetlink::Handle, mut message: AddressMessage) -
     request.execute().await
 }
 
-/// Two nodes that know each other.
+/// Two nodes that are peers.
 pub fn mesh() -> (Node, Node) {
     let (one, two) = two();
     one.peers(Peers::from([two.peer("192.0.2.")]));
@@ -178,7 +178,7 @@ pub fn mesh() -> (Node, Node) {
     (one, two)
 }
 
-/// The interface's number, for a look whether it is still the same.
+/// Index of the interface, to check that it was not replaced.
 pub fn index(node: &Node) -> u32 {
     node.host.run(|| nix::net::if_::if_nametoindex(INTERFACE).unwrap())
 }

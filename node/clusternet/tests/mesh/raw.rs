@@ -1,6 +1,6 @@
-//! The kernel's view of an interface, read byte by byte: nothing of what is tested is used.
+//! The kernel's state of an interface, decoded without the code under test.
 //!
-//! The lines are those of `wg show INTERFACE dump`, but for the private key, the time of the handshake and the bytes.
+//! The lines are those of `wg show INTERFACE dump` without private key, handshake time and bytes.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -20,7 +20,7 @@ pub fn peers(host: &Namespace, interface: &'static str) -> Vec<String> {
     peers
 }
 
-/// What `wg` shows of each peer: the time of the last handshake in seconds, the bytes received, the bytes sent.
+/// Per peer from `wg`: time of the last handshake in seconds, bytes received, bytes sent.
 pub fn traffic(host: &Namespace, interface: &'static str) -> Vec<(String, [u64; 3])> {
     let lines = host.run(move || shown(interface));
     let number = |text: &String| text.parse().expect("a number");
@@ -43,7 +43,7 @@ fn shown(interface: &str) -> Vec<Vec<String>> {
     let output = Command::new(WG).args(["show", interface, "dump"]).output().expect("wg runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
-    // The first line is the interface's own.
+    // The first line describes the interface.
     text.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
@@ -64,7 +64,7 @@ fn read(interface: &str) -> Vec<String> {
             let key = STANDARD.encode(of(1).expect("a peer has a key"));
             let ranges = of(9).into_iter().flat_map(attributes).map(|(_, range)| text(range));
             match peers.last_mut() {
-                // It goes on in another message.
+                // The peer continues in another message.
                 Some((last, _, before)) if *last == key => before.extend(ranges),
                 _ => peers.push((key, of(4).map_or("(none)".into(), endpoint), ranges.collect())),
             }
@@ -82,12 +82,12 @@ fn read(interface: &str) -> Vec<String> {
     lines
 }
 
-/// The attributes of all messages of the answer, behind the two headers.
+/// The attributes of all messages of the answer, after the two headers.
 fn ask(socket: &OwnedFd, kind: u16, command: u8, attributes: &[u8], flags: u16) -> Vec<Vec<u8>> {
     let mut request = vec![];
     request.extend(u32::try_from(20 + attributes.len()).unwrap().to_ne_bytes());
     request.extend(kind.to_ne_bytes());
-    // NLM_F_REQUEST, NLM_F_ACK: the end of every answer is an acknowledgement or NLMSG_DONE.
+    // NLM_F_REQUEST | NLM_F_ACK: every answer ends with an acknowledgement or NLMSG_DONE.
     request.extend((flags | 5).to_ne_bytes());
     request.extend([0; 8]);
     request.extend([command, 1, 0, 0]);
@@ -103,7 +103,7 @@ fn ask(socket: &OwnedFd, kind: u16, command: u8, attributes: &[u8], flags: u16) 
             let (message, kind) = (&rest[..length], number(&rest[4..6]));
             // NLMSG_ERROR, NLMSG_DONE.
             if kind == 2 || kind == 3 {
-                assert_eq!(message[16..20], [0; 4], "the kernel refuses {command}");
+                assert_eq!(message[16..20], [0; 4], "the kernel rejected {command}");
                 return messages;
             }
             messages.push(message[20..].to_vec());

@@ -1,4 +1,4 @@
-//! What the page and the JSON make of a node with a bit of everything.
+//! Page and JSON of the sample pages.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::html::tests::{Element, hostile, shown};
 use crate::model::{Closed, Inodes, Life, Mode};
 use crate::sample::{self, NOW, example, id, peer, volume};
 
-/// The rows of a section's table, as the text of their cells.
+/// Texts of the cells of a section's table, by row.
 fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
     let body = document.by_id(section).named("tbody")[0];
     let cells = |row: &Element| row.children.iter().map(|cell| cell.text.trim().to_owned()).collect();
@@ -16,7 +16,7 @@ fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_fact_has_its_place() {
+fn every_fact_is_on_the_page() {
     let page = example().html();
     let document = Element::read(&page);
     assert_eq!(document.named("h1")[0].text, "granary-1");
@@ -53,7 +53,7 @@ fn every_fact_has_its_place() {
 }
 
 #[test]
-fn a_time_server_that_does_not_answer_is_named() {
+fn an_unreachable_time_server_is_named() {
     let told = |ago| {
         let (server, reason) = ("10.0.2.2".to_owned(), "silence".to_owned());
         let page = Page { clock: Clock::Unsynchronized { server, reason, ago }, ..example() };
@@ -68,7 +68,7 @@ fn a_time_server_that_does_not_answer_is_named() {
 }
 
 #[test]
-fn the_volume_that_needs_somebody_comes_first() {
+fn volumes_that_need_attention_come_first() {
     let volumes = rows(&Element::read(&example().html()), "volumes");
     let row = |claim: &str, mode: &str, sizes: [&str; 2], percent: u64, files: &str, condition: &str| {
         let [used, limit] = sizes.map(str::to_owned);
@@ -88,7 +88,7 @@ fn the_volume_that_needs_somebody_comes_first() {
 }
 
 #[test]
-fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
+fn a_page_loads_and_runs_nothing() {
     let document = Element::read(&example().html());
     for element in document.all() {
         assert!(!matches!(&*element.name, "script" | "link" | "img" | "iframe" | "form" | "object"), "{element:?}");
@@ -103,7 +103,7 @@ fn a_page_needs_nothing_from_elsewhere_and_runs_nothing() {
 }
 
 #[test]
-fn every_part_has_a_link_and_its_table_its_name() {
+fn every_section_has_a_link_and_every_table_a_label() {
     let document = Element::read(&example().html());
     let links: Vec<&str> = document.named("nav")[0].named("a").iter().map(|link| &*link.text).collect();
     let parts = [
@@ -126,7 +126,7 @@ fn every_part_has_a_link_and_its_table_its_name() {
 }
 
 #[test]
-fn peers_that_nothing_can_be_sent_to_come_first_and_say_why() {
+fn unreachable_peers_come_first_with_the_reason() {
     let peers = rows(&Element::read(&example().html()), "mesh");
     let row = |number: u8, handshake: &str, sizes: [&str; 2]| {
         let (endpoint, pods) = (format!("192.0.2.{number}:7838"), format!("10.244.{number}.0/24"));
@@ -156,7 +156,7 @@ fn peers_that_nothing_can_be_sent_to_come_first_and_say_why() {
 }
 
 #[test]
-fn only_a_node_in_a_mesh_has_the_part() {
+fn only_a_node_in_a_mesh_has_the_section() {
     let document = Element::read(&Page { mesh: None, ..example() }.html());
     assert!(document.named("section").iter().all(|section| section.attribute("id") != Some("mesh")));
     assert!(!document.named("nav")[0].text.contains("Mesh"));
@@ -164,14 +164,14 @@ fn only_a_node_in_a_mesh_has_the_part() {
     assert_eq!(alone.by_id("mesh").named("p")[0].text, "No other node yet.");
 }
 
-/// A green bar beside the words "almost full" was on the first picture of the page.
+/// Regression: the bar of a volume that is almost full was green.
 #[test]
-fn the_bar_of_a_volume_has_another_colour_when_it_is_almost_full() {
+fn the_bar_of_an_almost_full_volume_is_highlighted() {
     let document = Element::read(&example().html());
     let high = |volume: &Element| volume.named("meter")[0].attribute("high").map(str::to_owned);
     let body = document.by_id("volumes").named("tbody")[0];
     let found: Vec<_> = body.children.iter().map(high).collect();
-    // The last is a block volume, which is as full as it will ever be.
+    // The last one is a block volume, which is always full.
     assert_eq!(
         found,
         [Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), None]
@@ -179,7 +179,7 @@ fn the_bar_of_a_volume_has_another_colour_when_it_is_almost_full() {
 }
 
 #[test]
-fn a_node_that_is_ready_says_so() {
+fn a_ready_node_is_reported_as_ready() {
     let mut page = example();
     page.services.retain(Service::is_ready);
     assert!(Element::read(&page.html()).named("header")[0].text.contains("Ready: every service does its work"));
@@ -188,7 +188,7 @@ fn a_node_that_is_ready_says_so() {
 }
 
 #[test]
-fn a_disk_and_a_mesh_that_cannot_be_read_leave_the_rest_of_the_page() {
+fn an_unreadable_disk_and_mesh_leave_the_other_sections() {
     let document = Element::read(&sample::blind().html());
     assert!(document.by_id("mesh").text.contains("The peers could not be read"));
     assert!(document.by_id("storage").text.contains("The data disk could not be read"));
@@ -197,7 +197,7 @@ fn a_disk_and_a_mesh_that_cannot_be_read_leave_the_rest_of_the_page() {
 }
 
 #[test]
-fn the_page_stays_small_whatever_is_on_the_disk() {
+fn the_size_of_the_page_is_limited() {
     let many = (0..3000).map(|number| volume(&format!("data-{number:04}"), Mode::Block, Life::Announced, 1, 1));
     let storage = Storage::new(Disk::default(), many.collect(), Vec::new(), Vec::new());
     assert_eq!((storage.volumes.len(), storage.more), (1000, 2000));
@@ -213,7 +213,7 @@ fn the_page_stays_small_whatever_is_on_the_disk() {
 }
 
 #[test]
-fn the_json_has_the_facts_with_their_units() {
+fn the_json_contains_the_facts_with_units() {
     let json: Value = serde_json::from_str(&example().json().unwrap()).unwrap();
     for (pointer, expected) in [
         ("/ready", Value::from(false)),
@@ -246,7 +246,7 @@ fn the_json_has_the_facts_with_their_units() {
     }
 }
 
-/// The page with these texts wherever a text can be.
+/// The page with these texts in all text fields.
 fn with(texts: &[String; 8]) -> Page {
     let mut page = example();
     let [node, name, failure, id, claim, reason, source, text] = texts.clone();
@@ -283,7 +283,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whatever_the_facts_say_the_page_keeps_its_structure(texts in prop::array::uniform8(hostile())) {
+    fn text_never_changes_the_structure_of_the_page(texts in prop::array::uniform8(hostile())) {
         let plain = with(&std::array::from_fn(|_| "text".to_owned())).html();
         let page = with(&texts).html();
         let (plain, page) = (Element::read(&plain), Element::read(&page));
@@ -295,13 +295,13 @@ proptest! {
     }
 
     #[test]
-    fn any_facts_make_json_that_can_be_read(texts in prop::array::uniform8(hostile())) {
+    fn any_facts_give_valid_json(texts in prop::array::uniform8(hostile())) {
         let json: Value = serde_json::from_str(&with(&texts).json().unwrap()).unwrap();
         prop_assert_eq!(&json["warnings"][0]["text"], &Value::from(&*texts[7]));
     }
 
     #[test]
-    fn no_numbers_make_it_panic(used in any::<u64>(), limit in any::<u64>(), seconds in any::<u64>(), expires in any::<i64>()) {
+    fn rendering_never_panics(used in any::<u64>(), limit in any::<u64>(), seconds in any::<u64>(), expires in any::<i64>()) {
         let (used, limit, inodes) = (Bytes::new(used), Bytes::new(limit), Some(Inodes { limit: used, used: limit }));
         let mut page = example();
         page.now = Duration::from_secs(seconds);
@@ -316,7 +316,7 @@ proptest! {
 }
 
 #[test]
-fn a_filesystem_volume_is_almost_full_when_either_limit_is_near() {
+fn a_filesystem_volume_is_almost_full_near_either_limit() {
     let condition = |life, mode, used: u64, inodes: u64| {
         let inodes = Some(Inodes { limit: 100, used: inodes });
         Condition::of(life, mode, [Bytes::new(used), Bytes::new(100)], inodes)
