@@ -507,7 +507,10 @@ mod tests {
             disk.ensure(NOW + Duration::days(days)).unwrap();
             assert!(current.exists(), "{days}");
         }
-        fs::remove_dir_all(&disk.config.paths.pki).unwrap();
+        // With the database: it would need the key of its Secrets.
+        for directory in [&disk.config.paths.pki, &disk.config.paths.etcd] {
+            fs::remove_dir_all(directory).unwrap();
+        }
         disk.ensure(NOW).unwrap();
         assert!(!current.exists());
     }
