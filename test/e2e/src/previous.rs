@@ -40,8 +40,8 @@ impl Setting {
     pub fn previous_disk(&self) -> Result<PathBuf, SettingError> {
         let packed = path("GRANARY_PREVIOUS")?;
         let disk = self.file("previous.img");
-        // Most of it is zeros, which become holes.
-        let unpacked = Command::new("zstd").args(["-dq", "--sparse", "-o"]).arg(&disk).arg(&packed).status();
+        // Most of it is zeros, which become holes. `-f` reads through the symbolic links of a sandbox.
+        let unpacked = Command::new("zstd").args(["-dqf", "--sparse", "-o"]).arg(&disk).arg(&packed).status();
         match unpacked {
             Ok(status) if status.success() => Ok(disk),
             Ok(status) => Err(SettingError::Unpack { packed, status: status.to_string() }),
