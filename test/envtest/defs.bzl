@@ -1,6 +1,6 @@
 """envtest: a test against a real API server."""
 
-load("@rules_rust//rust:defs.bzl", "rust_test")
+load("//tools/rust:defs.bzl", "rust_test")
 
 def envtest(name, size = "medium", tags = [], data = [], env = {}, **kwargs):
     """A suite of //test/envtest as a test: the control plane's programs, a network of its own. A macro.

@@ -1,6 +1,7 @@
-"""Tests of Rust crates on the host."""
+"""Macros for the project's Rust targets, with the third-party crates of the package's Cargo.toml."""
 
-load("@rules_rust//rust:defs.bzl", "rust_doc_test", _rust_test = "rust_test")
+load("@crates//:defs.bzl", "aliases", "all_crate_deps")
+load("@rules_rust//rust:defs.bzl", "rust_doc_test", _rust_binary = "rust_binary", _rust_library = "rust_library", _rust_test = "rust_test")
 
 # Targets and the pinned libraries are static, but rustdoc does not get rustc's flags.
 _STATIC = "'-Ctarget-feature=+crt-static'"
@@ -27,20 +28,70 @@ _static_test = rule(
     },
 )
 
-def rust_test(name, rustc_flags = [], **kwargs):
-    """A macro: a rust_test whose crate is compiled without optimization and with overflow checks.
+def _sources(srcs, exclude = []):
+    return srcs if srcs != None else native.glob(["src/**/*.rs"], exclude = exclude)
 
-    This takes a third of the CPU time; dependencies are compiled as for the programs. Do not use it for tests whose own
-    code computes much or that run in an emulated guest.
+def rust_library(name, srcs = None, deps = [], **kwargs):
+    """A macro: a rust_library with the `[dependencies]` of the package's Cargo.toml.
+
+    Args:
+        name: name of the library.
+        srcs: the sources; all below src/ except main.rs if omitted.
+        deps: crates of this workspace.
+        **kwargs: other attributes of a rust_library.
+    """
+    _rust_library(
+        name = name,
+        srcs = _sources(srcs, exclude = ["src/main.rs"]),
+        aliases = aliases(),
+        proc_macro_deps = all_crate_deps(proc_macro = True),
+        deps = all_crate_deps(normal = True) + deps,
+        **kwargs
+    )
+
+def rust_binary(name, srcs = None, deps = [], **kwargs):
+    """A macro: a rust_binary with the `[dependencies]` of the package's Cargo.toml.
+
+    Args:
+        name: name of the program.
+        srcs: the sources; all below src/ if omitted.
+        deps: crates of this workspace.
+        **kwargs: other attributes of a rust_binary.
+    """
+    _rust_binary(
+        name = name,
+        srcs = _sources(srcs),
+        aliases = aliases(),
+        proc_macro_deps = all_crate_deps(proc_macro = True),
+        deps = all_crate_deps(normal = True) + deps,
+        **kwargs
+    )
+
+def rust_test(name, crate = None, deps = [], rustc_flags = [], size = "small", **kwargs):
+    """A macro: a rust_test with the `[dev-dependencies]` of the package's Cargo.toml.
+
+    Its crate is compiled without optimization and with overflow checks unless `rustc_flags` sets an opt-level. This takes a
+    third of the CPU time; dependencies are compiled as for the programs. Tests whose own code computes much, or that run in
+    an emulated guest, set an opt-level.
 
     Args:
         name: name of the test.
+        crate: the library or program whose unit tests these are. A test without it has `srcs`, and the `[dependencies]` too.
+        deps: crates of this workspace.
         rustc_flags: as for every rust_test.
+        size: as for every test.
         **kwargs: other attributes of a rust_test.
     """
+    if not [flag for flag in rustc_flags if flag.startswith("-Copt-level=")]:
+        rustc_flags = ["-Copt-level=0"] + rustc_flags
     _rust_test(
         name = name,
-        rustc_flags = ["-Copt-level=0"] + rustc_flags,
+        size = size,
+        aliases = aliases(normal_dev = True, proc_macro_dev = True),
+        crate = crate,
+        proc_macro_deps = all_crate_deps(proc_macro_dev = True),
+        rustc_flags = rustc_flags,
+        deps = all_crate_deps(normal = crate == None, normal_dev = True) + deps,
         **kwargs
     )
 
@@ -50,7 +101,7 @@ def doc_test(name, crate, deps = [], size = "small", **kwargs):
     Args:
         name: name of the test.
         crate: the rust_library.
-        deps: further dependencies of the examples.
+        deps: crates of this workspace that the examples use beside it.
         size: as for every test.
         **kwargs: other attributes of a test.
     """
@@ -60,7 +111,7 @@ def doc_test(name, crate, deps = [], size = "small", **kwargs):
         crate = crate,
         tags = ["manual"],
         visibility = ["//visibility:private"],
-        deps = deps,
+        deps = all_crate_deps(normal = True, normal_dev = True) + deps,
     )
     _static_test(
         name = name,

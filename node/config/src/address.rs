@@ -27,7 +27,7 @@ impl FromStr for Server {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let Some((address, port)) = text.split_once(':') else {
-            return Ok(Self { address: host(text)?, port: services::API_PORT });
+            return Ok(Self { address: host(text)?, port: programs::API_PORT });
         };
         let address = host(address)?;
         match port.parse() {

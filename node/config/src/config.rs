@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use kmod::ModuleName;
+use programs::PodProcesses;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
 use proto::node::storage::Disk as DiskMessage;
-use services::PodProcesses;
 use units::Bytes;
 use volume::Overcommit;
 

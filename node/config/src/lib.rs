@@ -30,5 +30,5 @@ pub use address::{AddressError, Interface, Server};
 pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storage};
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, What};
+pub use programs::{NODE_PREFIX, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 pub use role::{ControlPlane, Networks, Role, Worker};
-pub use services::{NODE_PREFIX, PodProcesses, PodSecurity, SecretKey, SecretStorage};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use services::discovery::NotADigest;
-use services::{Network, NetworkError, NotAToken};
+use programs::discovery::NotADigest;
+use programs::{Network, NetworkError, NotAToken};
 use volume::OvercommitError;
 
 use crate::address::AddressError;

@@ -2,10 +2,10 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use programs::discovery::AuthorityDigest;
+use programs::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 use proto::node;
 use proto::node::config::Role as RoleMessage;
-use services::discovery::AuthorityDigest;
-use services::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 use crate::address::Server;
 use crate::config::{Addresses, Check, Network, Static};

@@ -17,9 +17,9 @@ use network::{Network, NetworkError};
 use nix::errno::Errno;
 use nix::sys::reboot::set_cad_enabled;
 use nodelog::Stream;
+use programs::Credentials;
 use prometheus::Registry;
 use provisioner::NoticeQueue;
-use services::Credentials;
 use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -100,19 +100,19 @@ pub enum BootError {
         /// What DHCP gave.
         address: Ipv4Addr,
         /// The pods' network, or that of Services.
-        network: services::Network,
+        network: programs::Network,
         /// The field of the configuration that has them.
         role: &'static str,
     },
     /// Those of the cluster are others.
     #[error("cannot run the cluster in its networks")]
-    Networks(#[from] services::networks::NetworksError),
+    Networks(#[from] programs::networks::NetworksError),
     /// The disk belongs to another cluster.
     #[error("cannot be a worker of this cluster")]
     Join(#[from] join::OtherCluster),
     /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
-    Pki(#[from] services::PkiError),
+    Pki(#[from] programs::PkiError),
     /// The thread that prepares them.
     #[error("preparing keys and certificates ended early")]
     Panicked(#[from] tokio::task::JoinError),
@@ -229,7 +229,7 @@ async fn serve(
         Role::ControlPlane(own) => own,
         Role::Worker(_) => config::ControlPlane::default(),
     };
-    let services = services::Config {
+    let services = programs::Config {
         node: config.node.to_string(),
         address,
         api_server: config.role.api_server(address),
@@ -237,13 +237,13 @@ async fn serve(
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),
         private_port: crate::status::PORT,
-        durability: services::Durability::Durable,
+        durability: programs::Durability::Durable,
         pod_security: own.pod_security,
         secret_storage: own.secret_storage,
         secret_key: own.secret_key,
         pod_processes: config.pod_processes,
         disk: storage.disk(),
-        paths: services::Paths { memory: system::machine_memory(), ..storage.paths() },
+        paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
     if services.paths.memory.is_none() {
         warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
@@ -317,11 +317,11 @@ enum Prepared {
 }
 
 impl Prepared {
-    async fn of(role: &Role, services: &services::Config, kept: watch::Sender<Kept>) -> Result<Self, BootError> {
+    async fn of(role: &Role, services: &programs::Config, kept: watch::Sender<Kept>) -> Result<Self, BootError> {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {
-                services::networks::keep(&services)?;
+                programs::networks::keep(&services)?;
                 let credentials = Arc::new(Credentials::ensure(&services, OffsetDateTime::now_utc())?);
                 let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept));
                 Ok(Self::ControlPlane(credentials, certificates))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use services::{Credentials, Expiry, Identity, Lasting, PkiError};
+use programs::{Credentials, Expiry, Identity, Lasting, PkiError};
 use supervisor::Context;
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -116,7 +116,7 @@ pub(crate) async fn renewal(lasting: Lasting, mut clock: watch::Receiver<clock::
 mod tests {
     use std::fs;
 
-    use services::Requested;
+    use programs::Requested;
     use supervisor::{Settings, Supervisor};
     use time::Duration as Span;
     use tokio::time::timeout;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use announce::Announcement;
 use kube::Client;
-use services::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler, secrets};
+use programs::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler, secrets};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tracing::info;
@@ -106,7 +106,7 @@ impl ControlPlane {
     }
 }
 
-fn start_approver(cx: &Context, admin: &Client, services: &services::Config) -> Handle {
+fn start_approver(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {
     let client = admin.clone();
     let reserved = vec![services.services, services.cluster_pods];
     cx.start("approver", move |cx| reconciler::approve(cx, client.clone(), reserved.clone()))

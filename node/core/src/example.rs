@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 
-use services::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use programs::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 use units::Bytes;
 
 use crate::mesh;

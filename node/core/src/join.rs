@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use config::Worker;
-use services::discovery::{self, AuthorityDigest, DiscoveryError};
-use services::{Config, Credentials, IdentityError, Lasting, PkiError, Requested, Stale};
+use programs::discovery::{self, AuthorityDigest, DiscoveryError};
+use programs::{Config, Credentials, IdentityError, Lasting, PkiError, Requested, Stale};
 use supervisor::Context;
 use tokio::sync::{OnceCell, watch};
 use tokio::task::{JoinError as TaskError, spawn_blocking};
@@ -181,11 +181,11 @@ mod tests {
     use ::config::{Networks, Server};
     use ::eventually::{Seen, eventually};
     use futures::FutureExt as _;
+    use programs::Token;
     use rustls::ServerConfig;
     use rustls::crypto::ring;
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use services::Token;
     use supervisor::{Settings, Supervisor};
     use time::OffsetDateTime;
     use tokio::net::TcpListener;

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
+use programs::{Credentials, Identity, Requested, Stale, containerd, kubelet, pods, proxy};
 use provisioner::{NoticeQueue, csinode};
-use services::{Credentials, Identity, Requested, Stale, containerd, kubelet, pods, proxy};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tracing::info;
@@ -32,7 +32,7 @@ const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 pub(crate) struct Member {
     pub(crate) node: NodeName,
     pub(crate) keeper: Arc<Keeper>,
-    pub(crate) services: services::Config,
+    pub(crate) services: programs::Config,
     pub(crate) storage: Storage,
     pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
     pub(crate) mesh: Arc<Mesh>,

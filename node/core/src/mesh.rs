@@ -13,8 +13,8 @@ use config::NODE_PREFIX;
 use dir::Dir;
 use ipnet::IpNet;
 use kube::Client;
+use programs::Network;
 use prometheus::Registry;
-use services::Network;
 use supervisor::Context;
 use tokio::sync::OnceCell;
 use tokio::task::{JoinError, spawn_blocking};
@@ -48,8 +48,8 @@ pub enum MeshError {
 }
 
 /// The mesh on an uplink with packets of at most `mtu` bytes.
-pub fn of_uplink(mtu: u32) -> services::Mesh {
-    services::Mesh { interface: INTERFACE, port: PORT, mtu: mtu.saturating_sub(OVERHEAD) }
+pub fn of_uplink(mtu: u32) -> programs::Mesh {
+    programs::Mesh { interface: INTERFACE, port: PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
 /// What the mesh is made of, made when it first runs.
@@ -65,7 +65,7 @@ pub struct Mesh {
 
 impl Mesh {
     /// Of the node with these services.
-    pub fn new(services: &services::Config, registry: &Registry) -> Self {
+    pub fn new(services: &programs::Config, registry: &Registry) -> Self {
         Self {
             node: services.node.clone(),
             pods: services.cluster_pods,

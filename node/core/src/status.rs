@@ -50,7 +50,7 @@ pub struct Facts {
     /// The last warnings of its log.
     pub recent: Recent,
     /// Where its programs run.
-    pub paths: services::Paths,
+    pub paths: programs::Paths,
     /// Who keeps its clock.
     pub keeper: Arc<clock::Keeper>,
     /// Its certificates.
@@ -138,7 +138,7 @@ impl Node {
     fn gather(&self) -> Vec<MetricFamily> {
         let Facts { metrics, keeper, certificates, paths, .. } = &self.facts;
         let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
-        metrics.gather(&self.services(), &clock, &kept.expiries, &services::out_of_memory(paths))
+        metrics.gather(&self.services(), &clock, &kept.expiries, &programs::out_of_memory(paths))
     }
 }
 
@@ -162,7 +162,7 @@ fn clock(state: clock::State, servers: &[SocketAddr]) -> status::Clock {
     }
 }
 
-fn certificate(expiry: &services::Expiry) -> status::Certificate {
+fn certificate(expiry: &programs::Expiry) -> status::Certificate {
     status::Certificate { name: expiry.name.to_owned(), expires: expiry.at.unix_timestamp() }
 }
 
@@ -302,7 +302,7 @@ mod tests {
             volumes: Arc::new(volumes),
             metrics: Arc::new(Metrics::register(registry).unwrap()),
             recent: Recent::default(),
-            paths: services::Paths::default(),
+            paths: programs::Paths::default(),
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
             certificates: watch::Sender::default().subscribe(),
             mesh: Arc::new(Mesh::new(&services, &Registry::new())),

@@ -72,8 +72,8 @@ impl Storage {
     }
 
     /// Where programs find their directories.
-    pub fn paths(&self) -> services::Paths {
-        services::Paths {
+    pub fn paths(&self) -> programs::Paths {
+        programs::Paths {
             pki: self.data.pki.path().to_owned(),
             etcd: self.data.etcd.path().to_owned(),
             kubelet: self.kubelet(),
@@ -82,14 +82,14 @@ impl Storage {
             pod_logs: self.data.log.pods.path().to_owned(),
             audit: self.data.log.audit.path().to_owned(),
             ephemeral: self.ephemeral().to_owned(),
-            ..services::Paths::default()
+            ..programs::Paths::default()
         }
     }
 
     /// What programs may take of the data disk.
-    pub fn disk(&self) -> services::Disk {
+    pub fn disk(&self) -> programs::Disk {
         let Self { budget, .. } = self;
-        services::Disk {
+        programs::Disk {
             size: budget.size(),
             etcd: budget.bytes(Part::Etcd),
             pods: budget.bytes(Part::Pods),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use services::Identity;
+use programs::Identity;
 use supervisor::{BoxError, Context};
 use tokio::sync::watch;
 

@@ -1,9 +1,9 @@
 //! What a node is told, as docs/configuration.md describes it.
 
+use programs::Token;
+use programs::discovery::AuthorityDigest;
 use qemu::FirmwareFile;
 use serde_json::{Value, json};
-use services::Token;
-use services::discovery::AuthorityDigest;
 use std::io::{self, Write as _};
 use std::net::Ipv4Addr;
 use std::path::Path;

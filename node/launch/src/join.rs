@@ -6,7 +6,7 @@ use crate::site::Site;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::PostParams;
-use services::{BOOTSTRAP_NAMESPACE, Token};
+use programs::{BOOTSTRAP_NAMESPACE, Token};
 use std::io;
 use std::time::Duration;
 use time::OffsetDateTime;

@@ -10,10 +10,10 @@ use nix::sys::stat::fstatat;
 use units::Inodes;
 
 use crate::directory::open_directory;
+use crate::directory_state::{DirectoryState, attributes};
 use crate::error::{FsError, SetError, TransferError, WalkError};
 use crate::limits::{CheckedLimits, Limits, Usage};
 use crate::project::ProjectId;
-use crate::directory_state::{DirectoryState, attributes};
 use crate::strays::strays;
 use crate::sys::{self, PROJINHERIT};
 

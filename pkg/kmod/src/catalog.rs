@@ -9,7 +9,7 @@ use std::str::FromStr;
 use nix::errno::Errno;
 
 use crate::load::{LoadError, Outcome, Report, insert, read_order};
-use crate::order::{FileName, Module, OrderError, LineError};
+use crate::order::{FileName, LineError, Module, OrderError};
 
 /// Name of the file that lists the modules that a directory was built for, each with the files that it needs: one module a
 /// line, its name first, then its files, separated by spaces. A module that is built into the kernel needs no file.

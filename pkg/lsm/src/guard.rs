@@ -104,8 +104,8 @@ impl Guard {
         self.maps.withdraw(device)
     }
 
-    /// From now on, the programs of a guard that is pinned do not apply to tasks of this cgroup. They apply to its descendants, and to cgroups that were
-    /// exempt before.
+    /// From now on, the programs of a guard that is pinned do not apply to tasks of this cgroup. They apply to its descendants,
+    /// and to cgroups that were exempt before.
     ///
     /// # Errors
     /// [`Error::UseMap`], with `EPERM` of a guard that is not pinned.

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use services::{
-    API_PORT, Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity, STORAGE_GROUP,
-    STORAGE_USER_PREFIX, SecretKey, SecretStorage, apiserver, controller_manager, etcd, scheduler,
+use programs::{
+    API_PORT, Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity,
+    STORAGE_GROUP, STORAGE_USER_PREFIX, SecretKey, SecretStorage, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -46,10 +46,10 @@ pub enum StartError {
     Directory(#[from] io::Error),
     /// The example networks are wrong.
     #[error("cannot use the networks of pods and services")]
-    Network(#[from] services::NetworkError),
+    Network(#[from] programs::NetworkError),
     /// Keys and certificates.
     #[error("cannot make keys and certificates")]
-    Pki(#[from] services::PkiError),
+    Pki(#[from] programs::PkiError),
     /// A program ended for good.
     #[error("{program} does not start: {reason}")]
     Program {
@@ -69,12 +69,12 @@ pub enum StartError {
     Impersonation(#[source] Box<kube::Error>),
     /// No client.
     #[error("cannot make a client of the API server")]
-    Client(#[from] services::ClientError),
+    Client(#[from] programs::ClientError),
 }
 
 /// A control plane that runs. Dropped, it ends.
 pub struct Cluster {
-    config: services::Config,
+    config: programs::Config,
     credentials: Arc<Credentials>,
     admin: Client,
     api_server: Mutex<Option<Supervisor>>,
@@ -153,7 +153,7 @@ impl Cluster {
     }
 
     /// What the programs were started with.
-    pub fn config(&self) -> &services::Config {
+    pub fn config(&self) -> &programs::Config {
         &self.config
     }
 
@@ -231,7 +231,7 @@ fn program(variable: &'static str) -> Result<PathBuf, StartError> {
     Ok(std::path::absolute(path)?)
 }
 
-fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, StartError> {
+fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, StartError> {
     let paths = Paths {
         cni_programs: programs.clone(),
         programs,
@@ -244,7 +244,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
         ephemeral: directory.join("run"),
         ..Paths::default()
     };
-    Ok(services::Config {
+    Ok(programs::Config {
         node: NODE.to_owned(),
         address: ADVERTISED,
         api_server: SocketAddrV4::new(ADVERTISED, API_PORT),
@@ -269,7 +269,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<services::Config, Start
 }
 
 /// Starts a program, and returns when it is ready. One that fails is not started again: a test shall say so.
-async fn start(program: &'static str, service: services::Service) -> Result<Supervisor, StartError> {
+async fn start(program: &'static str, service: programs::Service) -> Result<Supervisor, StartError> {
     let never = Duration::from_secs(24 * 60 * 60);
     let settings = Settings { backoff: Backoff { first: never, most: never, settled: never }, ..Settings::default() };
     let tree = Supervisor::start(program, settings, service);

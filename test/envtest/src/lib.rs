@@ -25,7 +25,7 @@ mod cluster;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
-pub use services::Identity;
+pub use programs::Identity;
 pub use suite::{Failure, Suite};
 
 use std::time::Duration;

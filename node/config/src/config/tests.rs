@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::address::Server;
 use crate::role::{ControlPlane, Networks, Worker};
-use services::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
+use programs::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {

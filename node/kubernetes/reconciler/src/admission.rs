@@ -6,8 +6,8 @@
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
+use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use serde_json::{Value, json};
-use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use volume::{DRIVER_NAME, TOPOLOGY_KEY};
 
 use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};

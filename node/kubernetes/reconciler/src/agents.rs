@@ -1,4 +1,4 @@
-//! The objects of a cluster whose nodes are not ours, where pods bring the storage (crate `agent`).
+//! The objects of a cluster whose nodes are not ours, where pods bring the storage (crate `standalone`).
 //!
 //! Nobody keeps them there: who installs the pods makes them. Names differ from those that [`run`](crate::run) keeps, so
 //! that a cluster may have nodes of both kinds.

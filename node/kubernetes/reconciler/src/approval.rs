@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
-use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
+use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::csr::{self, Csr, KUBELETS_GROUP, Name};
 use crate::removed::NodeRemoved;

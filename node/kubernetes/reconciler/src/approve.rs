@@ -12,8 +12,8 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
+use programs::{BOOTSTRAP_NODE_ANNOTATION, Network, STORAGE_USER_PREFIX};
 use serde_json::json;
-use services::{BOOTSTRAP_NODE_ANNOTATION, Network, STORAGE_USER_PREFIX};
 use supervisor::Context;
 use tracing::info;
 
@@ -117,8 +117,8 @@ impl Approver {
     async fn facts(&self, question: &Question<'_>, removed: &BTreeSet<String>) -> Result<Facts, kube::Error> {
         let token_is_for = match question.asker() {
             Asker::Token(id) => {
-                let secrets = Api::<Secret>::namespaced(self.client.clone(), services::BOOTSTRAP_NAMESPACE);
-                let secret = secrets.get_opt(&services::bootstrap_secret_name(id)).await?;
+                let secrets = Api::<Secret>::namespaced(self.client.clone(), programs::BOOTSTRAP_NAMESPACE);
+                let secret = secrets.get_opt(&programs::bootstrap_secret_name(id)).await?;
                 secret.and_then(|secret| secret.annotations().get(BOOTSTRAP_NODE_ANNOTATION).cloned())
             }
             Asker::Kubelet(_) | Asker::Other(_) => None,

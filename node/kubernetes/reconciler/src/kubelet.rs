@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use services::{BOOTSTRAP_NODE_ANNOTATION, Network};
+use programs::{BOOTSTRAP_NODE_ANNOTATION, Network};
 
 use crate::csr::{self, Csr, KUBELET_PREFIX, KUBELETS_GROUP, ServerName};
 use crate::removed::NodeRemoved;

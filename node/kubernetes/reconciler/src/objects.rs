@@ -4,8 +4,8 @@ use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
+use programs::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use serde_json::{Value, json};
-use services::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use volume::DRIVER_NAME;
 
 use crate::{admission, removed};

@@ -5,8 +5,8 @@
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
+use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use serde_json::json;
-use services::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::admission::node_behind;
 use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};

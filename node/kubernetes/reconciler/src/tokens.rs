@@ -12,7 +12,7 @@ use kube::runtime::controller::{Action, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
-use services::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE};
+use programs::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE};
 use supervisor::Context;
 use tracing::info;
 

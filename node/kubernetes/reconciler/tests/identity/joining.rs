@@ -12,12 +12,12 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt as _};
-use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
-use serde_json::json;
-use services::discovery::{self, AuthorityDigest};
-use services::{
+use programs::discovery::{self, AuthorityDigest};
+use programs::{
     BOOTSTRAP_NAMESPACE, Config, Credentials, Identity, IdentityError, Requested, Token, bootstrap_secret_name,
 };
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use serde_json::json;
 use supervisor::{Settings, Supervisor};
 use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};

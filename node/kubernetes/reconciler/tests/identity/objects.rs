@@ -14,9 +14,9 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client, ResourceExt};
+use programs::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use reconciler::{CLASS, REVISION};
 use serde_json::json;
-use services::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use supervisor::{Settings, Supervisor};
 
 const DRIVER: &str = "local.granary.dev";

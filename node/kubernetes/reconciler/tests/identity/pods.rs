@@ -11,8 +11,8 @@ use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use programs::{Config, Paths};
 use serde_json::{Value, json};
-use services::{Config, Paths};
 use supervisor::{Settings, Supervisor};
 
 use crate::Nodes;
@@ -38,7 +38,7 @@ async fn pods_have_addresses_of_the_range_that_the_cluster_gave(cluster: Arc<Clu
     let config = Config { node: "one".to_owned(), paths, ..cluster.config().clone() };
     let own = nodes.own;
     let network =
-        Supervisor::start("pods", Settings::default(), move |cx| services::pods::run(cx, own.clone(), config.clone()));
+        Supervisor::start("pods", Settings::default(), move |cx| programs::pods::run(cx, own.clone(), config.clone()));
 
     // kubelet is not there yet.
     assert_eq!(subnet(scratch.path())?, Value::Null);

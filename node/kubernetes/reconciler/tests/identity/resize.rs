@@ -7,8 +7,8 @@ use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
+use programs::STORAGE_GROUP;
 use serde_json::{Value, json};
-use services::STORAGE_GROUP;
 
 use crate::storage::{SELECTED_NODE, on, volume};
 use crate::{Nodes, denied};

@@ -1,8 +1,0 @@
-//! `granary-storage`: the storage of a node, in a pod.
-#![forbid(unsafe_code)]
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    agent::program::run(std::env::args_os())
-}

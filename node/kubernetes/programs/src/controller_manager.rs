@@ -1,0 +1,95 @@
+//! kube-controller-manager: all controllers but the one that approves certificates, and the one that removes expired tokens.
+
+use std::sync::Arc;
+
+use crate::pki::identity::Identity;
+use crate::pki::store::CONTROLLERS_SIGNING_KEY;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, NODE_PREFIX, Rights, User, ready};
+
+/// Made by one of its controllers in every cluster; without it no pod can be created.
+const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+const NAME: &str = "kube-controller-manager";
+
+/// Healthy when the cluster has its default service account, the first thing that everybody waits for.
+pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
+    let kept = Arc::clone(credentials);
+    program(config, credentials).service(&config.paths, move || {
+        let credentials = Arc::clone(&kept);
+        async move { ready::api(&credentials, SIGN_OF_LIFE).await }
+    })
+}
+
+pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
+    let kubeconfig = credentials.kubeconfig(Identity::ControllerManager).display().to_string();
+    let arguments = [
+        ("kubeconfig", kubeconfig.clone()),
+        ("authentication-kubeconfig", kubeconfig.clone()),
+        ("authorization-kubeconfig", kubeconfig),
+        ("bind-address", "127.0.0.1".to_owned()),
+        ("profiling", "false".to_owned()),
+        // No port: serving would cost a second of key making, and nobody asks.
+        ("secure-port", "0".to_owned()),
+        ("leader-elect", "false".to_owned()),
+        // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
+        ("controllers", "*,token-cleaner-controller,-certificatesigningrequest-approving-controller".to_owned()),
+        // Each Node gets its part of the pod network.
+        ("allocate-node-cidrs", "true".to_owned()),
+        ("cluster-cidr", config.cluster_pods.to_string()),
+        ("node-cidr-mask-size", NODE_PREFIX.to_string()),
+        ("service-cluster-ip-range", config.services.to_string()),
+        // It makes the directory. There are no plugins.
+        ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
+        ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
+        ("root-ca-file", credentials.certificate("ca").display().to_string()),
+        ("cluster-signing-cert-file", credentials.certificate("ca").display().to_string()),
+        ("cluster-signing-key-file", credentials.key("ca").display().to_string()),
+        // Its own role is too small for its controllers.
+        ("use-service-account-credentials", "true".to_owned()),
+        ("cert-dir", config.paths.scratch(NAME).display().to_string()),
+    ];
+    let name = Identity::ControllerManager.name();
+    let keys = [
+        credentials.kubeconfig(Identity::ControllerManager),
+        credentials.key(name),
+        credentials.key("ca"),
+        credentials.key(CONTROLLERS_SIGNING_KEY),
+    ];
+    let rights = Rights { reads: vec![config.paths.names()], ..Rights::new(User::ControllerManager, keys) };
+    Program {
+        name: NAME,
+        arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).into(),
+        rights: Some(rights),
+        ..Program::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+
+    fn values(flag: &str) -> Vec<String> {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = example();
+        config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
+        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        let arguments = program(&config, &credentials).arguments;
+        arguments.iter().filter_map(|argument| argument.strip_prefix(flag).map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn every_controller_runs_but_the_approval_of_certificates() {
+        let controllers = values("--controllers=");
+        assert_eq!(controllers, ["*,token-cleaner-controller,-certificatesigningrequest-approving-controller"]);
+    }
+
+    #[test]
+    fn nodes_get_parts_of_the_pod_network() {
+        assert_eq!(values("--allocate-node-cidrs="), ["true"]);
+        assert_eq!(values("--cluster-cidr="), ["10.244.0.0/16"]);
+        assert_eq!(values("--node-cidr-mask-size="), ["24"]);
+    }
+}

@@ -1,0 +1,365 @@
+//! How a machine that joins finds out whom to trust: the API server shows its authority's certificate, and the machine
+//! knows the digest of the authority's key. Nothing secret is sent before that.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pem::{EncodeConfig, LineEnding, Pem};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use sha2::{Digest as _, Sha256};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer as _;
+
+/// For one attempt: who waits for an API server tries again.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The SHA-256 of an authority's public key (its SubjectPublicKeyInfo, as DER), written `sha256:` and 64 hexadecimal
+/// digits: as kubeadm has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AuthorityDigest([u8; 32]);
+
+/// No digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no digest of an authority: write it as sha256: and 64 hexadecimal digits")]
+pub struct NotADigest(String);
+
+/// Why it is not known whom to trust.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// Nobody answers.
+    #[error("cannot reach the API server at {address}:{port}")]
+    Connect {
+        /// The server's address.
+        address: IpAddr,
+        /// Its port.
+        port: u16,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not answer in time.
+    #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
+    Silence {
+        /// The server's address.
+        address: IpAddr,
+        /// Its port.
+        port: u16,
+    },
+    /// Another authority, most likely another cluster's.
+    #[error(
+        "the API server at {address}:{port} does not belong to the authority {wanted}: it showed {shown}; check address and digest"
+    )]
+    OtherAuthority {
+        /// The server's address.
+        address: IpAddr,
+        /// Its port.
+        port: u16,
+        /// What the machine was told.
+        wanted: AuthorityDigest,
+        /// The last certificate that the server showed.
+        shown: Shown,
+    },
+    /// The authority is the right one, but it did not sign this server, or not for this address, or not for today.
+    #[error("the API server at {address}:{port} cannot be trusted")]
+    Server {
+        /// The server's address.
+        address: IpAddr,
+        /// Its port.
+        port: u16,
+        /// What is wrong with its certificate.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The key of a certificate that a server showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// None.
+    Nothing,
+    /// That of the last one.
+    Key(AuthorityDigest),
+}
+
+impl AuthorityDigest {
+    /// Of a certificate, DER. `None` if it is no certificate.
+    fn of_der(der: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        Some(Self(Sha256::digest(certificate.public_key().raw).into()))
+    }
+
+    /// Of the first certificate of a PEM text. `None` if there is none.
+    pub fn of_pem(text: &str) -> Option<Self> {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(text.as_bytes()).ok()?;
+        Self::of_der(&pem.contents)
+    }
+}
+
+impl FromStr for AuthorityDigest {
+    type Err = NotADigest;
+
+    fn from_str(text: &str) -> Result<Self, NotADigest> {
+        let wrong = || NotADigest(text.to_owned());
+        let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64).ok_or_else(wrong)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks(2)) {
+            let &[high, low] = pair else { return Err(wrong()) };
+            let (Some(high), Some(low)) = (digit(high), digit(low)) else { return Err(wrong()) };
+            *byte = high << 4 | low;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for AuthorityDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for AuthorityDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("no certificate"),
+            Self::Key(digest) => digest.fmt(f),
+        }
+    }
+}
+
+/// The certificate of the cluster's authority, PEM, as the API server at this address shows it: its key has the digest,
+/// and it signed the server's own certificate for this address. One attempt of at most ten seconds.
+///
+/// # Errors
+/// [`DiscoveryError`].
+pub async fn authority(address: IpAddr, port: u16, wanted: AuthorityDigest) -> Result<String, DiscoveryError> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), shown: Mutex::default() });
+    let attempt = async {
+        let connect = |source| DiscoveryError::Connect { address, port, source };
+        let stream = TcpStream::connect((address, port)).await.map_err(connect)?;
+        let server = |source| DiscoveryError::Server { address, port, source };
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| server(io::Error::other(error)))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
+            .with_no_client_auth();
+        TlsConnector::from(Arc::new(config)).connect(ServerName::from(address), stream).await.map_err(server)
+    };
+    let ended = timeout(LIMIT, attempt).await.unwrap_or(Err(DiscoveryError::Silence { address, port }));
+    let seen = *verifier.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    match ended {
+        Ok(stream) => {
+            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let found = chain.iter().find(|certificate| AuthorityDigest::of_der(certificate) == Some(wanted));
+            let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
+            let pem = found.map(|der| pem::encode_config(&Pem::new("CERTIFICATE", der.to_vec()), lines));
+            pem.ok_or(DiscoveryError::OtherAuthority { address, port, wanted, shown: Shown::Nothing })
+        }
+        Err(DiscoveryError::Server { .. }) if seen.is_some_and(|shown| shown != Shown::Key(wanted)) => {
+            Err(DiscoveryError::OtherAuthority { address, port, wanted, shown: seen.unwrap_or(Shown::Nothing) })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Accepts servers that the authority with this key signed, and shows.
+#[derive(Debug)]
+struct Pinned {
+    wanted: AuthorityDigest,
+    provider: Arc<CryptoProvider>,
+    /// What the server showed, if it came so far: the wanted key, or its last.
+    shown: Mutex<Option<Shown>>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let digest = |der: &CertificateDer<'_>| AuthorityDigest::of_der(der);
+        let authority = intermediates.iter().find(|der| digest(der) == Some(self.wanted));
+        let last = intermediates.last().unwrap_or(end_entity);
+        let shown = digest(authority.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        let authority = authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone().into_owned())?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
+        let verifier = verifier.build().map_err(|error| Error::General(error.to_string()))?;
+        verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+    use rustls::ServerConfig;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::pki_types::pem::PemObject as _;
+    use time::OffsetDateTime;
+    use tokio::net::TcpListener;
+    use tokio::task::JoinHandle;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+    use crate::pki::certificate::{self, Authority, Pair, Purpose, Wanted};
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn server_of(address: IpAddr) -> Wanted {
+        let names = BTreeSet::from([certificate::ServerName::Ip(address)]);
+        Wanted {
+            name: "apiserver",
+            common_name: "kube-apiserver".into(),
+            organization: None,
+            purpose: Purpose::Server(names),
+        }
+    }
+
+    /// Serves one handshake with this certificate, and its authority's if that stands behind it.
+    async fn serve(pair: &Pair) -> (u16, JoinHandle<()>) {
+        let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let task = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            // Who does not trust us ends it.
+            let _ = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
+        });
+        (port, task)
+    }
+
+    fn authority_and(address: IpAddr) -> (Authority, Pair) {
+        let now = OffsetDateTime::now_utc();
+        let (authority, _) = Authority::make(now).unwrap();
+        let pair = authority.issue(&server_of(address), now).unwrap();
+        (authority, pair)
+    }
+
+    #[tokio::test]
+    async fn an_authority_with_the_digest_is_found() {
+        let (signer, pair) = authority_and(LOOPBACK);
+        let (port, _task) = serve(&pair).await;
+        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let found = authority(LOOPBACK, port, wanted).await.unwrap();
+        assert_eq!(AuthorityDigest::of_pem(&found), Some(wanted));
+    }
+
+    #[tokio::test]
+    async fn a_server_of_another_authority_is_told_apart() {
+        let (signer, pair) = authority_and(LOOPBACK);
+        let (other, _) = authority_and(LOOPBACK);
+        let (port, _task) = serve(&pair).await;
+        let digest = |authority: &Authority| AuthorityDigest::of_pem(authority.certificate()).unwrap();
+        let error = authority(LOOPBACK, port, digest(&other)).await.unwrap_err();
+        let DiscoveryError::OtherAuthority { wanted, shown, .. } = error else { panic!("{error:?}") };
+        assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_only_shows_the_authority_is_not_trusted() {
+        let (signer, _) = authority_and(LOOPBACK);
+        let (_, mut foreign) = authority_and(LOOPBACK);
+        foreign.certificate = format!(
+            "{}{}",
+            foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap(),
+            signer.certificate()
+        );
+        let (port, _task) = serve(&foreign).await;
+        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
+        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_server_under_another_address_is_not_trusted() {
+        let (signer, pair) = authority_and([10, 0, 2, 15].into());
+        let (port, _task) = serve(&pair).await;
+        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
+        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn nobody_at_the_address_is_named() {
+        let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let error = authority(LOOPBACK, port, AuthorityDigest([0; 32])).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot reach the API server at 127.0.0.1:{port}"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_digest_is_read_as_it_is_written(bytes: [u8; 32]) {
+            let digest = AuthorityDigest(bytes);
+            prop_assert_eq!(digest.to_string().parse(), Ok(digest));
+        }
+
+        #[test]
+        fn what_is_no_digest_is_shown(text in "(sha256:)?[0-9a-fA-Fxé:]{0,70}") {
+            match text.parse::<AuthorityDigest>() {
+                Ok(digest) => prop_assert_eq!(digest.to_string(), text.to_lowercase()),
+                Err(error) => prop_assert_eq!(error, NotADigest(text)),
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! etcd: one member, on loopback, for clients with a certificate that says so.
+//!
+//! Loopback alone keeps nobody out: a pod in the host's network has it, too.
+
+use units::Bytes;
+
+use crate::config::Durability;
+use crate::headroom::Headroom;
+use crate::pki::certificate::ETCD_CLIENT;
+use crate::pki::store;
+use crate::program::{Program, Service};
+use crate::{Config, Rights, User, ready};
+
+/// Where clients find it.
+pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
+
+/// Where other members would; there are none.
+const PEERS: &str = "https://127.0.0.1:2380";
+
+/// Where its health, version and metrics are, for everybody on loopback.
+const HEALTH: u16 = 2381;
+
+/// What the log takes: segments of 64 MB, each allocated before it is used. Two that are kept, the one
+/// that is written, the next. What is left of it is for the headroom file.
+const LOG: Bytes = Bytes::new(256 << 20);
+
+/// How large the database may be in a directory of this size. A full database is refused by etcd, and
+/// can be read and emptied; a full disk ends the program.
+fn database(directory: Bytes) -> Bytes {
+    directory.saturating_sub(LOG).max(Bytes::new(directory.get() / 4))
+}
+
+/// Healthy when it takes requests.
+pub fn service(config: &Config) -> Service {
+    let service = program(config).service(&config.paths, || ready::http(HEALTH, "/health"));
+    Headroom::of(config.paths.etcd.clone()).with(service)
+}
+
+pub(crate) fn program(config: &Config) -> Program {
+    let file = |name, extension| store::file(&config.paths.pki, name, extension).display().to_string();
+    let (authority, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
+    let mut arguments = vec![
+        format!("--data-dir={}", config.paths.etcd.display()),
+        format!("--listen-client-urls={CLIENTS}"),
+        format!("--advertise-client-urls={CLIENTS}"),
+        "--client-cert-auth=true".into(),
+        format!("--client-cert-allowed-hostname={ETCD_CLIENT}"),
+        format!("--trusted-ca-file={authority}"),
+        format!("--cert-file={certificate}"),
+        format!("--key-file={key}"),
+        // On a port of its own: gRPC behind Go's HTTP server is slow, and with TLS starves watches.
+        format!("--listen-client-http-urls=http://127.0.0.1:{HEALTH}"),
+        // It would serve objects there.
+        "--enable-grpc-gateway=false".into(),
+        format!("--listen-peer-urls={PEERS}"),
+        format!("--initial-advertise-peer-urls={PEERS}"),
+        format!("--initial-cluster=default={PEERS}"),
+        // Nobody has a certificate of a member.
+        "--peer-client-cert-auth=true".into(),
+        "--peer-cert-allowed-cn=etcd".into(),
+        format!("--peer-trusted-ca-file={authority}"),
+        format!("--peer-cert-file={certificate}"),
+        format!("--peer-key-file={key}"),
+        "--log-level=warn".into(),
+        format!("--quota-backend-bytes={}", database(config.disk.etcd).get()),
+        // No other member waits for what is older. A segment goes when a snapshot stands for it.
+        "--max-wals=2".into(),
+        "--snapshot-count=1000".into(),
+    ];
+    match config.durability {
+        Durability::Durable => {}
+        Durability::UnsafeNoFsync => arguments.push("--unsafe-no-fsync".into()),
+    }
+    let rights = Rights {
+        owns: vec![config.paths.etcd.clone()],
+        ..Rights::new(User::Etcd, [store::file(&config.paths.pki, "etcd", "key")])
+    };
+    Program { name: "etcd", arguments, rights: Some(rights), ..Program::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::example;
+    use crate::headroom;
+
+    #[test]
+    fn only_a_test_that_asks_gets_an_etcd_without_fsync() {
+        let unsafe_flag = |config: &Config| program(config).arguments.iter().any(|flag| flag == "--unsafe-no-fsync");
+        assert!(!unsafe_flag(&example()));
+        assert!(unsafe_flag(&Config { durability: Durability::UnsafeNoFsync, ..example() }));
+    }
+
+    #[test]
+    fn the_database_and_the_log_fit_into_the_directory() {
+        for mib in [480_u64, 1 << 10, 3 << 10] {
+            let directory = Bytes::new(mib << 20);
+            assert!(database(directory).saturating_add(LOG) <= directory, "{directory}");
+        }
+        // The smallest disk has three segments of 64 MB.
+        let smallest = Bytes::new(256 << 20);
+        let beside = Bytes::new(3 * 64_000_000).saturating_add(headroom::SIZE);
+        assert!(database(smallest) <= smallest.saturating_sub(beside));
+        assert!(LOG >= Bytes::new(4 * 64_000_000).saturating_add(headroom::SIZE));
+        let expected = format!("--quota-backend-bytes={}", (480_u64 - 256) << 20);
+        assert!(program(&example()).arguments.contains(&expected));
+    }
+
+    /// Everybody in the host's network could read and write every object.
+    #[test]
+    fn it_listens_on_loopback_only_and_without_a_certificate_to_its_health_alone() {
+        let arguments = program(&example()).arguments;
+        let listens: Vec<&str> = arguments
+            .iter()
+            .filter_map(|flag| flag.strip_prefix("--listen-")?.split_once('='))
+            .map(|flag| flag.1)
+            .collect();
+        assert_eq!(listens, [CLIENTS, "http://127.0.0.1:2381", PEERS]);
+        for wanted in ["--client-cert-auth=true", "--peer-client-cert-auth=true"] {
+            assert!(arguments.iter().any(|flag| flag == wanted), "{wanted}");
+        }
+        for flag in ["--trusted-ca-file=", "--peer-trusted-ca-file="] {
+            assert!(arguments.contains(&format!("{flag}/data/pki/ca.crt")), "{flag}: {arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! kubelet. The CSI plugin's sockets have to be there before it starts.
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+use units::Bytes;
+
+use crate::config::Disk;
+use crate::pki::identity::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, memory, ready};
+
+/// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
+/// of directories. Volumes may well use all that they were promised, so that a share as usual would say
+/// `DiskPressure` of a disk that only does its work. As long as all limits hold, more than this is free.
+const PRESSURE_PERCENT: u64 = 1;
+
+/// Processes and threads that pods together leave to the node, of as many as the kernel has (`kernel.pid_max`,
+/// `kernel.threads-max`: some 9000 on the smallest machine). A pod's shim, which is not in the pod's cgroup, has about 12
+/// threads, and a node has at most 110 pods; the programs have some 200. The kernel itself has about as many.
+const PROGRAM_PROCESSES: u32 = 1536;
+const SYSTEM_PROCESSES: u32 = 512;
+
+/// Below this part of the kernel's processes and threads kubelet evicts pods.
+const PROCESS_PRESSURE_PERCENT: u64 = 10;
+
+/// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
+pub fn service(config: &Config, credentials: &Credentials) -> Service {
+    program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
+}
+
+/// Whether kubelet has called its node ready at `since` or later, of which it tells to the second: the object on a disk
+/// that was kept has the state of the last boot.
+pub fn is_ready(node: &Node, since: Timestamp) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
+    ready.any(|condition| condition.last_heartbeat_time.as_ref().is_some_and(|heartbeat| heartbeat.0 >= since))
+}
+
+fn program(config: &Config, credentials: &Credentials) -> Program {
+    let paths = &config.paths;
+    let file = paths.generated("kubelet.json");
+    let arguments = vec![
+        format!("--config={}", file.display()),
+        format!("--kubeconfig={}", credentials.kubeconfig(Identity::Kubelet).display()),
+        format!("--root-dir={}", paths.kubelet.display()),
+        format!("--cert-dir={}", paths.kubelet_pki.display()),
+        format!("--hostname-override={}", config.node),
+        format!("--node-ip={}", config.address),
+    ];
+    let directories = vec![
+        (paths.kubelet.clone(), 0o750),
+        (paths.csi_plugins(), 0o700),
+        (paths.csi_registrations(), 0o700),
+        (paths.kubelet_pki.clone(), 0o700),
+        (paths.pod_logs.clone(), 0o750),
+        (paths.flex_volumes(), 0o755),
+    ];
+    Program {
+        name: "kubelet",
+        arguments,
+        directories,
+        files: vec![(file, configuration(config, credentials))],
+        ..Program::default()
+    }
+}
+
+pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> String {
+    let paths = &config.paths;
+    // Pods together have the rest as the limit of their cgroup (`enforceNodeAllocatable`): one that takes all it can get is
+    // killed before a program of the node is.
+    let mut reserved = json!({"pid": PROGRAM_PROCESSES.to_string()});
+    if let Some(machine) = paths.memory {
+        reserved["memory"] = memory::reserved(machine).get().to_string().into();
+    }
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": config.address,
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": credentials.certificate("ca")},
+        },
+        "authorization": {"mode": "Webhook"},
+        // Without these kubelet makes two RSA keys at its first start.
+        "tlsCertFile": credentials.certificate("kubelet-server"),
+        "tlsPrivateKeyFile": credentials.key("kubelet-server"),
+        "cgroupDriver": "cgroupfs",
+        "containerRuntimeEndpoint": format!("unix://{}", paths.containerd_socket().display()),
+        "clusterDomain": "cluster.local",
+        "clusterDNS": config.dns_service().into_iter().collect::<Vec<_>>(),
+        "resolvConf": paths.resolv_conf,
+        "enforceNodeAllocatable": ["pods"],
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": format!("{PRESSURE_PERCENT}%"),
+            "imagefs.available": format!("{PRESSURE_PERCENT}%"),
+            "pid.available": format!("{PROCESS_PRESSURE_PERCENT}%"),
+        },
+        "failSwapOn": true,
+        // The use of the whole disk says nothing about images; those that no pod needs go by age.
+        "imageGCHighThresholdPercent": 100,
+        "imageMaximumGCAge": "168h",
+        "kubeReserved": reserved,
+        "makeIPTablesUtilChains": false,
+        "podLogsDir": paths.pod_logs,
+        "podPidsLimit": config.pod_processes.get(),
+        "protectKernelDefaults": true,
+        "rotateCertificates": true,
+        "seccompDefault": true,
+        "systemReserved": {
+            "ephemeral-storage": not_for_pods(config.disk).get().to_string(),
+            "pid": SYSTEM_PROCESSES.to_string(),
+        },
+        "volumePluginDir": paths.flex_volumes(),
+    })
+    .to_string()
+}
+
+/// What kubelet must not let pods ask for (`ephemeral-storage`): it takes the whole disk for its own. What it
+/// keeps free for evictions is not offered either.
+fn not_for_pods(disk: Disk) -> Bytes {
+    let kept = Bytes::new(disk.size.get() / 100 * PRESSURE_PERCENT);
+    disk.size.saturating_sub(disk.pods).saturating_sub(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::PodProcesses;
+    use crate::config::example;
+
+    fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
+        let scratch = tempfile::tempdir().unwrap();
+        config.paths.pki = scratch.path().join("pki");
+        config.paths.etcd = scratch.path().join("etcd");
+        let credentials = Credentials::ensure(config, time::OffsetDateTime::now_utc()).unwrap();
+        (scratch, credentials)
+    }
+
+    #[test]
+    fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        let text = configuration(&config, &credentials);
+        let read: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(read["address"], "10.0.2.15");
+        assert_eq!(read["clusterDNS"], json!(["10.96.0.10"]));
+        for file in ["tlsCertFile", "tlsPrivateKeyFile"] {
+            assert!(std::path::Path::new(read[file].as_str().unwrap()).exists(), "{file}");
+        }
+    }
+
+    /// `benchmark.rs` compares the modes of authentication and authorization.
+    #[test]
+    fn only_clients_with_a_certificate_of_the_clusters_ca_are_accepted() {
+        let (mut config, mut other) = (example(), example());
+        let [(_scratch, own), (_other_scratch, others)] = [&mut config, &mut other].map(credentials);
+        let read: Value = serde_json::from_str(&configuration(&config, &own)).unwrap();
+        let ca = std::path::Path::new(read["authentication"]["x509"]["clientCAFile"].as_str().unwrap()).to_owned();
+        let certificate = |path: &std::path::Path| pem::parse(std::fs::read(path).unwrap()).unwrap().into_contents();
+        let trusted = certificate(&ca);
+        let (_, trusted) = x509_parser::parse_x509_certificate(&trusted).unwrap();
+        let accepts = |client: &Credentials| {
+            let client = certificate(&client.certificate("apikubelet"));
+            let (_, client) = x509_parser::parse_x509_certificate(&client).unwrap();
+            client.verify_signature(Some(trusted.public_key())).is_ok()
+        };
+        assert!(accepts(&own), "the API server");
+        assert!(!accepts(&others), "the API server of another cluster");
+    }
+
+    #[test]
+    fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
+        let mut config = example();
+        config.disk = Disk { size: Bytes::new(100 << 20), pods: Bytes::new(10 << 20), ..config.disk };
+        let (_scratch, credentials) = credentials(&mut config);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
+        // kubelet subtracts what it keeps free itself.
+        assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
+        assert_eq!(read["evictionHard"]["nodefs.available"], "1%");
+    }
+
+    #[test]
+    fn pods_cannot_have_the_memory_of_the_nodes_programs() {
+        let mut config = example();
+        config.paths.memory = Some(Bytes::new(4 << 30));
+        let (_scratch, credentials) = credentials(&mut config);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        assert_eq!(read["enforceNodeAllocatable"], json!(["pods"]));
+        let reserved: u64 = read["kubeReserved"]["memory"].as_str().unwrap().parse().unwrap();
+        assert_eq!(reserved >> 20, 921);
+    }
+
+    /// A fork bomb ends at the limit of its pod, and all pods together leave the node what it needs.
+    #[test]
+    fn pods_cannot_have_the_processes_of_the_node() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        config.pod_processes = PodProcesses::new(300);
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        assert_eq!(read["podPidsLimit"], 300);
+        assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
+        assert_eq!(read["kubeReserved"].get("memory"), None, "without a known size of the memory");
+        assert_eq!(read["evictionHard"]["pid.available"], "10%");
+    }
+
+    #[test]
+    fn directories_of_csi_sockets_are_closed_to_others() {
+        let mut config = example();
+        let (_scratch, credentials) = credentials(&mut config);
+        let directories = program(&config, &credentials).directories;
+        for path in ["/data/kubelet/plugins", "/data/kubelet/plugins_registry"] {
+            assert!(directories.contains(&(path.into(), 0o700)), "{path}");
+        }
+    }
+
+    fn node(status: &str, heartbeat: &str) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "granary"},
+            "status": {"conditions": [
+                {"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": heartbeat},
+                {"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat},
+            ]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_condition_ready_makes_a_node_ready() {
+        let start = "2026-11-21T21:00:00Z";
+        let since: Timestamp = start.parse().unwrap();
+        assert!(is_ready(&node("True", start), since));
+        assert!(!is_ready(&node("Unknown", start), since));
+        assert!(!is_ready(&Node::default(), since));
+    }
+
+    #[test]
+    fn a_node_that_was_ready_before_is_not_ready() {
+        let since: Timestamp = "2026-11-21T21:00:00Z".parse().unwrap();
+        assert!(!is_ready(&node("True", "2026-11-21T20:59:59Z"), since));
+    }
+}

@@ -1,0 +1,96 @@
+//! The programs of a Kubernetes node as supervised services, and the keys they share.
+//!
+//! [`Credentials::ensure`] comes first. Then each module has a `service` for
+//! [`supervisor::Context::start`], in this order, each started when the one before is healthy where a line
+//! says so:
+//!
+//! | started | after |
+//! |---|---|
+//! | [`etcd`], [`containerd`] | |
+//! | [`apiserver`] | `etcd` |
+//! | [`containerd::images`] | `containerd` |
+//! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
+//! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
+//! | [`pods`] | the storage identity has its certificate |
+//!
+//! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
+//! whatever they are told: containerd's shims have their sockets and runc's state there.
+//!
+//! ```no_run
+//! # async fn boot(cx: supervisor::Context, config: programs::Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use std::sync::Arc;
+//! use programs::{Credentials, apiserver, etcd};
+//!
+//! let credentials = Arc::new(Credentials::ensure(&config, time::OffsetDateTime::now_utc())?);
+//! cx.start("etcd", etcd::service(&config)).healthy().await?;
+//! cx.start("kube-apiserver", apiserver::service(&config, &credentials)).healthy().await?;
+//! # Ok(())
+//! # }
+//! ```
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod admission;
+pub mod apiserver;
+mod audit;
+#[cfg(test)]
+mod benchmark;
+mod bootstrap;
+mod cgroup;
+mod cni;
+mod config;
+pub mod containerd;
+pub mod controller_manager;
+pub mod discovery;
+mod encryption;
+pub mod etcd;
+mod headroom;
+mod keyring;
+mod klog;
+pub mod kubelet;
+mod lines;
+mod memory;
+mod network;
+pub mod networks;
+mod nftables;
+mod ownership;
+mod pki;
+pub mod pods;
+mod program;
+pub mod proxy;
+mod ready;
+mod rights;
+mod sandbox;
+pub mod scheduler;
+mod seccomp;
+pub mod secrets;
+#[expect(unsafe_code, reason = "what a child does before exec has no other way in")]
+mod sys;
+mod user;
+
+pub use bootstrap::{
+    BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name,
+};
+pub use config::{
+    API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage,
+};
+pub use keyring::StoredSecrets;
+pub use network::{Network, NetworkError};
+pub use pki::certificate::Stale;
+pub use pki::expiry::Expiry;
+pub use pki::identity::{API_SERVER_USER, Identity, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+pub use pki::renewal::Renewal;
+pub use pki::requested::{IdentityError, Lasting, Requested};
+pub use pki::store::PkiError;
+pub use pki::{ClientError, Credentials};
+pub use program::{Program, ProgramError, Running, Service, Tail};
+pub use ready::{NotReady, Refusal};
+pub use rights::{Capability, Confinement, Rights};
+pub use sandbox::SandboxError;
+pub use user::User;
+
+/// How often each program was killed, since it was made, because it took more memory than it may.
+pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {
+    let Some(root) = &paths.cgroups else { return Vec::new() };
+    memory::limited().map(|program| (program, cgroup::kills(root, program))).collect()
+}

@@ -1,0 +1,104 @@
+//! The cluster's networks stay what they were when the cluster was made: Services and Nodes keep their addresses in etcd,
+//! and another network would leave them outside of it.
+
+use std::path::PathBuf;
+
+use nix::sys::stat::Mode;
+use serde_json::{Value, json};
+
+use crate::pki::store::{PkiError, Store};
+use crate::{Config, Network};
+
+/// Beside the keys of the cluster.
+const RECORD: &str = "networks.json";
+
+/// Why the cluster cannot run with these networks.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworksError {
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] PkiError),
+    /// They are others than before.
+    #[error(
+        "the cluster on the data disk was made with {field} {kept}, and the configuration says {asked}: write {kept} there \
+         again, or use an empty data disk for a new cluster"
+    )]
+    Changed {
+        /// The field of the configuration.
+        field: &'static str,
+        /// What the cluster has.
+        kept: String,
+        /// What the configuration says.
+        asked: Network,
+    },
+    /// The record is none.
+    #[error("{} does not say which networks the cluster has: remove it if the configuration is as it always was", .path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Looks whether the cluster was made with the networks of the configuration; the first time that is written down.
+/// Durable when this returns. Waits for the disk.
+///
+/// # Errors
+/// [`NetworksError`]. Nothing was changed.
+pub fn keep(config: &Config) -> Result<(), NetworksError> {
+    let asked = [
+        ("controlPlane.podNetwork", "pods", config.cluster_pods),
+        ("controlPlane.serviceNetwork", "services", config.services),
+    ];
+    let store = Store::create(&config.paths.pki)?;
+    let Some(text) = store.read(RECORD)? else {
+        let record: Value =
+            asked.iter().map(|(_, key, network)| ((*key).to_owned(), json!(network.to_string()))).collect();
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        return Ok(store.write(RECORD, &record.to_string(), mode)?);
+    };
+    let record: Value = serde_json::from_str(&text).unwrap_or_default();
+    for (field, key, asked) in asked {
+        let kept = record[key].as_str().ok_or_else(|| NetworksError::Record { path: config.paths.pki.join(RECORD) })?;
+        if kept != asked.to_string() {
+            return Err(NetworksError::Changed { field, kept: kept.to_owned(), asked });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::config::example;
+
+    #[test]
+    fn a_cluster_keeps_its_networks() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = example();
+        config.paths.pki = scratch.path().join("pki");
+        keep(&config).unwrap();
+        keep(&config).unwrap();
+        let before = fs::read(config.paths.pki.join(RECORD)).unwrap();
+        let mut other = config.clone();
+        other.services = "10.97.0.0/16".parse().unwrap();
+        let error = keep(&other).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the cluster on the data disk was made with controlPlane.serviceNetwork 10.96.0.0/16, and the configuration says \
+             10.97.0.0/16: write 10.96.0.0/16 there again, or use an empty data disk for a new cluster"
+        );
+        assert_eq!(fs::read(config.paths.pki.join(RECORD)).unwrap(), before);
+    }
+
+    #[test]
+    fn a_record_that_says_nothing_is_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = example();
+        config.paths.pki = scratch.path().to_path_buf();
+        fs::write(scratch.path().join(RECORD), "{}").unwrap();
+        let error = keep(&config).unwrap_err().to_string();
+        assert!(error.contains(RECORD), "{error}");
+    }
+}

@@ -1,0 +1,607 @@
+//! Certificates, keys and kubeconfigs on the data disk.
+//!
+//! Made once and kept. At each start, and again while the node runs, what expires within 30 days or does not fit the
+//! configuration any more is made again; a power cut between two files leaves something that is found out and made
+//! again. The authority gets a new certificate at a start only, for the same key: what it signed stays good. One that
+//! was lost since the first boot is not replaced, since nothing that was signed before would be accepted then.
+//!
+//! Kubernetes' programs read their files again by themselves, within five minutes (client-go's `transport`, the API
+//! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
+//! [`Credentials::client`] makes do not.
+
+pub(crate) mod certificate;
+pub(crate) mod expiry;
+pub(crate) mod identity;
+pub(crate) mod kubeconfig;
+pub(crate) mod renewal;
+pub(crate) mod requested;
+pub(crate) mod store;
+pub(crate) mod wanted;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use time::OffsetDateTime;
+use tokio::sync::watch;
+use tracing::error;
+
+use crate::bootstrap::Token;
+use crate::keyring::{Keyring, StoredSecrets};
+use crate::pki::certificate::{Authority, Stale, Validity, Wanted};
+use crate::pki::expiry::{Expiries, Expiry};
+use crate::pki::identity::Identity;
+use crate::pki::renewal::Renewal;
+use crate::pki::requested::Lasting;
+use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
+use crate::{API_PORT, Config};
+
+/// Where the node's credentials are, and an administrator's to be carried away.
+pub struct Credentials {
+    pki: PathBuf,
+    /// All that are made here, but the authority. None on a node that has joined.
+    wanted: Vec<Wanted>,
+    /// What an administrator calls the API server.
+    server: String,
+    /// An administrator's kubeconfig.
+    admin: Mutex<String>,
+    /// When those end that the node has asked for.
+    requested: Expiries,
+    /// Of a control plane.
+    secrets: Option<StoredSecrets>,
+}
+
+impl Credentials {
+    /// Makes what is missing or of no use any more, `now`: all but the certificate of [`Identity::Storage`]. Waits for
+    /// the disk.
+    ///
+    /// # Errors
+    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate; an authority that was lost, or a disk
+    /// of a node that has joined another control plane, or without a key that Secrets in etcd need, on which nothing is
+    /// changed then.
+    pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
+        let pki = config.paths.pki.clone();
+        let store = Store::create(&pki)?;
+        store.is_not_a_workers()?;
+        // Before anything is changed.
+        let keyring = Keyring::find(&store, config)?;
+        store.authority(&pki, &config.paths.kubelet_pki, now)?;
+        store.service_accounts()?;
+        let secrets = Some(keyring.ensure(&store, config)?);
+        store.kubeconfigs(&pki, &format!("https://127.0.0.1:{API_PORT}"), &Identity::ALL)?;
+        let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
+        let wanted = wanted::of_programs(config)
+            .into_iter()
+            .chain(clients.map(|identity| identity.wanted(&config.node)))
+            .collect();
+        let server = format!("https://{}:{API_PORT}", config.address);
+        let (admin, requested) = (Mutex::default(), Expiries::default());
+        let credentials = Self { pki, wanted, server, admin, requested, secrets };
+        credentials.renew(now)?;
+        Ok(credentials)
+    }
+
+    /// Of a node that joins the cluster whose API server is at `server` (`HOST:PORT`) and whose authority has this
+    /// certificate, PEM. None of its certificates is made here: the node asks for them, see
+    /// [`Requested`](crate::Requested). Waits for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`], with nothing changed.
+    pub fn joining(config: &Config, server: &str, authority: &str) -> Result<Self, PkiError> {
+        let pki = config.paths.pki.clone();
+        let store = Store::create(&pki)?;
+        store.is_not_a_control_planes()?;
+        store.write("ca.crt", authority, PUBLIC)?;
+        let server = format!("https://{server}");
+        store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
+        let (admin, requested) = (Mutex::default(), Expiries::default());
+        Ok(Self { pki, wanted: Vec::new(), server, admin, requested, secrets: None })
+    }
+
+    /// The certificate of the authority of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
+    /// for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`]: the node is one.
+    pub fn joined(config: &Config) -> Result<Option<String>, PkiError> {
+        let store = Store::create(&config.paths.pki)?;
+        store.is_not_a_control_planes()?;
+        // The authority's is there as soon as the node has found it.
+        let kubelets = store.read_pair(Identity::Kubelet.name())?;
+        Ok(store.read("ca.crt")?.filter(|_| kubelets.is_some()))
+    }
+
+    /// Makes those certificates again whose time has come `now`, under a node that runs. The authority's is left alone,
+    /// and an error in the log says when it is time to restart the node for it. A node that has joined makes none, and
+    /// only tells when its authority's ends. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`PkiError`]: the disk, a clock that is behind the authority's certificate, or an authority that is gone.
+    pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
+        let store = Store::open(&self.pki)?;
+        if self.wanted.is_empty() {
+            let found = store.read("ca.crt")?.ok_or(Stale::Absent);
+            let found = found.and_then(|authority| certificate::validity(&authority));
+            let validity = found.map_err(|source| PkiError::Trust { path: self.certificate("ca"), source })?;
+            // A clock that is behind is noticed where certificates are made.
+            let _ = tell_of_authoritys_end(validity, now);
+            let expiries = vec![Expiry { name: "ca", at: validity.to() }];
+            return Ok(Renewal { made: Vec::new(), expiries, lasting: None });
+        }
+        let found = store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let (authority, validity) = found.map_err(|source| PkiError::Authority { pki: self.pki.clone(), source })?;
+        if tell_of_authoritys_end(validity, now) == Err(Stale::NotYet) {
+            return Err(PkiError::Clock { now });
+        }
+
+        let mut found = BTreeMap::new();
+        for wanted in &self.wanted {
+            let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
+            found.insert(wanted.name, pair.and_then(|pair| authority.verify(wanted, &pair)));
+        }
+        let plan = renewal::plan(&found, now);
+        for wanted in &self.wanted {
+            if let Some(stale) = plan.due.get(wanted.name) {
+                found.insert(wanted.name, Ok(store.issue(&authority, wanted, *stale, now)?));
+            }
+        }
+        if let Some(pair) = store.read_pair(Identity::Admin.name())? {
+            let text = kubeconfig::with_contents(&self.server, authority.certificate(), &pair);
+            *self.admin.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        }
+
+        found.insert("ca", Ok(validity));
+        let expiry = |(&name, validity): (&&'static str, &Validity)| Expiry { name, at: validity.to() };
+        let expiries =
+            found.iter().filter_map(|(name, found)| Some((name, found.as_ref().ok()?))).map(expiry).collect();
+        found.remove("ca");
+        let renewal = renewal::plan(&found, now).next.unwrap_or(now);
+        Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Some(Lasting { renewal }) })
+    }
+
+    /// When those certificates end that the node asks for ([`Requested`](crate::Requested)), by name: as far as they
+    /// were looked at, now and later.
+    pub fn requested(&self) -> watch::Receiver<Vec<Expiry>> {
+        self.requested.subscribe()
+    }
+
+    pub(crate) fn tell(&self, expiry: Expiry) {
+        self.requested.tell(expiry);
+    }
+
+    /// The file of a kubeconfig for this machine.
+    pub fn kubeconfig(&self, identity: Identity) -> PathBuf {
+        file(&self.pki, identity.name(), "kubeconfig")
+    }
+
+    /// An administrator's kubeconfig for the node's address, with the private key inside. Good as long as the
+    /// certificate of [`Identity::Admin`].
+    pub fn admin_kubeconfig(&self) -> String {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A client of the API server of this machine.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the kubeconfig cannot be read or used.
+    pub async fn client(&self, identity: Identity) -> Result<kube::Client, ClientError> {
+        self.client_as(identity, None).await
+    }
+
+    /// A client that shows the bootstrap token, and no certificate.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the kubeconfig cannot be read or used.
+    pub(crate) async fn client_with(&self, token: &Token) -> Result<kube::Client, ClientError> {
+        let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
+        self.client_as(Identity::Kubelet, Some(user)).await
+    }
+
+    /// A client by the kubeconfig of an identity, with another user if there is one.
+    async fn client_as(&self, identity: Identity, user: Option<AuthInfo>) -> Result<kube::Client, ClientError> {
+        let path = self.kubeconfig(identity);
+        let read = async {
+            let mut kubeconfig = Kubeconfig::read_from(&path)?;
+            if let Some(user) = user {
+                for named in &mut kubeconfig.auth_infos {
+                    named.auth_info = Some(user.clone());
+                }
+            }
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+        };
+        let config = read.await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
+        kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
+    }
+
+    /// How far the Secrets in etcd are stored as configured. A node that has joined has none.
+    pub fn secrets(&self) -> Option<&StoredSecrets> {
+        self.secrets.as_ref()
+    }
+
+    pub(crate) fn certificate(&self, name: &str) -> PathBuf {
+        file(&self.pki, name, "crt")
+    }
+
+    pub(crate) fn key(&self, name: &str) -> PathBuf {
+        file(&self.pki, name, "key")
+    }
+
+    /// The API server's EncryptionConfiguration.
+    pub(crate) fn encryption(&self) -> PathBuf {
+        self.pki.join(ENCRYPTION)
+    }
+
+    pub(crate) fn public_key(&self, name: &str) -> PathBuf {
+        file(&self.pki, name, "pub")
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The file.
+    #[error("cannot use {path}")]
+    Kubeconfig {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: KubeconfigError,
+    },
+    /// What it says.
+    #[error("cannot make a client of {path}")]
+    Client {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Only a start of the control plane makes a new certificate for the authority.
+fn tell_of_authoritys_end(authority: Validity, now: OffsetDateTime) -> Result<(), Stale> {
+    let lasts = authority.check(now, authority.shortly_before_its_end());
+    if let Err(reason @ (Stale::Expiring | Stale::Expired)) = lasts {
+        error!(
+            expires = %authority.to(),
+            %reason,
+            "the cluster's certificate authority is at its end; restart the control plane's node, which renews it"
+        );
+    }
+    lasts
+}
+
+#[cfg(test)]
+mod tests {
+    mod cut;
+    mod secrets;
+
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use time::Duration;
+
+    use super::*;
+    use crate::config::example;
+    use crate::pki::certificate::Pair;
+
+    const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
+    /// When leaves are renewed, and the authority is not.
+    const LATER: OffsetDateTime = time::macros::datetime!(2027-02-04 12:00 UTC);
+
+    /// What the directory has, by name.
+    type Files = BTreeMap<String, String>;
+
+    /// Whose certificates are made, and not asked for.
+    const MADE: [Identity; 5] =
+        [Identity::Admin, Identity::ControllerManager, Identity::Scheduler, Identity::Kubelet, Identity::Proxy];
+
+    struct Disk {
+        config: Config,
+        scratch: tempfile::TempDir,
+    }
+
+    impl Disk {
+        fn new() -> Self {
+            let scratch = tempfile::tempdir().unwrap();
+            let mut config = example();
+            config.paths.pki = scratch.path().join("pki");
+            config.paths.etcd = scratch.path().join("etcd");
+            Self { config, scratch }
+        }
+
+        fn ensure(&self, now: OffsetDateTime) -> Result<Credentials, PkiError> {
+            Credentials::ensure(&self.config, now)
+        }
+
+        fn files(&self) -> BTreeMap<String, String> {
+            fs::read_dir(self.scratch.path().join("pki"))
+                .unwrap()
+                .map(|entry| entry.unwrap())
+                .map(|entry| (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap()))
+                .collect()
+        }
+
+        /// Names of the files that differ since `before`.
+        fn changed(&self, before: &BTreeMap<String, String>) -> Vec<String> {
+            self.files()
+                .into_iter()
+                .filter(|(name, text)| before.get(name) != Some(text))
+                .map(|(name, _)| name)
+                .collect()
+        }
+    }
+
+    #[test]
+    fn the_disk_of_another_role_is_left_as_it_is() {
+        let disk = Disk::new();
+        assert_eq!(Credentials::joined(&disk.config).unwrap(), None);
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        assert_eq!(Credentials::joined(&disk.config).unwrap(), None, "it has only found its cluster");
+        let store = Store::open(&disk.config.paths.pki).unwrap();
+        store.write_pair("kubelet", &Pair { certificate: "certificate".into(), key: "key".into() }).unwrap();
+        assert_eq!(Credentials::joined(&disk.config).unwrap().as_ref(), Some(&authority));
+        let before = disk.files();
+        assert!(matches!(disk.ensure(NOW), Err(PkiError::Worker)));
+        assert_eq!(disk.files(), before);
+
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        assert!(matches!(Credentials::joined(&disk.config), Err(PkiError::ControlPlane)));
+        let joining = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority);
+        assert!(matches!(joining, Err(PkiError::ControlPlane)));
+        assert_eq!(disk.files(), before);
+    }
+
+    /// After the authority's end its next look was always due, and it looked without a pause.
+    #[test]
+    fn a_node_that_has_joined_only_tells_when_its_authority_ends() {
+        let disk = Disk::new();
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        let credentials = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        let at = NOW + Duration::days(3650);
+        for days in [0, 3640, 3660] {
+            let renewal = credentials.renew(NOW + Duration::days(days)).unwrap();
+            let expiries = vec![Expiry { name: "ca", at }];
+            assert_eq!(renewal, Renewal { made: Vec::new(), expiries, lasting: None }, "{days}");
+        }
+    }
+
+    #[test]
+    fn every_certificate_is_signed_by_the_authority_for_its_name_and_group() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let store = Store::open(&disk.config.paths.pki).unwrap();
+        let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), NOW).unwrap();
+        let clients = MADE.map(|identity| identity.wanted("granary"));
+        let pairs = clients.into_iter().chain(wanted::of_programs(&disk.config));
+        for wanted in pairs {
+            let pair = store.read_pair(wanted.name).unwrap().unwrap();
+            assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()), "{}", wanted.name);
+        }
+    }
+
+    #[test]
+    fn only_certificates_and_the_public_key_can_be_read_by_others() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        assert_eq!(fs::metadata(&disk.config.paths.pki).unwrap().permissions().mode() & 0o777, 0o700);
+        for name in disk.files().keys() {
+            let mode = fs::metadata(disk.config.paths.pki.join(name)).unwrap().permissions().mode() & 0o777;
+            let public = Path::new(name).extension().is_some_and(|extension| extension == "crt" || extension == "pub");
+            assert_eq!(mode, if public { 0o644 } else { 0o600 }, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_later_boot_changes_nothing() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        disk.ensure(NOW + Duration::days(300)).unwrap();
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+    }
+
+    #[test]
+    fn near_their_end_the_leaves_are_made_again_and_the_authority_stays() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        disk.ensure(NOW + Duration::days(340)).unwrap();
+        let changed = disk.changed(&before);
+        assert_eq!(changed.len(), 2 * (MADE.len() + 5), "{changed:?}");
+        assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")));
+    }
+
+    #[test]
+    fn a_running_node_renews_what_is_due_and_says_when_to_look_again() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
+        let early = credentials.renew(NOW + Duration::days(300)).unwrap();
+        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 6));
+        assert_eq!(early.lasting, Some(Lasting { renewal: NOW + Duration::days(335) }));
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+        assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
+
+        let later = NOW + Duration::days(340);
+        let renewed = credentials.renew(later).unwrap();
+        assert_eq!(renewed.made.len(), MADE.len() + 5, "{renewed:?}");
+        assert_eq!(renewed.lasting, Some(Lasting { renewal: later + Duration::days(335) }));
+        assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
+        assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
+        assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn the_authority_of_a_running_node_stays_until_its_end() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        credentials.renew(NOW + Duration::days(3640)).unwrap();
+        assert!(!disk.changed(&before).iter().any(|name| name.starts_with("ca.")));
+        let error = credentials.renew(NOW - Duration::days(3)).err().unwrap();
+        assert!(matches!(error, PkiError::Clock { .. }), "{error}");
+    }
+
+    /// A running node once told to restart it, and a start made another authority over what was left.
+    #[test]
+    fn an_authority_that_is_lost_comes_back_from_a_copy_and_is_never_replaced() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let (pki, before) = (&disk.config.paths.pki, disk.files());
+        let remedy = format!("in {}; bring ca.crt and ca.key back from a copy", pki.display());
+        for (names, left) in [
+            (&["ca.crt"][..], None),
+            (&["ca.key"], None),
+            (&["ca.crt", "ca.key"], None),
+            (&["ca.crt"], Some("rubbish")),
+            (&["ca.crt"], Some(before["apiserver.crt"].as_str())),
+        ] {
+            for path in names.iter().map(|name| pki.join(name)) {
+                left.map_or_else(|| fs::remove_file(&path), |left| fs::write(&path, left)).unwrap();
+            }
+            let lost = disk.files();
+            for error in [credentials.renew(NOW).err(), disk.ensure(NOW).err()] {
+                let error = error.unwrap().to_string();
+                assert!(error.contains(&remedy), "{names:?}: {error}");
+            }
+            assert_eq!(disk.files(), lost, "{names:?}: nothing is made");
+            names.iter().for_each(|name| fs::write(pki.join(name), &before[*name]).unwrap());
+            disk.ensure(NOW + Duration::days(1)).unwrap();
+            assert_eq!(disk.changed(&before), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_joined_names_the_file_of_its_authority_that_is_lost() {
+        let disk = Disk::new();
+        let authority = Authority::make(NOW).unwrap().1.certificate;
+        let credentials = Credentials::joining(&disk.config, "192.0.2.1:6443", &authority).unwrap();
+        let path = disk.config.paths.pki.join("ca.crt");
+        fs::write(&path, "rubbish").unwrap();
+        let error = credentials.renew(NOW).err().unwrap();
+        assert!(matches!(error, PkiError::Trust { source: Stale::Unreadable, .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("{}, ", path.display())), "{error}");
+    }
+
+    /// kubelet's, which it asked for itself.
+    fn kubelets_own(disk: &mut Disk) -> PathBuf {
+        disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
+        disk.config.paths.kubelet_pki.join("kubelet-client-current.pem")
+    }
+
+    #[test]
+    fn a_new_authority_ends_the_certificates_that_kubelet_asked_for() {
+        let mut disk = Disk::new();
+        let current = kubelets_own(&mut disk);
+        disk.ensure(NOW).unwrap();
+        fs::create_dir(&disk.config.paths.kubelet_pki).unwrap();
+        fs::write(&current, "signed by the first").unwrap();
+        for days in [340, 3640] {
+            disk.ensure(NOW + Duration::days(days)).unwrap();
+            assert!(current.exists(), "{days}");
+        }
+        // With the database: it would need the key of its Secrets.
+        for directory in [&disk.config.paths.pki, &disk.config.paths.etcd] {
+            fs::remove_dir_all(directory).unwrap();
+        }
+        disk.ensure(NOW).unwrap();
+        assert!(!current.exists());
+    }
+
+    /// A cut between the two left kubelet with a certificate that nobody accepted any more, at every later boot.
+    #[test]
+    fn a_new_authority_waits_until_kubelets_own_certificate_is_gone() {
+        let mut disk = Disk::new();
+        let current = kubelets_own(&mut disk);
+        // No file: it cannot be removed, and what comes after that is cut off.
+        fs::create_dir_all(&current).unwrap();
+        let error = disk.ensure(NOW).err().unwrap();
+        assert!(matches!(error, PkiError::Remove { .. }), "{error}");
+        assert_eq!(disk.files(), BTreeMap::new());
+
+        fs::remove_dir(&current).unwrap();
+        fs::write(&current, "signed by the first").unwrap();
+        disk.ensure(NOW).unwrap();
+        assert!(!current.exists() && disk.files().contains_key("ca.crt"));
+    }
+
+    /// All workers know the authority by the digest of its key: with another one they were lost.
+    #[test]
+    fn an_authority_at_its_end_gets_a_new_certificate_for_its_key() {
+        let servers = ["apiserver", "etcd", "kubelet-server"];
+        let of_servers = servers.iter().flat_map(|name| [format!("{name}.crt"), format!("{name}.key")]);
+        let mut wanted: Vec<String> = of_servers.chain(["ca.crt".to_owned()]).collect();
+        wanted.sort_unstable();
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        disk.ensure(NOW + Duration::days(3600)).unwrap();
+        let before = disk.files();
+        disk.ensure(NOW + Duration::days(3640)).unwrap();
+        assert_eq!(disk.changed(&before), wanted, "servers show the new one, the rest stays");
+
+        // A clock that is years ahead, and is put right.
+        disk.ensure(NOW + Duration::days(9000)).unwrap();
+        let authority = disk.files()["ca.crt"].clone();
+        disk.ensure(NOW).unwrap();
+        let store = Store::open(&disk.config.paths.pki).unwrap();
+        let (loaded, _) = Authority::open(&store.read_pair("ca").unwrap().unwrap()).unwrap();
+        let kubelets = store.read_pair("kubelet").unwrap().unwrap();
+        assert_eq!(loaded.check(&Identity::Kubelet.wanted("granary"), &kubelets, NOW), Ok(()));
+        assert_eq!(
+            (disk.files()["ca.crt"].clone(), disk.files()["ca.key"].clone()),
+            (authority, before["ca.key"].clone())
+        );
+    }
+
+    #[test]
+    fn a_new_address_renews_only_the_servers_that_have_it() {
+        let mut disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        disk.config.address = [10, 0, 2, 99].into();
+        disk.ensure(NOW).unwrap();
+        assert_eq!(
+            disk.changed(&before),
+            ["apiserver.crt", "apiserver.key", "kubelet-server.crt", "kubelet-server.key"]
+        );
+    }
+
+    #[test]
+    fn a_clock_before_the_authority_is_an_error_and_changes_nothing() {
+        let disk = Disk::new();
+        disk.ensure(NOW).unwrap();
+        let before = disk.files();
+        let error = disk.ensure(time::macros::datetime!(1970-01-01 00:00 UTC)).err().unwrap();
+        assert!(matches!(error, PkiError::Clock { .. }), "{error}");
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_administrators_kubeconfig_can_be_carried_away() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        let kubeconfig = Kubeconfig::from_yaml(&credentials.admin_kubeconfig()).unwrap();
+        assert_eq!(kubeconfig.clusters[0].cluster.as_ref().unwrap().server.as_deref(), Some("https://10.0.2.15:6443"));
+        assert!(kubeconfig.auth_infos[0].auth_info.as_ref().unwrap().client_key_data.is_some());
+        assert!(!credentials.admin_kubeconfig().contains(&*disk.config.paths.pki.to_string_lossy()));
+    }
+
+    #[tokio::test]
+    async fn every_identity_has_a_kubeconfig_of_which_a_client_can_be_made() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(OffsetDateTime::now_utc()).unwrap();
+        for identity in MADE {
+            credentials.client(identity).await.unwrap();
+        }
+        let error = credentials.client(Identity::Storage).await.err().unwrap();
+        assert!(matches!(error, ClientError::Kubeconfig { .. } | ClientError::Client { .. }), "{error}");
+        assert!(credentials.kubeconfig(Identity::Storage).exists());
+    }
+}

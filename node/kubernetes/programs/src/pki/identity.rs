@@ -1,0 +1,88 @@
+//! Who asks the API server, and by which names.
+
+use crate::pki::certificate::{Purpose, Wanted};
+
+/// The name of a node's storage identity is this and the node's name.
+pub const STORAGE_USER_PREFIX: &str = "granary:node:";
+
+/// The group of the nodes' storage identities.
+pub const STORAGE_GROUP: &str = "granary:nodes";
+
+/// The name of the API server as a client of kubelets.
+pub const API_SERVER_USER: &str = "granary:apiserver";
+
+/// The user of [`Identity::Admin`].
+pub(crate) const ADMINISTRATOR: &str = "granary:admin";
+
+/// The name of the control plane's kube-proxy; those of workers have their node's storage identity.
+pub const PROXY_USER: &str = "system:kube-proxy";
+
+/// Who asks the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.
+    Admin,
+    /// `system:kube-controller-manager`.
+    ControllerManager,
+    /// `system:kube-scheduler`.
+    Scheduler,
+    /// `system:node:NAME` in the group `system:nodes`.
+    Kubelet,
+    /// `system:kube-proxy`.
+    Proxy,
+    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
+    /// asked for, see [`Requested`](crate::Requested).
+    Storage,
+}
+
+impl Identity {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage];
+
+    /// The name of its certificate: the file's, without extension.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::ControllerManager => "controller-manager",
+            Self::Scheduler => "scheduler",
+            Self::Kubelet => "kubelet",
+            Self::Proxy => "proxy",
+            Self::Storage => "storage",
+        }
+    }
+
+    pub(crate) fn wanted(self, node: &str) -> Wanted {
+        let (common_name, organization) = match self {
+            Self::Admin => (ADMINISTRATOR.to_owned(), Some("system:masters")),
+            Self::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
+            Self::Scheduler => ("system:kube-scheduler".to_owned(), None),
+            Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),
+            Self::Proxy => (PROXY_USER.to_owned(), None),
+            Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
+        };
+        let purpose = match self {
+            Self::Admin => Purpose::EtcdClient,
+            Self::ControllerManager | Self::Scheduler | Self::Kubelet | Self::Proxy | Self::Storage => Purpose::Client,
+        };
+        Wanted { name: self.name(), common_name, organization, purpose }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identities_are_those_that_kubernetes_gives_roles_to() {
+        let named = |identity: Identity| {
+            let wanted = identity.wanted("n1");
+            (wanted.common_name, wanted.organization)
+        };
+        assert_eq!(named(Identity::Admin).1, Some("system:masters"));
+        assert_eq!(named(Identity::ControllerManager), ("system:kube-controller-manager".into(), None));
+        assert_eq!(named(Identity::Scheduler), ("system:kube-scheduler".into(), None));
+        assert_eq!(named(Identity::Proxy), ("system:kube-proxy".into(), None));
+        assert_eq!(named(Identity::Kubelet), ("system:node:n1".into(), Some("system:nodes")));
+        assert_eq!(named(Identity::Storage), ("granary:node:n1".into(), Some("granary:nodes")));
+    }
+}

@@ -1,0 +1,37 @@
+//! Kubeconfigs, as JSON (which is YAML too).
+
+use std::path::Path;
+
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+
+use crate::pki::certificate::Pair;
+
+/// A kubeconfig that names the files: they may be renewed under it.
+pub(crate) fn with_files(server: &str, authority: &Path, certificate: &Path, key: &Path) -> String {
+    config(
+        json!({"server": server, "certificate-authority": authority}),
+        json!({"client-certificate": certificate, "client-key": key}),
+    )
+}
+
+/// A kubeconfig that holds everything, to be carried away.
+pub(crate) fn with_contents(server: &str, authority: &str, pair: &Pair) -> String {
+    let base64 = |text: &str| ByteString(text.as_bytes().to_vec());
+    config(
+        json!({"server": server, "certificate-authority-data": base64(authority)}),
+        json!({"client-certificate-data": base64(&pair.certificate), "client-key-data": base64(&pair.key)}),
+    )
+}
+
+fn config(cluster: Value, user: Value) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "granary", "cluster": cluster}],
+        "users": [{"name": "granary", "user": user}],
+        "contexts": [{"name": "granary", "context": {"cluster": "granary", "user": "granary"}}],
+        "current-context": "granary",
+    })
+    .to_string()
+}

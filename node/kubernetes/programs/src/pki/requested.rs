@@ -1,0 +1,596 @@
+//! Certificates that a node does not make but asks for: approved by the cluster, kept on the data disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::runtime::wait::{self, await_condition};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt as _};
+use rcgen::KeyPair;
+use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::info;
+
+use crate::Config;
+use crate::bootstrap::Token;
+use crate::pki::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
+use crate::pki::expiry::Expiry;
+use crate::pki::identity::Identity;
+use crate::pki::store::{PkiError, Store};
+use crate::pki::wanted;
+use crate::pki::{ClientError, Credentials};
+
+/// How long the cluster may take for an answer: at a first boot its controllers have just been started.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The clock may be set while somebody sleeps.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// Why there is no certificate yet.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The files.
+    #[error(transparent)]
+    Disk(#[from] PkiError),
+    /// The thread that reads and writes them.
+    #[error("work on the files of certificates ended early")]
+    Panicked(#[from] JoinError),
+    /// The key, or the text of the request.
+    #[error("cannot make a key for the certificate {name}")]
+    Key {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Why not.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// The identity that asks.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The API server.
+    #[error("cannot ask for the certificate {name}")]
+    Ask {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Why not.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The API server does not take the token.
+    #[error(
+        "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
+         registered, or is another cluster's; delete the Node of this node if there is one, then make a new token, and write \
+         it into worker.token"
+    )]
+    Token {
+        /// The part that is no secret.
+        id: String,
+    },
+    /// Nothing to ask with.
+    #[error(
+        "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: delete the \
+         Node of this node if there is one, then make a token, and write it into worker.token"
+    )]
+    NoToken,
+    /// What it asks with is over, and the API server would say no more than 401.
+    #[error(
+        "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
+         Node is deleted, and a new token is in worker.token"
+    )]
+    KubeletExpired {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Since when kubelet's is of no use.
+        at: OffsetDateTime,
+    },
+    /// The watch of the request.
+    #[error("cannot wait for the answer to the certificate signing request {request}")]
+    Wait {
+        /// Its name.
+        request: String,
+        /// Why not.
+        #[source]
+        source: Box<wait::Error>,
+    },
+    /// The approver's answer.
+    #[error("the certificate signing request {request} was denied: {why}")]
+    Denied {
+        /// Its name.
+        request: String,
+        /// Reason and message.
+        why: String,
+    },
+    /// The signer's answer.
+    #[error("the certificate signing request {request} was approved, but not signed: {why}")]
+    NotSigned {
+        /// Its name.
+        request: String,
+        /// Reason and message.
+        why: String,
+    },
+    /// Somebody deleted it.
+    #[error("the certificate signing request {request} is gone")]
+    Gone {
+        /// Its name.
+        request: String,
+    },
+    /// Nobody decided, or nobody signed.
+    #[error("no answer to the certificate signing request {request} for {} s; does the cluster's approver run?", LIMIT.as_secs())]
+    Silence {
+        /// Its name.
+        request: String,
+    },
+    /// What was signed is not what was asked for.
+    #[error("the certificate of the signing request {request} cannot be used")]
+    Unusable {
+        /// Its name.
+        request: String,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
+}
+
+/// A certificate that the node asks for, and where it is kept.
+pub struct Requested {
+    pki: PathBuf,
+    wanted: Wanted,
+    signer: &'static str,
+    credentials: Arc<Credentials>,
+    /// In whose name it is asked for.
+    asker: Asker,
+    /// Kept over failures, so that a node which tries again does not ask again.
+    asked: Mutex<Option<Asked>>,
+}
+
+/// In whose name a certificate is asked for.
+enum Asker {
+    /// That of the node's kubelet.
+    Kubelet,
+    /// With a token while there is none of kubelet's own that counts.
+    Token(Option<Token>),
+}
+
+/// By what the API server knows who asks.
+#[derive(Debug)]
+enum Shown<'a> {
+    Token(&'a Token),
+    /// That of the node's kubelet.
+    Certificate,
+}
+
+impl Shown<'_> {
+    /// What is wrong with it, if the API server does not know anybody by it.
+    fn refused(&self, error: &kube::Error) -> Option<IdentityError> {
+        match (self, error) {
+            (Self::Token(token), kube::Error::Api(status)) if status.code == 401 => {
+                Some(IdentityError::Token { id: token.id().to_owned() })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A request, and the key that it is for: on the disk only together with its certificate.
+struct Asked {
+    request: String,
+    key: KeyPair,
+}
+
+/// A certificate, or several, is on the disk, and it is not yet time for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lasting {
+    pub(crate) renewal: OffsetDateTime,
+}
+
+impl Lasting {
+    /// What lasts as long as both.
+    #[must_use]
+    pub fn first(one: Self, other: Self) -> Self {
+        Self { renewal: one.renewal.min(other.renewal) }
+    }
+
+    /// Waits until it is time for another certificate. Cancel-safe.
+    pub async fn renewal(self) {
+        while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
+            // A moment later, so that it is over then.
+            sleep(left.min(LOOK) + Duration::from_secs(1)).await;
+        }
+    }
+}
+
+impl Requested {
+    /// Of the storage of the configuration's node: what [`Identity::Storage`] works with.
+    pub fn storage(config: &Config, credentials: &Arc<Credentials>) -> Self {
+        let wanted = Identity::Storage.wanted(&config.node);
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Asker::Kubelet)
+    }
+
+    /// Of the kubelet of a node that joins: what [`Identity::Kubelet`] works with. A node that has joined needs no token.
+    pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Option<Token>) -> Self {
+        let wanted = Identity::Kubelet.wanted(&config.node);
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Asker::Token(token))
+    }
+
+    /// Of the kubelet of a node that has joined, to serve with.
+    pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
+        let wanted = wanted::kubelet_server(config);
+        Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Asker::Kubelet)
+    }
+
+    fn new(
+        config: &Config,
+        credentials: &Arc<Credentials>,
+        wanted: Wanted,
+        signer: &'static str,
+        asker: Asker,
+    ) -> Self {
+        let (pki, credentials) = (config.paths.pki.clone(), Arc::clone(credentials));
+        Self { pki, wanted, signer, credentials, asker, asked: Mutex::default() }
+    }
+
+    /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
+    /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes. [`Credentials::requested`]
+    /// then tells when it ends.
+    /// Cancel-safe: what was asked for is waited for the next time.
+    ///
+    /// # Errors
+    /// [`IdentityError`]: to be tried again after a while.
+    pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
+        let mut asked = self.asked.lock().await;
+        let stale = match self.on_disk().await? {
+            Ok(lasting) => return Ok(lasting),
+            Err(stale) => stale,
+        };
+        let shown = self.shown(stale)?;
+        let requests = Api::all(self.client(&shown).await?);
+        let (request, key) = match &*asked {
+            Some(Asked { request, key }) => (request, key),
+            None => {
+                let new = self.ask(&requests, &shown).await?;
+                info!(name = self.wanted.name, request = new.request, reason = %stale, "certificate asked for");
+                let Asked { request, key } = asked.insert(new);
+                (&*request, &*key)
+            }
+        };
+        let request = request.clone();
+        let answer = match timeout(LIMIT, answer(&requests, &request, &shown)).await {
+            Ok(answer) => answer?,
+            Err(_) => return Err(IdentityError::Silence { request }),
+        };
+        let key = key.serialize_pem();
+        *asked = None;
+        let certificate = match answer {
+            Answer::Signed(certificate) => certificate,
+            Answer::Denied(why) => return Err(IdentityError::Denied { request, why }),
+            Answer::NotSigned(why) => return Err(IdentityError::NotSigned { request, why }),
+            Answer::Gone => return Err(IdentityError::Gone { request }),
+        };
+        let lasting = self.keep(Pair { certificate, key }, &request).await?;
+        info!(name = self.wanted.name, request, "certificate kept");
+        Ok(lasting)
+    }
+
+    /// A kubelet whose certificate still counts renews it itself. One that has expired is of no more use than none.
+    fn shown(&self, stale: Stale) -> Result<Shown<'_>, IdentityError> {
+        match (&self.asker, stale) {
+            (Asker::Kubelet, _) | (Asker::Token(_), Stale::Expiring) => Ok(Shown::Certificate),
+            (Asker::Token(Some(token)), _) => Ok(Shown::Token(token)),
+            (Asker::Token(None), _) => Err(IdentityError::NoToken),
+        }
+    }
+
+    async fn client(&self, shown: &Shown<'_>) -> Result<kube::Client, IdentityError> {
+        Ok(match shown {
+            Shown::Token(token) => self.credentials.client_with(token).await?,
+            Shown::Certificate => {
+                self.kubelets_counts().await?;
+                self.credentials.client(Identity::Kubelet).await?
+            }
+        })
+    }
+
+    async fn kubelets_counts(&self) -> Result<(), IdentityError> {
+        let pki = self.pki.clone();
+        let pair = spawn_blocking(move || Store::open(&pki)?.read_pair(Identity::Kubelet.name())).await??;
+        let validity = pair.and_then(|pair| certificate::validity(&pair.certificate).ok());
+        match validity.map(Validity::to) {
+            Some(at) if at < OffsetDateTime::now_utc() => {
+                Err(IdentityError::KubeletExpired { name: self.wanted.name, at })
+            }
+            // What is wrong otherwise, the client finds out.
+            _ => Ok(()),
+        }
+    }
+
+    /// What is on the disk, and what is wrong with it. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`IdentityError::Disk`], [`IdentityError::Panicked`].
+    pub async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
+        let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
+        let look = move || {
+            let store = Store::open(&pki)?;
+            let found = store.read("ca.crt")?.zip(store.read_pair(wanted.name)?);
+            let found = found.ok_or(Stale::Absent);
+            Ok::<_, PkiError>(found.and_then(|(authority, pair)| certificate::verify(&authority, &wanted, &pair)))
+        };
+        let found = spawn_blocking(look).await??;
+        // Also of one that should have been renewed: somebody has to see that.
+        Ok(found.inspect(|&validity| self.tell(validity)).and_then(|found| lasting(found, OffsetDateTime::now_utc())))
+    }
+
+    fn tell(&self, validity: Validity) {
+        self.credentials.tell(Expiry { name: self.wanted.name, at: validity.to() });
+    }
+
+    async fn ask(&self, requests: &Api<CertificateSigningRequest>, shown: &Shown<'_>) -> Result<Asked, IdentityError> {
+        let name = self.wanted.name;
+        let (text, key) = certificate::request(&self.wanted).map_err(|source| IdentityError::Key { name, source })?;
+        let request = CertificateSigningRequest {
+            metadata: ObjectMeta { generate_name: Some(format!("granary-{name}-")), ..ObjectMeta::default() },
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(text.into_bytes()),
+                signer_name: self.signer.to_owned(),
+                usages: Some(usages(&self.wanted.purpose).map(str::to_owned).into()),
+                ..CertificateSigningRequestSpec::default()
+            },
+            status: None,
+        };
+        let made = requests.create(&PostParams::default(), &request).await;
+        match made {
+            Ok(made) => Ok(Asked { request: made.name_any(), key }),
+            Err(error) => Err(shown.refused(&error).unwrap_or(IdentityError::Ask { name, source: Box::new(error) })),
+        }
+    }
+
+    /// Nothing is written that could not be used.
+    async fn keep(&self, pair: Pair, request: &str) -> Result<Lasting, IdentityError> {
+        let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
+        let keep = move || {
+            let store = Store::open(&pki)?;
+            let authority = store.read("ca.crt")?.unwrap_or_default();
+            let verified = certificate::verify(&authority, &wanted, &pair)
+                .and_then(|validity| Ok((validity, lasting(validity, OffsetDateTime::now_utc())?)));
+            if verified.is_ok() {
+                store.write_pair(wanted.name, &pair)?;
+            }
+            Ok::<_, PkiError>(verified)
+        };
+        let kept = spawn_blocking(keep).await??;
+        let (validity, lasting) =
+            kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })?;
+        self.tell(validity);
+        Ok(lasting)
+    }
+}
+
+const fn usages(purpose: &Purpose) -> [&'static str; 2] {
+    match purpose {
+        Purpose::Client | Purpose::EtcdClient => ["client auth", "digital signature"],
+        Purpose::Server(_) => ["digital signature", "server auth"],
+    }
+}
+
+fn lasting(validity: Validity, now: OffsetDateTime) -> Result<Lasting, Stale> {
+    let renewal = validity.after_two_thirds();
+    validity.check(now, renewal).map(|()| Lasting { renewal })
+}
+
+/// How a request ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// The certificate, PEM.
+    Signed(String),
+    Denied(String),
+    NotSigned(String),
+    Gone,
+}
+
+impl Answer {
+    /// None yet, if the request still waits.
+    fn of(request: Option<&CertificateSigningRequest>) -> Option<Self> {
+        let Some(request) = request else { return Some(Self::Gone) };
+        let status = request.status.as_ref()?;
+        let condition = |kind: &str| {
+            let found = status.conditions.iter().flatten().find(|condition| condition.type_ == kind)?;
+            let [reason, message] = [&found.reason, &found.message].map(|text| text.as_deref().unwrap_or("no word"));
+            Some(format!("{reason}: {message}"))
+        };
+        // Denied and Failed stay for ever, and come without a certificate.
+        condition("Denied").map(Self::Denied).or_else(|| condition("Failed").map(Self::NotSigned)).or_else(|| {
+            let certificate = status.certificate.as_ref()?;
+            Some(Self::Signed(String::from_utf8_lossy(&certificate.0).into_owned()))
+        })
+    }
+}
+
+async fn answer(
+    requests: &Api<CertificateSigningRequest>,
+    request: &str,
+    shown: &Shown<'_>,
+) -> Result<Answer, IdentityError> {
+    let answered = |found: Option<&CertificateSigningRequest>| Answer::of(found).is_some();
+    match await_condition(requests.clone(), request, answered).await {
+        Ok(found) => Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone)),
+        // A token may end while its request waits.
+        Err(source) => Err(cause(&source)
+            .and_then(|error| shown.refused(error))
+            .unwrap_or_else(|| IdentityError::Wait { request: request.to_owned(), source: Box::new(source) })),
+    }
+}
+
+/// What the API server said to who wanted to wait.
+const fn cause(error: &wait::Error) -> Option<&kube::Error> {
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    match error {
+        wait::Error::ProbeFailed(InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)) => {
+            Some(error)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
+
+    use super::*;
+    use crate::config::example;
+    use crate::pki::certificate::Authority;
+
+    fn request(condition: Option<&str>, certificate: Option<&str>) -> CertificateSigningRequest {
+        let condition = condition.map(|kind| CertificateSigningRequestCondition {
+            type_: kind.to_owned(),
+            status: "True".to_owned(),
+            reason: Some("Because".to_owned()),
+            message: Some("of this".to_owned()),
+            ..CertificateSigningRequestCondition::default()
+        });
+        let certificate = certificate.map(|text| ByteString(text.as_bytes().to_vec()));
+        let status = CertificateSigningRequestStatus { conditions: condition.map(|one| vec![one]), certificate };
+        CertificateSigningRequest { status: Some(status), ..CertificateSigningRequest::default() }
+    }
+
+    #[test]
+    fn a_request_waits_until_it_is_signed_or_refused() {
+        assert_eq!(Answer::of(Some(&CertificateSigningRequest::default())), None);
+        assert_eq!(Answer::of(Some(&request(None, None))), None);
+        assert_eq!(Answer::of(Some(&request(Some("Approved"), None))), None);
+        let why = "Because: of this".to_owned();
+        assert_eq!(Answer::of(Some(&request(Some("Denied"), None))), Some(Answer::Denied(why.clone())));
+        assert_eq!(Answer::of(Some(&request(Some("Failed"), None))), Some(Answer::NotSigned(why)));
+        assert_eq!(Answer::of(Some(&request(Some("Approved"), Some("pem")))), Some(Answer::Signed("pem".into())));
+        assert_eq!(Answer::of(None), Some(Answer::Gone));
+    }
+
+    /// A node with its authority, and nobody who answers.
+    struct Node {
+        identity: Requested,
+        authority: Authority,
+        store: Store,
+        _scratch: tempfile::TempDir,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let scratch = tempfile::tempdir().unwrap();
+            let mut config = example();
+            config.paths.pki = scratch.path().join("pki");
+            config.paths.etcd = scratch.path().join("etcd");
+            let now = OffsetDateTime::now_utc();
+            let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
+            let store = Store::open(&config.paths.pki).unwrap();
+            let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), now).unwrap();
+            Self { identity: Requested::storage(&config, &credentials), authority, store, _scratch: scratch }
+        }
+
+        /// A certificate that was signed so many days ago, for a year.
+        fn issue(&self, wanted: &Wanted, days: i64) -> Pair {
+            self.authority.issue(wanted, OffsetDateTime::now_utc() - time::Duration::days(days)).unwrap()
+        }
+
+        async fn after_writing(&self, pair: &Pair) -> Result<Lasting, Stale> {
+            self.store.write_pair("storage", pair).unwrap();
+            self.identity.on_disk().await.unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_certificate_is_kept_for_two_thirds_of_its_life() {
+        let node = Node::new();
+        assert_eq!(node.identity.on_disk().await.unwrap(), Err(Stale::Absent));
+        let wanted = Identity::Storage.wanted("granary");
+        assert!(node.after_writing(&node.issue(&wanted, 0)).await.is_ok());
+        let kept = node.after_writing(&node.issue(&wanted, 240)).await.unwrap();
+        assert!(kept.renewal > OffsetDateTime::now_utc());
+        assert_eq!(node.identity.ensure().await.unwrap(), kept, "nobody is asked");
+        assert_eq!(node.after_writing(&node.issue(&wanted, 250)).await, Err(Stale::Expiring));
+        assert_eq!(node.after_writing(&node.issue(&wanted, 400)).await, Err(Stale::Expired));
+    }
+
+    /// A worker that was off for a year asked with the certificate that nobody accepted any more, whatever token it got.
+    #[test]
+    fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
+        let node = Node::new();
+        let kubelet = |token| Requested::kubelet(&example(), &node.identity.credentials, token);
+        let with = kubelet(Some(Token::generate().unwrap()));
+        for stale in [Stale::Absent, Stale::Expired, Stale::OtherAuthority, Stale::NotYet] {
+            assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");
+            assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
+        }
+        for token in [None, Some(Token::generate().unwrap())] {
+            assert!(matches!(kubelet(token).shown(Stale::Expiring), Ok(Shown::Certificate)));
+        }
+        assert!(matches!(node.identity.shown(Stale::Expired), Ok(Shown::Certificate)), "storage has no token");
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_kubelets_certificate_has_expired_is_told_so() {
+        let node = Node::new();
+        let expired = node.issue(&Identity::Kubelet.wanted("granary"), 400);
+        node.store.write_pair("kubelet", &expired).unwrap();
+        let error = node.identity.ensure().await.unwrap_err();
+        assert!(matches!(error, IdentityError::KubeletExpired { name: "storage", .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_certificate_of_another_node_or_time_is_asked_for_anew() {
+        let node = Node::new();
+        assert_eq!(
+            node.after_writing(&node.issue(&Identity::Storage.wanted("two"), 0)).await,
+            Err(Stale::OtherSubject)
+        );
+        assert_eq!(node.after_writing(&node.issue(&Identity::Storage.wanted("granary"), -3)).await, Err(Stale::NotYet));
+        let (other, _) = Authority::make(OffsetDateTime::now_utc()).unwrap();
+        let foreign = other.issue(&Identity::Storage.wanted("granary"), OffsetDateTime::now_utc()).unwrap();
+        assert_eq!(node.after_writing(&foreign).await, Err(Stale::OtherAuthority));
+    }
+
+    #[tokio::test]
+    async fn what_was_signed_is_kept_only_if_it_can_be_used() {
+        let node = Node::new();
+        let error = node.identity.keep(node.issue(&Identity::Admin.wanted("granary"), 0), "csr-1").await.unwrap_err();
+        assert!(matches!(error, IdentityError::Unusable { source: Stale::OtherSubject, .. }), "{error}");
+        assert_eq!(node.identity.on_disk().await.unwrap(), Err(Stale::Absent));
+        let wanted = Identity::Storage.wanted("granary");
+        let kept = node.identity.keep(node.issue(&wanted, 1), "csr-2").await.unwrap();
+        assert_eq!(node.identity.on_disk().await.unwrap(), Ok(kept));
+        node.identity.credentials.client(Identity::Storage).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn when_a_certificate_ends_is_told_at_the_start_and_with_each_renewal() {
+        let node = Node::new();
+        let mut told = node.identity.credentials.requested();
+        node.identity.on_disk().await.unwrap().unwrap_err();
+        assert_eq!(*told.borrow_and_update(), [], "there is none");
+        let days_left = |expiries: &[Expiry]| {
+            let days = |expiry: &Expiry| ((expiry.at - OffsetDateTime::now_utc()).as_seconds_f64() / 86400.0).round();
+            expiries.iter().map(|expiry| (expiry.name, days(expiry))).collect::<Vec<_>>()
+        };
+        let wanted = Identity::Storage.wanted("granary");
+        node.after_writing(&node.issue(&wanted, 250)).await.unwrap_err();
+        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 115.0)]);
+        node.identity.keep(node.issue(&wanted, 1), "csr-1").await.unwrap();
+        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 364.0)]);
+        node.identity.keep(node.issue(&Identity::Admin.wanted("granary"), 0), "csr-2").await.unwrap_err();
+        assert!(!told.has_changed().unwrap(), "what is not kept is not told");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn renewal_is_waited_for_by_the_clock_on_the_wall() {
+        let over = Lasting { renewal: OffsetDateTime::now_utc() - time::Duration::seconds(1) };
+        over.renewal().await;
+        let later = Lasting { renewal: OffsetDateTime::now_utc() + time::Duration::days(30) };
+        // The runtime's clock runs ahead here; the wall's does not.
+        assert!(timeout(Duration::from_secs(90 * 86400), later.renewal()).await.is_err());
+    }
+}

@@ -1,0 +1,277 @@
+//! The directory of certificates, keys and kubeconfigs, and what belongs into it. Waits for the disk.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use dir::{Dir, Name};
+use nix::sys::stat::Mode;
+use rcgen::KeyPair;
+use time::OffsetDateTime;
+use tracing::{info, warn};
+
+use crate::pki::certificate::{Authority, Pair, Stale, Validity, Wanted};
+use crate::pki::identity::Identity;
+use crate::pki::kubeconfig;
+
+/// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
+pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
+
+/// The API server's EncryptionConfiguration, which has the key inside.
+pub(crate) const ENCRYPTION: &str = "encryption.json";
+
+pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
+
+/// Why the credentials could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// The directory.
+    #[error("cannot make {path}")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file in it.
+    #[error("cannot keep certificates")]
+    Disk(#[from] dir::Error),
+    /// The configuration says control plane, the disk does not.
+    #[error(
+        "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
+         configuration, or use an empty data disk for a new cluster"
+    )]
+    Worker,
+    /// The configuration says worker, the disk does not.
+    #[error(
+        "the data disk is that of a control plane, with its cluster: write controlPlane into the configuration, or use an \
+         empty data disk for a worker"
+    )]
+    ControlPlane,
+    /// The clock is wrong, most likely: nothing is replaced because of that.
+    #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
+    Clock {
+        /// What the clock says.
+        now: OffsetDateTime,
+    },
+    /// Of a control plane: something happened to the authority since the first boot.
+    #[error(
+        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
+         node does not start without them, for no worker and no kubeconfig knows another authority"
+    )]
+    Authority {
+        /// The directory.
+        pki: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
+    /// Of a worker: something happened to its copy of the authority's certificate while the node runs.
+    #[error(
+        "cannot use {path}, the certificate of the cluster's authority; restart the node, which fetches it from the control \
+         plane"
+    )]
+    Trust {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Stale,
+    },
+    /// Of a control plane: something happened to the keys of the cluster's Secrets.
+    #[error(
+        "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
+         or of its directory pki: no Secret can be read without it, and the node makes no other one"
+    )]
+    SecretsKey {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
+    #[error(
+        "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
+         backup of the disk or of its directory pki"
+    )]
+    OtherSecretsKey {
+        /// Which.
+        path: PathBuf,
+        /// Of the key.
+        digest: String,
+    },
+    /// No random numbers for a key.
+    #[error("cannot read random numbers from /dev/urandom")]
+    Random(#[source] io::Error),
+    /// What was signed by an authority that is no more.
+    #[error("cannot remove {path}, which the old certificate authority signed")]
+    Remove {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A certificate could not be made.
+    #[error("cannot make the certificate {name}")]
+    Certificate {
+        /// Its file, without extension.
+        name: &'static str,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+}
+
+pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
+    pki.join(format!("{name}.{extension}"))
+}
+
+/// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
+/// by another authority, and it would not notice. Durable when this returns.
+fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
+    let path = kubelet_pki.join("kubelet-client-current.pem");
+    match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PkiError::Remove { path, source }),
+        _ => Ok(()),
+    }
+}
+
+/// The directory of the files.
+pub(crate) struct Store {
+    dir: Dir,
+}
+
+impl Store {
+    /// Opens the directory, and makes it before if it is not there.
+    pub(crate) fn create(pki: &Path) -> Result<Self, PkiError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
+        made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;
+        Self::open(pki)
+    }
+
+    /// Kubeconfigs that name the files.
+    pub(crate) fn kubeconfigs(&self, pki: &Path, server: &str, identities: &[Identity]) -> Result<(), PkiError> {
+        for identity in identities {
+            let path = |extension| file(pki, identity.name(), extension);
+            let local = kubeconfig::with_files(server, &file(pki, "ca", "crt"), &path("crt"), &path("key"));
+            self.write(&format!("{}.kubeconfig", identity.name()), &local, SECRET)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn open(pki: &Path) -> Result<Self, PkiError> {
+        Ok(Self { dir: Dir::open(pki)? })
+    }
+
+    /// Only a control plane signs: one of these keys is there even if the other was lost.
+    fn is_a_control_planes(&self) -> Result<bool, PkiError> {
+        Ok(self.read("ca.key")?.is_some() || self.read("sa.key")?.is_some())
+    }
+
+    pub(crate) fn is_not_a_workers(&self) -> Result<(), PkiError> {
+        let is = !self.is_a_control_planes()? && self.read_pair(Identity::Kubelet.name())?.is_some();
+        if is { Err(PkiError::Worker) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_not_a_control_planes(&self) -> Result<(), PkiError> {
+        if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
+    }
+
+    /// Makes the authority at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
+    /// gets a new certificate. One that was lost is not replaced: what is left of it may be made whole.
+    pub(crate) fn authority(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
+        let unmade = |source| PkiError::Certificate { name: "ca", source };
+        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let lost = match found {
+            Ok((authority, validity)) => {
+                return match validity.check(now, validity.shortly_before_its_end()) {
+                    Ok(()) => Ok(()),
+                    Err(Stale::NotYet) => Err(PkiError::Clock { now }),
+                    Err(stale) => {
+                        self.write("ca.crt", &authority.renew(validity, now).map_err(unmade)?, PUBLIC)?;
+                        info!(reason = %stale, "certificate authority renewed, with its key");
+                        Ok(())
+                    }
+                };
+            }
+            Err(stale) => stale,
+        };
+        // Made once the authority is on the disk: a first boot that was cut before has nothing to lose.
+        if self.dir.read(&name_of("sa.key"))?.is_some() {
+            return Err(PkiError::Authority { pki: pki.to_path_buf(), source: lost });
+        }
+        if lost != Stale::Absent {
+            warn!(reason = %lost, "certificate authority replaced, with every certificate");
+        }
+        let (_, pair) = Authority::make(now).map_err(unmade)?;
+        // First: once the new authority is on the disk, the next boot finds nothing to do.
+        forget_kubelets_own(kubelet_pki)?;
+        self.write_pair("ca", &pair)?;
+        info!(name = "ca", reason = %lost, "certificate made");
+        Ok(())
+    }
+
+    pub(crate) fn issue(
+        &self,
+        authority: &Authority,
+        wanted: &Wanted,
+        stale: Stale,
+        now: OffsetDateTime,
+    ) -> Result<Validity, PkiError> {
+        let name = wanted.name;
+        let pair = authority.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
+        self.write_pair(name, &pair)?;
+        info!(name, reason = %stale, "certificate made");
+        Ok(Validity::of_new_leaf(now))
+    }
+
+    /// The keys that sign tokens of service accounts. Replaced only when unreadable: that ends every token.
+    pub(crate) fn service_accounts(&self) -> Result<(), PkiError> {
+        let found = self.read("sa.key")?.and_then(|pem| KeyPair::from_pem(&pem).ok());
+        let key = match found {
+            Some(key) => key,
+            None => {
+                let key = KeyPair::generate().map_err(|source| PkiError::Certificate { name: "sa", source })?;
+                self.write("sa.key", &key.serialize_pem(), SECRET)?;
+                info!(name = "sa", "signing key made");
+                key
+            }
+        };
+        self.write(&format!("{CONTROLLERS_SIGNING_KEY}.key"), &key.serialize_pem(), SECRET)?;
+        self.write("sa.pub", &key.public_key_pem(), PUBLIC)
+    }
+
+    pub(crate) fn read_pair(&self, name: &str) -> Result<Option<Pair>, PkiError> {
+        let certificate = self.read(&format!("{name}.crt"))?;
+        let key = self.read(&format!("{name}.key"))?;
+        Ok(certificate.zip(key).map(|(certificate, key)| Pair { certificate, key }))
+    }
+
+    pub(crate) fn write_pair(&self, name: &str, pair: &Pair) -> Result<(), PkiError> {
+        self.write(&format!("{name}.key"), &pair.key, SECRET)?;
+        self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
+    }
+
+    /// What is no text counts as absent: it is of no use.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
+        Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
+    }
+
+    pub(crate) fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, PkiError> {
+        Ok(self.dir.read(&name_of(name))?)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: &str, mode: Mode) -> Result<(), PkiError> {
+        if self.read(name)?.as_deref() == Some(content) {
+            return Ok(());
+        }
+        Ok(self.dir.write(&name_of(name), content.as_bytes(), mode)?)
+    }
+}
+
+#[expect(clippy::expect_used, reason = "names are made of literals of this crate")]
+pub(crate) fn name_of(name: &str) -> Name {
+    Name::try_from(name).expect("a file name without a slash")
+}

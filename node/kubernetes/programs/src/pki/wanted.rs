@@ -1,0 +1,97 @@
+//! The certificates of the control plane's programs, but those of identities: of servers, and of the API server as a client.
+
+use std::collections::BTreeSet;
+
+use crate::Config;
+use crate::pki::certificate::{Purpose, ServerName, Wanted};
+use crate::pki::identity::API_SERVER_USER;
+
+/// All of them.
+pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
+    [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config)]
+}
+
+fn dns(name: &str) -> ServerName {
+    ServerName::Dns(name.to_owned())
+}
+
+fn api_server(config: &Config) -> Wanted {
+    let mut names: BTreeSet<_> =
+        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"].map(dns).into();
+    names.extend([[127, 0, 0, 1].into(), config.address].map(|address| ServerName::Ip(address.into())));
+    names.extend(config.api_service().map(|address| ServerName::Ip(address.into())));
+    Wanted {
+        name: "apiserver",
+        common_name: "kube-apiserver".into(),
+        organization: None,
+        purpose: Purpose::Server(names),
+    }
+}
+
+/// The API server's own as kubelet's client. The reconciler gives this user the role that it needs, and no other.
+fn kubelets_client() -> Wanted {
+    Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
+}
+
+/// For both of its ports, which are on loopback.
+fn etcd() -> Wanted {
+    let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
+    Wanted { name: "etcd", common_name: "etcd".into(), organization: None, purpose: Purpose::Server(names.into()) }
+}
+
+/// The API server's own as etcd's client.
+fn etcds_client() -> Wanted {
+    Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
+}
+
+/// What kubelet serves with.
+pub(crate) fn kubelet_server(config: &Config) -> Wanted {
+    let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
+    Wanted {
+        name: "kubelet-server",
+        common_name: format!("system:node:{}", config.node),
+        organization: Some("system:nodes"),
+        purpose: Purpose::Server(names.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Identity;
+    use crate::config::example;
+
+    /// Such a certificate cannot be revoked, and no role limits it.
+    #[test]
+    fn only_the_administrators_certificate_is_in_the_group_of_masters() {
+        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
+        let masters = of_programs(&example()).into_iter().chain(identities);
+        let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);
+        assert_eq!(masters.collect::<Vec<_>>(), ["admin"]);
+    }
+
+    #[test]
+    fn the_api_server_is_known_by_all_its_names() {
+        let [api, ..] = of_programs(&example());
+        let Purpose::Server(names) = api.purpose else { panic!("a server") };
+        let shown: Vec<String> = names
+            .iter()
+            .map(|name| match name {
+                ServerName::Dns(name) => name.clone(),
+                ServerName::Ip(address) => address.to_string(),
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "kubernetes",
+                "kubernetes.default",
+                "kubernetes.default.svc",
+                "localhost",
+                "10.0.2.15",
+                "10.96.0.1",
+                "127.0.0.1"
+            ]
+        );
+    }
+}

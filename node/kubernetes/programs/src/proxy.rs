@@ -1,0 +1,52 @@
+//! kube-proxy in nftables mode.
+
+use serde_json::json;
+
+use crate::pki::identity::Identity;
+use crate::program::{Program, Service};
+use crate::rights::Capability;
+use crate::{Config, Credentials, Rights, User, ready};
+
+/// Those of nft.
+const LIBRARIES: &str = "/usr/lib";
+
+/// Asks the API server as `identity`. Healthy when the rules of the present services are in the kernel.
+pub fn service(config: &Config, credentials: &Credentials, identity: Identity) -> Service {
+    program(config, credentials, identity).service(&config.paths, || ready::http(10256, "/healthz"))
+}
+
+fn program(config: &Config, credentials: &Credentials, identity: Identity) -> Program {
+    let file = config.paths.generated("kube-proxy.json");
+    let arguments = vec![format!("--config={}", file.display()), format!("--hostname-override={}", config.node)];
+    let rights = Rights {
+        // It has the rules written by nft, and ends connections in the table of connections.
+        capabilities: &[Capability::NetAdmin],
+        reads: vec![file.clone(), config.paths.names()],
+        starts: vec![config.paths.programs.join("nft"), LIBRARIES.into()],
+        ..Rights::new(User::Proxy, [credentials.kubeconfig(identity), credentials.key(identity.name())])
+    };
+    Program {
+        name: "kube-proxy",
+        arguments,
+        rights: Some(rights),
+        files: vec![(file, configuration(config, credentials, identity))],
+        ..Program::default()
+    }
+}
+
+pub(crate) fn configuration(config: &Config, credentials: &Credentials, identity: Identity) -> String {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": config.cluster_pods.to_string(),
+        // Whoever may create Services could take over connections to any address. The API server rejects new ones.
+        "featureGates": {"AllowServiceExternalIPs": false},
+        "clientConnection": {"kubeconfig": credentials.kubeconfig(identity)},
+        // The kernel's own limits of connection tracking are left as they are: kube-proxy may not change them.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+    })
+    .to_string()
+}

@@ -1,0 +1,166 @@
+//! Whether a program does its work yet. Asked again and again until a deadline.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::instrument::WithSubscriber;
+use tracing::subscriber::NoSubscriber;
+
+use crate::pki::identity::Identity;
+use crate::pki::{ClientError, Credentials};
+
+/// Between two questions.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// For one answer. An emulated machine takes seconds for a TLS handshake.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For readiness. Emulated, with other work beside it, the slowest takes a minute.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A program that is not ready in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no readiness within {} s", limit.as_secs())]
+pub struct NotReady {
+    /// For how long it was asked.
+    pub limit: Duration,
+    /// What it said last.
+    #[source]
+    pub last: Refusal,
+}
+
+/// Why a program does not count as ready.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Nobody listens, or the connection broke.
+    #[error("no connection")]
+    Connection(#[from] io::Error),
+    /// Another answer than 200.
+    #[error("answer {0:?}")]
+    Answer(String),
+    /// The API server's refusal.
+    #[error("the API server refuses")]
+    Api(#[from] Box<kube::Error>),
+    /// No client to ask with.
+    #[error("no client")]
+    Client(#[from] ClientError),
+    /// Nothing came back.
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Silence,
+}
+
+/// Plain HTTP on loopback answers 200 to `GET path`.
+pub(crate) async fn http(port: u16, path: &str) -> Result<(), NotReady> {
+    eventually(LIMIT, || get(port, path)).await
+}
+
+/// Somebody accepts on a UNIX socket.
+pub(crate) async fn socket(path: &Path) -> Result<(), NotReady> {
+    eventually(LIMIT, || async { Ok(UnixStream::connect(path).await.map(drop)?) }).await
+}
+
+/// The API server answers 200 to an administrator who asks for `path`.
+pub(crate) async fn api(credentials: &Credentials, path: &str) -> Result<(), NotReady> {
+    let client = OnceCell::new();
+    let ask = || async {
+        let client = client.get_or_try_init(|| credentials.client(Identity::Admin)).await?;
+        let request = http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError).map_err(Box::new)?;
+        client.request_text(request).await.map(drop).map_err(Box::new)?;
+        Ok(())
+    };
+    // The client logs each refusal as an error. Here they are what is waited through.
+    eventually(LIMIT, || ask().with_subscriber(NoSubscriber::new())).await
+}
+
+async fn eventually<F>(limit: Duration, ask: impl Fn() -> F) -> Result<(), NotReady>
+where
+    F: Future<Output = Result<(), Refusal>>,
+{
+    let end = Instant::now() + limit;
+    loop {
+        let last = match timeout(PATIENCE, ask()).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(refusal)) => refusal,
+            Err(_) => Refusal::Silence,
+        };
+        if Instant::now() >= end {
+            return Err(NotReady { limit, last });
+        }
+        sleep(INTERVAL).await;
+    }
+}
+
+/// HTTP/1.0 closes the connection after the answer, of which the first line is enough.
+async fn get(port: u16, path: &str) -> Result<(), Refusal> {
+    let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(4096).read_to_end(&mut answer).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.lines().next().unwrap_or_default();
+    match status.split_ascii_whitespace().nth(1) {
+        Some("200") => Ok(()),
+        Some(_) | None => Err(Refusal::Answer(status.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, UnixListener};
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// A server that gives one answer after the other, and closes.
+    async fn server(answers: &'static [&'static str]) -> (u16, JoinSet<()>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut asked = [0; 1024];
+                let length = stream.read(&mut asked).await.unwrap();
+                assert!(asked[..length].starts_with(b"GET /health HTTP/1.0\r\n"));
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        (port, tasks)
+    }
+
+    #[tokio::test]
+    async fn a_server_is_asked_until_it_says_200() {
+        let (port, mut tasks) =
+            server(&["HTTP/1.1 503 Service Unavailable\r\n\r\n", "", "HTTP/1.1 200 OK\r\n\r\n{\"health\":\"true\"}"])
+                .await;
+        http(port, "/health").await.unwrap();
+        tasks.join_next().await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn after_the_deadline_the_last_answer_is_told() {
+        let (port, _tasks) = server(&["HTTP/1.1 503 Service Unavailable\r\n\r\n"]).await;
+        let error = eventually(Duration::ZERO, || get(port, "/health")).await.unwrap_err();
+        assert!(
+            matches!(&error.last, Refusal::Answer(status) if status == "HTTP/1.1 503 Service Unavailable"),
+            "{error:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_nobody_accepts_on_is_not_ready() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let ask = || async { Ok(UnixStream::connect(&path).await.map(drop)?) };
+        let error = eventually(Duration::ZERO, ask).await.unwrap_err();
+        assert!(matches!(error.last, Refusal::Connection(_)));
+        std::fs::remove_file(&path).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        socket(&path).await.unwrap();
+    }
+}

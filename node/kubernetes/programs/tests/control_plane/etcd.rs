@@ -1,0 +1,150 @@
+//! Which clients etcd accepts.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fs, io};
+
+use envtest::{Cluster, Failure, PATIENCE, Suite};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use programs::Requested;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const CLIENTS: u16 = 2379;
+const PEERS: u16 = 2380;
+const HEALTH: u16 = 2381;
+
+pub fn cases(suite: Suite) -> Suite {
+    suite
+        .case("etcd_accepts_two_certificates_of_the_node_and_no_other", accepts_two_certificates)
+        .case("etcd_serves_no_objects_without_encryption", serves_no_objects_without_encryption)
+}
+
+/// A client that shows this certificate.
+fn client(pki: &Path, certificate: Option<&str>, protocol: &str) -> TlsConnector {
+    let file = |name: &str, extension| pki.join(format!("{name}.{extension}"));
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(file("ca", "crt")).unwrap()).unwrap();
+    let config = ClientConfig::builder().with_root_certificates(roots);
+    let mut config = match certificate {
+        None => config.with_no_client_auth(),
+        Some(name) => {
+            let chain = CertificateDer::pem_file_iter(file(name, "crt")).unwrap().collect::<Result<_, _>>().unwrap();
+            config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(file(name, "key")).unwrap()).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    Arc::new(config).into()
+}
+
+/// Whether the server continues after the handshake: it rejects a client's certificate only then (TLS 1.3).
+async fn lets_in(client: TlsConnector, port: u16) -> io::Result<()> {
+    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+    let mut stream = client.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await?;
+    // RFC 9113, 3.4: the client's preface with empty settings, and the beginning of the server's.
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await?;
+    let mut head = [0; 9];
+    timeout(LIMIT, stream.read_exact(&mut head)).await??;
+    Ok(())
+}
+
+/// The first line of the answer to a client with this certificate, for a URI that is too long for other clients.
+pub async fn get(pki: &Path, certificate: &str, port: u16, path: &str) -> Result<String, Failure> {
+    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+    let connector = client(pki, Some(certificate), "http/1.1");
+    let mut stream = connector.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    stream.flush().await?;
+    let mut line = String::new();
+    timeout(LIMIT, BufReader::new(stream).read_line(&mut line)).await??;
+    Ok(line.trim_end().to_owned())
+}
+
+/// The first line of an answer without encryption.
+async fn plain(port: u16, path: &str) -> Result<String, Failure> {
+    let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
+}
+
+/// The node's storage requests its certificate as on a node; an administrator approves the request, and the controller
+/// manager signs it.
+async fn request_storage_certificate(cluster: &Cluster) -> Result<(), Failure> {
+    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
+    let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]}});
+    let approve = eventually(PATIENCE, "the request for the storage certificate", async || {
+        let Some(request) = requests.list(&ListParams::default()).await?.items.pop() else {
+            return Ok::<_, kube::Error>(Seen::NotYet("no request".to_owned()));
+        };
+        let patch = Patch::Merge(&approved);
+        requests.patch_approval(&request.name_any(), &PatchParams::default(), &patch).await.map(|_| Seen::Done(()))
+    });
+    let storage = Requested::storage(cluster.config(), cluster.credentials());
+    let (requested, approved) = tokio::join!(storage.ensure(), approve);
+    approved?;
+    requested?;
+    Ok(())
+}
+
+/// The certificates in the node's directory, by name, without the CA's own.
+fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(pki)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        names.extend(name.strip_suffix(".crt").filter(|name| *name != "ca").map(str::to_owned));
+    }
+    Ok(names)
+}
+
+/// A pod in the host's network reached every object of the cluster.
+async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    request_storage_certificate(&cluster).await?;
+    let pki = &cluster.config().paths.pki;
+    let names = certificates(pki)?;
+    // One of each origin: of a server, of an identity, and requested.
+    for name in ["apiserver", "kubelet-server", "kubelet", "storage"] {
+        assert!(names.contains(name), "{name} is not among {names:?}");
+    }
+    let (mut clients, mut peers) = (Vec::new(), Vec::new());
+    for name in &names {
+        for (port, accepted) in [(CLIENTS, &mut clients), (PEERS, &mut peers)] {
+            if lets_in(client(pki, Some(name), "h2"), port).await.is_ok() {
+                accepted.push(name.as_str());
+            }
+        }
+    }
+    assert_eq!(clients, ["admin", "apietcd"], "clients");
+    assert_eq!(peers, [""; 0], "members");
+    for port in [CLIENTS, PEERS] {
+        assert!(lets_in(client(pki, None, "h2"), port).await.is_err(), "port {port} without a certificate");
+    }
+    Ok(())
+}
+
+async fn serves_no_objects_without_encryption(_cluster: Arc<Cluster>) -> Result<(), Failure> {
+    assert_eq!(plain(HEALTH, "/health").await?, "HTTP/1.0 200 OK");
+    for path in ["/v3/kv/range", "/v3/maintenance/snapshot", "/v2/keys", "/members", "/debug/pprof/"] {
+        assert_eq!(plain(HEALTH, path).await?, "HTTP/1.0 404 Not Found", "{path}");
+    }
+    for port in [CLIENTS, PEERS] {
+        let answer = plain(port, "/health").await?;
+        assert!(!answer.contains("200"), "port {port}: {answer}");
+    }
+    Ok(())
+}

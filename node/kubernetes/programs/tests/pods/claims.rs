@@ -1,0 +1,181 @@
+//! A Service that claims addresses of nodes or of time servers, by external IPs or the status of a load balancer.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+
+use ktest_support::Namespace;
+use programs::API_PORT;
+
+use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
+
+/// RFC 5905.
+const NTP: u16 = 123;
+
+/// kube-proxy's rules for it, as far as packets see them.
+const CLAIMS: &str = "
+table ip claims {
+    chain translate {
+        ip daddr 192.0.2.1 tcp dport 6443 dnat to 10.244.1.5:7000
+        ip daddr { 192.0.2.1, 192.0.2.9 } udp dport { 123, 7838 } dnat to 10.244.1.5:7000
+    }
+    chain to {
+        type nat hook prerouting priority dstnat;
+        jump translate
+    }
+    chain from_host {
+        type nat hook output priority -100;
+        jump translate
+    }
+}
+";
+
+/// The same for Services without endpoints.
+const NO_ENDPOINTS: &str = "
+table ip no_endpoints {
+    chain reject_claimed {
+        ct state new ip daddr { 192.0.2.1, 192.0.2.9 } tcp dport 6443 drop
+        ct state new ip daddr { 192.0.2.1, 192.0.2.9 } udp dport { 123, 7838 } drop
+    }
+    chain arriving {
+        type filter hook input priority filter;
+        jump reject_claimed
+    }
+    chain starting {
+        type filter hook output priority filter;
+        jump reject_claimed
+    }
+}
+";
+
+/// portmap's rules for a pod with the host port of the API server, as far as packets by loopback see them.
+const HOST_PORT: &str = "
+table ip host_port {
+    chain from_host {
+        type nat hook output priority -100;
+        ip daddr 127.0.0.1 tcp dport 6443 dnat to 10.244.1.5:7000
+    }
+    chain to_pod {
+        type nat hook postrouting priority srcnat;
+        ip saddr 127.0.0.1 ip daddr 10.244.1.5 masquerade
+    }
+}
+";
+
+/// A Service with an address of the cluster may have the port of time servers.
+const CLUSTER_SERVICE: &str = "
+table ip cluster_service {
+    chain from_host {
+        type nat hook output priority -100;
+        ip daddr 10.96.0.3 udp dport 123 dnat to 10.244.1.5:7000
+    }
+}
+";
+
+/// Where packets and connections end.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Destination,
+    Service,
+}
+
+/// Waits until one of the two has something.
+fn first(mut destination: impl FnMut() -> bool, mut service: impl FnMut() -> bool) -> End {
+    let mut end = None;
+    let look = || {
+        end = destination().then_some(End::Destination).or_else(|| service().then_some(End::Service));
+        end.is_some()
+    };
+    node::eventually("something to arrive", look);
+    end.unwrap()
+}
+
+impl Node {
+    /// A node on which a Service claims addresses, without rules of ours.
+    fn claimed() -> Self {
+        let node = Self::bare();
+        node.route_loopback();
+        // As the node has it.
+        node.host.run(|| fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0").unwrap());
+        node.load(CLAIMS);
+        node
+    }
+
+    /// With the rules, and with one more Service that claims the same.
+    fn protect(&self) {
+        self.network(RANGE).unwrap();
+        self.load(NO_ENDPOINTS);
+    }
+
+    /// Where a datagram from `source` ends that is sent to `to`.
+    fn datagram(&self, from: &Namespace, source: (Ipv4Addr, u16), to: (&Namespace, Ipv4Addr, u16)) -> End {
+        let ends = [node::socket(to.0, to.1, to.2), node::socket(&self.pods[0], PODS[0], PORT)];
+        ends.iter().for_each(|end| end.set_nonblocking(true).unwrap());
+        let here = node::socket(from, source.0, source.1);
+        assert_eq!(here.send_to(b"?", (to.1, to.2)).unwrap(), 1);
+        let received = |end: &UdpSocket| end.recv(&mut [0; 8]).is_ok();
+        first(|| received(&ends[0]), || received(&ends[1]))
+    }
+
+    /// Where a connection to the API server ends that is made to this address of the node. It carries an answer.
+    fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
+        let server = self.host.run(move || TcpListener::bind((address, API_PORT)).unwrap());
+        let service = self.pods[0].run(|| TcpListener::bind((PODS[0], PORT)).unwrap());
+        for listener in [&server, &service] {
+            listener.set_nonblocking(true).unwrap();
+        }
+        let mut here = from.run(move || TcpStream::connect_timeout(&(address, API_PORT).into(), LIMIT).unwrap());
+        here.set_read_timeout(Some(LIMIT)).unwrap();
+        let answers =
+            |listener: &TcpListener| listener.accept().is_ok_and(|(mut there, _)| there.write_all(b"!").is_ok());
+        let end = first(|| answers(&server), || answers(&service));
+        here.read_exact(&mut [0]).unwrap();
+        end
+    }
+}
+
+#[test]
+fn a_service_cannot_claim_the_api_server() {
+    let node = Node::claimed();
+    // Another node, and this one.
+    for from in [&node.outside, &node.host] {
+        assert_eq!(node.connection(from, NODE), End::Service);
+    }
+    node.protect();
+    for from in [&node.outside, &node.host] {
+        assert_eq!(node.connection(from, NODE), End::Destination);
+    }
+}
+
+#[test]
+fn a_host_port_does_not_take_connections_by_loopback() {
+    let node = Node::claimed();
+    node.load(HOST_PORT);
+    assert_eq!(node.connection(&node.host, Ipv4Addr::LOCALHOST), End::Service);
+    node.protect();
+    assert_eq!(node.connection(&node.host, Ipv4Addr::LOCALHOST), End::Destination);
+}
+
+#[test]
+fn a_service_cannot_claim_the_mesh() {
+    let node = Node::claimed();
+    let (host, outside) = (&node.host, &node.outside);
+    let from_outside = || node.datagram(outside, (OUTSIDE, TUNNEL), (host, NODE, TUNNEL));
+    let from_host = || node.datagram(host, (NODE, TUNNEL), (outside, OUTSIDE, TUNNEL));
+    assert_eq!((from_outside(), from_host()), (End::Service, End::Service));
+    node.protect();
+    assert_eq!((from_outside(), from_host()), (End::Destination, End::Destination));
+}
+
+#[test]
+fn a_service_cannot_claim_a_time_server() {
+    let node = Node::claimed();
+    let ask = || node.datagram(&node.host, (NODE, 0), (&node.outside, OUTSIDE, NTP));
+    assert_eq!(ask(), End::Service);
+    node.protect();
+    assert_eq!(ask(), End::Destination);
+    node.load(CLUSTER_SERVICE);
+    let by = (Ipv4Addr::new(10, 96, 0, 3), NTP);
+    let sent = || assert_eq!(node::socket(&node.host, GATEWAY, 0).send_to(b"?", by).unwrap(), 1);
+    assert_eq!(node::hears((&node.pods[0], PODS[0]), sent), GATEWAY);
+}

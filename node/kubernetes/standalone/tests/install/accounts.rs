@@ -1,0 +1,274 @@
+//! What the pods' accounts may do, by tokens as kubelet would give them.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure, Identity, PATIENCE};
+use eventually::{Seen, eventually};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use standalone::arguments::NodeName;
+use standalone::identity::{self, IdentityError};
+
+use crate::objects::{NAMESPACE, install};
+
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const STORAGE: &str = "granary-storage";
+const RELEASE: &str = "granary-release";
+const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+const NO_NODE: &str = "the token is bound to no pod";
+const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
+
+/// The accounts, with a node and a pod on it, or a pod anywhere.
+pub struct Pods {
+    pub admin: Client,
+    cluster: Arc<Cluster>,
+}
+
+impl Pods {
+    /// With the chart's objects in force.
+    pub async fn start(cluster: &Arc<Cluster>) -> Result<Self, Failure> {
+        install(cluster).await?;
+        let pods = Self { admin: cluster.admin(), cluster: Arc::clone(cluster) };
+        // The one that was made last: the API server puts those that it knows in force all at once.
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+        let claim = claims.create(&PostParams::default(), &waiting("policies-")?).await?.name_any();
+        let release = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RELEASE, None).await?);
+        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+        let label = Patch::Merge(json!({"metadata": {"labels": {"mine": "yes"}}}));
+        eventually(PATIENCE, "the policies", async || {
+            Ok::<_, kube::Error>(match release.patch(&claim, &dry, &label).await {
+                Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_CLAIM) => Seen::Done(()),
+                other => Seen::NotYet(format!("{other:?}")),
+            })
+        })
+        .await?;
+        claims.delete(&claim, &DeleteParams::default()).await?;
+        Ok(pods)
+    }
+
+    /// The node, with this label `kubernetes.io/hostname`.
+    pub async fn node(&self, name: &str, hostname: &str) -> Result<(), Failure> {
+        let nodes = Api::<Node>::all(self.admin.clone());
+        let labels = json!({"kubernetes.io/hostname": hostname, "kubernetes.io/os": "linux"});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+        nodes.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(node)).await?;
+        Ok(())
+    }
+
+    /// What a pod of the account on the node is to the API server; of no pod, without a node.
+    pub async fn client(&self, account: &str, node: Option<&str>) -> Result<Client, Failure> {
+        let bound = match node {
+            Some(node) => {
+                let pods = Api::<Pod>::namespaced(self.admin.clone(), NAMESPACE);
+                let pod = serde_json::from_value(json!({
+                    "metadata": {"generateName": "storage-"},
+                    "spec": {
+                        "serviceAccountName": account, "nodeName": node,
+                        "containers": [{"name": "storage", "image": "granary.invalid/storage:0.1.0"}],
+                    },
+                }))?;
+                let pod: Pod = pods.create(&PostParams::default(), &pod).await?;
+                json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid()})
+            }
+            None => Value::Null,
+        };
+        let request = json!({"spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 3600}});
+        let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
+        let made: TokenRequest =
+            accounts.create_subresource("token", account, &PostParams::default(), &request).await?;
+        let token = made.status.and_then(|status| status.token).ok_or("no token")?;
+        let kubeconfig = Kubeconfig::read_from(self.cluster.credentials().kubeconfig(Identity::Admin))?;
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
+        Ok(Client::try_from(config)?)
+    }
+}
+
+/// A claim that waits for a node which is gone.
+fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
+    serde_json::from_value(json!({
+        "metadata": {"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "kept": "yes"}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
+        },
+    }))
+}
+
+/// As the provisioner on the node creates it, for a claim with this UID.
+fn volume(uid: &str, node: &str) -> PersistentVolume {
+    let name = format!("pvc-{uid}");
+    let only = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [node]});
+    let volume = json!({
+        "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": "local.granary.dev"}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "none",
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "c", "uid": uid,
+            },
+            "csi": {"driver": "local.granary.dev", "volumeHandle": name}, "persistentVolumeReclaimPolicy": "Retain",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [only]}]}},
+        },
+    });
+    serde_json::from_value(volume).expect("a PV")
+}
+
+fn event(node: &str) -> Event {
+    let event = json!({
+        "metadata": {"generateName": "report-"}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal",
+        "reason": "Provisioning", "action": "Provision", "note": "n",
+        "reportingController": "local.granary.dev", "reportingInstance": node,
+        "regarding": {"kind": "PersistentVolumeClaim", "namespace": "default", "name": "c"},
+    });
+    serde_json::from_value(event).expect("an event")
+}
+
+#[track_caller]
+fn denied<T: std::fmt::Debug>(result: Result<T, kube::Error>, message: &str) {
+    match result {
+        Err(kube::Error::Api(status)) if status.message.contains(message) => {}
+        other => panic!("wanted a refusal with {message:?}, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn forbidden<T: std::fmt::Debug>(result: Result<T, kube::Error>) {
+    assert!(matches!(&result, Err(kube::Error::Api(status)) if status.is_forbidden()), "{result:?}");
+}
+
+pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    for node in ["n1", "n2"] {
+        pods.node(node, node).await?;
+    }
+    let (one, two) = (pods.client(STORAGE, Some("n1")).await?, pods.client(STORAGE, Some("n2")).await?);
+    let [of_one, of_two] = [&one, &two].map(|client| Api::<PersistentVolume>::all(client.clone()));
+    let create = PostParams::default();
+    of_one.create(&create, &volume("of-one", "n1")).await?;
+    denied(of_one.create(&create, &volume("of-two", "n2")).await, FOREIGN_VOLUME);
+    denied(of_two.delete("pvc-of-one", &DeleteParams::default()).await, FOREIGN_VOLUME);
+    let mine = json!({"metadata": {"labels": {"mine": "yes"}}});
+    denied(of_two.patch("pvc-of-one", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
+    of_one.delete("pvc-of-one", &DeleteParams::default()).await?;
+
+    let events = Api::<Event>::default_namespaced(one.clone());
+    events.create(&create, &event("n1")).await?;
+    denied(events.create(&create, &event("n2")).await, "in its own name");
+    let annotation = Patch::Merge(json!({"metadata": {"annotations": {"node.granary.dev/x": "y"}}}));
+    let nodes = Api::<Node>::all(one.clone());
+    for node in ["n1", "n2"] {
+        nodes.get(node).await?;
+        forbidden(nodes.patch(node, &PatchParams::default(), &annotation).await);
+    }
+    forbidden(Api::<k8s_openapi::api::core::v1::Secret>::all(one).list(&kube::api::ListParams::default()).await);
+    Ok(())
+}
+
+/// With such a PV, the kubelet of the node reads any Secret.
+pub async fn a_pod_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    pods.node("n1", "n1").await?;
+    let volumes = Api::<PersistentVolume>::all(pods.client(STORAGE, Some("n1")).await?);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    volumes.create(&dry, &volume("shape", "n1")).await?;
+    let secret = json!({"namespace": "kube-system", "name": "treasure"});
+    for kind in [
+        "controllerPublishSecretRef",
+        "nodeStageSecretRef",
+        "nodePublishSecretRef",
+        "controllerExpandSecretRef",
+        "nodeExpandSecretRef",
+    ] {
+        let mut attack = serde_json::to_value(volume("shape", "n1"))?;
+        attack["spec"]["csi"][kind] = secret.clone();
+        let attack = serde_json::from_value(attack)?;
+        denied(volumes.create(&dry, &attack).await, &format!("without spec.csi.{kind}"));
+    }
+    let mut labelled = volume("shape", "n1");
+    labelled.metadata.labels = Some([("mine".to_owned(), "yes".to_owned())].into());
+    denied(volumes.create(&dry, &labelled).await, "without metadata.labels");
+
+    volumes.create(&PostParams::default(), &volume("shape", "n1")).await?;
+    let change = async |change: Value| volumes.patch("pvc-shape", &PatchParams::default(), &Patch::Merge(change)).await;
+    change(json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
+    for other in [
+        // The API permits to add it to a PV that has none.
+        json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
+        json!({"spec": {"capacity": {"storage": "1Gi"}}}),
+        json!({"spec": {"mountOptions": ["sync"]}}),
+        json!({"metadata": {"labels": {"mine": "yes"}}}),
+        json!({"metadata": {"annotations": {"mine": "yes"}}}),
+    ] {
+        denied(change(other).await, "a node enlarges spec.capacity of its PVs");
+    }
+    volumes.delete("pvc-shape", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+pub async fn a_token_of_no_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    let nobody = pods.client(STORAGE, None).await?;
+    let volumes = Api::<PersistentVolume>::all(nobody.clone());
+    for node in ["n1", ""] {
+        denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, NO_NODE);
+    }
+    let events = Api::<Event>::default_namespaced(nobody.clone());
+    denied(events.create(&PostParams::default(), &event("n1")).await, NO_NODE);
+    // Nobody's by its annotations, as it were.
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let mut bound = waiting("nobodys-")?;
+    bound.metadata.annotations = None;
+    let name = claims.create(&PostParams::default(), &bound).await?.name_any();
+    let size = Patch::Merge(json!({"status": {"capacity": {"storage": "9Gi"}}}));
+    let nobodys = Api::<PersistentVolumeClaim>::default_namespaced(nobody);
+    denied(nobodys.patch_status(&name, &PatchParams::default(), &size).await, NO_NODE);
+    claims.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+pub async fn claims_of_any_node_are_given_back_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let back = admin.create(&PostParams::default(), &waiting("back-")?).await?.name_any();
+    pods.node("n1", "n1").await?;
+    let client = pods.client(RELEASE, Some("n1")).await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+    let params = PatchParams::default();
+    for change in [
+        json!({"metadata": {"annotations": {SELECTED_NODE: "n1"}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null, "kept": null}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
+    ] {
+        denied(claims.patch(&back, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
+    }
+    let given = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
+    claims.patch(&back, &params, &given).await?;
+    forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
+    admin.delete(&back, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+pub async fn a_pod_that_is_taken_for_another_is_told_so(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    for (name, hostname) in [("n1", "n1"), ("named", "otherwise")] {
+        pods.node(name, hostname).await?;
+    }
+    let [n1, n2, named]: [NodeName; 3] = ["n1".parse()?, "n2".parse()?, "named".parse()?];
+    let one = pods.client(STORAGE, Some("n1")).await?;
+    identity::check(&one, &n1).await?;
+    let error = identity::check(&one, &n2).await.expect_err("another node");
+    assert!(matches!(&error, IdentityError::OtherNode { found, .. } if found == "n1"), "{error}");
+    let error = identity::check(&pods.client(STORAGE, None).await?, &n1).await.expect_err("no node");
+    let account = format!("system:serviceaccount:{NAMESPACE}:{STORAGE}");
+    assert!(matches!(&error, IdentityError::NoNode { user } if *user == account), "{error}");
+    let error = identity::check(&pods.client(STORAGE, Some("named")).await?, &named).await.expect_err("another label");
+    assert!(
+        matches!(&error, IdentityError::OtherHostname { found: Some(found), .. } if found == "otherwise"),
+        "{error}"
+    );
+    Ok(())
+}
