@@ -23,7 +23,7 @@ const UNIT: &str = "not applicable: PID 1 starts kubelet, there is no service fi
 const OWNER: &str = "PID 1, which is root, writes the file";
 
 /// Items that no check covers, or not on every node: the reason. `docs/operations/security.md` has those that do not pass.
-pub(super) const REASONS: [(&str, &str); 26] = [
+pub(super) const REASONS: [(&str, &str); 24] = [
     ("1.1.1", PODS),
     ("1.1.2", PODS),
     ("1.1.3", PODS),
@@ -32,12 +32,10 @@ pub(super) const REASONS: [(&str, &str); 26] = [
     ("1.1.6", PODS),
     ("1.1.7", PODS),
     ("1.1.8", PODS),
-    ("1.1.11", "the directory has mode 0700: etcd complains otherwise"),
-    ("1.1.12", "fails: etcd runs as root and has no user of its own"),
     ("1.1.14", OWNER),
-    ("1.1.16", OWNER),
-    ("1.1.18", OWNER),
-    ("1.1.19", OWNER),
+    ("1.1.16", "fails by intention: scheduler.kubeconfig belongs to the user of kube-scheduler"),
+    ("1.1.18", "fails by intention: controller-manager.kubeconfig belongs to the user of kube-controller-manager"),
+    ("1.1.19", "fails by intention: the keys and kubeconfigs of confined programs belong to their users"),
     ("1.2.18", "depends on the disk: 1 to 9 files on data disks below 19 GiB, since each holds the longest line"),
     ("1.2.19", "depends on the disk: 6 to 100 MiB, 100 MiB from a data disk of 235 GiB on"),
     ("2.7", "fails: etcd and the API server share the CA; etcd accepts two certificates by their name"),

@@ -89,7 +89,7 @@ fn violates(answer: Result<Pod, kube::Error>, level: &str, what: &dyn Debug) {
     }
 }
 
-/// docs/operations/security.md, "What a tenant can do": its manifest.
+/// docs/operations/security.md, "Rights of a tenant": its manifest.
 async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (_, rest) = PAGE.split_once("Pod Security admission").ok_or("the page does not mention Pod Security")?;
     let (_, rest) = rest.split_once("\n```yaml\n").ok_or("the page has no manifest")?;
