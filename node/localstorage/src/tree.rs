@@ -386,11 +386,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_directories_above_containers_are_searchable() {
+    fn only_directories_above_files_of_other_users_are_searchable() {
         let root = Root::at("/");
         let searchable = entries(&root).into_iter().filter(|entry| entry.mode != PRIVATE);
-        let searchable: Vec<_> = searchable.map(|entry| entry.path).collect();
-        assert_eq!(searchable, [root.ephemeral.path(), root.ephemeral.containerd.path()]);
+        let searchable: BTreeSet<_> = searchable.map(|entry| entry.path).collect();
+        let (data, ephemeral) = (&root.data, &root.ephemeral);
+        let of_programs = [data.path(), data.pki.path(), data.log.path(), ephemeral.programs.path()];
+        let of_containers = [ephemeral.path(), ephemeral.containerd.path()];
+        assert_eq!(searchable, of_programs.into_iter().chain(of_containers).collect());
         assert_eq!(ContainerdState::MODE.bits(), 0o711);
     }
 
