@@ -53,7 +53,7 @@ pub trait Source: Send + Sync + 'static {
     /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
 
-    /// A line in the answer of readiness while every service is ready, such as a restricted mode of operation.
+    /// The last line of the answer of readiness, such as a restricted mode of operation.
     fn remark(&self) -> Option<String> {
         None
     }
@@ -146,7 +146,7 @@ impl Server {
         let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
         match path {
             "/healthz" => Answer::text(StatusCode::OK, "ok\n"),
-            "/readyz" => readiness(&self.source.services(), self.source.remark()),
+            "/readyz" => readiness(&self.source.services(), self.source.remark().as_deref()),
             "/metrics" => self.look(METRICS, |source| source.metrics().map(Some)).await,
             _ if json => self.look(JSON, |source| Ok(source.page().map(|page| page.json()).transpose()?)).await,
             _ => self.look(HTML, |source| Ok(source.page().map(|page| page.html()))).await,
@@ -186,8 +186,8 @@ fn wants_json(query: &str) -> bool {
     query.split('&').any(|field| field == "format=json")
 }
 
-/// One line per service that is not ready; else `ok` and the remark.
-fn readiness(services: &[Service], remark: Option<String>) -> Answer {
+/// One line per service that is not ready, else `ok`; then the remark.
+fn readiness(services: &[Service], remark: Option<&str>) -> Answer {
     let mut body = String::new();
     for service in not_ready(services) {
         // Writing to a String cannot fail.
@@ -197,13 +197,14 @@ fn readiness(services: &[Service], remark: Option<String>) -> Answer {
         }
         body.push('\n');
     }
-    match &*body {
-        "" => {
-            let remark = remark.map_or_else(String::new, |remark| format!("{}\n", remark.replace('\n', " ")));
-            Answer { status: StatusCode::OK, kind: TEXT, body: format!("ok\n{remark}") }
-        }
-        _ => Answer { status: StatusCode::SERVICE_UNAVAILABLE, kind: TEXT, body },
+    let status = if body.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    if body.is_empty() {
+        body.push_str("ok\n");
     }
+    if let Some(remark) = remark {
+        let _ = writeln!(body, "{}", remark.replace('\n', " "));
+    }
+    Answer { status, kind: TEXT, body }
 }
 
 struct Answer {
@@ -248,10 +249,17 @@ mod tests {
     use crate::model::{Clock, Versions};
 
     #[test]
-    fn a_remark_is_below_ok_and_nothing_else_changes() {
-        let answer = readiness(&[], Some("limits are\nadvisory".to_owned()));
+    fn a_remark_is_the_last_line_and_changes_no_status() {
+        let remark = Some("limits are\nadvisory");
+        let answer = readiness(&[], remark);
         assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
         assert_eq!(readiness(&[], None).body, "ok\n");
+        let (name, path) = ("a".to_owned(), "a".to_owned());
+        let (since, last_failure) = (Duration::ZERO, None);
+        let starting = Service { path, name, depth: 0, state: State::Starting, since, restarts: 0, last_failure };
+        let answer = readiness(&[starting], remark);
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.body.ends_with(" 0 s\nlimits are advisory\n"), "{}", answer.body);
     }
 
     /// A node whose disk blocks until it is released.

@@ -75,7 +75,7 @@ fn an_xfs_that_does_not_count_is_refused_with_the_mount_option() {
     let refusal = refused(disk.path(), &[]);
     let DirectoryError::Quota { source, .. } = refusal else { panic!("{refusal}") };
     assert_eq!(source, FsError::AccountingOff);
-    assert!(source.to_string().contains("mount it with the option prjquota"));
+    assert!(source.to_string().contains("mount the file system with the option prjquota"));
     assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0);
 }
 
