@@ -299,7 +299,7 @@ fn probe(cgroup: &Path, directory: &Path) -> io::Result<Vec<lsm::Breach>> {
 mod tests {
     use std::convert::Infallible;
 
-    use eventually::{Seen, eventually};
+    use envtest::{Seen, eventually};
     use supervisor::{Settings, State, Supervisor};
 
     use super::*;

@@ -179,7 +179,7 @@ mod tests {
     use std::{fs, io};
 
     use ::config::{Networks, Server};
-    use ::eventually::{Seen, eventually};
+    use envtest::{Seen, eventually};
     use futures::FutureExt as _;
     use programs::Token;
     use rustls::ServerConfig;

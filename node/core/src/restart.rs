@@ -37,7 +37,7 @@ mod tests {
     use std::convert::Infallible;
     use std::time::Duration;
 
-    use eventually::{Seen, eventually};
+    use envtest::{Seen, eventually};
     use nix::sys::signal::{Signal, raise};
     use supervisor::{Settings, State, Supervisor};
 

@@ -272,7 +272,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fakevolumes::FakeVolumes;
+    use envtest::FakeVolumes;
     use prometheus::{IntGaugeVec, Opts, Registry};
     use supervisor::{Settings, Supervisor};
     use volume::{Allocation, Claim, Record};

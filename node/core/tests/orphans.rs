@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use eventually::{Seen, eventually};
+use envtest::{Seen, eventually};
 use nix::sys::prctl::set_child_subreaper;
 use node_core::orphans;
 use supervisor::{Settings, Supervisor};

@@ -1,6 +1,6 @@
 //! Why a case failed, but for what it asserts.
 
-use eventually::Late;
+use envtest::Late;
 
 /// Why a case could not go on. What a case asserts is a panic, as in any test.
 #[derive(Debug, thiserror::Error)]

@@ -32,7 +32,7 @@ pub use case::Case;
 pub use claim::{Claim, Class, DRIVER, VolumeMode};
 pub use claims::{OnNode, is_ours, promised};
 pub use cost::cost;
-pub use eventually::Seen;
+pub use envtest::Seen;
 pub use failure::Failure;
 pub use part::{Part, Stopped};
 pub use pod::{Pod, Volume, WEBHOOK_PORT};
@@ -47,7 +47,7 @@ use std::time::Duration;
 /// How long anything may take that a cluster does on its own: seconds in emulation, minutes beside a build.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Looks until it has come: [`eventually::eventually`] for what a [`Case`] looks at.
+/// Looks until it has come: [`envtest::eventually`] for what a [`Case`] looks at.
 ///
 /// # Errors
 /// [`Failure::Late`] with the last state.
@@ -55,5 +55,5 @@ pub async fn eventually<T, F>(limit: Duration, what: &str, look: impl FnMut() ->
 where
     F: Future<Output = Result<Seen<T>, Failure>>,
 {
-    Ok(eventually::eventually(limit, what, look).await?)
+    Ok(envtest::eventually(limit, what, look).await?)
 }

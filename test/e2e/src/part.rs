@@ -2,7 +2,7 @@
 
 use crate::report::Outcome;
 use crate::{Case, Failure};
-use eventually::chain;
+use envtest::chain;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;

@@ -2,7 +2,7 @@
 
 use crate::cost::cost;
 use crate::{Failure, Setting, observer, restored};
-use guests::{Guest, Guests, Key, StoreError};
+use ktest_runner::guests::{Guest, Guests, Key, StoreError};
 use launch::{BootError, Cluster, ClusterError, ClusterOptions, Node, Options, Origin};
 use std::io;
 use std::path::Path;

@@ -4,7 +4,7 @@ use crate::case::{self, Case};
 use crate::part::{self, Outcomes, Part, Stopped};
 use crate::report;
 use crate::{Setting, observer, restored};
-use eventually::chain;
+use envtest::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use launch::{Node, SHUTDOWN_LIMIT};

@@ -1,7 +1,7 @@
 //! The image as a disk, started by UEFI firmware.
 
 use e2e::Setting;
-use eventually::chain;
+use envtest::chain;
 use launch::{Boot, BootError, Data, Node, Options, SHUTDOWN_LIMIT};
 use std::fs::File;
 use std::io::Read;

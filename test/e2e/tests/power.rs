@@ -1,8 +1,8 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
-use ::eventually::chain;
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume, VolumeMode};
 use e2e::{eventually, has_the_hosts_time, observer, promised};
+use envtest::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};

@@ -1,7 +1,7 @@
 //! What the node refuses at its boot, and how its machine ends then.
 
-use ::eventually::chain;
 use e2e::{PATIENCE, Seen, Setting, eventually};
+use envtest::chain;
 use launch::{BootError, Booting, ClusterError, ClusterOptions, Data, Event, Nodes, Options};
 use std::cell::RefCell;
 use std::fs::{self, File};

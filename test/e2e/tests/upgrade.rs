@@ -1,7 +1,7 @@
 //! The image starts from a data disk of the previous release.
 
-use ::eventually::chain;
 use e2e::{Failure, Setting, has_the_hosts_time, previous};
+use envtest::chain;
 use launch::{Data, Node, Options};
 use std::error::Error;
 

@@ -19,12 +19,15 @@
 //! The cases of a [`Suite`] share one cluster and run one after the other. The programs have fixed ports: the target of
 //! a suite has the tag `block-network`, so that Bazel gives it a network with nothing but a loopback device.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod cluster;
+mod eventually;
+mod fakevolumes;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
+pub use eventually::{Late, Seen, chain, eventually};
+pub use fakevolumes::FakeVolumes;
 pub use programs::Identity;
 pub use suite::{Failure, Suite};
 

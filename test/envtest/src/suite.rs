@@ -6,11 +6,10 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use eventually::chain;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 
-use crate::Cluster;
+use crate::{Cluster, chain};
 
 /// Why a case could not go on. What it asserts is a panic, as in any test.
 pub type Failure = Box<dyn Error + Send + Sync>;

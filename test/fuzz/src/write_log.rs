@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use writelog::{Entry, parse};
+use ktest_init::write_log::{Entry, parse};
 
 /// What a log says is in it, is: data lies in it, and every place on the disk has an end.
 ///

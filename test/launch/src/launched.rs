@@ -1,8 +1,7 @@
 //! A launcher that was started.
 
 use crate::screen::{Kind, Screen};
-use crate::{PATIENCE, Process, WHOLE, sys};
-use launch_stub::Stub;
+use crate::{PATIENCE, Process, Stub, VARIABLE, WHOLE, sys};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
@@ -27,7 +26,7 @@ const IMAGE: [(&str, &str); 4] = [
     ("--system", "GRANARY_SYSTEM"),
     ("--disk", "GRANARY_DISK"),
 ];
-/// The command line of a stub, without [`launch_stub::VARIABLE`].
+/// The command line of a stub, without [`VARIABLE`].
 const STUB: &str = "console=ttyS0 quiet panic=-1 nowatchdog audit=0 apparmor=0";
 
 /// Marks the processes of one launcher: each launcher has a value of its own, and what it starts inherits it.
@@ -99,7 +98,7 @@ impl Launched {
     pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
         let place = directory();
         let command_line = place.path().join("cmdline.txt");
-        let text = format!("{STUB} {}={}", launch_stub::VARIABLE, stub.name());
+        let text = format!("{STUB} {}={}", VARIABLE, stub.name());
         fs::write(&command_line, text).expect("a file can be written");
         let arguments = [&["--memory=1280M", "--cpus=1"], more].concat();
         Self::with(kind, place, PATIENCE, command_line.into(), &arguments)

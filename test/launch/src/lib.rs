@@ -4,18 +4,18 @@
 //! own. Nothing waits for a fixed time: each wait is for a text on the [`Screen`] or for the end of a process, with a
 //! deadline.
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 mod launched;
 mod process;
 mod screen;
+mod stub;
 #[expect(unsafe_code, reason = "a terminal becomes a program's own between fork and exec")]
 mod sys;
 
-pub use launch_stub::{PRESSED, Stub, WAITING};
 pub use launched::{Ended, Launched, directory};
 pub use process::Process;
 pub use screen::{Kind, Screen};
+pub use stub::{PRESSED, Stub, VARIABLE, WAITING};
 
 use std::time::Duration;
 

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clusternet::{ANNOTATION, Change, Peer, Peers};
-use envtest::{Cluster, Failure, PATIENCE, Suite};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 

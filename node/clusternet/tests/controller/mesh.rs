@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clusternet::{ANNOTATION, Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
-use envtest::{Cluster, Failure, PATIENCE};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};

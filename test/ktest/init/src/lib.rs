@@ -1,15 +1,14 @@
-//! What the host and the guest of a kernel test say to each other: JSON, one message a line, through the
-//! virtio-serial port [`PORT`].
+//! The protocol between the host and the guest of a kernel test, and the format of [`write_log`]s.
 //!
-//! The host gives [`Order`]s, the guest answers in [`Word`]s. A test's output takes this way and not the
-//! serial console's, which is slow and mixed with what the kernel says.
+//! Messages are JSON, one per line, through the virtio-serial port [`PORT`]: the host sends [`Order`]s, the guest answers
+//! with [`Word`]s. The output of the test takes this port because the serial console is slow and mixed with kernel messages.
+//! A test in the guest sends a [`Request`] for the host to init at [`SOCKET`], which forwards it.
 //!
-//! A test in the guest may ask the host for something ([`Request`]): it asks the guest's init at
-//! [`SOCKET`], which passes the question on.
+//! Fuzz targets compile this crate and its dependencies again, with instrumentation: keep them few.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod request;
+pub mod write_log;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};

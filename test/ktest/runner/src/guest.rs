@@ -53,7 +53,7 @@ pub(crate) enum GuestError {
     #[error("cannot read what the saved guest depends on")]
     Key(#[source] io::Error),
     #[error(transparent)]
-    Store(#[from] Box<guests::StoreError<GuestError>>),
+    Store(#[from] Box<ktest_runner::guests::StoreError<GuestError>>),
     #[error("cannot save the guest")]
     Save(#[from] qemu::SaveError),
     #[error("the guest that is to be saved is not ready: {0}")]

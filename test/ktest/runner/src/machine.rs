@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guests::{Guests, Key};
 use ktest_init::PORT;
+use ktest_runner::guests::{Guests, Key};
 use qemu::{Accelerator, Access, Boot, Disk, Port, PortName, Program, Saved, Sink, Vm, Wrap};
 use tempfile::TempDir;
 

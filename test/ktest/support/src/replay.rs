@@ -51,10 +51,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
+use ktest_init::write_log::{Entry, Extent};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
-use writelog::{Entry, Extent};
 
 use self::content::Content;
 use self::cut::{END_MARK, Kept, Part, SECTOR};
@@ -64,7 +64,7 @@ use crate::mounted::Mounted;
 
 pub use self::cut::{Cut, Tearing};
 pub use self::recorder::Recorder;
-pub use writelog as write_log;
+pub use ktest_init::write_log;
 
 /// A finished recording, which can be cut anywhere.
 #[derive(Debug)]

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Suite};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::ListParams;
 use serde_json::json;

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use provisioner::Notice;

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE};
-use eventually::{Seen, eventually};
-use fakevolumes::FakeVolumes;
+use envtest::{Cluster, Failure, FakeVolumes, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use dir::Ensured;
-use fakevolumes::FakeVolumes;
+use envtest::FakeVolumes;
 use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use provisioner::{HeldError, Volumes};

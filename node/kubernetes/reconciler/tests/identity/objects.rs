@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Suite};
-use eventually::{Seen, eventually};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};

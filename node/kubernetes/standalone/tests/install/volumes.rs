@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE};
-use eventually::{Seen, eventually};
-use fakevolumes::FakeVolumes;
+use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bench::{BurstSample, Way};
-use envtest::{Cluster, PATIENCE};
-use eventually::{Seen, eventually};
-use fakevolumes::FakeVolumes;
+use envtest::{Cluster, FakeVolumes, PATIENCE, Seen, eventually};
 use futures::StreamExt as _;
 use futures::stream;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};

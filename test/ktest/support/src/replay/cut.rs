@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use writelog::{Completion, Content, Entry, Write};
+use ktest_init::write_log::{Completion, Content, Entry, Write};
 
 /// The kernel's own last word in a log.
 pub(crate) const END_MARK: &str = "dm-log-writes-end";
@@ -235,8 +235,8 @@ impl Random {
 mod tests {
     use std::collections::BTreeSet;
 
+    use ktest_init::write_log::Extent;
     use proptest::prelude::*;
-    use writelog::Extent;
 
     use super::*;
 

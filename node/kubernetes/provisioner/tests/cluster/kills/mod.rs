@@ -92,7 +92,7 @@ async fn everywhere(
     let once = async |(number, kill): (usize, Kill)| -> Result<(Option<String>, Passed), Failure> {
         let mut node = Node::new(cluster, format!("{story}-{number}"), disk).await?;
         let killed = tell(&mut node, kill.clone()).await;
-        let at = |error: Failure| format!("{story}, {kill:?}: {}", eventually::chain(error.as_ref()));
+        let at = |error: Failure| format!("{story}, {kill:?}: {}", envtest::chain(error.as_ref()));
         Ok((killed.map_err(at)?, node.passed.clone()))
     };
     let (_, passed) = once((0, Kill::Never)).await?;

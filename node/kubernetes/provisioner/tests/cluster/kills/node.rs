@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE};
-use eventually::{Seen, eventually};
-use fakevolumes::FakeVolumes;
+use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -153,7 +151,7 @@ impl Drop for Node {
 
 /// Says where a process was killed.
 pub fn at(boundary: &str, error: Failure) -> Failure {
-    format!("killed {boundary}: {}", eventually::chain(error.as_ref())).into()
+    format!("killed {boundary}: {}", envtest::chain(error.as_ref())).into()
 }
 
 impl User {

@@ -1,24 +1,4 @@
 //! Waiting for what another party does: a condition with a deadline, never a time.
-//!
-//! ```
-//! use std::convert::Infallible;
-//! use std::time::Duration;
-//! use eventually::{Seen, eventually};
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), eventually::Late> {
-//! let mut looks = 0;
-//! let found = eventually(Duration::from_secs(60), "the second look", || {
-//!     looks += 1;
-//!     let seen = if looks == 2 { Seen::Done(looks) } else { Seen::NotYet(looks.to_string()) };
-//!     async { Ok::<_, Infallible>(seen) }
-//! });
-//! assert_eq!(found.await?, 2);
-//! # Ok(())
-//! # }
-//! ```
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 use std::error::Error;
 use std::fmt::Write as _;

@@ -1,6 +1,4 @@
 //! Volumes without a disk, for tests and benchmarks of what the API server decides.
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -9,8 +9,6 @@
 //!
 //! Without the variable, or when the directory is missing or not writable, [`Guests::of_machine`] is `None` and tests
 //! boot their guests.
-#![forbid(unsafe_code)]
-
 mod key;
 mod store;
 

@@ -1,9 +1,7 @@
 //! A guest in place of a node, for tests of the launcher: what it does, and how a test selects that.
 //!
-//! The guest is the node's kernel with `:initramfs`. It needs about a second of CPU time after the kernel has started,
+//! The guest is the node's kernel with `:stub_initramfs`. It needs about a second of CPU time after the kernel has started,
 //! where a node needs a minute.
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 /// The kernel's command line sets this variable for /init to [`Stub::name`].
 pub const VARIABLE: &str = "STUB";

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access};
 
-use crate::key::Key;
+use super::key::Key;
 
 const VARIABLE: &str = "GRANARY_GUESTS";
 /// The node's certificates and leases are valid for longer.
