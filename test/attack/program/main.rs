@@ -15,7 +15,6 @@ use sys::Arguments;
 
 const OUTPUT: File = File::descriptor(1);
 
-/// The exit status.
 fn main(arguments: &Arguments) -> u8 {
     let words: [Option<&CStr>; 7] = core::array::from_fn(|at| arguments.get(at + 1));
     let [Some(volume), Some(limit), Some(device), Some(layer), Some(mark), Some(foreign), Some(turns)] = words else {

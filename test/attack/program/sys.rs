@@ -15,7 +15,6 @@ global_asm!(
     start = sym start,
 );
 
-/// The words of the command line.
 pub(crate) struct Arguments {
     count: usize,
     /// `count` pointers to strings that end with 0.

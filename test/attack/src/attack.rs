@@ -14,18 +14,15 @@ use crate::text::Text;
 pub struct Attack {
     /// Its name in the program's output and in the test report.
     pub name: &'static str,
-    /// Users that run it.
     pub by: By,
     /// Its result on a kernel without the protections, as the control shows.
     pub unprotected: Expected,
-    /// Its result on a node.
     pub protected: Expected,
     pub(crate) call: Call,
 }
 
 pub(crate) type Call = fn(&Target<'_>, &mut Page) -> Result<(), Failure>;
 
-/// Users that run an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// Uid 1000 without capabilities, and root.

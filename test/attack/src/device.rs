@@ -14,10 +14,8 @@ const LOOP_CONTROL: u64 = 10 << 8 | 237;
 /// The first loop device, which exists since the module was loaded.
 const LOOP_0: u64 = 7 << 8;
 
-/// drivers/block/loop.c.
 const LOOP_CTL_ADD: u32 = 0x4c80;
 const LOOP_CTL_REMOVE: u32 = 0x4c81;
-/// A number that no volume has.
 const NUMBER: u32 = 900_000;
 
 /// Makes the node of the disk that the volume is on, in the writable layer. Returns the layer, and the disk's number.
@@ -33,7 +31,6 @@ fn make(target: &Target<'_>, name: &CStr, mode: u32, device: u64) -> Result<File
     Ok(layer)
 }
 
-/// Opens the data disk for reading.
 pub(crate) fn open_data_disk(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     const NAME: &CStr = c"data-disk";
     let (layer, _) = make_data_disk(target, page, NAME)?;
@@ -47,7 +44,6 @@ pub(crate) fn open_other_device(target: &Target<'_>, _: &mut Page) -> Result<(),
     sys::open_at(layer, NAME, sys::READ_ONLY).map(drop).map_err(Failure::Denied)
 }
 
-/// Creates a loop device and removes it.
 pub(crate) fn create_loop_device(target: &Target<'_>, _: &mut Page, way: Way) -> Result<(), Failure> {
     const NAME: &CStr = c"loop-control";
     let layer = make(target, NAME, S_IFCHR, LOOP_CONTROL)?;

@@ -9,21 +9,14 @@ pub struct Errno(pub(crate) u16);
 impl Errno {
     /// Operation not permitted: what the protections return.
     pub const EPERM: Self = Self(1);
-    /// No such file or directory.
     pub const ENOENT: Self = Self(2);
-    /// No such device or address.
     pub const ENXIO: Self = Self(6);
-    /// Bad file descriptor.
     pub const EBADF: Self = Self(9);
     /// Resource temporarily unavailable: `fork` at the limit of a pids cgroup.
     pub const EAGAIN: Self = Self(11);
-    /// Permission denied.
     pub const EACCES: Self = Self(13);
-    /// Device or resource busy.
     pub const EBUSY: Self = Self(16);
-    /// File exists.
     pub const EEXIST: Self = Self(17);
-    /// Invalid argument.
     pub const EINVAL: Self = Self(22);
     /// No space left on device: XFS at the limit of a project.
     pub const ENOSPC: Self = Self(28);
@@ -31,7 +24,6 @@ impl Errno {
     pub const ENOSYS: Self = Self(38);
     /// Operation not supported.
     pub const EOPNOTSUPP: Self = Self(95);
-    /// Disk quota exceeded.
     pub const EDQUOT: Self = Self(122);
 }
 

@@ -8,9 +8,7 @@ use crate::text::Text;
 /// What the program must print after the name of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// The kernel carries out the call.
     Succeeds,
-    /// The kernel returns one of these errors.
     Fails(&'static [Errno]),
 }
 

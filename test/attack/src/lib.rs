@@ -8,7 +8,6 @@
 //! descriptors: each attack runs in a process of its own.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 mod attack;
 mod bpf;

@@ -6,7 +6,6 @@ use crate::attack::Failure;
 use crate::sys::{self, Argument, File, Page, Way, ioctl};
 use crate::target::Target;
 
-/// include/uapi/linux/loop.h.
 pub(crate) const LOOP_SET_FD: u32 = 0x4c00;
 pub(crate) const LOOP_CLR_FD: u32 = 0x4c01;
 const LOOP_SET_STATUS64: u32 = 0x4c04;
@@ -16,7 +15,6 @@ pub(crate) const LOOP_SET_CAPACITY: u32 = 0x4c07;
 pub(crate) const LOOP_SET_DIRECT_IO: u32 = 0x4c08;
 pub(crate) const LOOP_SET_BLOCK_SIZE: u32 = 0x4c09;
 const LOOP_CONFIGURE: u32 = 0x4c0a;
-/// include/uapi/linux/fs.h.
 const BLKGETSIZE64: u32 = 0x8008_1272;
 
 fn device(target: &Target<'_>, flags: u32) -> Result<File, Failure> {
@@ -37,13 +35,11 @@ fn image(target: &Target<'_>, page: &mut Page, device: File) -> Result<File, Fai
     Ok(image)
 }
 
-/// Reading the size, which stays possible.
 pub(crate) fn read_size(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let device = device(target, sys::READ_ONLY)?;
     ioctl(Way::Native, device, BLKGETSIZE64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-/// Reading the status, which stays possible.
 pub(crate) fn read_status(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     let device = device(target, sys::READ_ONLY)?;
     ioctl(way, device, LOOP_GET_STATUS64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
@@ -57,7 +53,6 @@ pub(crate) fn set_status(target: &Target<'_>, page: &mut Page, way: Way) -> Resu
     ioctl(way, device, LOOP_SET_STATUS64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-/// A command with a number.
 pub(crate) fn set(target: &Target<'_>, way: Way, command: u32, value: u32) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     ioctl(way, device, command, Argument::Value(value)).map(drop).map_err(Failure::Denied)

@@ -11,7 +11,6 @@ use crate::target::Target;
 const MANY: usize = 1200;
 /// Created in the volume when the limit is reached.
 pub const BOMB_LIMIT_REACHED: &CStr = c"fork-bomb";
-/// Ends the fork bomb when it exists.
 pub const BOMB_END: &CStr = c"fork-bomb-end";
 /// Between two attempts at the limit, in milliseconds, and how many there are at most: ten minutes.
 const PAUSE: u32 = 10;

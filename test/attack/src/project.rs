@@ -7,7 +7,6 @@ use crate::errno::Errno;
 use crate::sys::{self, Argument, File, Page, Way, ioctl};
 use crate::target::Target;
 
-/// include/uapi/linux/fs.h.
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
@@ -31,25 +30,17 @@ const FILE_ATTR: usize = 24;
 const DIRECTORY: &CStr = c"attack";
 const FILE: &CStr = c"file";
 
-/// Another project than the own one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Other {
-    /// The project of everything that has none.
     None,
-    /// The first ID.
     First,
-    /// The ID after the own one.
     Next,
 }
 
-/// What changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// A directory of the volume.
     Volume,
-    /// A file of the volume.
     File,
-    /// A directory of the container's writable layer.
     Layer,
 }
 
@@ -73,7 +64,6 @@ pub(crate) fn project_of(file: File, page: &mut Page) -> Result<u32, Errno> {
     Ok(page.get_u32(PROJECT))
 }
 
-/// Reading the attributes, which stays possible.
 pub(crate) fn read(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let directory = Place::Volume.open(target)?;
     project_of(directory, page).map(drop).map_err(Failure::Denied)

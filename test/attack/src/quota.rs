@@ -8,7 +8,6 @@ use crate::project::project_of;
 use crate::sys::{self, File, Page, Way};
 use crate::target::Target;
 
-/// include/uapi/linux/dqblk_xfs.h and include/uapi/linux/quota.h.
 pub(crate) const Q_XQUOTAON: u32 = 0x5801;
 pub(crate) const Q_XQUOTAOFF: u32 = 0x5802;
 const Q_XGETQUOTA: u32 = 0x5803;
@@ -38,7 +37,6 @@ fn limits(target: &Target<'_>, page: &mut Page) -> Result<(File, u32), Failure> 
     Ok((volume, project))
 }
 
-/// Q_XGETQUOTA, which stays possible.
 pub(crate) fn read(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     limits(target, page).map(drop)
 }

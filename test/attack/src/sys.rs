@@ -56,7 +56,6 @@ pub(crate) const READ_WRITE: u32 = 0o2;
 pub(crate) const CREATE: u32 = 0o100;
 pub(crate) const TRUNCATE: u32 = 0o1000;
 
-/// How a call enters the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// As a 64-bit program does.
@@ -72,18 +71,15 @@ pub(crate) enum Way {
 pub struct File(i32);
 
 impl File {
-    /// A descriptor that the process was started with.
     pub const fn descriptor(number: i32) -> Self {
         Self(number)
     }
 
-    /// Writes a line.
     pub fn print(self, line: &str) {
         _ = write(self, line.as_bytes());
         _ = write(self, b"\n");
     }
 
-    /// For commands that take a descriptor.
     pub(crate) const fn number(self) -> u32 {
         self.0.cast_unsigned()
     }
@@ -204,7 +200,6 @@ impl Page {
         self.0.fill(0);
     }
 
-    /// Up to the end of the page.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         for (to, from) in self.0.iter_mut().skip(at).zip(bytes) {
             *to = *from;
@@ -396,7 +391,6 @@ pub(crate) fn user() -> usize {
     plain(number::GETUID, [0; 6]).unwrap_or_default()
 }
 
-/// A child of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process(usize);
 

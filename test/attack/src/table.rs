@@ -22,7 +22,6 @@ const fn allowed(name: &'static str, by: By, call: Call) -> Attack {
     Attack { name, by, unprotected: Expected::Succeeds, protected: Expected::Succeeds, call }
 }
 
-/// All attacks.
 pub const ATTACKS: &[Attack] = &[
     // Project quotas (isolation.md, section 2).
     allowed("read_project", By::Anyone, project::read),

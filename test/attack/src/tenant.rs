@@ -12,7 +12,6 @@ use crate::text::Text;
 /// Offsets in a device where each tenant writes its mark: as its owner, and as an intruder.
 const OWN: usize = 0;
 const INTRUSION: usize = 1 << 20;
-/// Files that a turn creates.
 const FILES: u32 = 20;
 
 /// A tenant that keeps using its device and its directory. It detaches the device again and again, and keeps a descriptor
@@ -22,14 +21,12 @@ pub struct Tenant<'a> {
     target: Target<'a>,
     mark: &'a CStr,
     foreign: &'a CStr,
-    /// Open from one turn to the next.
     device: Option<File>,
     page: Page,
     turns: u32,
     files: u32,
 }
 
-/// What a turn found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Its number, from 1.
@@ -57,9 +54,6 @@ impl fmt::Display for Turn {
 
 impl<'a> Tenant<'a> {
     /// Writes the tenant's mark to its device. `foreign` is the mark of the other tenant.
-    ///
-    /// # Errors
-    /// The device cannot be written.
     pub fn new(target: Target<'a>, mark: &'a CStr, foreign: &'a CStr) -> Result<Self, Errno> {
         let page = Page::new()?;
         let mut tenant = Self { target, mark, foreign, device: None, page, turns: 0, files: 0 };
@@ -90,7 +84,6 @@ impl<'a> Tenant<'a> {
         Ok(own? | intruded?)
     }
 
-    /// Takes turns and writes a line for each.
     pub fn run(mut self, turns: u32, output: File) {
         const PAUSE: u32 = 500;
         for _ in 0..turns {

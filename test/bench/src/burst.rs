@@ -8,11 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::Spread;
 use crate::table::{Table, number};
 
-/// How a burst of claims is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// As the node does.
     Ours,
     /// Claims one after the other: one worker takes them from a queue.
     OneWorker,
@@ -25,15 +23,12 @@ pub enum Way {
     DiskWithWalk,
 }
 
-/// One burst.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BurstSample {
-    /// How it was served.
     pub way: Way,
     /// The round of measurements, from 1 on.
     pub run: u32,
-    /// How many claims there were.
     pub claims: u32,
     /// Requests to the API server, by verb and resource. Empty without one.
     pub requests: BTreeMap<String, u64>,
@@ -43,25 +38,17 @@ pub struct BurstSample {
     pub milliseconds: u64,
 }
 
-/// Figures of all ways.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Burst {
-    /// How often each way was measured.
     pub runs: u32,
-    /// A figure for each way, in order.
     pub figures: Vec<BurstFigure>,
 }
 
-/// What a claim costs in a burst.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BurstFigure {
-    /// How it was served.
     pub way: Way,
-    /// How many claims there were.
     pub claims: u32,
-    /// Requests to the API server for each claim.
     pub requests: Spread,
-    /// Flushes for each claim.
     pub flushes: Spread,
     /// Medians of requests for each claim, by verb and resource.
     pub by_name: BTreeMap<String, f64>,
@@ -73,7 +60,6 @@ impl Way {
     /// All of them, in the order of the report.
     pub const ALL: [Self; 5] = [Self::Ours, Self::OneWorker, Self::LimitedClient, Self::Disk, Self::DiskWithWalk];
 
-    /// What people read in the table.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Ours => "API server: as the node does",
@@ -84,7 +70,6 @@ impl Way {
         }
     }
 
-    /// What its speed is compared with.
     const fn ours(self) -> Self {
         match self {
             Self::Ours | Self::OneWorker | Self::LimitedClient => Self::Ours,

@@ -3,7 +3,6 @@
 //!
 //! Nothing here waits for anything: the programs below `bin` measure and print.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod burst;
 mod image;

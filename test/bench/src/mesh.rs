@@ -9,30 +9,22 @@ use serde::Serialize;
 
 use crate::table::Table;
 
-/// How many other nodes there are.
 const SIZES: [u32; 3] = [10, 100, 1000];
 
 /// Figures of all sizes. They are computed from the messages as they are sent: no kernel and no time is in them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshReport {
-    /// For each change, in each size.
     pub figures: Vec<MeshFigure>,
     /// Those that are not as promised.
     pub violations: Vec<String>,
 }
 
-/// What one change costs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshFigure {
-    /// What changes.
     pub change: &'static str,
-    /// How many other nodes there are.
     pub nodes: u32,
-    /// Netlink messages, each acknowledged by one.
     pub messages: usize,
-    /// Their bytes.
     pub bytes: usize,
-    /// Of the largest of them.
     pub largest: usize,
     /// What it would cost to give the kernel all peers anew.
     pub anew: usize,

@@ -35,7 +35,6 @@ pub enum Operation {
     WriteOver,
     /// A new filesystem claim: `volume::Store::provision` and `announce`.
     Claim,
-    /// A new block claim, whose image is allocated.
     ClaimBlock,
     /// `Store::open_volume`, not for the first time.
     OpenVolume,
@@ -77,15 +76,10 @@ pub enum Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
-    /// Project quotas.
     Fsquota,
-    /// Durable files.
     Dir,
-    /// Volumes: what a claim costs.
     Volume,
-    /// The CSI plugin: what kubelet's calls cost.
     Csi,
-    /// Loop devices.
     Loopdev,
 }
 
@@ -94,9 +88,7 @@ pub enum Subject {
 pub struct Expected {
     /// How many more there are for each thing that exists already; `None`: only shown.
     pub slope: Option<u32>,
-    /// How many there are at most.
     pub at_most: Option<u32>,
-    /// How many flushes reach the disk at most.
     pub flushes: Option<u32>,
 }
 
@@ -136,7 +128,6 @@ impl Operation {
         Self::List,
     ];
 
-    /// What it is a call of.
     pub const fn subject(self) -> Subject {
         match self {
             Self::Next
@@ -178,7 +169,6 @@ impl Operation {
         }
     }
 
-    /// What the contract promises.
     pub const fn expected(self) -> Expected {
         match self {
             Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
@@ -198,7 +188,6 @@ impl Operation {
         }
     }
 
-    /// Its name on command lines and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Next => "next",
@@ -235,7 +224,6 @@ impl Operation {
         }
     }
 
-    /// What people read in the table.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Next => "Allocator::next, one of 32",
@@ -277,7 +265,6 @@ impl Subject {
     /// All of them, in the order of the report.
     pub const ALL: [Self; 5] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Csi, Self::Loopdev];
 
-    /// Its operations, in the order of the report.
     pub fn operations(self) -> impl Iterator<Item = Operation> {
         Operation::ALL.into_iter().filter(move |operation| operation.subject() == self)
     }
@@ -291,7 +278,6 @@ impl Subject {
         }
     }
 
-    /// What exists in those numbers.
     pub const fn things(self) -> &'static str {
         match self {
             Self::Fsquota | Self::Dir => "projects",
@@ -320,7 +306,6 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A name that no operation has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no operation")]
 pub struct UnknownOperation(String);

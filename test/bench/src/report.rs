@@ -11,60 +11,43 @@ use crate::statistics::{Spread, slope};
 /// All figures of a run of the benchmarks. Its text is a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// The release of the kernel that was asked.
     pub kernel: String,
-    /// How often each region was measured.
     pub runs: u32,
-    /// A figure for each operation.
     pub figures: Vec<Figure>,
-    /// What is compared with a baseline.
     pub ratios: Vec<Ratio>,
     /// What does not hold of what is promised.
     pub violations: Vec<Violation>,
 }
 
-/// What an operation costs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// The crate that it is of.
     pub subject: Subject,
-    /// The operation.
     pub operation: Operation,
-    /// With few things there, and with many.
     pub counts: [Count; 2],
     /// How many more system calls there are for each thing that exists already.
     pub slope: f64,
-    /// What is promised of it.
     pub expected: Expected,
 }
 
 /// What a call costs when so many things exist.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Count {
-    /// How many projects or devices exist.
     pub present: u32,
     /// System calls that ask something of the file system or a device.
     pub syscalls: Spread,
     /// System calls about the process itself: its memory, locks, signals and number.
     pub housekeeping: Spread,
-    /// Flushes that reached the disk.
     pub flushes: Spread,
-    /// Medians of all system calls by name.
     pub by_name: BTreeMap<String, f64>,
 }
 
 /// How our way compares with one that walks over all quotas for each new project's ID.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
-    /// What is done.
     pub task: &'static str,
-    /// How many projects exist.
     pub present: u32,
-    /// System calls of the walk.
     pub baseline: f64,
-    /// System calls of ours.
     pub ours: f64,
-    /// The first over the second.
     pub ratio: f64,
 }
 
@@ -72,42 +55,26 @@ pub struct Ratio {
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "violation")]
 pub enum Violation {
-    /// The cost grows with what exists, or not as it must.
     #[error("{operation} makes {found} more system calls for each of the {things} that exist; promised are {promised}")]
     Slope {
-        /// Of this operation.
         operation: Operation,
-        /// What exists.
         things: &'static str,
-        /// What is promised.
         promised: u32,
-        /// What was counted.
         found: f64,
     },
-    /// A call makes too many.
     #[error("{operation} makes {found} system calls with {present} {things}; promised are at most {promised}")]
     TooMany {
-        /// Of this operation.
         operation: Operation,
-        /// When so many existed.
         present: u32,
-        /// What exists.
         things: &'static str,
-        /// What is promised.
         promised: u32,
-        /// What was counted in the worst run.
         found: f64,
     },
-    /// A call waits for the disk too often.
     #[error("{operation} makes {found} flushes with {present} {things}; promised are at most {promised}")]
     TooManyFlushes {
-        /// Of this operation.
         operation: Operation,
-        /// When so many existed.
         present: u32,
-        /// What exists.
         things: &'static str,
-        /// What is promised.
         promised: u32,
         /// The median: a flush now and then is the kernel's own.
         found: f64,
@@ -123,10 +90,6 @@ pub struct Missing {
 }
 
 impl Report {
-    /// Draws up the figures of all operations.
-    ///
-    /// # Errors
-    /// [`Missing`]: an operation was not measured.
     pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, Missing> {
         let figures: Vec<Figure> =
             Operation::ALL.into_iter().map(|operation| figure(operation, samples)).collect::<Result<_, _>>()?;
@@ -235,7 +198,6 @@ mod tests {
         samples
     }
 
-    /// What is promised, and no more.
     fn promised(operation: Operation, present: u32) -> u64 {
         let slope = operation.expected().slope.unwrap_or(1);
         2 + u64::from(slope * present)

@@ -10,9 +10,7 @@ use crate::operation::Operation;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
-    /// The release of its kernel.
     Kernel(String),
-    /// A measured region.
     Sample(Sample),
 }
 
@@ -20,15 +18,12 @@ pub enum Word {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// What was called.
     pub operation: Operation,
-    /// How many projects or devices existed before.
     pub present: u32,
     /// The round of measurements, from 1 on.
     pub run: u32,
     /// How often each system call was made, by name.
     pub syscalls: BTreeMap<String, u64>,
-    /// How many flushes reached the disk meanwhile.
     pub flushes: u64,
 }
 
@@ -38,7 +33,6 @@ impl Sample {
         self.sum(|name| !is_housekeeping(name))
     }
 
-    /// System calls about the process itself.
     pub fn housekeeping(&self) -> u64 {
         self.sum(is_housekeeping)
     }

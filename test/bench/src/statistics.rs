@@ -7,9 +7,7 @@ use serde::Serialize;
 pub struct Spread {
     /// Half of the runs are not above it, half not below.
     pub median: f64,
-    /// The smallest.
     pub min: f64,
-    /// The largest.
     pub max: f64,
 }
 
@@ -29,7 +27,6 @@ impl Spread {
         Some(Self { median: each(median), min: each(precise(min)), max: each(precise(max)) })
     }
 
-    /// Whether all runs were alike.
     pub fn is_constant(&self) -> bool {
         self.min.total_cmp(&self.max).is_eq()
     }

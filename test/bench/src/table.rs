@@ -66,7 +66,6 @@ fn promise(figure: &Figure) -> String {
     if promises.is_empty() { "–".into() } else { promises.join(", ") }
 }
 
-/// Which system calls these are.
 fn names(figures: &[Figure]) -> Table {
     let rows = figures.iter().map(|figure| {
         let [few, many] = &figure.counts;

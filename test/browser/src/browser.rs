@@ -39,9 +39,6 @@ pub struct Files(PathBuf);
 
 impl Files {
     /// Reads `BROWSER`, the path of the tree.
-    ///
-    /// # Errors
-    /// [`Error::Missing`].
     pub fn from_target() -> Result<Self, Error> {
         env::var_os("BROWSER").map(|path| Self(path.into())).ok_or(Error::Missing("BROWSER"))
     }
@@ -49,7 +46,6 @@ impl Files {
 
 /// A browser without windows. Dropped, it ends.
 pub struct Browser {
-    /// Closed first: that ends the browser.
     connection: Option<Connection>,
     process: Child,
     place: TempDir,
@@ -57,9 +53,6 @@ pub struct Browser {
 
 impl Browser {
     /// Starts it, with a profile of its own that is gone afterwards.
-    ///
-    /// # Errors
-    /// [`Error::Start`].
     pub fn start(files: &Files) -> Result<Self, Error> {
         let place = TempDir::with_prefix("browser-").map_err(Error::Start)?;
         // Fontconfig takes a relative path for one of its own directory.
@@ -93,7 +86,6 @@ impl Browser {
         self.with(|connection| connection.wait(event))
     }
 
-    /// What has happened since this was asked last.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         self.connection.as_mut().map(|connection| std::mem::take(&mut connection.events)).unwrap_or_default()
     }

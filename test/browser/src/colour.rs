@@ -21,7 +21,6 @@ impl Colour {
         (one.max(other) + 0.05) / (one.min(other) + 0.05)
     }
 
-    /// "Relative luminance" of the guidelines.
     fn luminance(self) -> f64 {
         let linear = |part: u8| {
             let part = f64::from(part) / 255.0;
@@ -32,7 +31,6 @@ impl Colour {
     }
 }
 
-/// As CSS computes it.
 impl FromStr for Colour {
     type Err = ColourError;
 

@@ -15,47 +15,34 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The browser does not do what a test asks for.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A variable is missing.
     #[error("{0} is not set; run the program by its Bazel target")]
     Missing(&'static str),
-    /// It cannot be started.
     #[error("cannot start the browser")]
     Start(#[source] io::Error),
-    /// It has ended, or closed its pipes.
     #[error("the browser is gone; it said last: {said}")]
     Gone {
-        /// The end of its error output.
         said: String,
     },
-    /// It does not answer.
     #[error("the browser did not answer {request} within {LIMIT:?}")]
     Late {
         /// The request, or the event that was waited for.
         request: String,
     },
-    /// It does not take a request.
     #[error("the browser refused {request}: {answer}")]
     Refused {
-        /// The request.
         request: String,
-        /// What it said.
         answer: Value,
     },
-    /// The answer is another than the protocol's.
     #[error("the browser answered {request} with something else")]
     Answer {
-        /// The request.
         request: String,
-        /// What is wrong with it.
         #[source]
         source: serde_json::Error,
     },
-    /// A picture is none.
     #[error("the browser's picture is not in base64")]
     Picture(#[from] base64::DecodeError),
 }
 
-/// Something that happened in a page.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) name: String,
@@ -67,7 +54,6 @@ pub(crate) struct Connection {
     requests: ChildStdin,
     messages: Receiver<Value>,
     last: u64,
-    /// Those that nobody has asked for yet.
     pub(crate) events: Vec<Event>,
 }
 

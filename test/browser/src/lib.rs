@@ -18,7 +18,6 @@
 //! The browser is driven by its own protocol (Chrome DevTools) over two pipes: a few requests in JSON. The crates that
 //! wrap all of that protocol bring more code than this one has, and a web socket.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod browser;
 mod colour;

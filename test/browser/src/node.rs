@@ -26,17 +26,12 @@ impl Source for FakeNode {
     }
 }
 
-/// A node's status, served until this is dropped.
 pub struct Served {
     address: SocketAddr,
     _runtime: Runtime,
 }
 
 impl Served {
-    /// Serves it on a free port.
-    ///
-    /// # Errors
-    /// There is no thread or no port.
     pub fn start(page: Page) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
@@ -48,7 +43,6 @@ impl Served {
         Ok(Self { address, _runtime: runtime })
     }
 
-    /// Where a path is.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }

@@ -10,7 +10,6 @@ const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
 /// Keyword of the text in a `tEXt` chunk, 11.3.3.3.
 const KEYWORD: &str = "Source";
 
-/// A picture in PNG.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture(Vec<u8>);
 
@@ -21,7 +20,6 @@ impl Picture {
         (png.len() >= 33 && png.starts_with(SIGNATURE) && png.ends_with(END)).then_some(Self(png))
     }
 
-    /// The file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -56,7 +54,6 @@ fn chunk(html: &str) -> Vec<u8> {
     [&length.to_be_bytes(), content.as_bytes(), &crc32(content.as_bytes()).to_be_bytes()].concat()
 }
 
-/// Annex D.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |rest, byte| {
         (0..8).fold(rest ^ u32::from(*byte), |rest, _| (rest >> 1) ^ (0xedb8_8320 * (rest & 1)))

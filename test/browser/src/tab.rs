@@ -14,43 +14,30 @@ use crate::picture::Picture;
 /// What a person has set in the browser or the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// Dark letters.
     Light,
-    /// Light letters.
     Dark,
 }
 
-/// Where a page is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Media {
-    /// On a screen.
     Screen,
-    /// On paper.
     Print,
 }
 
-/// What a page is shown on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Screen {
-    /// In CSS pixels.
     pub width: u32,
-    /// In CSS pixels.
     pub height: u32,
-    /// Its colours.
     pub scheme: Scheme,
-    /// Its kind.
     pub media: Media,
 }
 
 impl Screen {
-    /// An ordinary one.
     pub const DESK: Self = Self { width: 1280, height: 800, scheme: Scheme::Light, media: Media::Screen };
-    /// That of a telephone.
     pub const HAND: Self = Self { width: 390, height: 844, ..Self::DESK };
     /// A4 at 96 dots per inch, less the browser's margins.
     pub const PAPER: Self = Self { width: 718, height: 1047, media: Media::Print, ..Self::DESK };
 
-    /// The same with light letters.
     pub const fn dark(self) -> Self {
         Self { scheme: Scheme::Dark, ..self }
     }
@@ -61,7 +48,6 @@ impl Screen {
 pub struct Landmark {
     /// Its role: `main`, `table`.
     pub role: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -73,9 +59,6 @@ pub struct Tab<'browser> {
 
 impl<'browser> Tab<'browser> {
     /// Opens an empty one.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn open(browser: &'browser mut Browser) -> Result<Self, Error> {
         let target = browser.call(None, "Target.createTarget", json!({"url": "about:blank"}))?;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -89,10 +72,6 @@ impl<'browser> Tab<'browser> {
         Ok(tab)
     }
 
-    /// Shows pages on something else from now on.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn be(&mut self, screen: Screen) -> Result<(), Error> {
         let Screen { width, height, scheme, media } = screen;
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600});
@@ -111,9 +90,6 @@ impl<'browser> Tab<'browser> {
     }
 
     /// Loads a page, and returns when all of it is there. What has happened before is forgotten.
-    ///
-    /// # Errors
-    /// [`Error`]: nobody answers there, or not in time.
     pub fn visit(&mut self, url: &str) -> Result<(), Error> {
         self.browser.events();
         let answer = self.call("Page.navigate", json!({"url": url}))?;
@@ -140,18 +116,11 @@ impl<'browser> Tab<'browser> {
         (requests, complaints)
     }
 
-    /// What a person sees of the page.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn look(&mut self) -> Result<Look, Error> {
         self.evaluate(LOOK)
     }
 
     /// The value of an expression about the page. JavaScript of the page itself stays switched off.
-    ///
-    /// # Errors
-    /// [`Error`]: it throws, or has another type.
     pub fn evaluate<T: DeserializeOwned>(&mut self, expression: &str) -> Result<T, Error> {
         let request = "Runtime.evaluate";
         let mut answer = self.call(request, json!({"expression": expression, "returnByValue": true}))?;
@@ -163,9 +132,6 @@ impl<'browser> Tab<'browser> {
     }
 
     /// Presses a key and lets it go: `Tab`, `Enter`.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn press(&mut self, key: &str) -> Result<(), Error> {
         let (code, text) = if key == "Enter" { (13, "\r") } else { (9, "") };
         for kind in ["keyDown", "keyUp"] {
@@ -179,17 +145,11 @@ impl<'browser> Tab<'browser> {
     }
 
     /// Waits until the browser has loaded another page, as after a key.
-    ///
-    /// # Errors
-    /// [`Error::Late`].
     pub fn arrives(&mut self) -> Result<(), Error> {
         self.browser.wait("Page.loadEventFired")
     }
 
     /// The parts of the page as they are told to those who do not see it.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn landmarks(&mut self) -> Result<Vec<Landmark>, Error> {
         #[derive(Deserialize)]
         struct Tree {
@@ -215,10 +175,6 @@ impl<'browser> Tab<'browser> {
         Ok(seen.map(|node| Landmark { role: text(node.role), name: text(node.name) }).collect())
     }
 
-    /// All of the page as a picture, PNG.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn picture(&mut self) -> Result<Picture, Error> {
         let [width, height]: [u32; 2] =
             self.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollHeight]")?;

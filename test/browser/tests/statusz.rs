@@ -70,7 +70,6 @@ const UNREADABLE: &str = "(() => {
     add('font-size: 8.9px');
 })()";
 
-/// What the other tests rely on.
 #[test]
 fn what_nobody_can_read_is_noticed() {
     with_page(sample::fresh(), Screen::DESK, |tab, _| {
@@ -85,7 +84,6 @@ fn what_nobody_can_read_is_noticed() {
     });
 }
 
-/// On a page that forbids nothing.
 #[test]
 fn the_browser_runs_no_script_of_a_page() {
     with_page(sample::fresh(), Screen::DESK, |tab, _| {

@@ -22,38 +22,27 @@ struct Group {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alert {
-    /// Its name.
     #[serde(rename = "alert")]
     pub name: String,
-    /// In PromQL.
     #[serde(rename = "expr")]
     pub expression: String,
-    /// For how long the expression has to hold.
     #[serde(rename = "for", default)]
     pub lasts: Option<String>,
-    /// Labels of the alert, such as its severity.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Texts for operators.
     pub annotations: Annotations,
 }
 
-/// Texts for operators. All are required.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Annotations {
-    /// The problem, in one line.
     pub summary: String,
-    /// Its meaning.
     pub description: String,
     /// The remedy: a heading, as a path below the project's root with a fragment.
     pub runbook: String,
 }
 
 /// The alerts of a file of rules, in its order.
-///
-/// # Errors
-/// It is not valid YAML, or has other fields than alert rules have here.
 pub fn alerts(yaml: &str) -> Result<Vec<Alert>, serde_saphyr::Error> {
     let Rules { groups } = serde_saphyr::from_str(yaml)?;
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())

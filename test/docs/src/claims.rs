@@ -11,12 +11,9 @@ pub struct Case {
     pub labels: BTreeSet<String>,
 }
 
-/// Labels and cases of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// All labels.
     pub labels: BTreeSet<String>,
-    /// In the order of the page.
     pub cases: Vec<Case>,
     /// Rows that name no test in tables of threats.
     pub untested: Vec<String>,

@@ -1,9 +1,7 @@
 //! Expressions of PromQL, as far as they name metrics.
 
-/// The prefix of all metrics of the node.
 const PREFIX: &str = "granary_";
 
-/// A metric of ours in an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Its name as it is written; the series of a histogram have endings.
@@ -16,10 +14,6 @@ pub struct Metric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unbalanced;
 
-/// Every metric of ours that the expression names.
-///
-/// # Errors
-/// [`Unbalanced`].
 pub fn metrics_of(expression: &str) -> Result<Vec<Metric>, Unbalanced> {
     let mut found: Vec<Metric> = Vec::new();
     let mut open = Vec::new();

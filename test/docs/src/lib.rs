@@ -8,7 +8,6 @@
 //! assert_eq!(page.links, ["events.md#all-of-them"]);
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod alerts;
 mod claims;

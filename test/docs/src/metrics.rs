@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::expression::{Metric, metrics_of};
 
-/// Labels that Prometheus itself gives to every series.
 const OF_PROMETHEUS: [&str; 2] = ["instance", "job"];
 
 /// The metrics that are described. That they exist, and with these labels, the tests of their crates show.
@@ -29,7 +28,6 @@ impl Described {
         Self(rows.collect())
     }
 
-    /// Whether no metric is described.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -52,7 +50,6 @@ impl Described {
         labels.iter().filter(|label| !known(label)).map(|label| format!("{name} has no label {label}")).collect()
     }
 
-    /// A histogram is seen as three series.
     fn row(&self, name: &str) -> Option<&Row> {
         let series = ["_bucket", "_sum", "_count"].iter().find_map(|ending| name.strip_suffix(ending));
         let histogram = series.and_then(|name| self.0.get(name)).filter(|row| row.is_histogram);

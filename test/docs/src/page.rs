@@ -4,28 +4,23 @@ use std::collections::BTreeSet;
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// Links and anchors of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// Fragments of addresses that its headings have on GitHub.
     pub anchors: BTreeSet<String>,
     /// Targets of links and images, as they are written.
     pub links: Vec<String>,
-    /// Text between fences.
     pub examples: Vec<Example>,
 }
 
-/// A fenced block of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     /// The word behind the fence; may be empty.
     pub language: String,
-    /// Its lines.
     pub text: String,
 }
 
 impl Page {
-    /// Reads a page as GitHub does.
     pub fn parse(text: &str) -> Self {
         let mut page = Self::default();
         let mut heading: Option<String> = None;

@@ -5,13 +5,10 @@ use std::collections::BTreeSet;
 use regex::bytes::{Regex, RegexBuilder};
 use serde::Deserialize;
 
-/// An invalid list.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// The YAML is invalid or has other fields.
     #[error("invalid list")]
     Yaml(#[from] serde_saphyr::Error),
-    /// A pattern is not a regular expression.
     #[error("invalid pattern")]
     Pattern(#[from] regex::Error),
 }
@@ -55,7 +52,6 @@ struct Word {
     pattern: Regex,
 }
 
-/// Words to avoid, with the exceptions.
 pub struct Words {
     words: Vec<Word>,
     allowed: Vec<Regex>,
@@ -63,24 +59,16 @@ pub struct Words {
     pending: Vec<String>,
 }
 
-/// One match.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Match {
     /// Line of the text, from 1. 0 is its path.
     pub line: usize,
-    /// The matched text, with names split into words.
     pub text: String,
-    /// The pattern that matched.
     pub pattern: String,
-    /// The replacement that the list recommends.
     pub write: String,
 }
 
 impl Words {
-    /// Reads the list.
-    ///
-    /// # Errors
-    /// [`ListError`].
     pub fn parse(yaml: &str) -> Result<Self, ListError> {
         let source: Source = serde_saphyr::from_str(yaml)?;
         let words = source.words.into_iter().map(|source| {
@@ -95,7 +83,6 @@ impl Words {
         })
     }
 
-    /// Whether a file is searched at all.
     #[must_use]
     pub fn searches(&self, path: &str) -> bool {
         !self.excluded.contains(path)

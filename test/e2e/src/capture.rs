@@ -7,30 +7,21 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// The file is no capture.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The file.
     #[error("cannot read {path}")]
     Read {
-        /// Which.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// What is in it.
     #[error("{path} is no capture of Ethernet frames by a machine of this kind")]
     Form {
-        /// Which.
         path: PathBuf,
     },
-    /// A frame of it.
     #[error("{path} has a frame that cannot be read")]
     Frame {
-        /// Which.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: SliceError,
     },
@@ -46,44 +37,32 @@ const ETHERNET: u32 = 1;
 const RECORD: usize = 16;
 const LENGTH: usize = 8;
 
-/// The frames of a capture.
 #[derive(Debug, Default)]
 pub struct Capture {
     /// The packets of IPv4 and IPv6.
     pub packets: Vec<Packet>,
-    /// The frames, as they were.
     frames: Vec<Vec<u8>>,
 }
 
 /// A packet of IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Who sent it.
     pub source: IpAddr,
-    /// For whom it is.
     pub destination: IpAddr,
-    /// What it carries.
     pub transport: Transport,
 }
 
-/// What a packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// TCP, from one port to another.
     Tcp(u16, u16),
-    /// UDP, likewise.
     Udp(u16, u16),
     /// Among others, how machines find each other by IPv6 (RFC 4861).
     Icmpv6,
-    /// Anything else, and what is no packet's beginning.
     Other,
 }
 
 impl Capture {
     /// Reads a capture that may still be written: a frame at its end that is not whole is left out.
-    ///
-    /// # Errors
-    /// [`CaptureError`].
     pub fn read(path: &Path) -> Result<Self, CaptureError> {
         let form = || CaptureError::Form { path: path.to_owned() };
         let file = fs::read(path).map_err(|source| CaptureError::Read { path: path.to_owned(), source })?;

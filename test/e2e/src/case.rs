@@ -31,17 +31,11 @@ impl Debug for Case {
 
 impl Case {
     /// Makes the namespace, for pods of the default Pod Security level.
-    ///
-    /// # Errors
-    /// It cannot be made.
     pub async fn begin(client: Client, namespace: String) -> Result<Self, Failure> {
         Self::begin_labelled(client, namespace, BTreeMap::new()).await
     }
 
     /// Makes the namespace as one in which pods may do everything: an administrator's.
-    ///
-    /// # Errors
-    /// It cannot be made.
     pub async fn begin_privileged(client: Client, namespace: String) -> Result<Self, Failure> {
         let label = ("pod-security.kubernetes.io/enforce".to_owned(), "privileged".to_owned());
         Self::begin_labelled(client, namespace, BTreeMap::from([label])).await
@@ -72,7 +66,6 @@ impl Case {
         Self { client, namespace }
     }
 
-    /// Its name.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
@@ -87,10 +80,6 @@ impl Case {
         json!({LABEL: self.namespace})
     }
 
-    /// Makes an object of the namespace.
-    ///
-    /// # Errors
-    /// It is none, or the API server refuses it.
     pub async fn create<K>(&self, object: Value) -> Result<K, Failure>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
@@ -102,9 +91,6 @@ impl Case {
     }
 
     /// The node's side of all volumes: directories, projects, loop devices, mounts.
-    ///
-    /// # Errors
-    /// The pod that looks does not answer.
     pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {
         observer::look(&self.client).await
     }
@@ -115,17 +101,10 @@ impl Case {
     }
 
     /// Sends a signal to a program of the node by its name; returns the process IDs that it had.
-    ///
-    /// # Errors
-    /// It does not run, or the pod that sends does not answer.
     pub async fn signal(&self, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
         observer::signal(&self.client, program, number).await
     }
 
-    /// What the API server has at a path.
-    ///
-    /// # Errors
-    /// It refuses.
     pub async fn get(&self, path: &str) -> Result<String, Failure> {
         let request = http::Request::get(path).body(Vec::new()).map_err(Failure::Request)?;
         self.client.request_text(request).await.map_err(Failure::api(format!("get {path}")))
@@ -140,7 +119,6 @@ impl Case {
         Ok(events.items.into_iter().map(text).collect())
     }
 
-    /// Objects of the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,
@@ -149,7 +127,6 @@ impl Case {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Objects of another namespace.
     pub fn api_of<K>(&self, namespace: &str) -> Api<K>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,

@@ -5,33 +5,23 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The CSI driver and provisioner of the node.
 pub const DRIVER: &str = "local.granary.dev";
 
-/// A claim for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its name in the case's namespace.
     pub name: &'static str,
-    /// Bytes.
     pub size: u64,
-    /// What pods get.
     pub mode: VolumeMode,
-    /// The cluster's default class if absent.
     pub class: Option<String>,
 }
 
-/// What pods get of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeMode {
-    /// A directory.
     Filesystem,
-    /// A block device.
     Block,
 }
 
 impl VolumeMode {
-    /// As the API names it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Filesystem => "Filesystem",
@@ -46,18 +36,15 @@ impl Claim {
         Self { name, size, mode: VolumeMode::Filesystem, class: None }
     }
 
-    /// A new block volume of the default class.
     pub fn block(name: &'static str, size: u64) -> Self {
         Self { mode: VolumeMode::Block, ..Self::new(name, size) }
     }
 
-    /// Of this class.
     #[must_use]
     pub fn of(self, class: &str) -> Self {
         Self { class: Some(class.to_owned()), ..self }
     }
 
-    /// As the API takes it.
     pub(crate) fn object(&self) -> Result<PersistentVolumeClaim, serde_json::Error> {
         serde_json::from_value(json!({"metadata": {"name": self.name}, "spec": self.spec()}))
     }
@@ -78,12 +65,10 @@ impl Claim {
 pub struct Class {
     /// The end of its name; the case makes it different from those of other cases.
     pub name: &'static str,
-    /// Parameters of the driver.
     pub parameters: BTreeMap<&'static str, &'static str>,
 }
 
 impl Class {
-    /// As the API takes it.
     pub(crate) fn object(&self, name: &str, labels: &Value) -> Result<StorageClass, serde_json::Error> {
         serde_json::from_value(json!({
             "metadata": {"name": name, "labels": labels},

@@ -8,14 +8,10 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use workload::{Entry, Loop, Mount, Project, Volumes};
 
-/// Where objects of the node's driver are.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
 impl Case {
     /// Makes a class that goes with the case; returns its name.
-    ///
-    /// # Errors
-    /// The API server refuses it.
     pub async fn make_class(&self, class: &Class) -> Result<String, Failure> {
         let name = self.unique(class.name);
         let object = class.object(&name, &self.labels())?;
@@ -24,37 +20,21 @@ impl Case {
         Ok(name)
     }
 
-    /// Makes a claim.
-    ///
-    /// # Errors
-    /// The API server refuses it.
     pub async fn claim(&self, claim: &Claim) -> Result<(), Failure> {
         let doing = format!("create claim {}", claim.name);
         self.claims().create(&PostParams::default(), &claim.object()?).await.map_err(Failure::api(doing))?;
         Ok(())
     }
 
-    /// Reads a claim.
-    ///
-    /// # Errors
-    /// It is not there.
     pub async fn read_claim(&self, name: &str) -> Result<PersistentVolumeClaim, Failure> {
         self.claims().get(name).await.map_err(Failure::api(format!("read claim {name}")))
     }
 
-    /// Deletes a claim.
-    ///
-    /// # Errors
-    /// It is not there.
     pub async fn delete_claim(&self, name: &str) -> Result<(), Failure> {
         let deleted = self.claims().delete(name, &DeleteParams::default()).await;
         deleted.map(drop).map_err(Failure::api(format!("delete claim {name}")))
     }
 
-    /// Asks for another size.
-    ///
-    /// # Errors
-    /// The API server refuses it.
     pub async fn resize(&self, claim: &str, size: u64) -> Result<(), Failure> {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size.to_string()}}}});
         let patched = self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -62,9 +42,6 @@ impl Case {
     }
 
     /// Waits until a claim has this size, and no more is to be done about it.
-    ///
-    /// # Errors
-    /// It never has.
     pub async fn expanded(&self, claim: &str, size: u64) -> Result<(), Failure> {
         let what = format!("expanded to {size}");
         let settled = |status: &PersistentVolumeClaimStatus| {
@@ -83,9 +60,6 @@ impl Case {
     }
 
     /// Waits until the volume of a claim promises this size. What the node has to do may be left.
-    ///
-    /// # Errors
-    /// It never does.
     pub async fn promises(&self, claim: &str, size: u64) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the volume of claim {claim} to have {size} bytes"), async || {
             let now = promised(&self.volume_of(claim).await?);
@@ -94,10 +68,6 @@ impl Case {
         .await
     }
 
-    /// The volume that a claim is bound to.
-    ///
-    /// # Errors
-    /// It is bound to none.
     pub async fn volume_of(&self, claim: &str) -> Result<PersistentVolume, Failure> {
         let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
             let found = self.read_claim(claim).await?;
@@ -112,17 +82,11 @@ impl Case {
     }
 
     /// The name of the volume that a claim is bound to.
-    ///
-    /// # Errors
-    /// It is bound to none.
     pub async fn volume_name(&self, claim: &str) -> Result<String, Failure> {
         Ok(self.volume_of(claim).await?.metadata.name.unwrap_or_default())
     }
 
     /// Waits until nothing of a volume is left: neither its object, nor anything on the node.
-    ///
-    /// # Errors
-    /// Something stays.
     pub async fn volume_is_gone(&self, volume: &str, project: Option<u32>) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the removal of all of volume {volume}"), async || {
             let found = self.volumes().get_opt(volume).await;
@@ -136,18 +100,11 @@ impl Case {
         .await
     }
 
-    /// What the node has of a volume.
-    ///
-    /// # Errors
-    /// As [`Case::look_at_the_node`].
     pub async fn on_the_node(&self, volume: &str) -> Result<OnNode, Failure> {
         Ok(OnNode::of(&self.look_at_the_node().await?, volume, None))
     }
 
     /// What the node still offers to claims of a class, in bytes; `None` without an object that says so.
-    ///
-    /// # Errors
-    /// The API server does not answer.
     pub async fn capacity(&self, class: &str) -> Result<Option<u64>, Failure> {
         let objects: Api<CSIStorageCapacity> = self.api_of(SYSTEM_NAMESPACE);
         let all = objects.list(&ListParams::default()).await.map_err(Failure::api("list storage capacities"))?;
@@ -164,16 +121,11 @@ impl Case {
     }
 }
 
-/// What the node has of one volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnNode {
-    /// Its directories and records.
     pub entries: Vec<Entry>,
-    /// The project of its directory, with the limits.
     pub project: Option<Project>,
-    /// Its loop devices.
     pub loops: Vec<Loop>,
-    /// Where it is mounted.
     pub mounts: Vec<Mount>,
 }
 
@@ -196,13 +148,11 @@ impl OnNode {
     }
 }
 
-/// The capacity that a volume's object promises.
 pub fn promised(volume: &PersistentVolume) -> Option<u64> {
     let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
     capacity.and_then(|sizes| sizes.get("storage")).and_then(|size| bytes(&size.0))
 }
 
-/// The driver of a volume.
 pub fn is_ours(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| csi.driver == DRIVER)
 }

@@ -7,7 +7,6 @@
 //! at its volumes. Nothing sleeps for a fixed time: [`eventually`] waits for what is to come, and ends with the
 //! last thing that it saw.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod capture;
 mod case;
@@ -48,9 +47,6 @@ use std::time::Duration;
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Looks until it has come: [`envtest::eventually`] for what a [`Case`] looks at.
-///
-/// # Errors
-/// [`Failure::Late`] with the last state.
 pub async fn eventually<T, F>(limit: Duration, what: &str, look: impl FnMut() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<Seen<T>, Failure>>,

@@ -4,17 +4,11 @@ use crate::{Case, Failure, Pod, Server, Volume};
 use kube::Client;
 use workload::{Check, Signalled, Volumes};
 
-/// Its namespace and name.
 const NAME: &str = "observer";
 /// Where it has the state of the kernel's security modules.
 pub const SECURITY: &str = "/security";
-/// The node's volumes, on its data disk.
 const VOLUMES: &str = "/data/volumes";
 
-/// Starts the pod.
-///
-/// # Errors
-/// It does not start.
 pub async fn start(client: &Client) -> Result<(), Failure> {
     let case = Case::begin_privileged(client.clone(), NAME.to_owned()).await?;
     case.open(&pod()).await.map(drop)
@@ -26,9 +20,6 @@ pub(crate) fn pod() -> Pod {
 }
 
 /// Waits until the pod that an earlier boot of the same disk had is there again.
-///
-/// # Errors
-/// It does not come back.
 pub async fn find(client: &Client) -> Result<(), Failure> {
     Case::resume(client.clone(), NAME.to_owned()).find(NAME).await.map(drop)
 }

@@ -17,7 +17,6 @@ pub struct Stopped;
 /// A part of a suite. It starts its pods once, and reports each behaviour that they show as a case of its own.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The namespace of the part.
     pub case: Case,
     outcomes: Outcomes,
 }
@@ -34,9 +33,6 @@ impl Part {
     }
 
     /// A case that the rest of the part needs, such as the start of a pod. Returns what it has found.
-    ///
-    /// # Errors
-    /// [`Stopped`]: it failed.
     pub async fn must_show<T>(
         &self,
         behaviour: &str,
@@ -58,7 +54,6 @@ impl Part {
 pub(crate) struct Outcomes(Arc<Mutex<Vec<Outcome>>>);
 
 impl Outcomes {
-    /// Adds and prints one.
     pub(crate) fn add(&self, name: &str, start: Instant, failure: Option<String>) {
         let time = start.elapsed();
         let verdict = if failure.is_some() { "FAILED" } else { "ok" };
@@ -94,7 +89,6 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> 
     .await
 }
 
-/// The message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use workload::{Check, Request};
 
-/// Where a pod that stays listens.
 pub(crate) const PORT: u16 = 8080;
 
 /// Where a pod of [`Pod::webhook`] listens.
@@ -15,15 +14,10 @@ pub const WEBHOOK_PORT: u16 = 8443;
 /// A pod with one container of the image that the node carries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
-    /// Its name in the case's namespace.
     pub name: String,
-    /// What it does.
     pub check: Check,
-    /// What it has.
     volumes: Vec<Volume>,
-    /// The container's user, root if absent.
     user: Option<u32>,
-    /// The group that its volumes shall have.
     group: Option<u32>,
     /// Whether its container is started again when it ends.
     restarts: bool,
@@ -36,9 +30,7 @@ pub struct Pod {
 /// A volume of a pod, and where its container has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Volume {
-    /// Its name in the pod.
     name: String,
-    /// As the API takes it.
     source: Value,
     place: Place,
     sub_path: Option<&'static str>,
@@ -137,13 +129,11 @@ impl Pod {
         Self { check: Check::Serve { port: PORT, farewell: Some(file.into()) }, ..self }
     }
 
-    /// On this node and no other.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
     }
 
-    /// With this volume, too.
     #[must_use]
     pub fn with(mut self, volume: Volume) -> Self {
         self.volumes.push(volume);

@@ -9,9 +9,6 @@ use serde_json::{Value, json};
 
 impl Case {
     /// Makes a pod and leaves it to its fate.
-    ///
-    /// # Errors
-    /// The API server refuses it.
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
         let doing = format!("create pod {}", pod.name);
         self.pods().create(&PostParams::default(), &pod.object()?).await.map_err(Failure::api(doing))?;
@@ -20,18 +17,12 @@ impl Case {
     }
 
     /// Makes a pod of [`Pod::server`], and waits until it answers.
-    ///
-    /// # Errors
-    /// It does not.
     pub async fn open(&self, pod: &Pod) -> Result<Server, Failure> {
         self.start(pod).await?;
         self.find(&pod.name).await
     }
 
     /// Waits until a pod of [`Pod::server`] answers that somebody else made, or that comes back after a boot.
-    ///
-    /// # Errors
-    /// It does not.
     pub async fn find(&self, pod: &str) -> Result<Server, Failure> {
         let server = Server::of(self, pod);
         let what = format!("an answer of pod {pod}");
@@ -52,9 +43,6 @@ impl Case {
     }
 
     /// Changes an annotation of a pod, so that kubelet looks at it and its volumes now.
-    ///
-    /// # Errors
-    /// It is not there.
     pub async fn touch(&self, pod: &str) -> Result<(), Failure> {
         let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": "yes"}}});
         let patched = self.pods().patch(pod, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -69,9 +57,6 @@ impl Case {
     }
 
     /// Deletes a pod and waits until it is gone.
-    ///
-    /// # Errors
-    /// It does not go.
     pub async fn remove(&self, pod: &str) -> Result<(), Failure> {
         let deleted = self.pods().delete(pod, &DeleteParams::default()).await;
         deleted.map_err(Failure::api(format!("delete pod {pod}")))?;
@@ -83,9 +68,6 @@ impl Case {
     }
 
     /// kubelet's statistics of a claim's volume in a pod, by `/stats/summary`, once it has them.
-    ///
-    /// # Errors
-    /// There are none.
     pub async fn volume_statistics(&self, pod: &str, claim: &str) -> Result<Value, Failure> {
         eventually(PATIENCE, &format!("kubelet's statistics of claim {claim}"), async || {
             let text = self.get("/api/v1/nodes/granary/proxy/stats/summary").await?;

@@ -19,9 +19,7 @@ use tokio::sync::Notify;
 
 /// Of all that is in `previous/objects.yaml`.
 const NAMESPACE: &str = "previous";
-/// What the pod has written to its volumes.
 const NOTE: &str = "written-by-the-previous-release";
-/// Of each of the volumes.
 const SIZE: u64 = 16 << 20;
 /// The Secret and its only value.
 const SECRET: [&str; 2] = ["word", "in-plain-text"];
@@ -34,9 +32,6 @@ const READY: &str = "/api/v1/nodes/granary:7839/proxy/readyz";
 
 impl Setting {
     /// A copy of the disk, from the packed one in `GRANARY_PREVIOUS`.
-    ///
-    /// # Errors
-    /// [`SettingError`].
     pub fn previous_disk(&self) -> Result<PathBuf, SettingError> {
         let packed = path("GRANARY_PREVIOUS")?;
         let disk = self.file("previous.img");
@@ -55,12 +50,6 @@ const WITHOUT_BPF: &str = "lsm=landlock,lockdown,yama";
 
 /// Boots the node with a kernel that cannot restrict pods, and cuts its power when the node has reported that twice. It has
 /// moved the parts of the disk to other projects by then, and has started no container runtime.
-///
-/// # Errors
-/// It does not come this far.
-///
-/// # Panics
-/// The node does not report the reason, or starts what it must not.
 pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
     let options = Options { kernel_arguments: WITHOUT_BPF.to_owned(), ..options.clone() };
     let failed = |stages: &[Stage]| stages.iter().filter(|stage| **stage == guard(StageState::Failed)).count();
@@ -75,15 +64,11 @@ pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
 }
 
 /// Boots the node and cuts its power as soon as it begins to write Secrets again.
-///
-/// # Errors
-/// It does not come this far.
 pub async fn cut_at_secrets(options: &Options) -> Result<(), ClusterError> {
     let secrets = ("secrets".to_owned(), StageState::Started);
     cut_when(options, |stages| stages.contains(&secrets)).await.map(drop)
 }
 
-/// A stage that the node has announced.
 type Stage = (String, StageState);
 
 fn guard(state: StageState) -> Stage {
@@ -116,12 +101,6 @@ async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Resu
 }
 
 /// All that was on the disk is there, and everything is as on a new disk.
-///
-/// # Errors
-/// The cluster does not answer.
-///
-/// # Panics
-/// Something is not.
 pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     let case = Case::resume(client.clone(), NAMESPACE.to_owned());
     let (keeper, ()) = tokio::try_join!(case.find("keeper"), observer::start(client))?;

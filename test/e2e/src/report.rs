@@ -6,7 +6,6 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-/// How one case went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) name: String,
@@ -15,7 +14,6 @@ pub(crate) struct Outcome {
     pub(crate) time: Duration,
 }
 
-/// There is no report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error("cannot create the report's file")]

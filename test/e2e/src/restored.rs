@@ -17,9 +17,6 @@ const METRICS: &str = "/api/v1/nodes/granary:7839/proxy/metrics";
 const JUMPS: &str = "granary_clock_jumps_total ";
 
 /// Waits until the clock of the control plane is that of this machine.
-///
-/// # Errors
-/// It is another one.
 pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
     eventually(PATIENCE, "the node's clock to be that of this machine", async || {
         let request = http::Request::get(STATUS).body(Vec::new()).map_err(Failure::Request)?;
@@ -36,9 +33,6 @@ pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
 }
 
 /// Waits until the node has found that it was restored, whatever its clock shows.
-///
-/// # Errors
-/// It does not.
 pub(crate) async fn clock_has_jumped(client: &Client) -> Result<(), Failure> {
     eventually(PATIENCE, "the node to find that it was restored", async || {
         let request = http::Request::get(METRICS).body(Vec::new()).map_err(Failure::Request)?;
@@ -50,9 +44,6 @@ pub(crate) async fn clock_has_jumped(client: &Client) -> Result<(), Failure> {
 }
 
 /// Waits until kubelet has renewed the lease of its node, which is Ready in the saved state already.
-///
-/// # Errors
-/// It does not.
 pub(crate) async fn kubelet_lives(client: &Client, since: Timestamp) -> Result<(), Failure> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
     eventually(PATIENCE, "kubelet to renew the lease of its node", async || {
@@ -71,12 +62,6 @@ fn now() -> Duration {
 impl Case {
     /// The project of a claim's new volume, which no other directory of the node has, and which has the limits of the
     /// claim's size. A pod that uses the claim shows the rest: it was scheduled, started and answers.
-    ///
-    /// # Errors
-    /// The node cannot be looked at.
-    ///
-    /// # Panics
-    /// The volume has no project of its own, or other limits.
     pub async fn own_project(&self, claim: &str, size: u64) -> Result<Project, Failure> {
         let volume = self.volume_name(claim).await?;
         let node = self.look_at_the_node().await?;

@@ -15,20 +15,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// The pod of that name.
     pub fn of(case: &Case, name: impl Into<String>) -> Self {
         Self { case: case.clone(), name: name.into() }
     }
 
-    /// The pod's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Lets it make a check, by the API server's proxy. `T` is what the check finds.
-    ///
-    /// # Errors
-    /// It does not answer, or the check could not be made.
     pub async fn ask<T: DeserializeOwned>(&self, check: &Check) -> Result<T, Failure> {
         let (namespace, pod) = (self.case.namespace(), &self.name);
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{PORT}/proxy{}", serve::target(check));
@@ -41,122 +36,77 @@ impl Server {
     }
 
     /// See [`Check::Inspect`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`]; the same holds for all below.
     pub async fn inspect(&self, path: impl AsRef<Path>) -> Result<Inspect, Failure> {
         self.ask(&Check::Inspect { path: path.as_ref().into() }).await
     }
 
     /// See [`Check::Fill`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn fill(&self, path: impl AsRef<Path>, keep: bool) -> Result<Fill, Failure> {
         self.ask(&Check::Fill { path: path.as_ref().into(), keep }).await
     }
 
     /// See [`Check::FillInodes`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn fill_inodes(&self, path: impl AsRef<Path>, keep: bool) -> Result<FillInodes, Failure> {
         self.ask(&Check::FillInodes { path: path.as_ref().into(), keep }).await
     }
 
     /// See [`Check::Write`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn write(&self, path: impl AsRef<Path>, text: &str) -> Result<(), Failure> {
         let written = self.ask::<Text>(&Check::Write { path: path.as_ref().into(), text: text.to_owned() }).await;
         written.map(drop)
     }
 
     /// See [`Check::Read`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn read(&self, path: impl AsRef<Path>) -> Result<String, Failure> {
         Ok(self.ask::<Text>(&Check::Read { path: path.as_ref().into() }).await?.text)
     }
 
     /// The error of [`Check::TryWrite`]; `None` if it worked.
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn try_write(&self, path: impl AsRef<Path>) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::TryWrite { path: path.as_ref().into() }).await?.errno)
     }
 
     /// See [`Check::Paint`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn paint(&self, path: impl AsRef<Path>, text: &str) -> Result<Paint, Failure> {
         self.ask(&Check::Paint { path: path.as_ref().into(), text: text.to_owned() }).await
     }
 
     /// See [`Check::Scan`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn scan(&self, path: impl AsRef<Path>, text: &str) -> Result<Scan, Failure> {
         self.ask(&Check::Scan { path: path.as_ref().into(), text: text.to_owned() }).await
     }
 
     /// See [`Check::Checksum`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn checksum(&self, path: impl AsRef<Path>) -> Result<String, Failure> {
         Ok(self.ask::<Checksum>(&Check::Checksum { path: path.as_ref().into() }).await?.sha256)
     }
 
     /// See [`Check::Execute`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn execute(&self, path: impl AsRef<Path>) -> Result<Executed, Failure> {
         self.ask(&Check::Execute { path: path.as_ref().into() }).await
     }
 
     /// The error of [`Check::Unshare`]; `None` if it worked.
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn unshare(&self) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::Unshare).await?.errno)
     }
 
     /// See [`Check::Device`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn device(&self, path: impl AsRef<Path>) -> Result<Device, Failure> {
         self.ask(&Check::Device { path: path.as_ref().into() }).await
     }
 
     /// The error of [`Check::Direct`]; `None` if it worked.
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn direct(&self, path: impl AsRef<Path>) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::Direct { path: path.as_ref().into() }).await?.errno)
     }
 
     /// See [`Check::Fetch`].
-    ///
-    /// # Errors
-    /// As [`Server::ask`].
     pub async fn fetch(&self, address: SocketAddr, target: &str) -> Result<String, Failure> {
         Ok(self.ask::<Text>(&Check::Fetch { address, target: target.to_owned() }).await?.text)
     }
 
     /// Deletes the pod and waits until it is gone.
-    ///
-    /// # Errors
-    /// It does not go.
     pub async fn remove(self) -> Result<(), Failure> {
         self.case.remove(&self.name).await
     }

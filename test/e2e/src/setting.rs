@@ -20,26 +20,19 @@ pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 /// The target does not give what a test needs.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
-    /// A variable is missing.
     #[error("{0} is not set; run the test by its Bazel target")]
     Missing(&'static str),
-    /// No directory.
     #[error("cannot make a temporary directory")]
     Directory(#[source] io::Error),
-    /// No program to unpack with.
     #[error("cannot run zstd")]
     Run(#[source] io::Error),
-    /// A packed file is damaged, or does not fit on the disk.
     #[error("cannot unpack {}: zstd ended with {status}", packed.display())]
     Unpack {
-        /// The file.
         packed: PathBuf,
-        /// Its end.
         status: String,
     },
 }
 
-/// What a test gets from its target.
 #[derive(Debug)]
 pub struct Setting {
     image: Image,
@@ -49,9 +42,6 @@ pub struct Setting {
 impl Setting {
     /// Reads `GRANARY_KERNEL`, `GRANARY_INITRAMFS`, `GRANARY_SYSTEM` and `GRANARY_CMDLINE`, the paths of
     /// the image's files.
-    ///
-    /// # Errors
-    /// [`SettingError`].
     pub fn from_target() -> Result<Self, SettingError> {
         let image = Image {
             kernel: path("GRANARY_KERNEL")?,
@@ -66,9 +56,6 @@ impl Setting {
     }
 
     /// The image as a disk: the path in `GRANARY_DISK`.
-    ///
-    /// # Errors
-    /// [`SettingError::Missing`].
     pub fn disk(&self) -> Result<PathBuf, SettingError> {
         path("GRANARY_DISK")
     }

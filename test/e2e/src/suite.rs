@@ -22,7 +22,6 @@ const CONSOLE_LINES: usize = 400;
 
 /// signal(7).
 const SIGTERM: i32 = 15;
-/// The kernel's last words.
 const POWER_OFF: &str = "reboot: Power down";
 
 type Body = Box<dyn FnOnce(Part) -> Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>> + Send>;
@@ -38,7 +37,6 @@ pub struct Suite {
 /// Who asks the node to power off when all cases are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The machine, by its power button.
     Button,
     /// A pod with the node's processes, by SIGTERM to PID 1.
     Signal,
@@ -62,7 +60,6 @@ impl Suite {
         Self { end, ..self }
     }
 
-    /// Adds a part that runs beside others.
     #[must_use]
     pub fn part<F, T>(mut self, name: &'static str, body: F) -> Self
     where
@@ -207,7 +204,6 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
     }
 }
 
-/// Runs one part.
 async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes) {
     let start = Instant::now();
     match Case::begin(client.clone(), namespace.clone()).await {

@@ -37,7 +37,6 @@ async fn neighbours(part: Part) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// Pods that have all of the disk together.
 struct Full {
     bad: Server,
     devices: Server,

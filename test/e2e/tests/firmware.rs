@@ -8,7 +8,6 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes of a sector of the image.
 const SECTOR: u32 = 512;
 
 /// The machine has no other disk: the data are on a partition that the first boot makes behind the system.
@@ -78,7 +77,6 @@ fn expect(console: &str, wanted: &str) {
     assert!(console.contains(wanted), "{wanted:?} is not in {console}");
 }
 
-/// Without the zeros, which are most of it.
 fn copied(from: &Path, to: &Path) -> File {
     let mut from = File::open(from).unwrap();
     let to = File::options().read(true).write(true).create_new(true).open(to).unwrap();
@@ -96,7 +94,6 @@ fn copied(from: &Path, to: &Path) -> File {
     }
 }
 
-/// Where the system's partition begins, in bytes.
 fn system(disk: &File) -> u64 {
     let mut head = vec![0; gpt::Table::length(SECTOR)];
     disk.read_exact_at(&mut head, 0).unwrap();

@@ -19,11 +19,8 @@ use workload::Volumes;
 const MIB: u64 = 1 << 20;
 /// signal(7).
 const SIGINT: i32 = 2;
-/// The namespace of everything below.
 const NAMESPACE: &str = "power";
-/// Of each of the writer's volumes.
 const SIZE: u64 = 64 * MIB;
-/// Where the writer has its block volume.
 const DEVICE: &str = "/dev/device";
 /// Claims of one burst, four for each of its pods.
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -107,7 +104,6 @@ struct Written {
     last: [Arc<AtomicU64>; 2],
 }
 
-/// The last numbers that were durable.
 struct Promise {
     note: u64,
     device: u64,
@@ -202,7 +198,6 @@ impl Burst {
         Ok(claims.iter().filter(is_bound).count())
     }
 
-    /// Claims whose volumes are gone.
     async fn deleted(&self, case: &Case) -> Result<usize, Failure> {
         let volumes = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;
         let volumes = volumes.map_err(Failure::api("list volumes"))?.items;

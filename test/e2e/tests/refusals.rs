@@ -13,9 +13,7 @@ use std::path::Path;
 /// Without any of the later ones' features it is an ext2.
 const EXT_MAGIC: ([u8; 2], u64) = ([0x53, 0xef], 1024 + 0x38);
 const DISK_SIZE: u64 = 2 << 30;
-/// Of no file system that there is.
 const NO_UUID: &str = "5ad00000-0000-4000-8000-0000000000ff";
-/// The kernel's last words.
 const RESTART: &str = "reboot: Restarting system";
 
 #[tokio::test]
@@ -105,9 +103,7 @@ async fn a_system_that_no_disk_has_is_named_with_those_that_are_there() {
 /// A boot that ends in a refusal and a restart, which QEMU takes for the end.
 struct Refusal {
     error: BootError,
-    /// The stages that the node told of.
     begun: Vec<String>,
-    /// To the last line.
     console: String,
 }
 

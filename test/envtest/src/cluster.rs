@@ -26,53 +26,38 @@ use units::Bytes;
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
 
-/// The node in whose name storage acts.
 const NODE: &str = "granary";
 
 /// What is told to clients as the API server's address. Nobody listens there: of the documentation's network.
 const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// How long a program may take to end.
 const STOP: Duration = Duration::from_secs(20);
 
-/// Why there is no cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The target is not complete.
     #[error("{0} is not set; run the test by its Bazel target")]
     Missing(&'static str),
-    /// No place for data and programs.
     #[error("cannot prepare a directory for the control plane")]
     Directory(#[from] io::Error),
-    /// The example networks are wrong.
     #[error("cannot use the networks of pods and services")]
     Network(#[from] programs::NetworkError),
-    /// Keys and certificates.
     #[error("cannot make keys and certificates")]
     Pki(#[from] programs::PkiError),
-    /// A program ended for good.
     #[error("{program} does not start: {reason}")]
     Program {
-        /// Which.
         program: &'static str,
-        /// What it said.
         reason: String,
-        /// How it ended.
         #[source]
         source: Ended,
     },
-    /// The administrator's kubeconfig.
     #[error("cannot use the administrator's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    /// No client with another identity.
     #[error("cannot take on another identity")]
     Impersonation(#[source] Box<kube::Error>),
-    /// No client.
     #[error("cannot make a client of the API server")]
     Client(#[from] programs::ClientError),
 }
 
-/// A control plane that runs. Dropped, it ends.
 pub struct Cluster {
     config: programs::Config,
     credentials: Arc<Credentials>,
@@ -86,9 +71,6 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts the programs. Returns when the default service account is there.
-    ///
-    /// # Errors
-    /// [`StartError`].
     pub async fn start() -> Result<Self, StartError> {
         let directory = TempDir::with_prefix("envtest-")?;
         let programs = directory.path().join("bin");
@@ -115,15 +97,11 @@ impl Cluster {
         })
     }
 
-    /// A client who may do everything.
     pub fn admin(&self) -> Client {
         self.admin.clone()
     }
 
     /// A client with another identity of the node [`Cluster::node`].
-    ///
-    /// # Errors
-    /// [`StartError::Client`]; as [`Cluster::storage_of`].
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
         match identity {
             // Its certificate would have to be approved first, and not every suite has an approver.
@@ -133,17 +111,11 @@ impl Cluster {
     }
 
     /// A client with the storage identity of any node, which an administrator takes on.
-    ///
-    /// # Errors
-    /// [`StartError::Kubeconfig`], [`StartError::Impersonation`].
     pub async fn storage_of(&self, node: &str) -> Result<Client, StartError> {
         self.impersonate(&format!("{STORAGE_USER_PREFIX}{node}"), &[STORAGE_GROUP]).await
     }
 
     /// A client with any identity, which an administrator takes on.
-    ///
-    /// # Errors
-    /// [`StartError::Kubeconfig`], [`StartError::Impersonation`].
     pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
         let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -152,12 +124,10 @@ impl Cluster {
         Client::try_from(config).map_err(|source| StartError::Impersonation(Box::new(source)))
     }
 
-    /// What the programs were started with.
     pub fn config(&self) -> &programs::Config {
         &self.config
     }
 
-    /// The keys and certificates of the control plane.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
     }
@@ -168,9 +138,6 @@ impl Cluster {
     }
 
     /// Starts the scheduler. Dropped or stopped, it ends: most suites play it themselves.
-    ///
-    /// # Errors
-    /// [`StartError::Program`].
     pub async fn start_scheduler(&self) -> Result<Supervisor, StartError> {
         start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
     }
@@ -190,9 +157,6 @@ impl Cluster {
     }
 
     /// Starts the API server again, and returns when it is ready. Does nothing while it runs.
-    ///
-    /// # Errors
-    /// [`StartError::Program`].
     pub async fn start_api_server(&self) -> Result<(), StartError> {
         let mut running = self.api_server.lock().await;
         if running.is_none() {
@@ -201,10 +165,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the controllers: a case plays one itself.
-    ///
-    /// # Errors
-    /// [`Overdue`]: they were killed.
     pub async fn stop_controllers(&self) -> Result<(), Overdue> {
         match self.controllers.lock().await.take() {
             Some(running) => running.stop(STOP).await,
@@ -213,9 +173,6 @@ impl Cluster {
     }
 
     /// Starts the controllers again. Does nothing while they run.
-    ///
-    /// # Errors
-    /// [`StartError::Program`].
     pub async fn start_controllers(&self) -> Result<(), StartError> {
         let mut running = self.controllers.lock().await;
         if running.is_none() {
@@ -285,7 +242,6 @@ async fn start(program: &'static str, service: programs::Service) -> Result<Supe
     Err(StartError::Program { program, reason, source: ended })
 }
 
-/// Returns when the program has failed.
 async fn failed(tree: &Supervisor) {
     while tree.status().state != supervisor::State::Failed {
         sleep(Duration::from_millis(100)).await;

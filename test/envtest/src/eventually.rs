@@ -9,12 +9,9 @@ use tokio::time::{Instant, sleep};
 /// Between the first two looks, and at most: what comes late is looked for less often, and what is asked has its work.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// What one look saw.
 #[derive(Debug)]
 pub enum Seen<T> {
-    /// It has come.
     Done(T),
-    /// Not yet: this is there instead.
     NotYet(String),
 }
 
@@ -22,18 +19,12 @@ pub enum Seen<T> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("waited {limit:?} for {what}; last seen: {last}")]
 pub struct Late {
-    /// What was waited for.
     pub what: String,
-    /// For how long.
     pub limit: Duration,
-    /// The last state.
     pub last: String,
 }
 
 /// Looks until it has come. An error of a look is a state as well: an API server may be busy.
-///
-/// # Errors
-/// [`Late`] with the last state.
 pub async fn eventually<T, E, F>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T, Late>
 where
     E: Error + 'static,
@@ -55,7 +46,6 @@ where
     }
 }
 
-/// An error with its causes, a line each.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -16,7 +16,6 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 
 type Body = Box<dyn FnOnce(Arc<Cluster>) -> Pin<Box<dyn Future<Output = Result<(), Failure>>>> + Send>;
 
-/// The cases of one program.
 #[derive(Default)]
 pub struct Suite {
     cases: Vec<(&'static str, Body)>,

@@ -30,12 +30,9 @@ enum Error {
     NotRepeated,
 }
 
-/// What the rule says.
 struct Config {
-    /// Label of the Bazel target.
     label: String,
     program: PathBuf,
-    /// The seeds' directory in the source tree.
     directory: String,
     seeds: PathBuf,
     runs: String,
@@ -147,7 +144,6 @@ fn observe(command: &mut Command) -> Result<(ExitStatus, String), Error> {
     Ok((status, said))
 }
 
-/// Where libFuzzer wrote the input that failed.
 fn kept(said: &str) -> Option<PathBuf> {
     said.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| PathBuf::from(path))
 }

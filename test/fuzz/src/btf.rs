@@ -3,9 +3,6 @@
 use lsm::{Btf, Layout};
 
 /// Bytes behind the types and strings change nothing. What is read as a kernel is read as a module.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let Ok(mut kernel) = Btf::parse(input.to_vec()) else { return };
     let found = Layout::of(&kernel).ok();

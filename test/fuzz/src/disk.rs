@@ -7,9 +7,6 @@ use units::Bytes;
 ///
 /// An input is a byte (how many marks `blkid` found), eight bytes (the size of the disk), and the two ends,
 /// of equal length.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let Some((disk, marks)) = disk(input) else { return };
     match disk.content(&marks) {

@@ -15,9 +15,6 @@ const RIGHT_CHECKSUMS: u8 = 2;
 
 /// Nothing beyond the disk is read, and not much of it. Partitions lie on the disk, have different numbers
 /// and different places, and stand in the order of their numbers.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let Some((how, disk)) = input.split_first() else { return };
     let sector = if how & LARGE_SECTORS == 0 { 512 } else { 4096 };
@@ -93,7 +90,6 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |rest, byte| (rest >> 8) ^ CRC32[usize::from(rest.to_le_bytes()[0] ^ byte)])
 }
 
-/// The remainder of each byte.
 const CRC32: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;

@@ -18,9 +18,6 @@ const ENTRY: usize = 1 + 128;
 /// as the same. Another partition is added, or the reason is one that holds.
 ///
 /// An input is a byte (see above), eight bytes (the number of sectors), a header, and entries with their numbers.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let Some((disk, sector, sectors)) = disk(input) else { return };
     let Ok(mut table) = Table::parse(&disk, sector) else { return };

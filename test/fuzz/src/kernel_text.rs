@@ -5,9 +5,6 @@ use std::fmt::Write;
 use kerneltext::{Message, Stat, size};
 
 /// What is read, written as the kernel would, is read again as the same.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     if let Some(message) = Message::parse(input) {
         assert_eq!(Message::parse(written(&message).as_bytes()), Some(message));

@@ -3,7 +3,6 @@
 //! A module for each: its `check` panics if the parser does, or if what it returns contradicts the input.
 //! `targets/` makes fuzz targets of them; here, tests show that the seeds are what they are called.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod btf;
 pub mod disk;

@@ -6,9 +6,6 @@ use std::path::Path;
 
 /// There is an entry for each line. What is read, written as the kernel would, is read again as the same.
 /// Codes are those of an octal number and nothing else.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let Ok(table) = mount::parse_table(input) else { return };
     let lines: Vec<&[u8]> = lines(input).collect();

@@ -6,9 +6,6 @@ use localstorage::{Mark, Signature, Usage};
 
 /// A label cannot steer a terminal. A file system or a table that is read, written as `blkid` would, is read
 /// again as the same.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Ok(marks) = Mark::parse(&text) else {

@@ -6,9 +6,6 @@ use volume::{Record, State};
 
 /// A record that is read is read again from what would be written, and does not promise less than its size. A counter
 /// is read only from the text that it is written as.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     for state in [State::Staged, State::Announced] {
         let Ok(record) = Record::parse(input, state) else { continue };

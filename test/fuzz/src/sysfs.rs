@@ -7,9 +7,6 @@ use loopdev::{BackingPath, Number};
 
 /// A number, a device's name and a path are read only from the text that they would be written as; nothing of
 /// a path is lost.
-///
-/// # Panics
-/// If not.
 pub fn check(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input) {
         if let Some(number) = sysfs::number(text) {

@@ -9,7 +9,6 @@ use nix::errno::Errno;
 
 const SECTOR: u64 = 512;
 
-/// A sector in a buffer for direct I/O.
 #[repr(align(512))]
 struct Sector([u8; SECTOR as usize]);
 
@@ -28,7 +27,6 @@ impl Faulty {
         self.0.write_all_at(&Sector([byte; SECTOR as usize]).0, sector * SECTOR)
     }
 
-    /// The byte that the whole sector consists of.
     fn read(&self, sector: u64) -> io::Result<u8> {
         let mut found = Sector([0; SECTOR as usize]);
         self.0.read_exact_at(&mut found.0, sector * SECTOR)?;

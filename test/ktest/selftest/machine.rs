@@ -14,7 +14,6 @@ fn direct(device: &Path) -> File {
     File::options().read(true).write(true).custom_flags(nix::libc::O_DIRECT).open(device).unwrap()
 }
 
-/// A buffer for direct I/O.
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 

@@ -11,10 +11,8 @@ use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 const OLD: &[u8] = &[b'o'; 6000];
 const NEW: &[u8] = &[b'n'; 9000];
 
-/// What programs do to replace a file.
 type Replace = fn(directory: &Path);
 
-/// Correctly.
 fn replace_durably(directory: &Path) {
     let mut file = File::create(directory.join("new")).unwrap();
     file.write_all(NEW).unwrap();
@@ -30,7 +28,6 @@ fn replace_without_fsync_of_the_file(directory: &Path) {
     sync(directory);
 }
 
-/// Atomic, but nobody knows when it is durable.
 fn replace_without_fsync_of_the_directory(directory: &Path) {
     let mut file = File::create(directory.join("new")).unwrap();
     file.write_all(NEW).unwrap();
@@ -190,7 +187,6 @@ fn marks_are_read_back_as_they_were_set() {
     assert_eq!(replay.every_cut().last().unwrap().marks().collect::<Vec<_>>(), marks);
 }
 
-/// mkfs.xfs discards the disk first.
 #[test]
 fn the_making_of_a_file_system_can_be_cut_too() {
     let recorder = Recorder::on_empty_disk();

@@ -39,17 +39,14 @@ pub struct Launched {
     screen: Option<Screen>,
     /// Its temporary directory, and a directory for logs beside it.
     place: TempDir,
-    /// How long anything may take.
     patience: Duration,
     /// A process with the launcher's [`MARK`] that is not the launcher's: the search for processes is not empty as long as
     /// this one runs, so that an empty result is never taken for "no process is left".
     witness: Child,
 }
 
-/// A launcher that has ended, and left nothing.
 #[derive(Debug)]
 pub struct Ended {
-    /// How.
     pub status: ExitStatus,
     /// All that it wrote; to the point where its reader went away.
     pub text: String,
@@ -58,18 +55,10 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The console of the first guest.
-    ///
-    /// # Panics
-    /// There is none.
     pub fn console(&self) -> &str {
         self.log("console.log")
     }
 
-    /// The console of the first worker.
-    ///
-    /// # Panics
-    /// There is none.
     pub fn worker_console(&self) -> &str {
         self.log("granary-1.console.log")
     }
@@ -79,10 +68,6 @@ impl Ended {
     }
 }
 
-/// A directory for what outlives a launcher.
-///
-/// # Panics
-/// It cannot be made.
 pub fn directory() -> TempDir {
     // Bazel removes it after the test, even one that was killed.
     let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
@@ -92,9 +77,6 @@ pub fn directory() -> TempDir {
 impl Launched {
     /// Starts it with a stub in place of the image, with as little memory and as few CPUs as it takes, and with further
     /// arguments.
-    ///
-    /// # Panics
-    /// It cannot be started.
     pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
         let place = directory();
         let command_line = place.path().join("cmdline.txt");
@@ -105,9 +87,6 @@ impl Launched {
     }
 
     /// Starts it with the image, for a boot to its end and for all that is shown then, with these arguments and no others.
-    ///
-    /// # Panics
-    /// It cannot be started.
     pub fn start_whole(kind: Kind, arguments: &[&str]) -> Self {
         Self::with(kind, directory(), WHOLE, variable("GRANARY_CMDLINE"), arguments)
     }
@@ -142,10 +121,6 @@ impl Launched {
         Self { child, screen: Some(screen), place, patience, witness }
     }
 
-    /// Reads until the text is on the screen.
-    ///
-    /// # Panics
-    /// It does not come.
     pub fn wait_for(&mut self, text: &str) {
         self.screen.as_mut().expect("the screen is open").wait_for(text, self.patience);
     }
@@ -156,9 +131,6 @@ impl Launched {
     }
 
     /// The launcher, and all that it has started and that runs.
-    ///
-    /// # Panics
-    /// The search does not find what certainly runs.
     pub fn processes(&self) -> Vec<Process> {
         let mut found = Process::with_variable(MARK, self.place.path().join("tmp").as_os_str());
         let all = found.len();
@@ -167,26 +139,16 @@ impl Launched {
         found
     }
 
-    /// The process that runs the first guest.
-    ///
-    /// # Panics
-    /// There is none.
     pub fn qemu(&self) -> Process {
         self.machine(|kind| kind != "none")
     }
 
     /// The process that is the network between several guests.
-    ///
-    /// # Panics
-    /// There is none.
     pub fn network(&self) -> Process {
         self.machine(|kind| kind == "none")
     }
 
     /// The process that removes the launcher's directory if the launcher cannot.
-    ///
-    /// # Panics
-    /// There is none.
     pub fn sweeper(&self) -> Process {
         self.process("the sweeper", |process| process.words.iter().any(|word| word == "--sweep-up"))
     }
@@ -201,26 +163,16 @@ impl Launched {
         all.iter().find(|process| is_it(process)).unwrap_or_else(|| panic!("{name} does not run, but {all:?}")).clone()
     }
 
-    /// Sends a signal to the launcher alone.
-    ///
-    /// # Panics
-    /// It has ended.
     pub fn signal(&self, signal: Signal) {
         send(self.id(), signal);
     }
 
     /// Types Ctrl-C on its terminal: all that is in the foreground there is interrupted.
-    ///
-    /// # Panics
-    /// It has no terminal.
     pub fn type_ctrl_c(&mut self) {
         self.screen.as_mut().expect("the screen is open").type_ctrl_c();
     }
 
     /// Kills one of the processes that it has started.
-    ///
-    /// # Panics
-    /// It has ended.
     pub fn kill(&self, process: &Process) {
         send(process.id, Signal::SIGKILL);
     }
@@ -232,10 +184,6 @@ impl Launched {
         text
     }
 
-    /// Waits for its end.
-    ///
-    /// # Panics
-    /// It does not end, or a process or a file is left.
     pub fn end(mut self) -> Ended {
         if let Some(screen) = self.screen.as_mut() {
             screen.rest(self.patience);

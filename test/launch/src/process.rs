@@ -4,12 +4,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 
-/// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
     pub id: i32,
-    /// Its program and arguments.
     pub words: Vec<String>,
 }
 

@@ -10,12 +10,9 @@ use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What the program writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A pipe.
     Pipe,
-    /// A terminal, which is the program's own.
     Terminal,
     /// The same without a cursor: nothing is drawn there.
     DumbTerminal,
@@ -53,9 +50,6 @@ impl Screen {
     }
 
     /// Types Ctrl-C on the terminal, whose programs in the foreground get SIGINT.
-    ///
-    /// # Panics
-    /// It is a pipe.
     pub fn type_ctrl_c(&mut self) {
         self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
@@ -65,10 +59,6 @@ impl Screen {
         &self.text
     }
 
-    /// Reads until the text is there.
-    ///
-    /// # Panics
-    /// It does not come within `limit`, or the program has closed its end.
     pub fn wait_for(&mut self, wanted: &str, limit: Duration) {
         let start = Instant::now();
         let mut from = 0;
@@ -82,10 +72,6 @@ impl Screen {
         }
     }
 
-    /// Reads to the end of the program's output.
-    ///
-    /// # Panics
-    /// The program still has its end open after `limit`.
     pub fn rest(&mut self, limit: Duration) {
         let start = Instant::now();
         while !self.over {

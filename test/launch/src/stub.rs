@@ -10,7 +10,6 @@ pub const WAITING: &str = "stub: waiting for the power button";
 /// Line on the console: the power button was pressed.
 pub const PRESSED: &str = "stub: the power button was pressed";
 
-/// What the guest does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stub {
     /// Starts /init, announces nothing, and does not watch the power button.

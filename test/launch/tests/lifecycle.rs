@@ -5,7 +5,6 @@ use nix::sys::signal::Signal;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 
-/// QEMU runs.
 const STARTED: &str = "runs the guest with";
 /// The first program of the guest runs, and has nothing in use.
 const KERNEL: &str = "kernel: ready";

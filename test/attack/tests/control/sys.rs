@@ -6,7 +6,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// include/uapi/linux/loop.h.
 const LOOP_CLR_FD: u64 = 0x4c01;
 const LOOP_CONFIGURE: u64 = 0x4c0a;
 const LOOP_CTL_GET_FREE: u64 = 0x4c82;
@@ -28,7 +27,6 @@ pub fn free_number(control: &File) -> i32 {
     Errno::result(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) }).expect("LOOP_CTL_GET_FREE")
 }
 
-/// Gives a device its file.
 pub fn configure(device: &File, image: &File, read_only: bool) {
     let mut config = [0_u32; LOOP_CONFIG];
     config[0] = image.as_raw_fd().cast_unsigned();

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::jiff::Timestamp;
 
 const NODE: &str = "granary";
-/// Where the observer has the node's volumes.
 const VOLUMES: &str = "/volumes";
 
 /// The kubelet renews the node's lease, and the node stays Ready, while a pod has as many processes as it may have and tries to
@@ -61,7 +60,6 @@ async fn renewed(case: &Case) -> Result<Option<Timestamp>, Failure> {
     Ok(lease.spec.and_then(|spec| spec.renew_time).map(|time| time.0))
 }
 
-/// The condition Ready, which is true.
 async fn ready(case: &Case) -> Result<NodeCondition, Failure> {
     let node = case.cluster::<Node>().get(NODE).await.map_err(Failure::api("read the node"))?;
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();

@@ -55,7 +55,6 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// A pod that attacks.
 struct Kind {
     name: &'static str,
     /// `pod-security.kubernetes.io/enforce` of its namespace.
@@ -63,9 +62,7 @@ struct Kind {
     user: usize,
     files: &'static str,
     device: &'static str,
-    /// What it writes to its device.
     mark: &'static str,
-    /// The mark of the other tenant.
     foreign: &'static str,
 }
 
@@ -130,7 +127,6 @@ struct Attacker {
     /// The PVs of its directory and of its device.
     volumes: [String; 2],
     device: OnNode,
-    /// What it printed for each attack.
     results: BTreeMap<String, String>,
 }
 
@@ -164,7 +160,6 @@ async fn publish_program(case: &Case) -> Result<(), Failure> {
     case.create::<ConfigMap>(object).await.map(drop)
 }
 
-/// Labels the namespace, and creates claims and pod.
 async fn start(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let pod = kind.pod()?;
     let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": kind.level}}});
@@ -186,7 +181,6 @@ async fn start(case: &Case, kind: &Kind) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the pod has run all attacks.
 async fn finish(case: &Case, kind: &'static Kind) -> Result<Attacker, Failure> {
     let log = eventually(PATIENCE, &format!("the end of all attacks of pod {}", kind.name), async || {
         let log = log(case, kind).await?;
@@ -225,7 +219,6 @@ async fn goes_on(case: &Case, kind: &Kind) -> Result<(), Failure> {
 }
 
 impl Attacker {
-    /// A case for each attack.
     async fn results(&self, part: &Part) {
         let Self { kind, results, .. } = self;
         for attack in ATTACKS.iter().filter(|attack| attack.by.includes(kind.user)) {

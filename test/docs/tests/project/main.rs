@@ -238,7 +238,6 @@ fn missing(have: &Value, kept: &Value, place: &str) -> Option<String> {
     }
 }
 
-/// The package and the name of a target.
 fn target(label: &str) -> (&str, &str) {
     label.trim_start_matches("//").split_once(':').unwrap_or_else(|| panic!("{label} has a colon"))
 }

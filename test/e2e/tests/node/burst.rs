@@ -10,7 +10,6 @@ const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGUSR1: i32 = 10;
 const PODS: usize = 3;
-/// Claims of each pod, of both modes.
 const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
 /// Services that start again at SIGUSR1: the CSI plugin, and the provisioner.
 const STORAGE: [&str; 2] = ["csi", "provisioner"];
@@ -23,7 +22,6 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// Names live as long as the test.
 fn claims(number: usize) -> impl Iterator<Item = Claim> {
     CLAIMS.into_iter().map(move |letter| {
         let name: &'static str = Box::leak(format!("{letter}{number}").into_boxed_str());

@@ -33,7 +33,6 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Beside writers, with a device of its own.
 pub async fn read_only(reader: &Server) -> Result<(), Failure> {
     let device = reader.device(PATH).await?;
     assert_eq!((device.size, device.read_only), (DEVICE[1], true));

@@ -91,7 +91,6 @@ pub async fn reads(writer: &Server, reader: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Beside writers: each mount has its own flags.
 pub async fn read_only(reader: &Server) -> Result<(), Failure> {
     assert_eq!(reader.read(NOTE).await?, "from first");
     assert_eq!(reader.try_write("/data/other").await?.as_deref(), Some("EROFS"));

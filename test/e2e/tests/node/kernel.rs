@@ -3,7 +3,6 @@
 use e2e::{Case, Failure, MODULE, observer};
 use workload::{Check, Settings};
 
-/// The tables that the node reads.
 const TABLES: [&str; 2] =
     [include_str!("../../../../node/core/src/sysctl.conf"), include_str!("../../../../node/core/src/conntrack.conf")];
 
@@ -27,7 +26,6 @@ async fn has_its_settings(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The kernel's own view of each.
 pub async fn is_protected(case: &Case) -> Result<(), Failure> {
     has_its_settings(case).await?;
     let observer = case.observer();

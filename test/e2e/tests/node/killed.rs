@@ -103,7 +103,6 @@ impl Before {
         Ok(later)
     }
 
-    /// When those are gone that came later.
     async fn is_unchanged(&self, case: &Case, later: [Server; 3]) -> Result<(), Failure> {
         let [one, two, three] = later;
         tokio::try_join!(one.remove(), two.remove(), three.remove())?;

@@ -7,9 +7,7 @@ use units::Bytes;
 
 use crate::volumes::DIRECTORY;
 
-/// The node's own port, through the API server.
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
-/// As docs/operations/logs.md says: kubelet shows it.
 const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
 /// Compared with each part of the program by its own tests; here with what the whole of them gives.
 const METRICS: &str = include_str!("../../../../docs/metrics.md");
@@ -36,7 +34,6 @@ async fn facts(case: &Case) -> Result<Value, Failure> {
     Ok(serde_json::from_str(&case.get(&format!("{PORT}/statusz.json")).await?)?)
 }
 
-/// Waits until they are.
 pub async fn all_services_are_ready(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "all services to be ready", async || {
         let said = case.get(&format!("{PORT}/readyz")).await?;

@@ -5,17 +5,14 @@ use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volu
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 pub const MIB: u64 = 1 << 20;
-/// The directory's claim, before and after it grows.
 pub const DIRECTORY: [u64; 2] = [32 * MIB, 48 * MIB];
 /// The device's claim. The first is rounded up to the blocks of the data disk.
 pub const DEVICE: [u64; 2] = [16 * MIB + 1, 32 * MIB];
-/// A claim for few files.
 pub const SMALL: u64 = MIB;
 /// Where the first pod has a directory of the volume that the claim `data` is for.
 pub const INSIDE: &str = "/inside";
 pub const SUB_PATH: &str = "deep/inside";
 
-/// Claims of the part.
 const CLAIMS: [&str; 3] = ["data", "device", "small"];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {

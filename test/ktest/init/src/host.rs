@@ -12,13 +12,11 @@ use ktest_init::{Answer, Order, PORT, Request, Run, Unpack, Word, receive, send}
 
 use crate::wait;
 
-/// What the host wants to be done next.
 pub(crate) enum Task {
     Unpack(Unpack),
     Run(Run),
 }
 
-/// The host, as the guest knows it.
 pub(crate) struct Host {
     port: Mutex<File>,
     tasks: Mutex<Receiver<Task>>,

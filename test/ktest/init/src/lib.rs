@@ -19,10 +19,8 @@ use serde::{Deserialize, Serialize};
 
 pub use request::{Answer, BlockStats, PowerCut, Request, SOCKET};
 
-/// The port's name.
 pub const PORT: &str = "dev.granary.ktest";
 
-/// What the host tells the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
@@ -34,7 +32,6 @@ pub enum Order {
     Answer(Answer),
     /// Print the stacks of all tasks on the console.
     Dump,
-    /// All was heard: power off.
     PowerOff,
 }
 
@@ -48,54 +45,38 @@ pub struct Unpack {
     pub time: Duration,
 }
 
-/// How the test program is run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Its arguments.
     pub arguments: Vec<String>,
     /// Its environment, besides `PATH` and the like.
     pub environment: BTreeMap<String, String>,
-    /// Serial numbers of its scratch disks.
     pub disks: Vec<String>,
-    /// Programs that it starts.
     pub tools: Vec<String>,
 }
 
-/// What the guest tells the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
     /// The guest waits for its first order. It can be saved.
     Ready,
-    /// A piece of the test program's output.
     Stdout(String),
-    /// A piece of its error output.
     Stderr(String),
-    /// It has ended, and all processes with it.
     Exit(Outcome),
     /// It cannot be run: each cause of the failure, the outermost first.
     Fault(Vec<String>),
-    /// The stacks are on the console.
     Dumped,
     /// A test asks for this. It waits for [`Order::Answer`]; until then nobody else asks.
     Ask(Request),
 }
 
-/// How the test program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Outcome {
-    /// With this status.
     Code(i32),
-    /// By this signal.
     Signal(i32),
 }
 
-/// Sends a message.
-///
-/// # Errors
-/// The system's.
 pub fn send(mut port: impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -104,9 +85,6 @@ pub fn send(mut port: impl Write, message: &impl Serialize) -> io::Result<()> {
 
 /// Receives a message. `pending` keeps the beginning of a line that has not come to its end: give the
 /// same buffer to each call.
-///
-/// # Errors
-/// `UnexpectedEof` at the end of the stream, `InvalidData` if the line is no message, and the system's.
 pub fn receive<T: DeserializeOwned>(port: &mut impl BufRead, pending: &mut Vec<u8>) -> io::Result<T> {
     port.read_until(b'\n', pending)?;
     if !pending.ends_with(b"\n") {

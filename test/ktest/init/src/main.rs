@@ -24,9 +24,7 @@ use nix::unistd::{getpid, sync};
 
 use crate::host::{Host, Task};
 
-/// Modules that every guest has.
 const BASE_MODULES: &str = "/base-modules";
-/// Modules that the test asks for.
 const MODULES: &str = "/modules";
 
 /// For what appears while the kernel finds its devices.
@@ -84,7 +82,6 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Far enough to speak with the host.
 fn open() -> Result<Arc<Host>, Fault> {
     system::mount_all()?;
     Host::connect(DEVICE_LIMIT).map(Arc::new).map_err(Fault::Port)

@@ -9,7 +9,6 @@ pub const SOCKET: &str = "/run/ktest.sock";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// What has this disk done so far?
     Stats(String),
     /// From now on every request to this disk fails.
     Cut(String),
@@ -23,13 +22,11 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PowerCut {
-    /// The test's full name.
     pub test: String,
     /// The disks that it holds: the first ones of the next boot.
     pub disks: Vec<String>,
 }
 
-/// The host's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answer {
@@ -45,15 +42,10 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockStats {
-    /// Number of reads.
     pub reads: u64,
-    /// Number of writes.
     pub writes: u64,
-    /// Number of flushes.
     pub flushes: u64,
-    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes written.
     pub written_bytes: u64,
 }
 

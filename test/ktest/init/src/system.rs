@@ -12,7 +12,6 @@ use nix::time::{ClockId, clock_settime};
 
 use crate::wait;
 
-/// Where the tools are.
 pub(crate) const PROGRAMS: &str = "/usr/bin";
 
 /// File system and where it is mounted, in this order.
@@ -82,7 +81,6 @@ pub(crate) fn disks(serials: &[String], limit: Duration) -> Result<Vec<PathBuf>,
     serials.iter().map(find).collect()
 }
 
-/// Name and serial number of each virtio disk.
 fn present() -> Vec<(String, String)> {
     let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
     entries

@@ -16,12 +16,10 @@ const DISCARD: u64 = 1 << 2;
 const MARK: u64 = 1 << 3;
 const METADATA: u64 = 1 << 4;
 
-/// One thing that happened to the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The disk completed a flush: all entries before this one are durable.
     Flush,
-    /// Data was written.
     Write(Write),
     /// The content was given up. It is read as zeros when replayed.
     Discard(Extent),
@@ -29,23 +27,16 @@ pub enum Entry {
     Mark(String),
 }
 
-/// Bytes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where they start, in bytes.
     pub start: u64,
-    /// How many.
     pub length: u64,
 }
 
-/// A write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Where to.
     pub extent: Extent,
-    /// What its completion meant.
     pub completion: Completion,
-    /// Whose it is.
     pub content: Content,
     /// Where its data starts in the log, in bytes.
     pub data: u64,
@@ -60,7 +51,6 @@ pub enum Completion {
     Durable,
 }
 
-/// What a write is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Data of files, or of whoever writes to the device itself.
@@ -69,51 +59,36 @@ pub enum Content {
     Metadata,
 }
 
-/// The bytes are no log of writes.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The header is not that of a log of version 1.
     #[error("no log of writes: the header has magic {magic:#x} and version {version}")]
     Foreign {
-        /// The magic number found.
         magic: u64,
-        /// The version found.
         version: u64,
     },
-    /// The sectors of a log have a power of two of 512 to 65536 bytes.
     #[error("a log of writes with sectors of {0} bytes")]
     SectorSize(u32),
-    /// Its description contradicts itself or the rest of the log.
     #[error("entry {index} of {count} in the log of writes {fault}")]
     Entry {
         /// Counted from 0.
         index: u64,
-        /// How many entries the header promises.
         count: u64,
-        /// What is wrong.
         fault: Fault,
     },
-    /// The log cannot be read.
     #[error("cannot read the log of writes")]
     Read(#[from] io::Error),
 }
 
-/// What is wrong with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The log ends before the entry does.
     #[error("reaches beyond the end of the log")]
     Truncated,
-    /// Flags that no version of the format has.
     #[error("has unknown flags {0:#x}")]
     Flags(u64),
-    /// Its place on the disk exceeds 64 bits.
     #[error("starts at sector {sector}, which no disk has")]
     Place {
-        /// Where it starts.
         sector: u64,
     },
-    /// A mark's text does not fit its sector or is not UTF-8.
     #[error("is a mark without a readable text")]
     Mark,
 }
@@ -121,10 +96,6 @@ pub enum Fault {
 /// Reads a whole log, except for the data: its entries tell where that is.
 ///
 /// A flush that carries data becomes two entries.
-///
-/// # Errors
-/// [`LogError`] names the first entry that makes no sense. No input panics, and memory is bounded by the log's
-/// length.
 pub fn parse(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, LogError> {
     let length = log.seek(SeekFrom::End(0))?;
     log.seek(SeekFrom::Start(0))?;
@@ -152,7 +123,6 @@ pub fn parse(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, LogError> {
     Ok(entries)
 }
 
-/// Before the entry's number is added.
 enum EntryError {
     Fault(Fault),
     Read(io::Error),

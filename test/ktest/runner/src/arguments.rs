@@ -5,7 +5,6 @@ use crate::libtest::OPTIONS;
 /// Options of the harness whose value may be the next argument.
 const VALUED: [&str; 7] = ["--test-threads", "--skip", "--color", "--format", "--logfile", "--shuffle-seed", "-Z"];
 
-/// What people gave: options, and names of tests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arguments {
     options: Vec<String>,
@@ -32,17 +31,14 @@ impl Arguments {
         parsed
     }
 
-    /// All that were chosen.
     pub(crate) fn chosen(&self) -> Vec<String> {
         self.with(&[], &self.filters)
     }
 
-    /// Names the chosen ones.
     pub(crate) fn list(&self) -> Vec<String> {
         self.with(&["--list"], &self.filters)
     }
 
-    /// Exactly these ones.
     pub(crate) fn exactly(&self, names: &[String]) -> Vec<String> {
         self.with(&["--exact"], names)
     }
@@ -56,7 +52,6 @@ impl Arguments {
         self.options.iter().any(|given| given == option)
     }
 
-    /// No option may be given twice.
     fn with(&self, more: &[&str], filters: &[String]) -> Vec<String> {
         let more = more.iter().filter(|option| !self.has(option)).chain(&OPTIONS).map(ToString::to_string);
         let separator = (!filters.is_empty()).then(|| "--".to_owned());

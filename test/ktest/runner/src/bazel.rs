@@ -4,15 +4,12 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Bazel's default for tests of medium size.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The part of the test environment that concerns this program.
 #[derive(Debug, Default)]
 pub(crate) struct Bazel {
-    /// Where the JUnit report goes.
     pub(crate) xml: Option<PathBuf>,
-    /// Deleted after the test.
     pub(crate) scratch: Option<PathBuf>,
     /// Kept after the test (`test.outputs`).
     pub(crate) outputs: Option<PathBuf>,
@@ -44,7 +41,6 @@ impl Bazel {
         timeout.saturating_sub(self.margin()).max(timeout / 2)
     }
 
-    /// Time to show what a guest hangs at.
     pub(crate) fn margin(&self) -> Duration {
         let timeout = self.timeout.unwrap_or(TIMEOUT);
         (timeout / 10).clamp(Duration::from_secs(5), Duration::from_secs(20)).min(timeout / 2)

@@ -13,7 +13,6 @@ use crate::scratch::Scratch;
 
 const VARIABLE: &str = "KTEST_CONFIG";
 
-/// The VM of a program.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -21,7 +20,6 @@ pub(crate) struct Config {
     pub(crate) runs: Runs,
     /// As the archives, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
-    /// What every guest has.
     pub(crate) initramfs: PathBuf,
     /// What only this one has: the program, its modules and tools.
     pub(crate) payload: PathBuf,
@@ -31,17 +29,14 @@ pub(crate) struct Config {
     pub(crate) tools: Vec<String>,
 }
 
-/// What is run in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Runs {
-    /// Rust's test harness: its results are read.
     Test,
     /// Any program: its output and its status are passed on.
     Program,
 }
 
-/// A size as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Memory(pub(crate) Bytes);
@@ -54,7 +49,6 @@ impl TryFrom<String> for Memory {
     }
 }
 
-/// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("{VARIABLE} is not set and this program has no name: the rules ktest and guest_program start it")]

@@ -5,7 +5,6 @@ use qemu::{Disk, QmpError, Vm};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Why the answer is no.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
     #[error("there is no scratch disk {0}")]
@@ -42,7 +41,6 @@ pub(crate) fn cut(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError>
     attach(vm, serial, &whole, &cut)
 }
 
-/// Takes it away again.
 pub(crate) fn restore(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError> {
     find(disks, serial)?;
     let (cut, whole) = (cut_name(serial), whole_name(serial));
@@ -64,7 +62,6 @@ fn cut_name(serial: &str) -> String {
     format!("cut-{serial}")
 }
 
-/// Every kind of request fails with EIO.
 fn failing(name: &str, disk: &str) -> Value {
     json!({
         "driver": "blkdebug",

@@ -22,18 +22,14 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 /// A program without a deadline is waited for in steps of this.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// How a run of the test program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By itself.
     Exit(Outcome),
     /// A test wants the power to be cut. The guest still runs.
     PowerCut(PowerCut),
     /// The guest could not run it, for these reasons, the outermost first.
     Fault(Vec<String>),
-    /// The kernel panicked.
     Panicked,
-    /// The VM ended for another reason.
     Gone(Exit),
     /// The VM did not end, but the guest cannot be heard.
     Silent,
@@ -76,7 +72,6 @@ pub(crate) enum GuestError {
     Listen(#[source] io::Error),
 }
 
-/// Who takes the output of the test program.
 pub(crate) trait Audience {
     fn stdout(&mut self, text: &str);
     fn stderr(&mut self, text: &str);
@@ -169,7 +164,6 @@ impl Guest {
         answer.unwrap_or_else(|error| Answer::Refused(error.to_string()))
     }
 
-    /// Nothing more can come from the guest.
     fn gone(&self) -> End {
         match self.vm.wait(POWER_OFF_LIMIT) {
             None => End::Silent,
@@ -198,7 +192,6 @@ impl Guest {
     }
 }
 
-/// The order to run a program.
 pub(crate) fn order(arguments: Vec<String>, boot: u32, disks: Vec<String>, tools: &[String]) -> Run {
     let environment = BTreeMap::from([("RUST_BACKTRACE".into(), "1".into()), ("KTEST_BOOT".into(), boot.to_string())]);
     Run { arguments, environment, disks, tools: tools.to_owned() }

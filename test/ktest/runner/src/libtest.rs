@@ -19,10 +19,8 @@ use serde::Deserialize;
 pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 pub(crate) const OPTIONS: [&str; 3] = ["-Zunstable-options", "--format=json", "--report-time"];
 
-/// The keys that each event begins with.
 const BEGINNINGS: [&str; 2] = ["{ \"type\": \"test\"", "{ \"type\": \"suite\""];
 
-/// A test and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) name: String,
@@ -32,17 +30,13 @@ pub(crate) struct Test {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// With its output, if that was asked for.
     Passed(String),
-    /// With its output.
     Failed(String),
-    /// With the reason, if one was given.
     Ignored(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// So many tests will run.
     Suite(usize),
     /// A test that `--list` found.
     Found(String),

@@ -20,7 +20,6 @@ use crate::scratch::Scratch;
 const COMMAND_LINE: &str =
     "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog no_timer_check audit=0 apparmor=0";
 
-/// Serial number of the disk with the payload.
 const PAYLOAD: &str = "payload";
 /// Ports for the payload and for scratch disks. A guest with more disks is booted.
 const SPARE_PORTS: u8 = 8;
@@ -40,7 +39,6 @@ pub(crate) struct Machine<'a> {
     dir: TempDir,
 }
 
-/// How often guests were started, and how.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Starts {
     pub(crate) boots: u32,
@@ -71,17 +69,14 @@ impl<'a> Machine<'a> {
         self.starts
     }
 
-    /// What executes its guests.
     pub(crate) fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
 
-    /// Serial numbers of the disks.
     pub(crate) fn disks(&self) -> Vec<String> {
         self.disks.iter().map(|disk| disk.serial.to_string()).collect()
     }
 
-    /// Starts the VM. The one before has ended.
     pub(crate) fn start(&mut self) -> Result<Guest, GuestError> {
         empty_logs(&self.disks).map_err(GuestError::Disk)?;
         if let Some(guests) = self.guests.clone()
@@ -92,7 +87,6 @@ impl<'a> Machine<'a> {
         self.boot()
     }
 
-    /// Payload and disks are there from the start.
     fn boot(&mut self) -> Result<Guest, GuestError> {
         let initramfs = self.dir.path().join("initramfs.cpio");
         if !initramfs.exists() {

@@ -35,7 +35,6 @@ use crate::verdict::Verdict;
 /// A program was not run to its end: the status that `env` and `timeout` have for their own failures.
 const NOT_RUN: u8 = 125;
 
-/// Why no verdict could be given.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error("cannot read the description of the VM")]

@@ -7,7 +7,6 @@ use ktest_init::Outcome;
 use crate::guest::{Audience, End, GuestError, order, show};
 use crate::machine::Machine;
 
-/// Passes the output on as it is.
 struct Through;
 
 impl Audience for Through {

@@ -8,7 +8,6 @@ use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStat
 use crate::libtest::{Status, Test};
 use crate::verdict::Verdict;
 
-/// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error("cannot create the file")]

@@ -5,18 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::libtest::{Event, Status, Test};
 
-/// Tests that have ended, and those that run.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     ended: Vec<Test>,
     running: BTreeMap<String, Instant>,
-    /// What a test took in earlier boots.
     earlier: BTreeMap<String, Duration>,
     found: BTreeSet<String>,
 }
 
 impl Results {
-    /// In the order in which they ended.
     pub(crate) fn ended(&self) -> &[Test] {
         &self.ended
     }

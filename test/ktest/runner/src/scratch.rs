@@ -36,7 +36,6 @@ struct Failing {
     times: Times,
 }
 
-/// The text describes no disk.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ScratchError {
     #[error("{0}")]

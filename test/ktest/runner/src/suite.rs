@@ -74,7 +74,6 @@ impl Suite<'_> {
         self.run(guest, arguments, 1, self.disks.clone())
     }
 
-    /// The test behind a power cut.
     fn phase(&mut self, guest: &Guest, boot: u32, cut: PowerCut) -> End {
         let disks = held_first(&cut.disks, &self.disks);
         self.run(guest, self.arguments.exactly(&[cut.test]), boot, disks)
@@ -115,7 +114,6 @@ fn held_first(held: &[String], all: &[String]) -> Vec<String> {
     held.iter().filter(|disk| all.contains(disk)).cloned().chain(others).collect()
 }
 
-/// Listens to the harness, tells people.
 #[derive(Debug, Default)]
 struct Listener {
     results: Results,
@@ -174,7 +172,6 @@ fn said(event: &Event) -> Option<String> {
     }
 }
 
-/// For people, about a test that ended.
 fn shown(test: &Test) -> String {
     let time = test.time.as_secs_f64();
     let (word, output) = match &test.status {

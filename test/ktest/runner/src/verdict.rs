@@ -12,7 +12,6 @@ use crate::results::Results;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
-    /// So many tests failed.
     Failed(usize),
     /// Nothing was tested although nothing was left out by name.
     Empty,

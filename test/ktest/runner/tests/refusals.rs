@@ -41,7 +41,6 @@ impl Run {
         assert!(stderr.contains(reason), "no {reason:?} in:\n{stderr}");
     }
 
-    /// Bazel is told of it.
     #[track_caller]
     fn assert_failure_of(&self, test: &str) {
         let case = format!("<testcase name=\"{test}\"");

@@ -26,9 +26,6 @@ pub(crate) fn retry(mut let_go: impl FnMut() -> Result<(), Errno>) -> Result<(),
 }
 
 /// Takes a mount off, as umount2(2) without flags does; what is in use for a moment only is waited for.
-///
-/// # Errors
-/// `EBUSY` if it is still in use after 5 seconds; at once all else that umount2 answers.
 pub fn unmount(target: &Path) -> Result<(), Errno> {
     retry(|| umount2(target, MntFlags::empty()))
 }

@@ -22,18 +22,12 @@ impl Disk {
     /// Takes a disk, waits until one is free if all are taken. It is given back on drop.
     ///
     /// Two tests that take one disk after the other can wait for each other for ever: see [`Disk::take_several`].
-    ///
-    /// # Panics
-    /// If the guest has no scratch disk at all.
     pub fn take() -> Self {
         let [disk] = Self::take_several();
         disk
     }
 
     /// Takes several disks at once, waits until so many are free.
-    ///
-    /// # Panics
-    /// If the guest has fewer scratch disks.
     pub fn take_several<const COUNT: usize>() -> [Self; COUNT] {
         POOL.take().map(|path| Self { path })
     }
@@ -66,7 +60,6 @@ struct Pool {
 }
 
 struct Disks {
-    /// The last one is taken first.
     free: Vec<PathBuf>,
     taken: Vec<(ThreadId, PathBuf)>,
 }

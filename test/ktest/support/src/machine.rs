@@ -27,9 +27,6 @@ const BOOT: &str = "KTEST_BOOT";
 /// std::fs::File::create(disk.path().join("file")).unwrap().sync_all().unwrap();
 /// assert!(block_stats(disk.device()).since(before).flushes >= 1);
 /// ```
-///
-/// # Panics
-/// If `device` is no scratch disk (such as `/dev/vda`), while it is cut off, or if the host does not answer.
 pub fn block_stats(device: &Path) -> BlockStats {
     match ask(&Request::Stats(serial(device))) {
         Answer::Stats(stats) => stats,
@@ -46,9 +43,6 @@ pub struct Cut {
 
 /// Cuts a scratch disk off: until the value is dropped, each of its reads, writes, discards and flushes
 /// fails with `EIO`. Nothing that was written to it before is lost.
-///
-/// # Panics
-/// If `device` is no scratch disk or is cut off already, or if the host does not answer.
 pub fn cut(device: &Path) -> Cut {
     let serial = serial(device);
     done(&Request::Cut(serial.clone()));
@@ -88,10 +82,6 @@ impl Drop for Cut {
 ///
 /// A disk keeps all writes that it has acknowledged: the host's page cache is not lost. What a missing flush
 /// loses is found only by replaying a log of the writes.
-///
-/// # Panics
-/// On a thread without the test's name (that is, on another one than the test's own), and if the host does
-/// not answer.
 pub fn power_cut() -> ! {
     let test = thread::current().name().unwrap_or_default().to_owned();
     assert!(!test.is_empty(), "power_cut() is called on the test's own thread, whose name is the test's");
@@ -128,7 +118,6 @@ fn unexpected(answer: &Answer) -> ! {
     }
 }
 
-/// The host knows a disk by this.
 fn serial(device: &Path) -> String {
     let name = device.file_name().unwrap_or_default();
     let path = Path::new("/sys/class/block").join(name).join("serial");

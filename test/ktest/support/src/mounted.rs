@@ -25,17 +25,10 @@ pub struct XfsDisk {
 
 impl XfsDisk {
     /// With accounting and enforcement of project quotas (`prjquota`). Waits for a free disk.
-    ///
-    /// # Panics
-    /// Without a scratch disk of 300 MiB or more, `mkfs.xfs` among the tools and XFS among the modules.
     pub fn with_project_quota() -> Self {
         Self::new("prjquota")
     }
 
-    /// Without quotas. Waits for a free disk.
-    ///
-    /// # Panics
-    /// As [`Self::with_project_quota`].
     pub fn without_quota() -> Self {
         Self::new("noquota")
     }
@@ -47,12 +40,10 @@ impl XfsDisk {
         Self { mount, disk }
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.mount.target
     }
 
-    /// The device that it is on.
     pub fn device(&self) -> &Path {
         self.disk.path()
     }
@@ -65,15 +56,10 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// Mounts it.
-    ///
-    /// # Panics
-    /// If the system refuses.
     pub fn mount() -> Self {
         Self { mount: Mount::new("tmpfs", Path::new("tmpfs"), "mode=0755") }
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.mount.target
     }
@@ -96,7 +82,6 @@ impl<'a> Mounted<'a> {
         Ok(Self { mount: Mount::try_new("xfs", device, options)?, device: PhantomData })
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.mount.target
     }

@@ -47,9 +47,6 @@ const OWN: [i64; 11] = [
 
 /// Does some work in a copy of this process. Returns the numbers of its system calls in their order, without those
 /// that are only about the process itself: its memory, its locks, its end.
-///
-/// # Panics
-/// If the work does.
 pub fn calls(work: impl FnOnce()) -> Vec<i64> {
     let mut child = Traced::start(work);
     let made = std::iter::from_fn(|| child.next_call().map(|call| call.number()));
@@ -61,9 +58,6 @@ pub fn calls(work: impl FnOnce()) -> Vec<i64> {
 ///
 /// To be killed before a call that changes nothing is to be killed before the next that does: see
 /// [`Call::may_change_files`].
-///
-/// # Panics
-/// If the work does.
 pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
     let mut child = Traced::start(work);
     let mut passed = 0;
@@ -85,9 +79,6 @@ pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: im
 ///
 /// So a test removes each flush of a program in turn, without a change of the program: a recording
 /// ([`replay`](crate::replay)) in which one is missing must not pass the checks.
-///
-/// # Panics
-/// If the work does.
 pub fn without_flush(omitted: usize, work: impl FnOnce()) -> Vec<Flush> {
     let mut child = Traced::start(work);
     let mut flushes = Vec::new();

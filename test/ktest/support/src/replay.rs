@@ -66,7 +66,6 @@ pub use self::cut::{Cut, Tearing};
 pub use self::recorder::Recorder;
 pub use ktest_init::write_log;
 
-/// A finished recording, which can be cut anywhere.
 #[derive(Debug)]
 pub struct Replay {
     log: Log,
@@ -96,7 +95,6 @@ impl Replay {
         Self { log, base, applied: 0, _spare: Spare::new(&disks), disks }
     }
 
-    /// The log.
     pub fn entries(&self) -> &[Entry] {
         &self.log.entries
     }
@@ -108,9 +106,6 @@ impl Replay {
 
     /// The same, but of cuts with the same marks that leave the same bytes only the first: formatting, for one, writes
     /// zeros where zeros are.
-    ///
-    /// # Panics
-    /// If it is not a recording [of an empty disk](Recorder::on_empty_disk).
     pub fn every_different_cut(&mut self) -> Vec<Cut> {
         assert!(self.disks.empty, "what was on the disk before the recording is not known");
         let entries = Arc::clone(&self.log.entries);
@@ -138,9 +133,6 @@ impl Replay {
 
     /// The disk as `cut` left it. With a mount and a small check it costs one or two tenths of a second in an
     /// emulated guest, plus writing what became durable since the cut before.
-    ///
-    /// # Panics
-    /// If more is durable already: restore cuts in the order of their [`Cut::position`]. If a disk fails.
     pub fn restore<'a>(&'a mut self, cut: &'a Cut) -> Restored<'a> {
         let (applied, durable) = (self.applied, cut.durable());
         assert!(applied <= durable, "{cut}: entry {applied} is durable already, restore cuts in their order");
@@ -183,22 +175,15 @@ impl Restored<'_> {
     }
 
     /// Mounts the XFS that is on it, with mount options such as `prjquota`; XFS recovers its log.
-    ///
-    /// # Panics
-    /// If it cannot be mounted.
     pub fn mount(&self, options: &str) -> Mounted<'_> {
         Mounted::new(self.device(), options)
     }
 
     /// As [`Self::mount`], for a disk that may be broken.
-    ///
-    /// # Errors
-    /// Such as `EUCLEAN` or `EBADMSG`: flushes were dropped, and XFS found its log or its metadata broken.
     pub fn try_mount(&self, options: &str) -> Result<Mounted<'_>, Errno> {
         Mounted::try_new(self.device(), options)
     }
 
-    /// What it was restored from.
     pub fn cut(&self) -> &Cut {
         self.cut
     }
@@ -228,7 +213,6 @@ impl Log {
         Self { file, entries: entries.into(), buffer: Buffer::new() }
     }
 
-    /// Does once more what an entry did.
     fn write(&mut self, kept: &Kept, device: &File) {
         let Kept { entry, part } = kept;
         let entries = Arc::clone(&self.entries);
@@ -249,7 +233,6 @@ impl Log {
         written.unwrap_or_else(|error| panic!("cannot replay entry {entry} of the log of writes: {error}"));
     }
 
-    /// What an entry leaves on a disk.
     fn note(&mut self, entry: &Entry, content: &mut Content) {
         match entry {
             Entry::Flush | Entry::Mark(_) => {}
@@ -279,7 +262,6 @@ impl Log {
     }
 }
 
-/// Memory that a device reads directly.
 #[derive(Debug)]
 struct Buffer(Vec<u8>);
 
@@ -291,7 +273,6 @@ impl Buffer {
         Self(vec![0; Self::SIZE + Self::ALIGNMENT])
     }
 
-    /// So many bytes, or all there are.
     fn first(&mut self, length: u64) -> &mut [u8] {
         let start = self.0.as_ptr().align_offset(Self::ALIGNMENT);
         let length = usize::try_from(length).map_or(Self::SIZE, |length| length.min(Self::SIZE));

@@ -6,7 +6,6 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use bench::{BurstSample, Sample, Word};
 
-/// What the guest told.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     pub(crate) kernel: String,

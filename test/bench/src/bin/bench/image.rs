@@ -18,15 +18,12 @@ use kube::{Api, Client};
 use launch::{BootError, Data, Event, Image, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
 use serde_json::json;
 
-/// Of the node in the cluster.
 const NODE: &str = "granary";
-/// Where this program makes its objects.
 const NAMESPACE: &str = "bench";
 /// Requests at once: the API server of an emulated node takes 50 ms of its CPU for each.
 const HANDS: usize = 4;
 /// A pod takes seconds in emulation, a thousand claims some minutes.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// The metric of what the node's program needs.
 const MEMORY: &str = "granary_memory_pss_bytes";
 
 /// `NAME=FILE`, a file of the image.
@@ -50,7 +47,6 @@ impl FromStr for PartFile {
     }
 }
 
-/// Why a boot gives no figures.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImageError {
     #[error("cannot look at {path}")]

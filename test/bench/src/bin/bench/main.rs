@@ -21,7 +21,6 @@ use crate::arguments::{Arguments, Command, Json};
 use crate::guest::GuestError;
 use crate::image::ImageError;
 
-/// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
     #[error("the guest did not measure")]
@@ -53,7 +52,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Is everything as promised?
 fn run(arguments: Arguments) -> Result<bool, BenchError> {
     match arguments.command {
         Command::Storage { runs, json } => {

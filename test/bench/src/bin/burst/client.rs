@@ -10,21 +10,16 @@ use kube::client::Body;
 use tokio::time::{Instant, sleep_until};
 use tower::service_fn;
 
-/// How often each kind of request was made.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests(Arc<Mutex<BTreeMap<String, u64>>>);
 
-/// How many requests may be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
-    /// So often, one.
     pub(crate) each: Duration,
-    /// After a pause, so many at once.
     pub(crate) burst: u32,
 }
 
 impl Requests {
-    /// What was counted so far.
     pub(crate) fn counted(&self) -> BTreeMap<String, u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -8,7 +8,6 @@ use nix::sched::{CloneFlags, unshare};
 use rtnetlink::LinkUnspec;
 use rtnetlink::packet_route::link::LinkFlags;
 
-/// There is no such network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NetworkError {
     #[error("cannot leave the machine's network; run the benchmark as root")]

@@ -25,7 +25,6 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Of external-provisioner: 5 requests a second, 10 at once.
 const LIMIT: Limit = Limit { each: Duration::from_millis(200), burst: 10 };
 
-/// Requests of the benchmark itself at once.
 const HANDS: usize = 16;
 
 const STOP: Duration = Duration::from_secs(20);

@@ -56,10 +56,8 @@ pub(crate) enum CallError {
     Detach(#[from] loopdev::DetachError),
     #[error("loop devices cannot be listed")]
     List(#[from] loopdev::ListError),
-    /// Somebody has it open: it would count as present in the next measurement.
     #[error("the loop device is in use by somebody else and stays for now")]
     Deferred,
-    /// What was measured did not do its work.
     #[error("the {what} is {found}, it must be {expected}")]
     Wrong { what: &'static str, found: u32, expected: u32 },
 }

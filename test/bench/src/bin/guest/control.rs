@@ -10,7 +10,6 @@ use crate::tracer::{Seen, TraceError, trace};
 
 const CALLS: u64 = 1000;
 
-/// Why no count can be believed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
     #[error("nothing can be counted")]
@@ -19,7 +18,6 @@ pub(crate) enum ControlError {
     Wrong { seen: BTreeMap<String, u64> },
 }
 
-/// The traced side.
 pub(crate) fn make() -> Result<(), Errno> {
     measured(|| {
         for _ in 0..CALLS {
@@ -31,7 +29,6 @@ pub(crate) fn make() -> Result<(), Errno> {
     .map(drop)
 }
 
-/// The tracing side.
 pub(crate) fn check() -> Result<(), ControlError> {
     let Seen { syscalls: seen, .. } = trace(&["control".into()], || ())?;
     let expected = [("getppid", CALLS), ("getpgid", 1)].map(|(name, count)| (name.to_owned(), count));

@@ -9,7 +9,6 @@ use crate::call::CallError;
 use crate::quota::VOLUMES;
 use crate::region::measured;
 
-/// About the size of a volume's record.
 const CONTENT: [u8; 256] = [b'x'; 256];
 
 pub(crate) fn write_new(mount: &Path) -> Result<(), CallError> {

@@ -21,7 +21,6 @@ const CONFIG: Config = Config {
     size_limit: None,
 };
 
-/// Devices that are there while something is measured.
 pub(crate) struct Attached(Vec<(Backing, Device)>);
 
 impl Attached {
@@ -60,7 +59,6 @@ pub(crate) fn refresh(mount: &Path) -> Result<(), CallError> {
     backing.discard(device)
 }
 
-/// With closing the device.
 pub(crate) fn detach(mount: &Path) -> Result<(), CallError> {
     let (backing, device) = attached(mount)?;
     let end = measured(|| device.detach(&backing.file))??;
@@ -94,7 +92,6 @@ fn sync(mount: &Path) -> Result<(), CallError> {
     synced.map_err(CallError::arrange("sync", mount))
 }
 
-/// A sparse file.
 struct Backing {
     path: PathBuf,
     file: File,

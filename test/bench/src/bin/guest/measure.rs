@@ -83,7 +83,6 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Acts while so many devices are attached.
 fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
     let failed = |source| MeasureError::Populate { present, things: Subject::Loopdev.things(), source };
     let attached = Attached::new(mount, present).map_err(failed)?;
@@ -91,7 +90,6 @@ fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureE
     attached.detach().map_err(failed)
 }
 
-/// Acts while there are so many more mounts.
 fn mounts(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
     let failed = |source| MeasureError::Populate { present, things: Subject::Csi.things(), source };
     let mounted = Mounted::new(mount, present).map_err(failed)?;

@@ -6,7 +6,6 @@ macro_rules! names {
     ($($call:ident)*) => { &[$((libc::$call, stringify!($call))),*] };
 }
 
-/// Those that these operations make or might make.
 const NAMES: &[(libc::c_long, &str)] = names! {
     SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_faccessat SYS_faccessat2 SYS_fallocate
     SYS_fchmod SYS_fchmodat SYS_fchownat SYS_fcntl SYS_fdatasync SYS_flock SYS_fork SYS_fstat SYS_fstatfs SYS_fsync

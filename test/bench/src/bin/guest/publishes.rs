@@ -15,7 +15,6 @@ use crate::call::CallError;
 use crate::region::measured;
 use crate::volumes;
 
-/// kubelet's directory, below the mount.
 const KUBELET: &str = "kubelet";
 
 /// Mounts that are there while something is measured: all on one directory.
@@ -76,7 +75,6 @@ pub(crate) fn unpublish_block(mount: &Path) -> Result<(), CallError> {
 
 const BLOCK: Mode = Mode::Block { allocation: Allocation::Thick };
 
-/// Where a new volume is to be published.
 struct Target {
     mount: PathBuf,
     volume: VolumeId,
@@ -122,7 +120,6 @@ impl Target {
         self.end()
     }
 
-    /// Twice is as good as once.
     fn end(self) -> Result<(), CallError> {
         self.calls.unpublish(&self.gone())?;
         drop(self.calls);

@@ -13,7 +13,6 @@ use nix::unistd::Pid;
 use crate::names::name;
 use crate::region;
 
-/// What was seen of a region.
 #[derive(Debug)]
 pub(crate) struct Seen<T> {
     /// How often each system call was made, by name.
@@ -42,7 +41,6 @@ pub(crate) enum TraceError {
     Late(ExitStatus),
 }
 
-/// Where the child is.
 enum Phase<T> {
     Before,
     Inside(T),
@@ -111,7 +109,6 @@ fn enters(child: Pid) -> Result<bool, Errno> {
     Ok(ptrace::syscall_info(child)?.op == libc::PTRACE_SYSCALL_INFO_ENTRY)
 }
 
-/// A system call's number and its first argument.
 struct Call {
     number: libc::c_long,
     first: i64,

@@ -13,7 +13,6 @@ use volume::{Allocation, Claim, Mode, Request, Settings, Store, VolumeId};
 use crate::call::CallError;
 use crate::region::measured;
 
-/// The volumes directory, below the mount.
 const DIRECTORY: &str = "node";
 
 /// As many as the node serves claims at once.
@@ -21,7 +20,6 @@ const WORKERS: u32 = 8;
 
 const SIZE: Bytes = Bytes::new(64 << 10);
 
-/// Makes so many filesystem volumes.
 pub(crate) fn populate(mount: &Path, volumes: u32) -> Result<(), CallError> {
     let store = open(mount)?;
     at_once(0..volumes, |number| claim(&store, &id("present", number)?, filesystem()))
@@ -35,14 +33,12 @@ pub(crate) fn claim_block(mount: &Path) -> Result<(), CallError> {
     new_claim(mount, Mode::Block { allocation: Allocation::Thick })
 }
 
-/// Opens a volume that was opened before.
 pub(crate) fn open_volume(mount: &Path) -> Result<(), CallError> {
     let (store, id) = with_volume(mount, filesystem())?;
     drop(measured(|| store.open_volume(&id))??);
     end(&store, &id)
 }
 
-/// What a volume holds, by its name.
 pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
     let (store, id) = with_volume(mount, filesystem())?;
     measured(|| store.open_volume(&id)?.quota().map_err(CallError::from))??;
@@ -122,7 +118,6 @@ fn warm(store: &Store) -> Result<(), CallError> {
     end(store, &id)
 }
 
-/// A new volume.
 pub(crate) fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId), CallError> {
     let (store, id) = (open(mount)?, id("measured", 0)?);
     claim(&store, &id, mode)?;
@@ -136,7 +131,6 @@ pub(crate) fn sync(mount: &Path) -> Result<(), CallError> {
     Ok(fsquota::sync(&Dir::open(mount)?)?)
 }
 
-/// Removes a volume.
 pub(crate) fn remove(mount: &Path, id: &VolumeId) -> Result<(), CallError> {
     end(&open(mount)?, id)
 }
@@ -160,7 +154,6 @@ fn id(kind: &str, number: u32) -> Result<VolumeId, CallError> {
     Ok(format!("pvc-{kind}-{number}").parse()?)
 }
 
-/// Works on all numbers, several at once.
 fn at_once(numbers: std::ops::Range<u32>, work: impl Fn(u32) -> Result<(), CallError> + Sync) -> Result<(), CallError> {
     let work = &work;
     thread::scope(|scope| {
@@ -176,7 +169,6 @@ fn at_once(numbers: std::ops::Range<u32>, work: impl Fn(u32) -> Result<(), CallE
     })
 }
 
-/// The number of a worker.
 fn usize_of(worker: u32) -> usize {
     worker.try_into().unwrap_or_default()
 }

@@ -19,9 +19,6 @@ pub struct Key {
 
 impl Key {
     /// `name` is for people who look at the directory.
-    ///
-    /// # Errors
-    /// A file in /proc cannot be read.
     pub fn new(name: &'static str) -> io::Result<Self> {
         let cpu = fs::read_to_string("/proc/cpuinfo")?;
         let mut key = Self { name, digest: Sha256::new() };
@@ -33,17 +30,12 @@ impl Key {
         Ok(key)
     }
 
-    /// Adds a text.
     pub fn add(&mut self, text: &str) {
         // The length keeps two texts from being one.
         self.digest.update(text.len().to_le_bytes());
         self.digest.update(text);
     }
 
-    /// Adds the content of a file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn add_file(&mut self, path: &Path) -> io::Result<()> {
         let mut digest = Sha256::new();
         io::copy(&mut File::open(path)?, &mut digest)?;

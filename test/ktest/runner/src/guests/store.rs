@@ -23,7 +23,6 @@ const LOCK: &str = "lock";
 /// A state that is being created, or that a killed process left behind.
 const UNFINISHED: &str = "unfinished";
 
-/// The states of one machine.
 #[derive(Clone, Debug)]
 pub struct Guests {
     dir: PathBuf,
@@ -40,30 +39,22 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// The directory of the state.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 }
 
-/// Why there is no state.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError<E: std::error::Error + 'static> {
-    /// The directory does not work.
     #[error("cannot use the saved guests in {path}; delete them, or boot every guest with --config=cold")]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The guest could not be saved.
     #[error("cannot create the saved guest {name}")]
     Create {
-        /// The name of the state.
         name: String,
-        /// The reason.
         #[source]
         source: E,
     },
@@ -82,9 +73,6 @@ impl Guests {
 
     /// The state with this key. If there is none, or it has expired, `create` makes it in the empty directory that it is
     /// given. Waits while another process creates the same state. `None` if the disk is too full for another state.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     pub fn get<E: std::error::Error + 'static>(
         &self,
         key: &Key,

@@ -57,9 +57,6 @@ impl<'a> Call<'a> {
 
     /// Whether it may leave a file otherwise than it is, as far as its number and an opening's flags tell. What is
     /// unknown may.
-    ///
-    /// # Panics
-    /// If the child passes a pointer that is none.
     pub fn may_change_files(&self) -> bool {
         match self.number() {
             libc::SYS_openat2 => {
@@ -71,9 +68,6 @@ impl<'a> Call<'a> {
     }
 
     /// What it makes durable, if that is what it is for.
-    ///
-    /// # Panics
-    /// If the child passes a pointer that is none.
     pub fn flush(&self) -> Option<Flush> {
         let [first, _, how, ..] = self.arguments();
         // A descriptor is an `int`: the upper half of the register may hold anything.
@@ -89,18 +83,12 @@ impl<'a> Call<'a> {
     }
 
     /// The call does not exist in this kernel: the child gets `ENOSYS`.
-    ///
-    /// # Panics
-    /// If the child cannot go on.
     pub fn refuse(mut self) {
         self.skip();
     }
 
     /// Makes nothing durable, and the child does not notice: a sync returns 0 without being carried out, and a file that
     /// is to be written past the page cache is written through it.
-    ///
-    /// # Panics
-    /// If the call has no [`Call::flush`], or the child cannot go on.
     pub fn omit_flush(mut self) {
         let pid = self.child.pid();
         match self.flush().expect("a call that makes something durable") {

@@ -14,27 +14,17 @@ pub struct Child(pub(super) Pid);
 
 impl Child {
     /// Begins the work. See [the module](super) for what it must not do.
-    ///
-    /// # Panics
-    /// If the system has no room for another process.
     pub fn start(work: impl FnOnce()) -> Self {
         Self(sys::copy(work).unwrap_or_else(|error| panic!("cannot start a process: {error}")))
     }
 
     /// Kills it, whatever it does, and waits for its end.
-    ///
-    /// # Panics
-    /// If somebody else has waited for it.
     pub fn kill(self) {
         // Until it is waited for, the ID is the child's.
         kill(self.0, Signal::SIGKILL).expect("the child is there");
         waitpid(self.0, None).expect("its end");
     }
 
-    /// Waits for its end.
-    ///
-    /// # Panics
-    /// If the work did, or if somebody killed it.
     pub fn wait(self) {
         assert_eq!(waitpid(self.0, None), Ok(WaitStatus::Exited(self.0, 0)), "the work of a child failed");
     }

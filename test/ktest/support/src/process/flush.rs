@@ -18,7 +18,6 @@ pub enum Flush {
 }
 
 impl Flush {
-    /// The file or directory.
     pub fn path(&self) -> &Path {
         match self {
             Self::Fsync(path) | Self::Fdatasync(path) | Self::Syncfs(path) | Self::Direct(path) => path,

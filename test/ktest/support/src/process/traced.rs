@@ -16,9 +16,6 @@ pub struct Traced(Pid);
 
 impl Traced {
     /// Starts it; it stands still before the work begins.
-    ///
-    /// # Panics
-    /// As [`Child::start`], and if it cannot be traced.
     pub fn start(work: impl FnOnce()) -> Self {
         let Child(pid) = Child::start(|| {
             ptrace::traceme().expect("it can be traced by its parent");
@@ -32,9 +29,6 @@ impl Traced {
     }
 
     /// Lets it run into its next system call, which is not carried out yet. `None` if it has done its work and ended.
-    ///
-    /// # Panics
-    /// If the work did.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
             if ptrace::syscall_info(self.0).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
@@ -45,9 +39,6 @@ impl Traced {
     }
 
     /// Kills it before the call that it stands before.
-    ///
-    /// # Panics
-    /// If it cannot be killed.
     pub fn kill(self) {
         ptrace::kill(self.0).expect("it stands still");
         assert_eq!(waitpid(self.0, None), Ok(WaitStatus::Signaled(self.0, Signal::SIGKILL, false)));

@@ -10,14 +10,12 @@ use super::write_log::Extent;
 #[derive(Debug, Default)]
 pub(super) struct Content {
     sectors: BTreeMap<u64, u64>,
-    /// All of them, in any order.
     digest: u64,
 }
 
 const EMPTY: [u8; SECTOR as usize] = [0; SECTOR as usize];
 
 impl Content {
-    /// Whole sectors, at a position in bytes.
     pub(super) fn write(&mut self, start: u64, data: &[u8]) {
         for (number, sector) in (start / SECTOR..).zip(data.chunks(EMPTY.len())) {
             let former = if sector == EMPTY {
@@ -33,7 +31,6 @@ impl Content {
         }
     }
 
-    /// Zeros.
     pub(super) fn discard(&mut self, extent: Extent) {
         let first = extent.start / SECTOR;
         let gone = self.sectors.extract_if(first..first + extent.length / SECTOR, |_, _| true);

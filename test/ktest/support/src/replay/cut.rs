@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ktest_init::write_log::{Completion, Content, Entry, Write};
 
-/// The kernel's own last word in a log.
 pub(crate) const END_MARK: &str = "dm-log-writes-end";
 
 /// The unit that a disk writes whole, in bytes.
@@ -45,7 +44,6 @@ pub(crate) struct Kept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     All,
-    /// Which sectors, in their order.
     Sectors(Vec<bool>),
 }
 
@@ -55,7 +53,6 @@ impl Cut {
         self.position
     }
 
-    /// The marks before it, oldest first.
     pub fn marks(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.log[..self.position].iter().filter_map(|entry| match entry {
             Entry::Mark(text) if text != END_MARK => Some(text.as_str()),
@@ -63,7 +60,6 @@ impl Cut {
         })
     }
 
-    /// The last mark before it.
     pub fn last_mark(&self) -> Option<&str> {
         self.marks().next_back()
     }

@@ -69,7 +69,6 @@ impl Mapped {
         ask(Command::Message, &mut request)
     }
 
-    /// The target's status line.
     pub(crate) fn status(&self) -> Result<String, Errno> {
         let mut request = request(&self.name);
         ask(Command::Status, &mut request)?;
@@ -95,7 +94,6 @@ pub(crate) fn word(text: &str) -> String {
     text.chars().flat_map(escape).flatten().collect()
 }
 
-/// The length of a block device, in bytes.
 pub(crate) fn length(device: &Path) -> u64 {
     let end = File::open(device).and_then(|mut file| file.seek(SeekFrom::End(0)));
     end.unwrap_or_else(|error| panic!("cannot measure {}: {error}", device.display()))

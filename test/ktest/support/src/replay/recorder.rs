@@ -54,9 +54,6 @@ pub(super) fn snapshot(base: &Path, copies: &Path, length: u64) -> Mapped {
 
 impl Recorder {
     /// Of a fresh XFS, made before the recording starts: no cut is within `mkfs.xfs`. Waits for three free disks.
-    ///
-    /// # Panics
-    /// Without three scratch disks of 300 MiB or more, the modules, or `mkfs.xfs` among the tools.
     pub fn on_xfs() -> Self {
         let disks = take();
         mounted::format(disks.base.path());
@@ -64,9 +61,6 @@ impl Recorder {
     }
 
     /// Of a disk of zeros. Waits for three free disks.
-    ///
-    /// # Panics
-    /// Without three scratch disks and the modules.
     pub fn on_empty_disk() -> Self {
         let disks = Disks { empty: true, ..take() };
         zero(disks.base.path());
@@ -86,18 +80,12 @@ impl Recorder {
     }
 
     /// Mounts the XFS that is on it, with mount options such as `prjquota`.
-    ///
-    /// # Panics
-    /// If it cannot be mounted.
     pub fn mount(&self, options: &str) -> Mounted<'_> {
         Mounted::new(self.device(), options)
     }
 
     /// Writes a word of the test into the log: everything that was flushed before is then before the mark. The
     /// word is found again by [`Cut::marks`](super::Cut::marks).
-    ///
-    /// # Panics
-    /// If it is empty or has more than 400 bytes.
     pub fn mark(&self, word: &str) {
         assert!((1..=400).contains(&word.len()), "a mark has 1 to 400 bytes: {word:?}");
         let sent = self.log_writes.message(&format!("mark {}", device_mapper::word(word)));
@@ -106,9 +94,6 @@ impl Recorder {
 
     /// From now on the device denies that it has a cache, so that the kernel drops every flush, as if a disk or
     /// a driver ignored them. A test of durability that does not fail now has shown nothing before.
-    ///
-    /// # Panics
-    /// If the kernel does not allow it.
     pub fn drop_flushes(&self) {
         let name = self.device().file_name().unwrap_or_default();
         let setting = Path::new("/sys/block").join(name).join("queue/write_cache");
@@ -117,9 +102,6 @@ impl Recorder {
     }
 
     /// Ends the recording. Nothing may have the device open.
-    ///
-    /// # Panics
-    /// If something has, or the log is incomplete because its disk is full.
     pub fn finish(self) -> Replay {
         let Self { log_writes, written, disks } = self;
         let status = log_writes.status().unwrap_or_else(|error| panic!("no status of the log of writes: {error}"));

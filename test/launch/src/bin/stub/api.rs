@@ -11,7 +11,6 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-/// QEMU's user networking forwards to this address.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const PORT: u16 = 6443;
 /// Index of the only network device: loopback is 1.
@@ -60,7 +59,6 @@ fn tls() -> Result<ServerConfig, Box<dyn Error>> {
     Ok(builder.with_single_cert(vec![made.cert.into()], key)?)
 }
 
-/// One request for each connection.
 fn answer(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<()> {
     let connection = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(connection, stream);
