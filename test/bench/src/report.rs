@@ -56,20 +56,9 @@ pub struct Ratio {
 #[serde(rename_all = "kebab-case", tag = "violation")]
 pub enum Violation {
     #[error("{operation} makes {found} more system calls for each of the {things} that exist; promised are {promised}")]
-    Slope {
-        operation: Operation,
-        things: &'static str,
-        promised: u32,
-        found: f64,
-    },
+    Slope { operation: Operation, things: &'static str, promised: u32, found: f64 },
     #[error("{operation} makes {found} system calls with {present} {things}; promised are at most {promised}")]
-    TooMany {
-        operation: Operation,
-        present: u32,
-        things: &'static str,
-        promised: u32,
-        found: f64,
-    },
+    TooMany { operation: Operation, present: u32, things: &'static str, promised: u32, found: f64 },
     #[error("{operation} makes {found} flushes with {present} {things}; promised are at most {promised}")]
     TooManyFlushes {
         operation: Operation,

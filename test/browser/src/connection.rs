@@ -20,19 +20,14 @@ pub enum Error {
     #[error("cannot start the browser")]
     Start(#[source] io::Error),
     #[error("the browser is gone; it said last: {said}")]
-    Gone {
-        said: String,
-    },
+    Gone { said: String },
     #[error("the browser did not answer {request} within {LIMIT:?}")]
     Late {
         /// The request, or the event that was waited for.
         request: String,
     },
     #[error("the browser refused {request}: {answer}")]
-    Refused {
-        request: String,
-        answer: Value,
-    },
+    Refused { request: String, answer: Value },
     #[error("the browser answered {request} with something else")]
     Answer {
         request: String,

@@ -16,9 +16,7 @@ pub enum CaptureError {
         source: io::Error,
     },
     #[error("{path} is no capture of Ethernet frames by a machine of this kind")]
-    Form {
-        path: PathBuf,
-    },
+    Form { path: PathBuf },
     #[error("{path} has a frame that cannot be read")]
     Frame {
         path: PathBuf,

@@ -18,10 +18,7 @@ pub enum Failure {
     #[error(transparent)]
     Late(#[from] Late),
     #[error("pod {pod} failed: {message}")]
-    Pod {
-        pod: String,
-        message: String,
-    },
+    Pod { pod: String, message: String },
     #[error("pod {pod} reported {message:?}")]
     Report {
         pod: String,

@@ -27,10 +27,7 @@ pub enum SettingError {
     #[error("cannot run zstd")]
     Run(#[source] io::Error),
     #[error("cannot unpack {}: zstd ended with {status}", packed.display())]
-    Unpack {
-        packed: PathBuf,
-        status: String,
-    },
+    Unpack { packed: PathBuf, status: String },
 }
 
 #[derive(Debug)]

@@ -28,7 +28,7 @@ const ETCD: &str = "ENVTEST_ETCD";
 
 const NODE: &str = "granary";
 
-/// What is told to clients as the API server's address. Nobody listens there: of the documentation's network.
+/// Advertised address of the API server, of the network for documentation. No process listens there.
 const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 const STOP: Duration = Duration::from_secs(20);
@@ -142,8 +142,8 @@ impl Cluster {
         start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
     }
 
-    /// Kills the API server: asked to end, it waits 5 s for connections that have not sent a request (Go's
-    /// `http.Server.Shutdown`). Its data stays with etcd.
+    /// Kills the API server: one that is asked to end waits 5 s for connections without a request (Go's
+    /// `http.Server.Shutdown`).
     pub async fn stop_api_server(&self) {
         if let Some(running) = self.api_server.lock().await.take() {
             // It is overdue, as wanted.

@@ -16,8 +16,8 @@ use volume::{
 /// The file system's block: sizes are whole numbers of it.
 const BLOCK: u64 = 4096;
 
-/// A node's volumes in memory. What a real [`volume::Store`] does with a disk is shown by its own kernel tests; this
-/// one keeps the same records and gives the same answers, which `//node/kubernetes/provisioner:volumes_ktest` compares.
+/// A node's volumes in memory. `//node/kubernetes/provisioner:volumes_ktest` compares its answers with those of
+/// [`volume::Store`] on a disk.
 pub struct FakeVolumes {
     size: Bytes,
     state: Mutex<Disk>,
@@ -41,7 +41,7 @@ struct Disk {
 }
 
 impl FakeVolumes {
-    /// A disk that can promise so much.
+    /// A disk with so much space for volumes.
     pub fn with_size(size: Bytes) -> Self {
         Self { size, state: Mutex::default() }
     }
@@ -101,7 +101,7 @@ impl FakeVolumes {
         }
     }
 
-    /// Somebody changed the project of inodes of the volume.
+    /// As if a tenant had changed the project of inodes of the volume.
     pub fn set_drifted(&self, id: &VolumeId, drifted: Drifted) {
         self.disk().drifted.insert(id.clone(), drifted);
     }
@@ -111,7 +111,7 @@ impl FakeVolumes {
         self.disk().records.remove(id);
     }
 
-    /// What has no record.
+    /// Sets the directories without a record.
     pub fn set_strays(&self, strays: Strays) {
         self.disk().strays = strays;
     }

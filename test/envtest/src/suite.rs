@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use crate::{Cluster, chain};
 
-/// Why a case could not go on. What it asserts is a panic, as in any test.
+/// The reason for which a case could not continue. A failed assertion is a panic, as in any test.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
 type Body = Box<dyn FnOnce(Arc<Cluster>) -> Pin<Box<dyn Future<Output = Result<(), Failure>>>> + Send>;

@@ -1,4 +1,4 @@
-//! Disks with faults from the first request on: they fail where they were told to, and nowhere else.
+//! Disks with faults from the first request on fail at the configured place only.
 
 use std::env;
 use std::fs::File;

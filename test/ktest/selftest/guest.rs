@@ -1,4 +1,4 @@
-//! What a test program finds in the guest.
+//! The environment of a test program in the guest.
 
 use std::collections::BTreeSet;
 use std::env;

@@ -1,4 +1,4 @@
-//! What a test may ask of the machine around its guest.
+//! Requests of a test to the machine around its guest.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! A program in a guest that is no test: says what it was given, and ends as it is told to.
+//! A program in a guest that is not a test: prints its arguments, and ends as they say.
 
 use std::env;
 use std::process::{ExitCode, abort};

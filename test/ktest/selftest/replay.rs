@@ -54,7 +54,7 @@ fn recorded(replace: Replace, before: impl FnOnce(&Recorder)) -> Replay {
     recorder.finish()
 }
 
-/// What the file had after `mark`, at each cut. Nothing if it or the whole file system was lost.
+/// The file's content after `mark`, at each cut; `None` if the file or the whole file system was lost.
 fn found_after(mark: &str, replay: &mut Replay) -> Vec<Option<Vec<u8>>> {
     let mut cuts = replay.every_cut();
     cuts.extend(replay.lossy_cuts(1, 20, Tearing::Sectors));

@@ -58,13 +58,13 @@ impl Host {
         answers.recv().unwrap_or_else(|_| Answer::Refused("the host is gone".into()))
     }
 
-    /// What to do first, `None` if the host wants nothing to be done.
+    /// The first task; `None` if the host orders to power off.
     pub(crate) fn first_task(&self) -> Option<Task> {
         self.tasks().recv().ok()
     }
 
-    /// What to do next. `None` when the host has received everything: data is still under way from the port to the host
-    /// when a write returns. Also when `limit` is over: then there is no host.
+    /// The next task. `None` when the host has received everything (data is still in flight from the port to the host
+    /// when a write returns), or after `limit`: then there is no host.
     pub(crate) fn next_task(&self, limit: Duration) -> Option<Task> {
         self.tasks().recv_timeout(limit).ok()
     }
@@ -74,7 +74,7 @@ impl Host {
     }
 }
 
-/// The port's device, once the host has told its name.
+/// The port's device, when its name has arrived from the host.
 fn find() -> Option<PathBuf> {
     let port = fs::read_dir("/sys/class/virtio-ports").ok()?.flatten().find(|entry| {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
@@ -97,7 +97,7 @@ fn listen(ear: File, mouth: &File, heard: Heard) {
                 dump();
                 let _ = send(mouth, &Word::Dumped);
             }
-            // A failed send means that nobody waits for it any more.
+            // // A failed send means that the receiver has ended.
             Ok(Order::Unpack(unpack)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Unpack(unpack)))),
             Ok(Order::Run(run)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Run(run)))),
             Ok(Order::Answer(answer)) => drop(answers.send(answer)),

@@ -35,7 +35,7 @@ pub enum Order {
     PowerOff,
 }
 
-/// What a restored guest lacks: the payload, and the time that has passed since it was saved.
+/// The payload, which a restored guest lacks, and the current time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unpack {
@@ -66,7 +66,7 @@ pub enum Word {
     /// It cannot be run: each cause of the failure, the outermost first.
     Fault(Vec<String>),
     Dumped,
-    /// A test asks for this. It waits for [`Order::Answer`]; until then nobody else asks.
+    /// A test's request. No other is sent until [`Order::Answer`].
     Ask(Request),
 }
 
@@ -83,8 +83,7 @@ pub fn send(mut port: impl Write, message: &impl Serialize) -> io::Result<()> {
     port.write_all(&line)
 }
 
-/// Receives a message. `pending` keeps the beginning of a line that has not come to its end: give the
-/// same buffer to each call.
+/// Receives a message. `pending` keeps the beginning of an incomplete line: pass the same buffer to each call.
 pub fn receive<T: DeserializeOwned>(port: &mut impl BufRead, pending: &mut Vec<u8>) -> io::Result<T> {
     port.read_until(b'\n', pending)?;
     if !pending.ends_with(b"\n") {

@@ -1,5 +1,5 @@
-//! PID 1 of a kernel test's guest: makes the system ready, runs the test program, tells the host what
-//! came of it, powers off.
+//! PID 1 of a kernel test's guest: prepares the system, runs the test program, reports the result to the host, powers
+//! off.
 #![forbid(unsafe_code)]
 
 mod host;
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         eprintln!("error: {}", causes.join("\ncaused by: "));
         if let Some(host) = &host {
             host.tell(&Word::Fault(causes));
-            // Until the host has heard it.
+            // // Until the host has received it.
             host.next_task(NEXT_ORDER_LIMIT);
         }
     }

@@ -5,8 +5,7 @@ use std::str;
 
 const PIECE: usize = 16 << 10;
 
-/// Gives each piece to `tell` as it comes, until the end. What is no UTF-8 becomes U+FFFD; a character
-/// is never cut.
+/// Passes each piece to `report` as it arrives, until the end. Invalid UTF-8 becomes U+FFFD; a character is never cut.
 pub(crate) fn forward(mut stream: impl Read, mut tell: impl FnMut(String)) {
     let mut buffer = Vec::new();
     let mut piece = [0; PIECE];

@@ -26,7 +26,7 @@ pub(crate) enum RunError {
     Wait(#[source] Errno),
 }
 
-/// Runs it to its end; then no other process is left, and all output has been told.
+/// Runs the program. Afterwards no other process is left, and all output is sent.
 pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, RunError> {
     let disks: Vec<_> = disks.iter().map(|path| path.to_string_lossy()).collect();
     let mut command = Command::new(PROGRAM);
@@ -47,7 +47,7 @@ pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, 
         scope.spawn(|| stdout.map(|stream| forward(stream, |text| host.tell(&Word::Stdout(text)))));
         scope.spawn(|| stderr.map(|stream| forward(stream, |text| host.tell(&Word::Stderr(text)))));
         let outcome = reap(pid);
-        // Whoever it left behind holds its output open.
+        // // Processes that it left behind hold its output open.
         kill_all();
         outcome
     })

@@ -1,4 +1,4 @@
-//! What tests ask of the host.
+//! Requests of tests to the host.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,7 +15,7 @@ pub(crate) fn start(host: Arc<Host>) -> io::Result<()> {
     thread::Builder::new().name("relay".into()).spawn(move || {
         for stream in listener.incoming() {
             if let Err(error) = stream.and_then(|stream| pass_on(&host, &stream)) {
-                // The test knows: it got no answer.
+                // // The test notices that it gets no answer.
                 eprintln!("error: cannot pass on what a test asks: {error}");
             }
         }

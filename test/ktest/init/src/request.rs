@@ -1,11 +1,11 @@
-//! What a test asks of the host, by way of the guest's init.
+//! Requests of a test to the host, which the guest's init forwards.
 
 use serde::{Deserialize, Serialize};
 
 /// Where the guest's init listens: one [`Request`] a connection, answered by an [`Answer`].
 pub const SOCKET: &str = "/run/ktest.sock";
 
-/// What a test asks of the host. Disks are named by their serial numbers.
+/// A test's request to the host. Disks are named by their serial numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
@@ -50,7 +50,7 @@ pub struct BlockStats {
 }
 
 impl BlockStats {
-    /// What was done after `earlier` was taken.
+    /// The difference to `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What a test program finds in the guest: file systems, disks, tools.
+//! File systems, disks and tools of the test program.
 
 use std::fs;
 use std::io;

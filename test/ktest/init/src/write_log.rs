@@ -42,7 +42,6 @@ pub struct Write {
     pub data: u64,
 }
 
-/// What the completion of a write says about its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// It may still be in the disk's cache: only a later flush makes it durable.
@@ -53,7 +52,7 @@ pub enum Completion {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Data of files, or of whoever writes to the device itself.
+    /// Data of files, or of a program that writes to the device.
     Data,
     /// The file system's own (`REQ_META`).
     Metadata,
@@ -62,10 +61,7 @@ pub enum Content {
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     #[error("no log of writes: the header has magic {magic:#x} and version {version}")]
-    Foreign {
-        magic: u64,
-        version: u64,
-    },
+    Foreign { magic: u64, version: u64 },
     #[error("a log of writes with sectors of {0} bytes")]
     SectorSize(u32),
     #[error("entry {index} of {count} in the log of writes {fault}")]
@@ -86,16 +82,13 @@ pub enum Fault {
     #[error("has unknown flags {0:#x}")]
     Flags(u64),
     #[error("starts at sector {sector}, which no disk has")]
-    Place {
-        sector: u64,
-    },
+    Place { sector: u64 },
     #[error("is a mark without a readable text")]
     Mark,
 }
 
-/// Reads a whole log, except for the data: its entries tell where that is.
-///
-/// A flush that carries data becomes two entries.
+/// Reads all entries of a log, without their data. A flush that carries data becomes two entries. No input panics;
+/// memory is bounded by the log's length.
 pub fn parse(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, LogError> {
     let length = log.seek(SeekFrom::End(0))?;
     log.seek(SeekFrom::Start(0))?;

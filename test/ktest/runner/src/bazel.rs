@@ -1,4 +1,4 @@
-//! What Bazel says to a test, by its environment.
+//! Bazel's settings for a test, from the environment.
 
 use std::env;
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ impl Bazel {
         }
     }
 
-    /// Arguments of the test program: those of the command line (`--test_arg`), then the filter
-    /// (`--test_filter`), which may be several names.
+    /// The test program's arguments: the command line (`--test_arg`), then the filter (`--test_filter`), which may be
+    /// several names.
     pub(crate) fn arguments(&self, given: impl Iterator<Item = String>) -> Vec<String> {
         let filters = self.filter.iter().flat_map(|filter| filter.split_whitespace().map(str::to_owned));
         given.chain(filters).collect()

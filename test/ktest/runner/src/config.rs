@@ -1,4 +1,4 @@
-//! What the rules `ktest` and `guest_program` say about the VM.
+//! The VM's description, which the rules `ktest` and `guest_program` write.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) struct Config {
     /// As the archives, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
-    /// What only this one has: the program, its modules and tools.
+    /// The program, its modules and tools.
     pub(crate) payload: PathBuf,
     pub(crate) memory: Memory,
     pub(crate) cpus: NonZeroU8,
@@ -70,8 +70,8 @@ pub(crate) enum ConfigError {
 }
 
 impl Config {
-    /// The file that the environment names, else the one beside the program: the rules give each of their
-    /// targets the same program under a name of its own.
+    /// Reads the file that the environment names, else the one beside the program: the rules give each target a link to
+    /// the runner.
     pub(crate) fn read(program: Option<PathBuf>) -> Result<Self, ConfigError> {
         let named = env::var_os(VARIABLE).map(PathBuf::from);
         let beside = program.as_deref().map(|program| with_suffix(program, ".json"));
@@ -89,8 +89,8 @@ impl Config {
     }
 }
 
-/// The run file: in a tree of the program's own, in that of a program whose data this one is, or in the
-/// working directory.
+/// The run file: in the program's own runfiles, in those of a program that has this one as data, or in the working
+/// directory.
 fn locate(program: &Path, file: &Path) -> Result<PathBuf, ConfigError> {
     let own = with_suffix(program, ".runfiles").join("_main");
     let mut places = std::iter::once(own.as_path()).chain(program.ancestors()).chain([Path::new("")]);

@@ -1,4 +1,4 @@
-//! What a test may ask about its scratch disks, by QMP.
+//! Requests of tests about their scratch disks, by QMP.
 
 use ktest_init::BlockStats;
 use qemu::{Disk, QmpError, Vm};
@@ -30,10 +30,8 @@ pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats,
     })
 }
 
-/// Puts a node that fails between the device and the disk.
-///
-/// The device takes another node while it runs. To reopen the disk's own node on top of a failing one would
-/// do as well, but QEMU flushes a node before, and so there would be no way back.
+/// Inserts a node that fails between the device and the disk. Reopening the disk's own node on top of a failing one
+/// would work too, but QEMU flushes a node first, so that it could not be undone.
 pub(crate) fn cut(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError> {
     find(disks, serial)?;
     let (cut, whole) = (cut_name(serial), whole_name(serial));

@@ -13,7 +13,7 @@ use qemu::{Disk, Exit, Vm};
 
 use crate::{disks, verdict};
 
-/// A guest that has told its result is powered off within this time, or killed.
+/// Time from a guest's result to its end; then it is killed.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
 /// A guest has booted within this time, also on a busy host.
@@ -31,7 +31,7 @@ pub(crate) enum End {
     Fault(Vec<String>),
     Panicked,
     Gone(Exit),
-    /// The VM did not end, but the guest cannot be heard.
+    /// The VM did not end, but the guest's port is closed.
     Silent,
     /// Not in time; its stacks are on the console.
     Hung,
@@ -222,7 +222,7 @@ fn listen(port: UnixStream) -> io::Result<Receiver<Word>> {
     Ok(words)
 }
 
-/// Output is for people; when nobody takes it, the verdict still counts.
+/// Output is for people. If it cannot be written, the verdict still counts.
 pub(crate) fn show(mut to: impl Write, text: &str) {
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
 }

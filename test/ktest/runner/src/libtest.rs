@@ -1,15 +1,14 @@
-//! Reading what Rust's test harness says as JSON, one event a line. Pure.
+//! JSON events of Rust's test harness, one per line. Pure.
 //!
 //! ```text
 //! { "type": "suite", "event": "started", "test_count": 2 }
 //! { "type": "test", "event": "started", "name": "limits::a_limit_holds" }
 //! { "type": "test", "name": "limits::a_limit_holds", "event": "ok", "exec_time": 0.012 }
-//! { "type": "test", "event": "started", "name": "limits::a_limit_grows" }
 //! { "type": "test", "name": "limits::a_limit_grows", "event": "failed", "exec_time": 0.3, "stdout": "thread ..." }
 //! { "type": "suite", "event": "failed", "passed": 1, "failed": 1, ... }
 //! ```
 //!
-//! The format is unstable. A stable harness speaks it too, if it finds `RUSTC_BOOTSTRAP` in its environment.
+//! The format is unstable. A stable harness prints it if `RUSTC_BOOTSTRAP` is in its environment.
 
 use std::time::Duration;
 
@@ -60,8 +59,7 @@ struct Line {
     message: String,
 }
 
-/// What a line says, and the text before that: a program that a test started may have printed half a
-/// line. A line without an event is all text.
+/// The event of a line, and the text before it: a program that a test started may have printed half a line.
 pub(crate) fn parse(line: &str) -> (&str, Option<Event>) {
     let begins = |(at, _): &(usize, &str)| BEGINNINGS.iter().any(|beginning| line[*at..].starts_with(beginning));
     for (at, _) in line.match_indices('{').filter(begins) {

@@ -15,8 +15,8 @@ use crate::config::{Config, Runs};
 use crate::guest::{Guest, GuestError};
 use crate::scratch::Scratch;
 
-/// `oops=panic`: a kernel that goes on after a fault proves nothing. `panic=-1`: then the VM ends.
-/// `no_timer_check`: on a busy host the check that the timer interrupts fails at times.
+/// `oops=panic`: a kernel that continues after an oops proves nothing. `panic=-1`: a panic ends the VM.
+/// `no_timer_check`: on a busy host the check of timer interrupts sometimes fails.
 const COMMAND_LINE: &str =
     "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off nowatchdog no_timer_check audit=0 apparmor=0";
 
@@ -33,7 +33,7 @@ pub(crate) struct Machine<'a> {
     /// Where guests are restored from, if this host keeps them.
     guests: Option<Guests>,
     starts: Starts,
-    /// What the kernel said, a file for each boot.
+    /// The consoles, a file for each boot.
     consoles: Vec<PathBuf>,
     margin: Duration,
     dir: TempDir,
@@ -128,11 +128,11 @@ impl<'a> Machine<'a> {
         Guest::new(vm, Vec::new(), console, self.margin)?.save()
     }
 
-    /// What the state of a saved guest depends on.
+    /// Everything that a saved guest depends on.
     fn key(&self) -> io::Result<Key> {
         let mut key = Key::new("ktest")?;
         key.add_file(self.program.path())?;
-        // The arguments of QEMU are made by this program.
+        // // This program chooses QEMU's arguments.
         key.add_file(Path::new("/proc/self/exe"))?;
         key.add_file(&self.config.kernel)?;
         key.add_file(&self.config.initramfs)?;
@@ -147,7 +147,7 @@ impl<'a> Machine<'a> {
         console
     }
 
-    /// What was said on the console, in all boots.
+    /// The lines of the consoles of all boots.
     pub(crate) fn console(&self) -> io::Result<Vec<String>> {
         let boots = self.consoles.iter().map(|console| qemu::console_tail(console, usize::MAX));
         boots.collect::<io::Result<Vec<_>>>().map(|lines| lines.concat())

@@ -1,7 +1,5 @@
-//! Runs a program as the payload of a VM: a test program, of whose results it tells Bazel, or any other,
-//! whose output and status it passes on.
-//!
-//! The rules `ktest` and `guest_program` say which, in a file; arguments go on to the program.
+//! Runs a program in a VM: a test program, whose results it reports to Bazel, or any other, whose output and status it
+//! passes on. A file of the rules `ktest` and `guest_program` describes the VM; arguments go to the program.
 #![forbid(unsafe_code)]
 
 mod arguments;

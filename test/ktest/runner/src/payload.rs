@@ -1,4 +1,4 @@
-//! A program that is no test: people's, or a host program's that reads its output.
+//! A program that is not a test; people or a program on the host read its output.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What has come of the tests so far. Pure.
+//! Results of the tests so far. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ impl Results {
         self.running.clear();
     }
 
-    /// Nothing more will be heard: whatever runs has failed, for this reason.
+    /// Ends the results: tests that still run have failed, for this reason.
     pub(crate) fn close(&mut self, why: &str, now: Instant) {
         for (name, start) in std::mem::take(&mut self.running) {
             let time = now.duration_since(start) + self.earlier.remove(&name).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! A scratch disk: its size, and faults that the test wants.
 //!
-//! `1G`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `log` (each
-//! write and flush is recorded in a file, for a replay) or any number of failing kinds of requests
-//! (`read`, `write`, `flush`, `discard`), everywhere or at one sector, always or once. They fail with EIO.
+//! `1G`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `log` (each write and
+//! flush is recorded in a file) or kinds of requests (`read`, `write`, `flush`, `discard`) that fail with EIO,
+//! everywhere or at one sector, always or once.
 
 use std::fs::File;
 use std::io;
@@ -98,7 +98,7 @@ fn parse_failing(text: &str) -> Option<Failing> {
 }
 
 impl Scratch {
-    /// Makes the disk's sparse file in `dir`. Its log, if it has one, will be in `logs`.
+    /// Creates the disk's sparse file in `dir`. Its log, if it has one, is in `logs`.
     pub(crate) fn make(&self, dir: &Path, logs: &Path, serial: Serial) -> io::Result<Disk> {
         let path = dir.join(format!("{serial}.img"));
         File::create_new(&path)?.set_len(self.size.get())?;

@@ -12,10 +12,8 @@ use crate::libtest::{self, Event, Status, Test};
 use crate::machine::Machine;
 use crate::results::Results;
 
-/// Runs the tests to their end, but not beyond the deadline.
-///
-/// When a test cuts the power, it goes on alone in the next boot. The rest follows there: what is chosen
-/// and has not ended.
+/// Runs the tests until they end or the deadline passes. A test that cuts the power continues alone in the next boot;
+/// the tests that have not ended follow there.
 pub(crate) fn run(
     machine: &mut Machine<'_>,
     tools: &[String],
@@ -161,7 +159,7 @@ impl Listener {
     }
 }
 
-/// For people, about an event that is no test's end.
+/// The line for an event other than a test's end.
 fn said(event: &Event) -> Option<String> {
     match event {
         Event::Suite(1) => Some("running 1 test\n".into()),

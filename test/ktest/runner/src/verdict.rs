@@ -38,7 +38,7 @@ impl Verdict {
     }
 }
 
-/// What is wrong with a guest that ended so.
+/// The fault of a guest that ended in this way.
 pub(crate) fn fault(end: &End, time: Duration) -> String {
     match end {
         End::Fault(causes) => causes.join(": "),

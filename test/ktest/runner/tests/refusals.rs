@@ -1,4 +1,4 @@
-//! What must not count as success does not, and says why.
+//! Failures of guests and programs are reported, with their reason.
 
 use std::env;
 use std::fs;

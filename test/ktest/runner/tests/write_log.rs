@@ -1,4 +1,4 @@
-//! The log of a disk's writes stays after the guest, and tells what the guest did.
+//! The log of a disk's writes outlives the guest and lists its writes.
 
 use std::env;
 use std::fs::File;

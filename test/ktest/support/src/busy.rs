@@ -11,10 +11,8 @@ use nix::mount::{MntFlags, umount2};
 const LIMIT: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(2);
 
-/// Tries again as long as the answer is `EBUSY`, but not for ever.
-///
-/// A program that another test starts meanwhile has copies of all open files of this process until it
-/// begins: what they hold is not held for long.
+/// Tries again while the answer is `EBUSY`, with a limit. A process that another test forks has copies of all open
+/// files until it calls exec.
 pub(crate) fn retry(mut let_go: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let start = Instant::now();
     loop {

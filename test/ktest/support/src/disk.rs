@@ -11,17 +11,15 @@ const VARIABLE: &str = "KTEST_DISKS";
 
 static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(parse(&env::var(VARIABLE).unwrap_or_default())));
 
-/// A scratch disk that no other test of this program uses meanwhile. What is on it is left over from
-/// tests before.
+/// A scratch disk that no other test of this program uses meanwhile. It may contain data of earlier tests.
 #[derive(Debug)]
 pub struct Disk {
     path: PathBuf,
 }
 
 impl Disk {
-    /// Takes a disk, waits until one is free if all are taken. It is given back on drop.
-    ///
-    /// Two tests that take one disk after the other can wait for each other for ever: see [`Disk::take_several`].
+    /// Takes a disk until it is dropped; waits if all are taken. Two tests that take one disk after the other can
+    /// deadlock: see [`Disk::take_several`].
     pub fn take() -> Self {
         let [disk] = Self::take_several();
         disk

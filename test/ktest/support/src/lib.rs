@@ -1,5 +1,5 @@
-//! Arrangements of kernel tests: disks, mounts and hosts that last as long as a value, processes that are stopped at each
-//! system call.
+//! Fixtures of kernel tests: disks, mounts and network namespaces that last as long as a value, processes that are
+//! stopped at each system call.
 //!
 //! ```no_run
 //! use ktest_support::XfsDisk;
@@ -9,8 +9,7 @@
 //! // Unmounted here; the disk is free for another test of this program.
 //! ```
 //!
-//! For programs that `ktest` runs: they are root in a guest of their own. Whatever is missing ends the
-//! test with a panic that names it; nothing is skipped.
+//! For programs that `ktest` runs as root in a guest of their own. A missing disk or tool is a panic that names it.
 #![deny(unsafe_code)]
 
 mod busy;

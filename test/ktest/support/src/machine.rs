@@ -16,8 +16,7 @@ pub use ktest_init::BlockStats;
 /// The host says here which boot of the running test this is.
 const BOOT: &str = "KTEST_BOOT";
 
-/// What a scratch disk has done since the guest's boot, as the host counts it: what the kernel really
-/// sent to the device, whatever its own counters say.
+/// The scratch disk's requests since the guest's boot, as the host counts them.
 ///
 /// ```no_run
 /// use ktest_support::{XfsDisk, block_stats};
@@ -41,8 +40,8 @@ pub struct Cut {
     serial: String,
 }
 
-/// Cuts a scratch disk off: until the value is dropped, each of its reads, writes, discards and flushes
-/// fails with `EIO`. Nothing that was written to it before is lost.
+/// Cuts a scratch disk off: until the value is dropped, its reads, writes, discards and flushes fail with `EIO`. Its
+/// data stays.
 pub fn cut(device: &Path) -> Cut {
     let serial = serial(device);
     done(&Request::Cut(serial.clone()));
@@ -60,9 +59,8 @@ impl Drop for Cut {
     }
 }
 
-/// Takes the power away from the machine: the guest's memory is lost, its disks stay as they are. The
-/// machine starts again, and in it this test alone, from its beginning: [`boot`] then tells one more. A
-/// test with a power cut is written in phases:
+/// Cuts the machine's power: the guest's memory is lost, its disks stay. The machine starts again and runs this test
+/// alone, from its beginning: [`boot`] then returns one more.
 ///
 /// ```no_run
 /// use ktest_support::{Disk, boot, power_cut};
@@ -73,15 +71,13 @@ impl Drop for Cut {
 ///         // Write to the disk, then:
 ///         power_cut()
 ///     }
-///     _ => { /* What is on it now? */ }
+///     _ => { /* Check the disk. */ }
 /// }
 /// ```
 ///
-/// The disks that this thread holds are the first ones that it takes in the next boot. Other tests that ran
-/// are run again later, from their beginning.
-///
-/// A disk keeps all writes that it has acknowledged: the host's page cache is not lost. What a missing flush
-/// loses is found only by replaying a log of the writes.
+/// In the next boot the disks that this thread holds are the first ones that it takes. Other tests that ran are run
+/// again later. A disk keeps all writes that it has acknowledged, because the host's page cache is not lost: only a
+/// replay of the log of writes finds a missing flush.
 pub fn power_cut() -> ! {
     let test = thread::current().name().unwrap_or_default().to_owned();
     assert!(!test.is_empty(), "power_cut() is called on the test's own thread, whose name is the test's");

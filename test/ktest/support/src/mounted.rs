@@ -13,9 +13,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use crate::busy;
 use crate::disk::Disk;
 
-/// A fresh XFS on a scratch disk, mounted on a fresh directory.
-///
-/// Declare it before what is opened on it: it cannot be unmounted while something is open.
+/// A new XFS on a scratch disk, mounted on a new directory. Declare it before values that have files open on it, so
+/// that it can be unmounted.
 #[derive(Debug)]
 pub struct XfsDisk {
     // Before the disk: unmounted first.
@@ -65,8 +64,8 @@ impl Tmpfs {
     }
 }
 
-/// An XFS on a device of a [`Recorder`](crate::replay::Recorder) or a [`Restored`](crate::replay::Restored) disk, mounted on a fresh
-/// directory.
+/// An XFS on the device of a [`Recorder`](crate::replay::Recorder) or [`Restored`](crate::replay::Restored) disk,
+/// mounted on a new directory.
 #[derive(Debug)]
 pub struct Mounted<'a> {
     mount: Mount,

@@ -38,7 +38,7 @@ impl Namespace {
         Self { work, file: opened.recv().expect("the thread is there") }
     }
 
-    /// Does something on this host. Sockets that it opens stay there, whoever uses them; so do programs that it starts.
+    /// Runs a function on this host. Sockets that it opens and programs that it starts stay in the host's network.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let work = move || drop(done.send(catch_unwind(AssertUnwindSafe(work))));

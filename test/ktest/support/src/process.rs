@@ -1,19 +1,19 @@
-//! Processes of a test's own: copies of it that do some work and end, and such that are stopped at each system call.
+//! Copies of the test's process that do some work and end, or are stopped at each system call.
 //!
 //! ```no_run
 //! use ktest_support::process::killed_before;
 //!
 //! let mut step = 0;
 //! while killed_before(step, |call| call.may_change_files(), || std::fs::create_dir_all("a/b").unwrap()) {
-//!     // Whatever the one before left, the next can go on from there.
+//!     // The next one continues from the state that this one left.
 //!     step += 1;
 //! }
 //! assert!(std::path::Path::new("a/b").exists());
 //! ```
 //!
-//! A copy has only the thread that made it: its work must take no lock that another thread may hold at that moment.
-//! It also has copies of all open files, so no other test may unmount something meanwhile. A program whose tests all
-//! take the only disk first has both.
+//! A copy has only the thread that created it, so its work must not take a lock that another thread may hold, and it
+//! has copies of all open files, so no other test may unmount meanwhile. Programs whose tests all take the only disk
+//! first satisfy both.
 
 mod call;
 mod child;
@@ -29,8 +29,8 @@ pub use self::child::Child;
 pub use self::flush::Flush;
 pub use self::traced::Traced;
 
-/// About a process' own memory, locks, signals and end; and what a build with debug assertions asks before it closes a
-/// descriptor (`F_GETFD`).
+/// Calls about memory, locks, signals and the end of the process, and `F_GETFD`, by which debug builds check a
+/// descriptor before they close it.
 const OWN: [i64; 11] = [
     libc::SYS_brk,
     libc::SYS_exit_group,
@@ -45,19 +45,16 @@ const OWN: [i64; 11] = [
     libc::SYS_sigaltstack,
 ];
 
-/// Does some work in a copy of this process. Returns the numbers of its system calls in their order, without those
-/// that are only about the process itself: its memory, its locks, its end.
+/// Runs `work` in a copy of this process. Returns the numbers of its system calls in order, without those in [`OWN`].
 pub fn calls(work: impl FnOnce()) -> Vec<i64> {
     let mut child = Traced::start(work);
     let made = std::iter::from_fn(|| child.next_call().map(|call| call.number()));
     made.filter(|call| !OWN.contains(call)).collect()
 }
 
-/// Does some work in a copy of this process, which is killed before the `count`th of the system calls that are
-/// `counted`, from 0. Whether it got that far; otherwise the work is done.
-///
-/// To be killed before a call that changes nothing is to be killed before the next that does: see
-/// [`Call::may_change_files`].
+/// Runs `work` in a copy of this process, which is killed before the `count`th (from 0) system call for which `counted`
+/// is true. Returns whether it reached that call; otherwise the work is done. Being killed before a call that changes
+/// nothing equals being killed before the next that does: see [`Call::may_change_files`].
 pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
     let mut child = Traced::start(work);
     let mut passed = 0;
@@ -74,11 +71,9 @@ pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: im
     false
 }
 
-/// Does some work in a copy of this process, in which the `omitted`th of the calls that make something durable
-/// ([`Call::flush`]), from 0, makes nothing durable. Returns all of these calls in their order.
-///
-/// So a test removes each flush of a program in turn, without a change of the program: a recording
-/// ([`replay`](crate::replay)) in which one is missing must not pass the checks.
+/// Runs `work` in a copy of this process and suppresses the effect of the `omitted`th (from 0) call that makes
+/// something durable ([`Call::flush`]). Returns all of these calls in order. So a test removes each flush of a program
+/// in turn: a recording ([`replay`](crate::replay)) without it must not pass the checks.
 pub fn without_flush(omitted: usize, work: impl FnOnce()) -> Vec<Flush> {
     let mut child = Traced::start(work);
     let mut flushes = Vec::new();

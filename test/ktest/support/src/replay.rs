@@ -1,8 +1,6 @@
-//! Power cuts without an end of the machine: a disk's writes are logged, then the log is cut anywhere and the disk
-//! restored as that cut would have left it, hundreds of times in one guest.
-//!
-//! This finds what a real power cut rarely shows: a flush that is missing. The `ktest` needs three disks of one
-//! size and two modules:
+//! Simulated power cuts: a disk's writes are logged, the log is cut anywhere, and the disk restored as that cut would
+//! have left it, hundreds of times in one guest. This finds missing flushes, which a real power cut rarely shows. The
+//! `ktest` needs three disks of one size and two modules:
 //!
 //! ```python
 //! disks = ["512M", "512M", "512M"],
@@ -33,7 +31,7 @@
 //! }
 //! ```
 //!
-//! A check that never fails shows nothing: run it again with [`Recorder::drop_flushes`], it must fail.
+//! Verify a check by running it with [`Recorder::drop_flushes`]: it must fail.
 
 mod content;
 mod cut;
@@ -77,9 +75,8 @@ pub struct Replay {
     disks: Disks,
 }
 
-/// A disk as a power cut left it. What is written to it is gone when the value is.
-///
-/// One at a time: it borrows the [`Replay`]. If the test panics meanwhile, it prints the cut.
+/// A disk as a power cut left it; changes are discarded on drop. One at a time, as it borrows the [`Replay`]. A panic
+/// prints the cut.
 #[derive(Debug)]
 pub struct Restored<'a> {
     snapshot: Mapped,
@@ -104,8 +101,8 @@ impl Replay {
         cut::every(&self.log.entries)
     }
 
-    /// The same, but of cuts with the same marks that leave the same bytes only the first: formatting, for one, writes
-    /// zeros where zeros are.
+    /// [`Self::every_cut`] without cuts that have the marks and the bytes of an earlier one: formatting, for example,
+    /// writes zeros over zeros.
     pub fn every_different_cut(&mut self) -> Vec<Cut> {
         assert!(self.disks.empty, "what was on the disk before the recording is not known");
         let entries = Arc::clone(&self.log.entries);
@@ -122,17 +119,16 @@ impl Replay {
         cuts
     }
 
-    /// `count` cuts at random places: of what was not durable there, a random part is lost, so later writes can be
-    /// there without earlier ones. What was flushed, and writes with FUA that were complete, are never lost.
-    ///
-    /// The same seed gives the same cuts of the same log. The log itself differs a little from run to run: the
-    /// kernel decides when it writes back. There are no cuts if nothing can be lost anywhere.
+    /// `count` cuts at random places, each of which loses a random part of the writes that were not durable there.
+    /// Flushed writes and complete writes with FUA are never lost. The same seed gives the same cuts of the same log,
+    /// but the log differs a little from run to run: the kernel decides when it writes back. No cuts if nothing can be
+    /// lost.
     pub fn lossy_cuts(&self, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
         cut::lossy(&self.log.entries, seed, count, tearing)
     }
 
-    /// The disk as `cut` left it. With a mount and a small check it costs one or two tenths of a second in an
-    /// emulated guest, plus writing what became durable since the cut before.
+    /// The disk as `cut` left it. With a mount and a small check it takes 0.1 to 0.2 s in an emulated guest, plus the
+    /// writes that became durable since the previous cut.
     pub fn restore<'a>(&'a mut self, cut: &'a Cut) -> Restored<'a> {
         let (applied, durable) = (self.applied, cut.durable());
         assert!(applied <= durable, "{cut}: entry {applied} is durable already, restore cuts in their order");
@@ -152,8 +148,8 @@ impl Replay {
     }
 }
 
-/// A snapshot that nobody uses. The last one of its kind takes the slab caches of its requests with it, and the
-/// kernel waits for two grace periods of RCU then: a third of the cost of a cut.
+/// An unused snapshot. Removing the last one frees the slab caches, for which the kernel waits two RCU grace periods: a
+/// third of the cost of a cut.
 #[derive(Debug)]
 struct Spare {
     _snapshot: Mapped,

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 /// Changes when states of earlier versions of the tests cannot be used.
 const FORMAT: &str = "2";
 
-/// Collects everything that a state depends on. Starts with the machine's CPU, whose features and clock rate the guest has
-/// seen, and with this boot of the machine: a state is not synced, so that a crash of the machine may damage it.
+/// The digest of everything that a state depends on. It includes the CPU, whose features and clock rate the guest has
+/// seen, and the boot ID: a state is not synced, so that a crash of the machine may damage it.
 #[derive(Clone, Debug)]
 pub struct Key {
     name: &'static str,

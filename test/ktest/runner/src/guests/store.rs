@@ -71,8 +71,8 @@ impl Guests {
         usable.then_some(Self { dir, limit: LIMIT, least_free: LEAST_FREE, lifetime: LIFETIME })
     }
 
-    /// The state with this key. If there is none, or it has expired, `create` makes it in the empty directory that it is
-    /// given. Waits while another process creates the same state. `None` if the disk is too full for another state.
+    /// The state with this key. If it is missing or expired, `create` creates it in an empty directory. Waits while
+    /// another process creates the same state. `None` if the disk is too full.
     pub fn get<E: std::error::Error + 'static>(
         &self,
         key: &Key,
@@ -95,14 +95,14 @@ impl Guests {
                 }
                 fs::create_dir(&unfinished).map_err(failed)?;
                 if let Err(source) = create(&unfinished) {
-                    // What cannot be deleted now is deleted by the process that creates the next state.
+                    // // If it remains, the process that creates the next state deletes it.
                     _ = remove(&unfinished);
                     return Err(StoreError::Create { name, source });
                 }
                 fs::rename(&unfinished, &dir).map_err(failed)?;
             }
-            // The time of the lock file is that of the last use. The most recently used state is deleted last: it is
-            // still there when the shared lock is taken.
+            // // The lock file's time is that of the last use. The most recent state is deleted last, so it still
+            // exists below.
             lock.set_modified(SystemTime::now()).map_err(failed)?;
             lock.unlock().and_then(|()| lock.lock_shared()).map_err(failed)?;
             fs::metadata(&dir).map_err(failed)?;
@@ -126,8 +126,8 @@ impl Guests {
         Ok(space.blocks_available() * space.fragment_size() >= self.least_free)
     }
 
-    /// Deletes expired states and what killed processes left, then the least recently used ones until the rest takes at
-    /// most half of the limit: the new state needs the other half. States in use stay.
+    /// Deletes expired and unfinished states, then the least recently used ones until the rest takes at most half of
+    /// the limit: the new state needs the other half. States in use stay.
     fn make_room(&self) -> io::Result<()> {
         let mut states = Vec::new();
         for entry in fs::read_dir(&self.dir)? {

@@ -55,8 +55,7 @@ impl<'a> Call<'a> {
         [rdi, rsi, rdx, r10, r8, r9]
     }
 
-    /// Whether it may leave a file otherwise than it is, as far as its number and an opening's flags tell. What is
-    /// unknown may.
+    /// Whether the call may change a file, by its number and the flags of an opening. Unknown calls may.
     pub fn may_change_files(&self) -> bool {
         match self.number() {
             libc::SYS_openat2 => {
@@ -67,7 +66,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What it makes durable, if that is what it is for.
+    /// The object that the call makes durable, if any.
     pub fn flush(&self) -> Option<Flush> {
         let [first, _, how, ..] = self.arguments();
         // A descriptor is an `int`: the upper half of the register may hold anything.
@@ -87,8 +86,8 @@ impl<'a> Call<'a> {
         self.skip();
     }
 
-    /// Makes nothing durable, and the child does not notice: a sync returns 0 without being carried out, and a file that
-    /// is to be written past the page cache is written through it.
+    /// Suppresses the durability without notice for the child: a sync returns 0 and does nothing, and `O_DIRECT` is
+    /// removed from an opening.
     pub fn omit_flush(mut self) {
         let pid = self.child.pid();
         match self.flush().expect("a call that makes something durable") {

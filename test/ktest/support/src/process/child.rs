@@ -6,8 +6,7 @@ use nix::unistd::Pid;
 
 use super::sys;
 
-/// A copy of this process that does some work and ends. Everything it has open is closed when [`Child::wait`] returns,
-/// however it ended.
+/// A copy of this process that does some work and ends. [`Child::wait`] returns after its files are closed.
 #[derive(Debug)]
 #[must_use = "somebody has to wait for its end"]
 pub struct Child(pub(super) Pid);

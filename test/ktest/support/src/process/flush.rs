@@ -1,4 +1,4 @@
-//! What a program does to have something on the disk.
+//! System calls that make data durable.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,7 @@ pub enum Flush {
     Fdatasync(PathBuf),
     /// `syncfs` of the file system of this file or directory.
     Syncfs(PathBuf),
-    /// A file in this directory is opened with `O_DIRECT`: its writes bypass the page cache, where they would wait for
-    /// an `fsync`.
+    /// A file in this directory is opened with `O_DIRECT`: its writes bypass the page cache.
     Direct(PathBuf),
 }
 

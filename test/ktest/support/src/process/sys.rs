@@ -9,9 +9,8 @@ use nix::unistd::{ForkResult, Pid, fork};
 /// Status of a copy whose work panicked, as of a Rust program.
 const PANICKED: i32 = 101;
 
-/// Does `work` in a copy of this process, which then ends: with status 0, or 101 if it panicked. fork(2).
-///
-/// The copy waits for ever if `work` takes a lock that another thread holds now.
+/// Runs `work` in a copy of this process, which then exits with status 0, or 101 after a panic; fork(2). The copy waits
+/// forever if `work` takes a lock that another thread holds now.
 pub(super) fn copy(work: impl FnOnce()) -> Result<Pid, Errno> {
     // SAFETY: the copy's memory is its own, and it has this thread alone. The C library's allocator can be used after
     // its fork; a lock that another thread held stays taken, which is a wait and breaks no memory.

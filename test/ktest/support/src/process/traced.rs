@@ -9,8 +9,7 @@ use nix::unistd::Pid;
 use super::call::Call;
 use super::child::Child;
 
-/// A [`Child`] that stands still before its next system call. It belongs to the thread that started it: the kernel
-/// answers no other one.
+/// A [`Child`] that is stopped before its next system call. Only the thread that started it may trace it.
 #[derive(Debug)]
 pub struct Traced(Pid);
 

@@ -1,4 +1,4 @@
-//! What is on a disk, as far as it has to be told apart from something else.
+//! Digests that distinguish the contents of a disk.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -15,16 +15,14 @@ pub(crate) const SECTOR: u64 = 512;
 pub enum Tearing {
     /// A write is kept or lost as a whole.
     Whole,
-    /// Each sector of 512 bytes of file data is kept or lost on its own, and of the journal's write in flight.
-    ///
-    /// Blocks of metadata stay whole: XFS recovers no block whose first sector alone is new, because it takes the
-    /// age of the block from there. It expects disks that do not tear blocks.
+    /// Each 512-byte sector of file data, and of the journal's write in flight, is kept or lost on its own. Blocks of
+    /// metadata stay whole: XFS expects disks that do not tear them, and takes the age of a block from its first
+    /// sector.
     Sectors,
 }
 
-/// A power cut: how far the log had come, and what the disk kept of the writes that were not durable then.
-///
-/// Shown (`Display`), it tells all that a failed test needs: position, flush, losses, last mark and seed.
+/// A power cut: its position in the log, and the writes that the disk lost. `Display` prints position, flush, losses,
+/// last mark and seed.
 #[derive(Clone)]
 pub struct Cut {
     log: Arc<[Entry]>,
@@ -79,7 +77,7 @@ impl Cut {
         self.durable
     }
 
-    /// What else is, to be written in this order.
+    /// The other kept writes, in order.
     pub(crate) fn kept(&self) -> &[Kept] {
         &self.kept
     }
@@ -128,7 +126,7 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
         if position > 0 && log[position - 1] == Entry::Flush {
             durable = position;
         }
-        // Before a flush or a mark the disk is the same as behind it, and less is promised.
+        // // Before a flush or a mark the disk is the same as behind it, and less is guaranteed.
         if log.get(position).is_none_or(changes_the_disk) {
             let kept = (durable..position).filter(|&entry| changes_the_disk(&log[entry])).map(Kept::all).collect();
             cuts.push(Cut { log: Arc::clone(log), position, durable, kept, seed: None });
@@ -162,8 +160,8 @@ impl Cut {
         }
     }
 
-    /// Keeps only some of what was not durable. Writes stay in their order: a disk that destages them in another
-    /// one has, when the power fails, some later ones without some earlier ones, which is a loss of the earlier.
+    /// Keeps a part of the writes that were not durable, in order: a disk that reorders them has, at a power cut, later
+    /// ones without earlier ones, which is a loss of the earlier.
     fn lose(&self, seed: u64, tearing: Tearing) -> Self {
         let mut random = Random(seed);
         // So many of eight are kept, from none to all.

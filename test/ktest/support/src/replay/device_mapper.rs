@@ -39,7 +39,7 @@ impl Mapped {
         let mut request = request(&name);
         ask(Command::Create, &mut request)
             .unwrap_or_else(|error| panic!("cannot make the mapped device {name}: {error}"));
-        // Its node has the kernel's name: nobody makes links in /dev/mapper here.
+        // // The node has the kernel's name: without udev there are no links in /dev/mapper.
         let mapped = Self { path: format!("/dev/dm-{}", libc::minor(request.header.dev)).into(), name };
         mapped.load(kind, length, arguments);
         mapped
@@ -61,7 +61,7 @@ impl Mapped {
         &self.path
     }
 
-    /// Tells the target something; its words are separated by blanks, see [`word`].
+    /// Sends a message to the target; its words are separated by blanks, see [`word`].
     pub(crate) fn message(&self, message: &str) -> Result<(), Errno> {
         let mut request = request(&self.name);
         // `struct dm_target_msg`: the sector that finds the target, then the text.

@@ -10,18 +10,14 @@ use super::device_mapper::{self, Mapped};
 use crate::disk::Disk;
 use crate::mounted::{self, Mounted};
 
-/// How much a snapshot copies at once, in sectors of 512 bytes. The recovery of an XFS log clears 2 MiB of it, so
-/// large pieces are cheaper than small ones.
+/// Chunk size of snapshots in sectors. Recovery of an XFS log clears 2 MiB of it, so large chunks are cheaper.
 const CHUNK: u32 = 256;
 
-/// A disk whose writes, flushes and discards are logged in their order, for a [`Replay`].
+/// A disk whose writes, flushes and discards are logged in order, for a [`Replay`].
 ///
-/// It takes three scratch disks of the `ktest` at once: what the disk had when the recording began, what is
-/// written to it, and the log. All should have one size; the log must hold everything that is written. The
-/// modules `dm_log_writes` and `dm_snapshot` must be there.
-///
-/// The device has a volatile write cache, as most disks do, so file systems flush it. When the log is cut, only
-/// what was flushed, or written with FUA, is certain to be there.
+/// It takes three scratch disks of one size: the initial content, the data, and the log of all writes. It needs the
+/// modules `dm_log_writes` and `dm_snapshot`. The device has a volatile write cache, so file systems flush it: a cut
+/// keeps for certain only flushed data and writes with FUA.
 #[derive(Debug)]
 pub struct Recorder {
     // Removed from top to bottom.
@@ -84,16 +80,16 @@ impl Recorder {
         Mounted::new(self.device(), options)
     }
 
-    /// Writes a word of the test into the log: everything that was flushed before is then before the mark. The
-    /// word is found again by [`Cut::marks`](super::Cut::marks).
+    /// Writes a mark into the log: everything that was flushed before precedes the mark.
+    /// [`Cut::marks`](super::Cut::marks) finds it.
     pub fn mark(&self, word: &str) {
         assert!((1..=400).contains(&word.len()), "a mark has 1 to 400 bytes: {word:?}");
         let sent = self.log_writes.message(&format!("mark {}", device_mapper::word(word)));
         sent.unwrap_or_else(|error| panic!("cannot mark {word:?} in the log of writes: {error}"));
     }
 
-    /// From now on the device denies that it has a cache, so that the kernel drops every flush, as if a disk or
-    /// a driver ignored them. A test of durability that does not fail now has shown nothing before.
+    /// From now on the device has no write cache, so that the kernel drops all flushes, as if a disk ignored them. A
+    /// durability test that passes now shows nothing.
     pub fn drop_flushes(&self) {
         let name = self.device().file_name().unwrap_or_default();
         let setting = Path::new("/sys/block").join(name).join("queue/write_cache");

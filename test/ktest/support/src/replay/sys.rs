@@ -25,7 +25,7 @@ pub(crate) struct Header {
 }
 const _: () = assert!(size_of::<Header>() == 312);
 
-/// Room for the targets, messages and answers that this crate has.
+/// Size of the targets, messages and answers of this crate.
 pub(crate) const PAYLOAD: usize = 4096 - size_of::<Header>();
 
 /// A header with what follows it. The kernel finds the length of both in `data_size`.
