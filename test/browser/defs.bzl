@@ -1,6 +1,6 @@
 """A browser out of pinned packages."""
 
-# What Chromium's headless shell reads beside its libraries; the rest is for pictures in 3D, for languages and for windows.
+# Files of Chromium's headless shell beside its libraries; the other ones are for pictures in 3D, for languages and for windows.
 _PARTS = [
     "chromium-headless-shell",
     "headless_command_resources.pak",

@@ -6,7 +6,7 @@ load("@rules_rust//rust:defs.bzl", "rust_binary")
 _FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
 _PLATFORMS = "//command_line_option:platforms"
 
-# What `cargo fuzz --sanitizer none` sets: counters of the edges that were taken, and the operands of
+# As `cargo fuzz --sanitizer none`: counters of the edges that were taken, and the operands of
 # comparisons, for libFuzzer to learn from. Nothing of it needs a nightly compiler.
 _INSTRUMENTATION = [
     "-Cpasses=sancov-module",

@@ -58,7 +58,7 @@ def _guest_binary_impl(ctx):
 
 _guest_binary = rule(
     implementation = _guest_binary_impl,
-    doc = "The runner with the description of a VM, for a program that is no test.",
+    doc = "The runner with the description of a VM, for a program that is not a test.",
     executable = True,
     attrs = _ATTRS,
 )

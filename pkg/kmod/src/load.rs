@@ -23,50 +23,25 @@ pub struct Report {
 
 /// A module cannot be loaded. The modules before it in the order are loaded.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum LoadError {
     /// The order file cannot be read.
     #[error("cannot read the module order {path}")]
-    Order {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the system call.
-        #[source]
-        source: io::Error,
-    },
+    Order { path: PathBuf, source: io::Error },
     /// The order file has an invalid line.
     #[error("cannot parse the module order {path}")]
-    Parse {
-        /// Path of the file.
-        path: PathBuf,
-        /// The invalid line.
-        #[source]
-        source: OrderError,
-    },
+    Parse { path: PathBuf, source: OrderError },
     /// A module that the order lists cannot be opened.
     #[error("cannot open module {path}")]
-    Open {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the system call.
-        #[source]
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     /// The module directory has no such module.
     #[error("there is no module {module} in {dir}")]
-    Unknown {
-        /// The module.
-        module: ModuleName,
-        /// The directory.
-        dir: PathBuf,
-    },
+    Unknown { module: ModuleName, dir: PathBuf },
     /// The kernel rejected the module. The kernel log has the details, such as the name of an unknown symbol.
     #[error("the kernel rejected module {module}; the kernel log has the details")]
     Rejected {
-        /// File name of the module.
         module: FileName,
         /// `ENOEXEC` for a module of another kernel, `ENOENT` for an unknown symbol, `EPERM` without
-        /// `CAP_SYS_MODULE`.
-        #[source]
         source: Errno,
     },
 }

@@ -125,9 +125,6 @@ impl Control {
     /// error. A descriptor with `O_PATH` and a node are no users: with the driver's parameter `max_loop`, opening
     /// a node of a removed device with a larger number fails; without it, the open creates the device again.
     ///
-    /// # Errors
-    /// [`RemoveError`].
-    ///
     /// `LOOP_CTL_REMOVE`, Linux 3.1.
     pub fn remove(&self, number: Number) -> Result<Removal, RemoveError> {
         match sys::remove(self.0.as_fd(), number.to_kernel()) {

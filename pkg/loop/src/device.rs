@@ -175,9 +175,6 @@ impl Device {
 
     /// Whether the kernel detaches the device when its last user closes it: `autoclear` of [`Config`], or a
     /// detach by any process while the device was open. No uevent reports such a detach.
-    ///
-    /// # Errors
-    /// [`StatusError::NotAttached`].
     pub fn is_autoclear(&self) -> Result<bool, StatusError> {
         Ok(self.info()?.flags & sys::AUTOCLEAR != 0)
     }
@@ -221,9 +218,6 @@ impl Device {
 
     /// As [`Self::detach`], for a backing file that was looked at before, such as by [`list`](crate::list).
     /// The caller knows that it is still the same file.
-    ///
-    /// # Errors
-    /// As [`Self::detach`].
     pub fn detach_from(self, named: Backing) -> Result<Detach, DetachError> {
         let number = self.number;
         let info = sys::status(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_GET_STATUS64"))?;

@@ -26,11 +26,11 @@ pub enum OpenError {
 
 /// A [`Config`](crate::Config) that no device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ConfigError {
     /// Not a power of two, or too small or large.
     #[error("a block size of {asked} bytes is impossible; take a power of two from 512 to {page}")]
     BlockSize {
-        /// What was asked for.
         asked: u32,
         /// The size of a page on this machine.
         page: u32,
@@ -38,20 +38,15 @@ pub enum ConfigError {
     /// A size limit that leaves no sector. The kernel would make a device of 0 bytes, and takes a limit of 0
     /// for none at all.
     #[error("a size limit of {asked} leaves nothing; ask for at least one sector of 512 bytes")]
-    NoSector {
-        /// What was asked for.
-        asked: Bytes,
-    },
+    NoSector { asked: Bytes },
     /// More than the kernel counts.
     #[error("an offset or size limit of {asked} is too large; the largest is {}", Bytes::new(i64::MAX as u64))]
-    TooLarge {
-        /// What was asked for.
-        asked: Bytes,
-    },
+    TooLarge { asked: Bytes },
 }
 
 /// A descriptor that cannot be a device's backing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum BackingError {
     /// A directory, a pipe, a character device and the like.
     #[error("neither a regular file nor a block device")]
@@ -71,19 +66,10 @@ pub enum BackingError {
     Appending,
     /// A loop device that has no backing file itself.
     #[error("the backing file is a loop device ({device}) without a backing file; attach that one first")]
-    Detached {
-        /// That device.
-        device: DeviceNumber,
-    },
+    Detached { device: DeviceNumber },
     /// Any other refusal.
     #[error("{operation} of the backing file failed")]
-    System {
-        /// The call that failed.
-        operation: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    System { operation: &'static str, source: Errno },
 }
 
 impl BackingError {
@@ -95,6 +81,7 @@ impl BackingError {
 
 /// [`Control::attach`](crate::Control::attach) failed; no device is attached.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AttachError {
     /// The configuration itself is wrong.
     #[error(transparent)]
@@ -107,14 +94,10 @@ pub enum AttachError {
     KernelTooOld,
     /// The kernel names a device whose node did not appear.
     #[error("{number} has no node in /dev; mount a devtmpfs there or let udev make its nodes")]
-    NoNode {
-        /// The device.
-        number: Number,
-    },
+    NoNode { number: Number },
     /// Others were faster each time.
     #[error("others took each free loop device for {} seconds, last {number}; try again", waited.as_secs())]
     Contended {
-        /// The last device that was lost.
         number: Number,
         /// How long it was tried.
         waited: Duration,
@@ -124,35 +107,16 @@ pub enum AttachError {
     NoFree(#[source] Errno),
     /// No device with the next number.
     #[error("cannot create {number}")]
-    Create {
-        /// The device.
-        number: Number,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    Create { number: Number, source: Errno },
     /// The node of the free device could not be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The node in `/dev` is another device's.
     #[error("/dev/{number} is the node of {found}; make it the node of {number} again")]
-    WrongNode {
-        /// The device that was meant.
-        number: Number,
-        /// The device that it is.
-        found: Number,
-    },
+    WrongNode { number: Number, found: Number },
     /// Any other refusal.
     #[error("cannot attach {backing} to {number}")]
-    Configure {
-        /// The device.
-        number: Number,
-        /// The file.
-        backing: Backing,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    Configure { number: Number, backing: Backing, source: Errno },
 }
 
 /// [`Control::remove`](crate::Control::remove) failed; the device is as it was.
@@ -162,77 +126,43 @@ pub struct RemoveError {
     /// The device.
     pub number: Number,
     /// What the kernel said.
-    #[source]
     pub source: Errno,
 }
 
 /// [`Device::open`](crate::Device::open) or [`Device::from_node`](crate::Device::from_node) failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum DeviceError {
     /// There, but something else; also a partition of a loop device.
     #[error("{path} is not a loop device")]
-    NotLoopDevice {
-        /// What was opened.
-        path: PathBuf,
-    },
+    NotLoopDevice { path: PathBuf },
     /// Nothing there.
     #[error("{path} does not exist")]
-    NotFound {
-        /// What was looked for.
-        path: PathBuf,
-    },
+    NotFound { path: PathBuf },
     /// The node is there and its device is not: it was removed, or is just being detached.
     #[error("{path} is the node of a loop device that is not there")]
-    Gone {
-        /// What was opened.
-        path: PathBuf,
-    },
+    Gone { path: PathBuf },
     /// The device cannot be opened, by permissions or because somebody else has it exclusively.
     #[error("cannot open the loop device {path}")]
-    Open {
-        /// What was opened.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    Open { path: PathBuf, source: Errno },
     /// No procfs, by which a node is opened that was looked at.
     #[error("cannot open the loop device {path} by /proc/self/fd; mount a proc on /proc")]
-    NoProc {
-        /// What was to be opened.
-        path: PathBuf,
-    },
+    NoProc { path: PathBuf },
     /// Sysfs does not say which device it is.
     #[error("cannot find loop device {device} in /sys/dev/block; is sysfs mounted on /sys?")]
-    Sysfs {
-        /// The device.
-        device: DeviceNumber,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    Sysfs { device: DeviceNumber, source: io::Error },
 }
 
 /// [`Device::status`](crate::Device::status), or a part of it, failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum StatusError {
     /// It has no backing file.
     #[error("{number} has no backing file")]
-    NotAttached {
-        /// The device.
-        number: Number,
-    },
+    NotAttached { number: Number },
     /// Any other refusal.
     #[error("{operation} of {number} failed")]
-    System {
-        /// The device.
-        number: Number,
-        /// What failed.
-        operation: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    System { number: Number, operation: &'static str, source: Errno },
 }
 
 impl StatusError {
@@ -247,24 +177,14 @@ impl StatusError {
 
 /// [`Device::refresh_size`](crate::Device::refresh_size) failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ResizeError {
     /// It has no backing file any more.
     #[error("{number} has no backing file, and so no size")]
-    Detached {
-        /// The device.
-        number: Number,
-    },
+    Detached { number: Number },
     /// Any other refusal.
     #[error("{operation} of {number} failed")]
-    System {
-        /// The device.
-        number: Number,
-        /// What failed.
-        operation: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    System { number: Number, operation: &'static str, source: Errno },
 }
 
 impl ResizeError {
@@ -279,47 +199,28 @@ impl ResizeError {
 
 /// [`Device::detach`](crate::Device::detach) failed; the device is as it was.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum DetachError {
     /// The file that was named can be no backing file.
     #[error(transparent)]
     Backing(#[from] BackingError),
     /// It has no backing file: it was detached before.
     #[error("{number} is not attached")]
-    NotAttached {
-        /// The device.
-        number: Number,
-    },
+    NotAttached { number: Number },
     /// It stands on something else than the caller named.
     #[error("{number} is attached to {attached}, not to {named}; it was left alone")]
-    OtherBacking {
-        /// The device.
-        number: Number,
-        /// What it stands on.
-        attached: Backing,
-        /// What the caller named.
-        named: Backing,
-    },
+    OtherBacking { number: Number, attached: Backing, named: Backing },
     /// What was written to the device cannot be brought to its file. The kernel tells this once and gives the
     /// data up: the next call detaches.
     #[error("{number} was not detached: its backing file did not take all that was written to it; the data is lost")]
     Unwritten {
-        /// The device.
         number: Number,
         /// What the kernel said, such as `EIO`.
-        #[source]
         source: Errno,
     },
     /// Any other refusal.
     #[error("{operation} of {number} failed")]
-    System {
-        /// The device.
-        number: Number,
-        /// What failed.
-        operation: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: Errno,
-    },
+    System { number: Number, operation: &'static str, source: Errno },
 }
 
 impl DetachError {
@@ -334,16 +235,11 @@ impl DetachError {
 
 /// [`list`](crate::list) failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ListError {
     /// Sysfs does not list devices.
     #[error("cannot list {path}; is sysfs mounted on /sys?")]
-    Sysfs {
-        /// What was to be read.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    Sysfs { path: PathBuf, source: io::Error },
     /// An attached device cannot be opened.
     #[error("cannot look at an attached loop device")]
     Device(#[from] DeviceError),

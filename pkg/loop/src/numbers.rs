@@ -29,9 +29,6 @@ impl Numbers {
     pub const LAST: u32 = (1 << 20) - 1;
 
     /// Starts above the highest device that exists.
-    ///
-    /// # Errors
-    /// [`ListError::Sysfs`].
     pub fn after_existing() -> Result<Self, ListError> {
         let path = PathBuf::from("/sys/block");
         let failed = |source| ListError::Sysfs { path: path.clone(), source };

@@ -238,25 +238,17 @@ impl Instruction {
 
 /// A program has a jump that leads nowhere. `at` is the index of the jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AssembleError {
     /// The label was not placed.
     #[error("the jump at instruction {at} leads to a label without a place")]
-    NoPlace {
-        /// Index of the jump.
-        at: usize,
-    },
+    NoPlace { at: usize },
     /// The label is before the jump.
     #[error("the jump at instruction {at} leads backwards")]
-    Backwards {
-        /// Index of the jump.
-        at: usize,
-    },
+    Backwards { at: usize },
     /// The distance does not fit into an instruction.
     #[error("the jump at instruction {at} leads too far")]
-    TooFar {
-        /// Index of the jump.
-        at: usize,
-    },
+    TooFar { at: usize },
 }
 
 #[cfg(test)]

@@ -88,17 +88,11 @@ impl Btf {
     }
 
     /// Reads the types of a kernel (`/sys/kernel/btf/vmlinux`). The work is proportional to the length of the data.
-    ///
-    /// # Errors
-    /// [`BtfError::Malformed`].
     pub fn parse(data: Vec<u8>) -> Result<Self, BtfError> {
         Ok(Self { sections: vec![Section::parse(data, 1, 0)?] })
     }
 
     /// Adds the types of a module (`/sys/kernel/btf/NAME`), which refer to those of the kernel.
-    ///
-    /// # Errors
-    /// [`BtfError::Malformed`].
     pub fn add_module(&mut self, data: Vec<u8>) -> Result<(), BtfError> {
         let types = self.sections.iter().map(|section| section.types.len()).sum::<usize>();
         let strings = self.sections.iter().map(|section| section.strings.len()).sum::<usize>();
@@ -300,41 +294,23 @@ fn word(data: &[u8], at: usize) -> Option<u32> {
 
 /// The kernel's types cannot be read, or are not what the programs need.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum BtfError {
     /// Cannot be read.
     #[error("cannot read {path}; use a kernel with CONFIG_DEBUG_INFO_BTF, and mount sysfs on /sys")]
-    Read {
-        /// The file.
-        path: &'static str,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
+    Read { path: &'static str, source: io::Error },
     /// Not the format of this reader.
     #[error("the kernel's BTF cannot be read: {0}; use a kernel release that this version supports")]
     Malformed(&'static str),
     /// The kernel is too old.
     #[error("the kernel has no LSM hook {hook}; Linux 6.8 or newer with CONFIG_BPF_LSM is needed")]
-    NoHook {
-        /// The hook.
-        hook: &'static str,
-    },
+    NoHook { hook: &'static str },
     /// A hook has other arguments.
     #[error("argument {index} of the LSM hook {hook} has another type than in known kernels")]
-    Argument {
-        /// The hook.
-        hook: &'static str,
-        /// The argument, from 0.
-        index: usize,
-    },
+    Argument { hook: &'static str, index: usize },
     /// A structure has changed.
     #[error("struct {structure} has no member {member} of the type that known kernels have")]
-    Member {
-        /// The structure.
-        structure: &'static str,
-        /// The member.
-        member: &'static str,
-    },
+    Member { structure: &'static str, member: &'static str },
 }
 
 #[cfg(test)]

@@ -134,6 +134,7 @@ fn level(directory: BorrowedFd<'_>) -> Result<u32, CgroupError> {
 
 /// A directory is not a cgroup that programs can be applied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum CgroupError {
     /// Another file system.
     #[error("not a directory of cgroup2; mount it on /sys/fs/cgroup and open a cgroup there")]
@@ -146,13 +147,7 @@ pub enum CgroupError {
     NotFromTheRoot,
     /// The kernel failed a call.
     #[error("{operation} of the cgroup failed")]
-    System {
-        /// The call that failed.
-        operation: &'static str,
-        /// The kernel's error.
-        #[source]
-        source: Errno,
-    },
+    System { operation: &'static str, source: Errno },
 }
 
 impl CgroupError {

@@ -97,9 +97,6 @@ impl Guard {
     }
 
     /// Reverts [`Guard::publish`]. Idempotent.
-    ///
-    /// # Errors
-    /// [`Error::UseMap`].
     pub fn withdraw(&self, device: DeviceNumber) -> Result<(), Error> {
         self.maps.withdraw(device)
     }
@@ -114,18 +111,12 @@ impl Guard {
     }
 
     /// The number of denied calls since the maps were created.
-    ///
-    /// # Errors
-    /// [`Error::UseMap`].
     pub fn denied(&self) -> Result<Denials, Error> {
         self.maps.denied()
     }
 
     /// The calls that were denied since this was last called, by cgroup and operation. The kernel keeps about 1024 of the most
     /// recent ones.
-    ///
-    /// # Errors
-    /// [`Error::UseMap`].
     pub fn recent(&self) -> Result<Vec<Recent>, Error> {
         self.maps.take_recent()
     }

@@ -25,9 +25,6 @@ impl Pins<'_> {
     }
 
     /// Removes what is pinned: the programs are detached, unless a process has them open. Idempotent.
-    ///
-    /// # Errors
-    /// [`Error::Pin`].
     pub fn remove(&self) -> Result<(), Error> {
         let path = self.path();
         for name in names(&path)? {

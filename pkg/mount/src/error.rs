@@ -98,45 +98,25 @@ pub enum UnmountError {
 
 /// A file system cannot be mounted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum FilesystemError {
     /// The kernel does not support the type (`ENODEV`); its module may be missing.
     #[error("the kernel does not support the file system {kind}; load its module")]
-    UnknownKind {
-        /// Requested type.
-        kind: String,
-    },
+    UnknownKind { kind: String },
     /// Source or target does not exist (`ENOENT`).
     #[error("cannot mount {kind} on {}: source or target does not exist", target.display())]
-    Absent {
-        /// Requested type.
-        kind: String,
-        /// Mount point.
-        target: PathBuf,
-    },
+    Absent { kind: String, target: PathBuf },
     /// The file system is mounted already, or the device is in use (`EBUSY`).
     #[error("cannot mount {kind} on {}: already mounted or in use", target.display())]
-    Busy {
-        /// Requested type.
-        kind: String,
-        /// Mount point.
-        target: PathBuf,
-    },
+    Busy { kind: String, target: PathBuf },
     /// Invalid superblock or option (`EINVAL`); the kernel log has the details.
     #[error("cannot mount {kind} on {}: invalid superblock or option, see the kernel log", target.display())]
-    Rejected {
-        /// Requested type.
-        kind: String,
-        /// Mount point.
-        target: PathBuf,
-    },
+    Rejected { kind: String, target: PathBuf },
     /// Any other error of `mount`.
     #[error("cannot mount {kind} on {}", target.display())]
     Kernel {
-        /// Requested type.
         kind: String,
-        /// Mount point.
         target: PathBuf,
-        /// Errno of the call.
         #[source]
         errno: Errno,
     },

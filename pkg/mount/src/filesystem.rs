@@ -22,9 +22,6 @@ pub struct Filesystem<'a> {
 
 /// Mounts a file system.
 ///
-/// # Errors
-/// [`FilesystemError`].
-///
 /// mount(2).
 pub fn filesystem(what: Filesystem<'_>) -> Result<(), FilesystemError> {
     let Filesystem { kind, source, target, flags, data } = what;

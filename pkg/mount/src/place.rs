@@ -60,9 +60,6 @@ pub fn at(file: impl AsFd) -> Result<Place, LookError> {
 }
 
 /// Device and inode number of `file`, with one system call.
-///
-/// # Errors
-/// [`LookError::Statx`].
 pub fn identity(file: impl AsFd) -> Result<Identity, LookError> {
     Ok(identity_of(&sys::statx(file.as_fd()).map_err(LookError::Statx)?))
 }

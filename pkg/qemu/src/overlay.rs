@@ -18,9 +18,6 @@ const HEADER_LENGTH: u32 = 104;
 /// [`Wrap::Overlay`](crate::Wrap::Overlay). The file must not exist. It does not name its backing file: QEMU's command
 /// line does.
 ///
-/// # Errors
-/// The system's.
-///
 /// docs/interop/qcow2.rst of QEMU.
 pub fn overlay(path: &Path, size: Bytes) -> io::Result<()> {
     let mut file = File::create_new(path)?;

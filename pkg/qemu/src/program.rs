@@ -65,6 +65,7 @@ pub struct Program {
 
 /// Why there is no QEMU to use.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum FindError {
     /// Nowhere in `PATH`.
     #[error(
@@ -75,34 +76,17 @@ pub enum FindError {
     Missing,
     /// It is there but does not start.
     #[error("cannot run {path}")]
-    Run {
-        /// What was found.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    Run { path: PathBuf, source: io::Error },
     /// It starts but does not tell its version.
     #[error("{path} --version is not understood")]
-    Version {
-        /// What was found.
-        path: PathBuf,
-        /// What it printed.
-        #[source]
-        source: VersionError,
-    },
+    Version { path: PathBuf, source: VersionError },
     /// See [`Version::OLDEST`].
     #[error(
         "{path} is version {version}: QEMU 7.2 crashes Linux 6.12 in emulation; install {} or newer, \
          or run through ./bazelw, which brings one",
         Version::OLDEST
     )]
-    TooOld {
-        /// What was found.
-        path: PathBuf,
-        /// Its version.
-        version: Version,
-    },
+    TooOld { path: PathBuf, version: Version },
 }
 
 impl Program {

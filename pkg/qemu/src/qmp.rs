@@ -12,42 +12,23 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum QmpError {
     /// QEMU has ended, or ends now.
     #[error("QEMU closed its control connection")]
     Closed,
     /// QEMU does not answer.
     #[error("QEMU did not answer {command} within {} s", ANSWER_LIMIT.as_secs())]
-    Silent {
-        /// What it was asked for.
-        command: String,
-    },
+    Silent { command: String },
     /// The connection broke.
     #[error("the control connection to QEMU broke at {command}")]
-    Broken {
-        /// What it was asked for.
-        command: String,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    Broken { command: String, source: io::Error },
     /// QEMU refuses.
     #[error("QEMU refuses {command}: {reason}")]
-    Refused {
-        /// What it was asked for.
-        command: String,
-        /// Its words.
-        reason: String,
-    },
+    Refused { command: String, reason: String },
     /// QEMU answers something else.
     #[error("QEMU's answer to {command} is not understood")]
-    Answer {
-        /// What it was asked for.
-        command: String,
-        /// What is wrong with it.
-        #[source]
-        source: serde_json::Error,
-    },
+    Answer { command: String, source: serde_json::Error },
 }
 
 #[derive(Debug, PartialEq, Deserialize)]

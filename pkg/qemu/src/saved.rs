@@ -50,6 +50,7 @@ pub(crate) struct Machine {
 
 /// Why there is no saved guest.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum SaveError {
     /// The VM was not started by [`Vm::start_savable`].
     #[error("the machine has no generation ID; start a VM that is to be saved with start_savable")]
@@ -62,45 +63,25 @@ pub enum SaveError {
     Failed(String),
     /// The description could not be written.
     #[error("cannot write {path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
 /// Why no VM was restored.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum RestoreError {
     /// There is no complete saved guest in the directory.
     #[error("cannot read the saved guest in {}; delete the directory", dir.display())]
-    Read {
-        /// The directory.
-        dir: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
+    Read { dir: PathBuf, source: io::Error },
     /// Another QEMU saved it.
     #[error("the guest in {} was saved by QEMU {saved}, not by QEMU {current}; delete the directory", dir.display())]
-    Program {
-        /// The directory.
-        dir: PathBuf,
-        /// The version that saved it.
-        saved: String,
-        /// The version that is to restore it.
-        current: String,
-    },
+    Program { dir: PathBuf, saved: String, current: String },
     /// It was saved on another machine.
     #[error("the guest in {} was saved with {saved}, not with {current}; delete the directory", dir.display())]
     Machine {
-        /// The directory.
         dir: PathBuf,
         /// The first argument of QEMU that differs.
         saved: String,
-        /// The argument of the configuration.
         current: String,
     },
     /// QEMU does not start.

@@ -74,28 +74,17 @@ pub enum StartError {
 
 /// Why a disk was not attached.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AttachError {
     /// The disk cannot be described.
     #[error("the configuration of disk {serial} is invalid")]
-    Config {
-        /// The disk.
-        serial: Serial,
-        /// What is wrong with it.
-        #[source]
-        source: ConfigError,
-    },
+    Config { serial: Serial, source: ConfigError },
     /// No port is free, see [`Config::spare_ports`].
     #[error("no spare port is left for disk {0}; start the VM with more spare ports")]
     NoPort(Serial),
     /// QEMU rejects it.
     #[error("cannot attach disk {serial}")]
-    Control {
-        /// The disk.
-        serial: Serial,
-        /// QEMU's answer.
-        #[source]
-        source: QmpError,
-    },
+    Control { serial: Serial, source: QmpError },
 }
 
 /// Requests that a disk has completed since the VM started.
@@ -123,9 +112,6 @@ impl Vm {
     }
 
     /// Starts a VM that can be saved in the directory `dir`, which exists and holds no saved guest.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub fn start_savable(
         program: &Program,
         accelerator: Accelerator,

@@ -19,11 +19,7 @@ pub(crate) enum Failure {
     #[error("ended without having said that it is done")]
     Ended,
     #[error("{member} failed, and with it its group")]
-    Member {
-        member: String,
-        #[source]
-        source: Box<Failure>,
-    },
+    Member { member: String, source: Box<Failure> },
 }
 
 impl Failure {

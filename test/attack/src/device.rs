@@ -18,7 +18,7 @@ const LOOP_CTL_ADD: u32 = 0x4c80;
 const LOOP_CTL_REMOVE: u32 = 0x4c81;
 const NUMBER: u32 = 900_000;
 
-/// Makes the node of the disk that the volume is on, in the writable layer. Returns the layer, and the disk's number.
+/// Creates the device node of the disk that the volume is on, in the writable layer. Returns the layer, and the disk's number.
 pub(crate) fn make_data_disk(target: &Target<'_>, page: &mut Page, name: &CStr) -> Result<(File, u64), Failure> {
     let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
     let disk = sys::device_of(volume, page).map_err(Failure::step("look for the disk"))?;

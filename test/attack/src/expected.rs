@@ -1,11 +1,11 @@
-//! What an attack must result in.
+//! Expected results of attacks.
 
 use core::fmt::{self, Write as _};
 
 use crate::errno::Errno;
 use crate::text::Text;
 
-/// What the program must print after the name of an attack.
+/// The text that the program must print after the name of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     Succeeds,

@@ -26,7 +26,7 @@ const FSXATTR: usize = 28;
 const FILE_ATTR_PROJECT: usize = 16;
 const FILE_ATTR: usize = 24;
 
-/// The attacker's own directory and file. Both inherit the project of the directory that they are made in.
+/// The attacker's own directory and file. Both inherit the project of the directory that they are created in.
 const DIRECTORY: &CStr = c"attack";
 const FILE: &CStr = c"file";
 

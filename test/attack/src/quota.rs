@@ -41,7 +41,7 @@ pub(crate) fn read(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> 
     limits(target, page).map(drop)
 }
 
-/// `Q_XSETQLIM` by quotactl(2), with the limits that the project has: success changes nothing. The attacker makes the node
+/// `Q_XSETQLIM` by quotactl(2), with the limits that the project has: success changes nothing. The attacker creates the node
 /// of the disk, which it need not open.
 pub(crate) fn set_by_device(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     const SPECIAL: &CStr = c"data-disk";

@@ -93,7 +93,7 @@ impl File {
     }
 }
 
-/// What [`ioctl`] passes.
+/// The argument of [`ioctl`].
 #[derive(Debug)]
 pub(crate) enum Argument<'a> {
     Value(u32),

@@ -1,4 +1,4 @@
-//! What the attacks are run against.
+//! The volume, device and layer that are attacked.
 
 use core::ffi::CStr;
 

@@ -5,71 +5,114 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// One call of a crate of ours, or what it is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operation {
-    /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
-    Next,
-    /// What `Next` is compared with: a walk over all quotas for the first ID that nobody has.
-    WalkForId,
-    /// `fsquota::set` on an empty directory without a project.
-    SetFirst,
-    /// `fsquota::set` on a directory that has a project.
-    SetAgain,
-    /// `fsquota::assign` on an empty directory without a project.
-    Assign,
-    /// `fsquota::get`.
-    Get,
-    /// `fsquota::quota`: limits and usage of an ID that the caller knows.
-    Quota,
-    /// `fsquota::report`, to its end.
-    Report,
-    /// `fsquota::remove`.
-    Remove,
-    /// `fsquota::sync` after limits were set.
-    Sync,
-    /// `dir::Dir::write` of a new file.
-    WriteNew,
-    /// `dir::Dir::write` over a file.
-    WriteOver,
-    /// A new filesystem claim: `volume::Store::provision` and `announce`.
-    Claim,
-    ClaimBlock,
-    /// `Store::open_volume`, not for the first time.
-    OpenVolume,
-    /// Limits and usage of a volume by its name.
-    VolumeStats,
-    /// `Store::expand` of a filesystem volume.
-    Expand,
-    /// `Store::expand` of a block volume.
-    ExpandBlock,
-    /// `Store::retire`.
-    Retire,
-    /// `Store::discard` of an empty volume.
-    Discard,
-    /// `NodePublishVolume` of a filesystem volume.
-    Publish,
-    /// `NodePublishVolume` of a filesystem volume whose claim is for one pod.
-    PublishSingle,
-    /// `NodePublishVolume` of a block volume.
-    PublishBlock,
-    /// `NodeGetVolumeStats` of a filesystem volume.
-    PublishedStats,
-    /// `NodeUnpublishVolume` of a filesystem volume.
-    Unpublish,
-    /// `NodeUnpublishVolume` of a block volume, the last of its device.
-    UnpublishBlock,
-    /// `loopdev::Control::attach`.
-    Attach,
-    /// `loopdev::Device::status`.
-    Status,
-    /// `loopdev::Device::refresh_size` after the backing file grew.
-    Refresh,
-    /// `loopdev::Device::detach`.
-    Detach,
-    /// `loopdev::list`.
-    List,
+macro_rules! operations {
+    ($($subject:ident { $($(#[$doc:meta])* $variant:ident $name:literal $title:literal,)* })*) => {
+        /// A call of a crate of this project, or the baseline that it is compared with.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum Operation {
+            $($($(#[$doc])* $variant,)*)*
+        }
+
+        impl Operation {
+            /// In the order of the report.
+            pub const ALL: &[Self] = &[$($(Self::$variant,)*)*];
+
+            pub const fn subject(self) -> Subject {
+                match self {
+                    $($(Self::$variant)|* => Subject::$subject,)*
+                }
+            }
+
+            /// On command lines and in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Self::$variant => $name,)*)*
+                }
+            }
+
+            /// In the table.
+            pub const fn title(self) -> &'static str {
+                match self {
+                    $($(Self::$variant => $title,)*)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    Fsquota {
+        /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
+        Next "next" "Allocator::next, one of 32",
+        /// What `Next` is compared with: a walk over all quotas for the first ID that nobody has.
+        WalkForId "walk-for-id" "(baseline: walk for an ID)",
+        /// `fsquota::set` on an empty directory without a project.
+        SetFirst "set-first" "set, first time",
+        /// `fsquota::set` on a directory that has a project.
+        SetAgain "set-again" "set, other limits",
+        /// `fsquota::assign` on an empty directory without a project.
+        Assign "assign" "assign",
+        /// `fsquota::get`.
+        Get "get" "get",
+        /// `fsquota::quota`: limits and usage of an ID that the caller knows.
+        Quota "quota" "quota, ID known",
+        /// `fsquota::report`, to its end.
+        Report "report" "report, all projects",
+        /// `fsquota::remove`.
+        Remove "remove" "remove",
+        /// `fsquota::sync` after limits were set.
+        Sync "sync" "sync",
+    }
+    Dir {
+        /// `dir::Dir::write` of a new file.
+        WriteNew "write-new" "Dir::write, new file",
+        /// `dir::Dir::write` over a file.
+        WriteOver "write-over" "Dir::write, replace",
+    }
+    Volume {
+        /// A new filesystem claim: `volume::Store::provision` and `announce`.
+        Claim "claim" "claim, filesystem",
+        ClaimBlock "claim-block" "claim, block (thick)",
+        /// `Store::open_volume`, not for the first time.
+        OpenVolume "open-volume" "open_volume",
+        /// Limits and usage of a volume by its name.
+        VolumeStats "volume-stats" "open_volume, then quota",
+        /// `Store::expand` of a filesystem volume.
+        Expand "expand" "expand, filesystem",
+        /// `Store::expand` of a block volume.
+        ExpandBlock "expand-block" "expand, block (thick)",
+        /// `Store::retire`.
+        Retire "retire" "retire",
+        /// `Store::discard` of an empty volume.
+        Discard "discard" "discard",
+    }
+    Csi {
+        /// `NodePublishVolume` of a filesystem volume.
+        Publish "publish" "publish, filesystem",
+        /// `NodePublishVolume` of a filesystem volume whose claim is for one pod.
+        PublishSingle "publish-single" "publish, for one pod",
+        /// `NodePublishVolume` of a block volume.
+        PublishBlock "publish-block" "publish, block",
+        /// `NodeGetVolumeStats` of a filesystem volume.
+        PublishedStats "published-stats" "volume statistics",
+        /// `NodeUnpublishVolume` of a filesystem volume.
+        Unpublish "unpublish" "unpublish, filesystem",
+        /// `NodeUnpublishVolume` of a block volume, the last of its device.
+        UnpublishBlock "unpublish-block" "unpublish, block",
+    }
+    Loopdev {
+        /// `loopdev::Control::attach`.
+        Attach "attach" "attach",
+        /// `loopdev::Device::status`.
+        Status "status" "status",
+        /// `loopdev::Device::refresh_size` after the backing file grew.
+        Refresh "refresh" "refresh_size",
+        /// `loopdev::Device::detach`.
+        Detach "detach" "detach",
+        /// `loopdev::list`.
+        List "list" "list",
+    }
 }
 
 /// The crate that an operation is of, and with it what the operation must not depend on.
@@ -93,72 +136,6 @@ pub struct Expected {
 }
 
 impl Operation {
-    /// All of them, in the order of the report.
-    pub const ALL: [Self; 31] = [
-        Self::Next,
-        Self::WalkForId,
-        Self::SetFirst,
-        Self::SetAgain,
-        Self::Assign,
-        Self::Get,
-        Self::Quota,
-        Self::Report,
-        Self::Remove,
-        Self::Sync,
-        Self::WriteNew,
-        Self::WriteOver,
-        Self::Claim,
-        Self::ClaimBlock,
-        Self::OpenVolume,
-        Self::VolumeStats,
-        Self::Expand,
-        Self::ExpandBlock,
-        Self::Retire,
-        Self::Discard,
-        Self::Publish,
-        Self::PublishSingle,
-        Self::PublishBlock,
-        Self::PublishedStats,
-        Self::Unpublish,
-        Self::UnpublishBlock,
-        Self::Attach,
-        Self::Status,
-        Self::Refresh,
-        Self::Detach,
-        Self::List,
-    ];
-
-    pub const fn subject(self) -> Subject {
-        match self {
-            Self::Next
-            | Self::WalkForId
-            | Self::SetFirst
-            | Self::SetAgain
-            | Self::Assign
-            | Self::Get
-            | Self::Quota
-            | Self::Report
-            | Self::Remove
-            | Self::Sync => Subject::Fsquota,
-            Self::WriteNew | Self::WriteOver => Subject::Dir,
-            Self::Claim
-            | Self::ClaimBlock
-            | Self::OpenVolume
-            | Self::VolumeStats
-            | Self::Expand
-            | Self::ExpandBlock
-            | Self::Retire
-            | Self::Discard => Subject::Volume,
-            Self::Publish
-            | Self::PublishSingle
-            | Self::PublishBlock
-            | Self::PublishedStats
-            | Self::Unpublish
-            | Self::UnpublishBlock => Subject::Csi,
-            Self::Attach | Self::Status | Self::Refresh | Self::Detach | Self::List => Subject::Loopdev,
-        }
-    }
-
     /// How often it is called in one measured region. What happens once in several calls is then
     /// shared by all of them.
     pub const fn calls(self) -> u32 {
@@ -187,78 +164,6 @@ impl Operation {
             _ => Expected { slope: Some(0), at_most: None, flushes: None },
         }
     }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Next => "next",
-            Self::WalkForId => "walk-for-id",
-            Self::SetFirst => "set-first",
-            Self::SetAgain => "set-again",
-            Self::Assign => "assign",
-            Self::Get => "get",
-            Self::Quota => "quota",
-            Self::Report => "report",
-            Self::Remove => "remove",
-            Self::Sync => "sync",
-            Self::WriteNew => "write-new",
-            Self::WriteOver => "write-over",
-            Self::Claim => "claim",
-            Self::ClaimBlock => "claim-block",
-            Self::OpenVolume => "open-volume",
-            Self::VolumeStats => "volume-stats",
-            Self::Expand => "expand",
-            Self::ExpandBlock => "expand-block",
-            Self::Retire => "retire",
-            Self::Discard => "discard",
-            Self::Publish => "publish",
-            Self::PublishSingle => "publish-single",
-            Self::PublishBlock => "publish-block",
-            Self::PublishedStats => "published-stats",
-            Self::Unpublish => "unpublish",
-            Self::UnpublishBlock => "unpublish-block",
-            Self::Attach => "attach",
-            Self::Status => "status",
-            Self::Refresh => "refresh",
-            Self::Detach => "detach",
-            Self::List => "list",
-        }
-    }
-
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Next => "Allocator::next, one of 32",
-            Self::WalkForId => "(baseline: walk for an ID)",
-            Self::SetFirst => "set, first time",
-            Self::SetAgain => "set, other limits",
-            Self::Assign => "assign",
-            Self::Get => "get",
-            Self::Quota => "quota, ID known",
-            Self::Report => "report, all projects",
-            Self::Remove => "remove",
-            Self::Sync => "sync",
-            Self::WriteNew => "Dir::write, new file",
-            Self::WriteOver => "Dir::write, replace",
-            Self::Claim => "claim, filesystem",
-            Self::ClaimBlock => "claim, block (thick)",
-            Self::OpenVolume => "open_volume",
-            Self::VolumeStats => "open_volume, then quota",
-            Self::Expand => "expand, filesystem",
-            Self::ExpandBlock => "expand, block (thick)",
-            Self::Retire => "retire",
-            Self::Discard => "discard",
-            Self::Publish => "publish, filesystem",
-            Self::PublishSingle => "publish, for one pod",
-            Self::PublishBlock => "publish, block",
-            Self::PublishedStats => "volume statistics",
-            Self::Unpublish => "unpublish, filesystem",
-            Self::UnpublishBlock => "unpublish, block",
-            Self::Attach => "attach",
-            Self::Status => "status",
-            Self::Refresh => "refresh_size",
-            Self::Detach => "detach",
-            Self::List => "list",
-        }
-    }
 }
 
 impl Subject {
@@ -266,7 +171,7 @@ impl Subject {
     pub const ALL: [Self; 5] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Csi, Self::Loopdev];
 
     pub fn operations(self) -> impl Iterator<Item = Operation> {
-        Operation::ALL.into_iter().filter(move |operation| operation.subject() == self)
+        Operation::ALL.iter().copied().filter(move |operation| operation.subject() == self)
     }
 
     /// The two numbers of existing things that its operations are counted at.
@@ -314,10 +219,8 @@ impl FromStr for Operation {
     type Err = UnknownOperation;
 
     fn from_str(name: &str) -> Result<Self, UnknownOperation> {
-        Self::ALL
-            .into_iter()
-            .find(|operation| operation.name() == name)
-            .ok_or_else(|| UnknownOperation(name.to_owned()))
+        let operation = Self::ALL.iter().copied().find(|operation| operation.name() == name);
+        operation.ok_or_else(|| UnknownOperation(name.to_owned()))
     }
 }
 
@@ -327,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_name_on_the_command_line_is_the_one_in_json() {
-        for operation in Operation::ALL {
+        for &operation in Operation::ALL {
             assert_eq!(operation.name().parse(), Ok(operation));
             assert_eq!(serde_json::to_value(operation).unwrap(), operation.name());
         }

@@ -81,7 +81,7 @@ pub struct Missing {
 impl Report {
     pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, Missing> {
         let figures: Vec<Figure> =
-            Operation::ALL.into_iter().map(|operation| figure(operation, samples)).collect::<Result<_, _>>()?;
+            Operation::ALL.iter().map(|&operation| figure(operation, samples)).collect::<Result<_, _>>()?;
         let runs: BTreeSet<u32> = samples.iter().map(|sample| sample.run).collect();
         Ok(Self {
             kernel,
@@ -177,7 +177,7 @@ mod tests {
     fn samples(runs: u32, cost: impl Fn(Operation, u32) -> u64) -> Vec<Sample> {
         let mut samples = Vec::new();
         for run in 1..=runs {
-            for operation in Operation::ALL {
+            for &operation in Operation::ALL {
                 for present in operation.subject().populations() {
                     let syscalls = BTreeMap::from([("ioctl".into(), cost(operation, present)), ("brk".into(), 1)]);
                     samples.push(Sample { operation, present, run, syscalls, flushes: 0 });

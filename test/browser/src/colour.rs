@@ -1,4 +1,4 @@
-//! How well a colour can be told from another, by the Web Content Accessibility Guidelines 2.2.
+//! Contrast of colours, by the Web Content Accessibility Guidelines 2.2.
 
 use std::str::FromStr;
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Colour([u8; 3]);
 
-/// A text is no colour, or one that is seen through.
+/// Not a colour, or a transparent one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no colour of the form rgb(1, 2, 3)")]
+#[error("{0:?} is not a colour of the form rgb(1, 2, 3)")]
 pub struct ColourError(String);
 
 impl Colour {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_through_is_no_colour() {
+    fn a_transparent_colour_is_rejected() {
         for text in ["rgba(0, 0, 0, 0.5)", "rgb(1, 2)", "rgb(1, 2, 256)", "red", ""] {
             assert_eq!(text.parse::<Colour>(), Err(ColourError(text.to_owned())));
         }

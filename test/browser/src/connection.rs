@@ -29,11 +29,7 @@ pub enum Error {
     #[error("the browser refused {request}: {answer}")]
     Refused { request: String, answer: Value },
     #[error("the browser answered {request} with something else")]
-    Answer {
-        request: String,
-        #[source]
-        source: serde_json::Error,
-    },
+    Answer { request: String, source: serde_json::Error },
     #[error("the browser's picture is not in base64")]
     Picture(#[from] base64::DecodeError),
 }
@@ -44,7 +40,7 @@ pub(crate) struct Event {
     pub(crate) facts: Value,
 }
 
-/// The two pipes of a browser. Dropped, it tells the browser to end.
+/// The two pipes of a browser. Dropping it ends the browser.
 pub(crate) struct Connection {
     requests: ChildStdin,
     messages: Receiver<Value>,
@@ -117,7 +113,7 @@ impl Connection {
     }
 }
 
-/// What it said is known to the owner of its process.
+/// The owner of the process adds the output.
 fn gone() -> Error {
     Error::Gone { said: String::new() }
 }

@@ -1,4 +1,4 @@
-//! What the node's status page is in a browser: a headless Chromium shows it, and tells what a person would see.
+//! The node's status page in a browser: a headless Chromium shows it and reports the visible content.
 //!
 //! ```no_run
 //! use browser::{Browser, Files, Screen, Served, Tab};

@@ -1,4 +1,4 @@
-//! What a person sees of a page.
+//! The visible content of a page.
 
 use serde::Deserialize;
 
@@ -11,8 +11,7 @@ pub struct Look {
     pub language: String,
     /// Whether the browser takes the page for one of the last century.
     pub quirks: bool,
-    /// What stands out to the right, and cannot be scrolled to inside of the page, and what is wider than its
-    /// cell of a table.
+    /// Elements beyond the right edge that no scrolling inside the page reaches, and those wider than their table cell.
     pub overflow: Vec<String>,
     pub texts: Vec<Text>,
     pub headers: Vec<Header>,

@@ -1,4 +1,4 @@
-//! The node's own server, on loopback, with facts that are made up.
+//! The node's own server, on loopback, with invented facts.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -3,7 +3,7 @@
 //! Its pixels cannot be compared, since rounding differs between machines. So the picture carries a checksum of the page's
 //! HTML, which has the style in it: a page that was changed has another one.
 
-/// What a PNG begins with, PNG specification, 5.2.
+/// The signature of a PNG, PNG specification, 5.2.
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
 /// The last chunk: its length, name and checksum, 11.2.5.
 const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
@@ -14,7 +14,7 @@ const KEYWORD: &str = "Source";
 pub struct Picture(Vec<u8>);
 
 impl Picture {
-    /// The picture in this file; `None` if it is no PNG that ends as one.
+    /// The picture in this file; `None` if it is not a complete PNG.
     #[must_use]
     pub fn new(png: Vec<u8>) -> Option<Self> {
         (png.len() >= 33 && png.starts_with(SIGNATURE) && png.ends_with(END)).then_some(Self(png))
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_knows_its_page_and_no_other() {
+    fn a_picture_identifies_its_page() {
         assert!(!picture().is_of_page("<p>one"));
         let one = picture().of_page("<p>one");
         assert!(one.is_of_page("<p>one") && !one.is_of_page("<p>two"));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_no_picture() {
+    fn a_truncated_picture_is_rejected() {
         let whole = picture();
         assert_eq!(Picture::new(whole.bytes()[..40].to_vec()), None);
         assert_eq!(Picture::new(Vec::new()), None);

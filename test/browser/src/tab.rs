@@ -11,7 +11,7 @@ use crate::connection::Error;
 use crate::look::{LOOK, Look};
 use crate::picture::Picture;
 
-/// What a person has set in the browser or the system.
+/// Setting of the browser or the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     Light,
@@ -43,7 +43,7 @@ impl Screen {
     }
 }
 
-/// A part of a page as it is told to those who do not see it.
+/// A part of a page in the accessibility tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landmark {
     /// Its role: `main`, `table`.
@@ -89,7 +89,7 @@ impl<'browser> Tab<'browser> {
         Ok(())
     }
 
-    /// Loads a page, and returns when all of it is there. What has happened before is forgotten.
+    /// Loads a page, and returns when all of it is there. Earlier events are dropped.
     pub fn visit(&mut self, url: &str) -> Result<(), Error> {
         self.browser.events();
         let answer = self.call("Page.navigate", json!({"url": url}))?;
@@ -99,7 +99,7 @@ impl<'browser> Tab<'browser> {
         self.browser.wait("Page.loadEventFired")
     }
 
-    /// What the page asked others for, and what the browser has to say against it.
+    /// Requests of the page, and complaints of the browser.
     pub fn happened(&mut self) -> (Vec<String>, Vec<String>) {
         let (mut requests, mut complaints) = (Vec::new(), Vec::new());
         for event in self.browser.events() {
@@ -149,7 +149,7 @@ impl<'browser> Tab<'browser> {
         self.browser.wait("Page.loadEventFired")
     }
 
-    /// The parts of the page as they are told to those who do not see it.
+    /// The accessibility tree of the page.
     pub fn landmarks(&mut self) -> Result<Vec<Landmark>, Error> {
         #[derive(Deserialize)]
         struct Tree {

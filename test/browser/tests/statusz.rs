@@ -20,7 +20,7 @@ fn smallest(media: Media) -> f64 {
     }
 }
 
-/// What a test does with the page of a node in a new browser.
+/// Runs a test with the page of a node in a new browser.
 fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &Served) -> T) -> T {
     let served = Served::start(page).unwrap();
     let mut browser = Browser::start(&Files::from_target().unwrap()).unwrap();
@@ -44,7 +44,7 @@ fn is_readable(look: &Look, screen: Screen) {
     }
 }
 
-/// Whatever the node has to tell, on everything that a page is read on.
+/// All samples of the page, on all screens.
 fn every_screen_shows(page: Page) {
     with_page(page, Screen::DESK, |tab, served| {
         for screen in SCREENS {
@@ -57,7 +57,7 @@ fn every_screen_shows(page: Page) {
     });
 }
 
-/// Parts of a page that nobody can read: too wide, too pale, too small.
+/// Unreadable parts of a page: too wide, too pale, too small.
 const UNREADABLE: &str = "(() => {
     const add = (style) => {
         const part = document.createElement('p');
@@ -71,7 +71,7 @@ const UNREADABLE: &str = "(() => {
 })()";
 
 #[test]
-fn what_nobody_can_read_is_noticed() {
+fn unreadable_parts_are_found() {
     with_page(sample::fresh(), Screen::DESK, |tab, _| {
         tab.evaluate::<()>(UNREADABLE).unwrap();
         let look = tab.look().unwrap();
@@ -113,7 +113,7 @@ fn hundreds_of_volumes_and_names_without_end_are_readable_everywhere() {
 }
 
 #[test]
-fn the_page_is_told_to_those_who_do_not_see_it() {
+fn the_page_has_landmarks_and_table_headers() {
     with_page(sample::example(), Screen::DESK, |tab, _| {
         let look = tab.look().unwrap();
         assert_eq!((&*look.title, &*look.language, look.quirks), ("granary-1 · node status", "en", false));
@@ -153,7 +153,7 @@ fn the_page_is_used_with_the_keyboard_alone() {
         loop {
             tab.press("Tab").unwrap();
             let (link, is_framed): (String, bool) = tab.evaluate(FOCUS).unwrap();
-            assert!(is_framed, "nobody sees that the keyboard is at {link:?}");
+            assert!(is_framed, "the keyboard focus at {link:?} is invisible");
             links.push(link);
             if links.last().is_some_and(|link| link.starts_with("Volumes")) {
                 break;
@@ -189,7 +189,7 @@ fn the_heads_of_a_long_table_stay_in_sight() {
     });
 }
 
-/// The page of somebody who reads dark pages was printed with light letters on white.
+/// Regression: a dark page was printed with light letters on white.
 #[test]
 fn the_page_can_be_printed() {
     with_page(sample::full(), Screen::PAPER.dark(), |tab, _| {
@@ -215,7 +215,7 @@ fn the_picture_of_the_documentation_is_of_this_page() {
                 fs::write(Path::new(&outputs).join(name.to_lowercase()), picture.bytes()).unwrap();
             }
         }
-        let renew = "the page has changed: make its picture anew with bazel run //test/browser:screenshot";
+        let renew = "the page has changed: create its picture again with bazel run //test/browser:screenshot";
         assert_eq!(kept.size(), picture.size(), "{renew}");
         assert!(kept.is_of_page(&sample::example().html()), "{renew}");
     });

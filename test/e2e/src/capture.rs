@@ -10,19 +10,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{path} is no capture of Ethernet frames by a machine of this kind")]
     Form { path: PathBuf },
     #[error("{path} has a frame that cannot be read")]
-    Frame {
-        path: PathBuf,
-        #[source]
-        source: SliceError,
-    },
+    Frame { path: PathBuf, source: SliceError },
 }
 
 /// Of microseconds, as a machine with this order of bytes writes it; then the version and other numbers, and at the end

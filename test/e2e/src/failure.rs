@@ -6,11 +6,7 @@ use envtest::Late;
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("cannot {doing}")]
-    Api {
-        doing: String,
-        #[source]
-        source: Box<kube::Error>,
-    },
+    Api { doing: String, source: Box<kube::Error> },
     #[error("cannot make a request for the API")]
     Request(#[source] http::Error),
     #[error("cannot make an object for the API")]
@@ -20,12 +16,7 @@ pub enum Failure {
     #[error("pod {pod} failed: {message}")]
     Pod { pod: String, message: String },
     #[error("pod {pod} reported {message:?}")]
-    Report {
-        pod: String,
-        message: String,
-        #[source]
-        source: serde_json::Error,
-    },
+    Report { pod: String, message: String, source: serde_json::Error },
 }
 
 impl Failure {

@@ -20,7 +20,6 @@ mod pod;
 mod pods;
 pub mod previous;
 mod ready;
-mod report;
 mod restored;
 mod server;
 mod setting;

@@ -1,8 +1,8 @@
 //! A part of a suite: cases that share a namespace and pods.
 
-use crate::report::Outcome;
 use crate::{Case, Failure};
 use envtest::chain;
+use ktest_runner::report::{Status, Test};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -51,7 +51,7 @@ impl Part {
 
 /// The outcomes of a suite, in the order in which its cases ended. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outcomes(Arc<Mutex<Vec<Outcome>>>);
+pub(crate) struct Outcomes(Arc<Mutex<Vec<Test>>>);
 
 impl Outcomes {
     pub(crate) fn add(&self, name: &str, start: Instant, failure: Option<String>) {
@@ -61,16 +61,17 @@ impl Outcomes {
         if let Some(text) = &failure {
             println!("{text}\n");
         }
-        let outcome = Outcome { name: name.to_owned(), failure, time };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+        let status = failure.map_or(Status::Passed(String::new()), Status::Failed);
+        let test = Test { name: name.to_owned(), status, time };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(test);
     }
 
-    pub(crate) fn all(&self) -> Vec<Outcome> {
+    pub(crate) fn all(&self) -> Vec<Test> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn has_failure(&self) -> bool {
-        self.all().iter().any(|outcome| outcome.failure.is_some())
+        self.all().iter().any(Test::has_failed)
     }
 }
 

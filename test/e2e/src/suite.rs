@@ -2,10 +2,10 @@
 
 use crate::case::{self, Case};
 use crate::part::{self, Outcomes, Part, Stopped};
-use crate::report;
 use crate::{Setting, observer, restored};
 use envtest::chain;
 use k8s_openapi::jiff::Timestamp;
+use ktest_runner::report;
 use kube::Client;
 use launch::{Node, SHUTDOWN_LIMIT};
 use std::env;
@@ -101,13 +101,14 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let outcomes = Outcomes::default();
+        let (outcomes, start) = (Outcomes::default(), Instant::now());
         runtime.block_on(run(self, &outcomes));
         let outcomes = outcomes.all();
-        let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+        let failed = outcomes.iter().filter(|outcome| outcome.has_failed()).count();
         let verdict = if failed == 0 { "ok" } else { "FAILED" };
         println!("\ntest result: {verdict}. {} passed; {failed} failed", outcomes.len() - failed);
-        let written = env::var_os("XML_OUTPUT_FILE").map(|path| report::write(Path::new(&path), name, &outcomes));
+        let written = env::var_os("XML_OUTPUT_FILE")
+            .map(|path| report::write(Path::new(&path), name, &outcomes, None, start.elapsed()));
         if let Some(Err(error)) = &written {
             eprintln!("error: {}", chain(error));
         }

@@ -44,12 +44,7 @@ pub enum StartError {
     #[error("cannot make keys and certificates")]
     Pki(#[from] programs::PkiError),
     #[error("{program} does not start: {reason}")]
-    Program {
-        program: &'static str,
-        reason: String,
-        #[source]
-        source: Ended,
-    },
+    Program { program: &'static str, reason: String, source: Ended },
     #[error("cannot use the administrator's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
     #[error("cannot take on another identity")]

@@ -1,5 +1,5 @@
 //! A real API server without a machine: etcd, kube-apiserver and kube-controller-manager on loopback, as the node runs
-//! them. What the API server decides is tested here: no VM, no kubelet, no scheduler.
+//! them. It tests decisions of the API server: no VM, no kubelet, no scheduler.
 //!
 //! ```no_run
 //! use std::process::ExitCode;

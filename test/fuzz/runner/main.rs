@@ -1,6 +1,6 @@
 //! Runs a fuzz target: a bounded run from the seeds, the same every time, or what its arguments say.
 //!
-//! What to run comes from the rule by variables, see `defs.bzl`.
+//! The rule in `defs.bzl` configures it by variables.
 
 use std::env;
 use std::ffi::OsString;
@@ -36,7 +36,7 @@ struct Config {
     directory: String,
     seeds: PathBuf,
     runs: String,
-    /// What a target with a bug says when the bug is found.
+    /// Message of a target with a bug when the bug is found.
     finds: Option<String>,
 }
 

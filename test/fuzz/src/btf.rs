@@ -2,7 +2,7 @@
 
 use lsm::{Btf, Layout};
 
-/// Bytes behind the types and strings change nothing. What is read as a kernel is read as a module.
+/// Bytes behind the types and strings change nothing. Types of a kernel are valid as types of a module.
 pub fn check(input: &[u8]) {
     let Ok(mut kernel) = Btf::parse(input.to_vec()) else { return };
     let found = Layout::of(&kernel).ok();

@@ -1,4 +1,4 @@
-//! The ends of a disk, by which it is ours, empty or somebody's.
+//! The ends of a disk, which classify it as ours, empty or foreign.
 
 use localstorage::{Content, Ends, LABEL, Mark, Signature, Usage};
 use units::Bytes;

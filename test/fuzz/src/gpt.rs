@@ -8,7 +8,7 @@ use units::Bytes;
 /// Entries are read up to 1 MiB, and of two tables; around them single sectors.
 const MOST_READ: u64 = (2 << 20) + (4 << 16);
 
-/// The first byte of an input: which sectors the disk has, and whether checksums are made right, so that
+/// The first byte of an input: which sectors the disk has, and whether checksums are corrected, so that
 /// the fuzzer gets past them.
 const LARGE_SECTORS: u8 = 1;
 const RIGHT_CHECKSUMS: u8 = 2;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_checksums_can_be_made_right() {
+    fn wrong_checksums_can_be_corrected() {
         let (_, mut seed) = crate::seeds("gpt").into_iter().find(|(name, _)| name == "whole").expect("a seed");
         seed[1 + 512 + 16] ^= 1;
         seed[1 + 1024 + 60] ^= 1;

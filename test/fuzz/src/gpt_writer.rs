@@ -5,7 +5,7 @@ use gpt::{Guid, Partition, Table, Write, protective_mbr};
 use crate::gpt::sign;
 
 /// Bits of the first byte of an input: which sectors the disk has, which of its two places the array is in, and whether
-/// checksums are made right, so that the fuzzer gets past them.
+/// checksums are corrected, so that the fuzzer gets past them.
 const LARGE_SECTORS: u8 = 1;
 const SECOND_PLACE: u8 = 2;
 const RIGHT_CHECKSUMS: u8 = 4;

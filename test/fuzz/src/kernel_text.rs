@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use kerneltext::{Message, Stat, size};
 
-/// What is read, written as the kernel would, is read again as the same.
+/// A parsed value, formatted as the kernel does, is parsed as the same value.
 pub fn check(input: &[u8]) {
     if let Some(message) = Message::parse(input) {
         assert_eq!(Message::parse(written(&message).as_bytes()), Some(message));

@@ -1,4 +1,4 @@
-//! What must hold for every input of the parsers that read foreign bytes.
+//! Properties of the parsers of foreign bytes, for every input.
 //!
 //! A module for each: its `check` panics if the parser does, or if what it returns contradicts the input.
 //! `targets/` makes fuzz targets of them; here, tests show that the seeds are what they are called.

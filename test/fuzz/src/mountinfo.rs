@@ -1,10 +1,10 @@
-//! `/proc/PID/mountinfo`, where anybody who may mount chooses the paths.
+//! `/proc/PID/mountinfo`, where a user who may mount chooses the paths.
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// There is an entry for each line. What is read, written as the kernel would, is read again as the same.
+/// There is an entry for each line. An entry, formatted as the kernel does, is parsed as the same entry.
 /// Codes are those of an octal number and nothing else.
 pub fn check(input: &[u8]) {
     let Ok(table) = mount::parse_table(input) else { return };

@@ -1,4 +1,4 @@
-//! What `blkid` says of a disk, labels that somebody wrote on it included.
+//! Output of `blkid`, which contains labels from the disk.
 
 use std::fmt::Write;
 

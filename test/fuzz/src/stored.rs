@@ -1,10 +1,10 @@
-//! What the node itself keeps on its data disk: records of volumes, and the counter of project IDs. A disk that fails, or
-//! that somebody wrote to, has other bytes there.
+//! The node's files on its data disk: volume records and the counter of project IDs. A disk that fails or that another
+//! system wrote to has other bytes there.
 
 use fsquota::{Counter, ProjectId};
 use volume::{Record, State};
 
-/// A record that is read is read again from what would be written, and does not promise less than its size. A counter
+/// A record that is read is read again from what would be written, and does not reserve less than its size. A counter
 /// is read only from the text that it is written as.
 pub fn check(input: &[u8]) {
     for state in [State::Staged, State::Announced] {

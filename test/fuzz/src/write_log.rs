@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use ktest_init::write_log::{Entry, parse};
 
-/// What a log says is in it, is: data lies in it, and every place on the disk has an end.
+/// The data of each write lies in the log, and each extent on the disk has an end.
 pub fn check(input: &[u8]) {
     let Ok(entries) = parse(&mut Cursor::new(input)) else { return };
     let length = input.len() as u64;

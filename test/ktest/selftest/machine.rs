@@ -111,7 +111,7 @@ fn what_was_synced_before_a_power_cut_is_there_and_the_rest_is_not() {
 }
 
 #[test]
-fn a_test_finds_its_disks_again_and_tells_its_boots() {
+fn a_test_gets_the_same_disks_after_a_power_cut() {
     let [first, second] = Disk::take_several();
     for (disk, number) in [(&first, 1), (&second, 2)] {
         let on_disk = direct(disk.path());

@@ -15,7 +15,7 @@ fn fails() {
 
 /// Asks the kernel for something that ends the guest.
 fn sysrq(key: &str) {
-    assert_eq!(fs::read_link("/proc/1/exe").unwrap(), Path::new("/init"), "this is no guest of a ktest");
+    assert_eq!(fs::read_link("/proc/1/exe").unwrap(), Path::new("/init"), "this is not a guest of a ktest");
     fs::write("/proc/sysrq-trigger", key).unwrap();
 }
 
@@ -49,7 +49,7 @@ fn hangs() {
 
 /// The one disk fails its flushes: passes if that is so.
 #[test]
-fn is_told_that_a_flush_failed() {
+fn a_flush_fails() {
     let disk = Disk::take();
     let mut device = File::options().write(true).open(disk.path()).unwrap();
     device.write_all(&[1; 4096]).unwrap();

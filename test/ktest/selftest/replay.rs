@@ -93,7 +93,7 @@ fn a_rename_before_the_data_is_durable_is_found() {
 }
 
 #[test]
-fn a_rename_that_nobody_synced_can_be_lost() {
+fn a_rename_without_a_sync_can_be_lost() {
     let mut replay = recorded(replace_without_fsync_of_the_directory, |_| {});
     let found = found_after("replaced", &mut replay);
     assert!(found.iter().any(|found| found.as_deref() == Some(OLD)), "the rename was never lost");

@@ -50,7 +50,7 @@ pub struct Ended {
     pub status: ExitStatus,
     /// All that it wrote; to the point where its reader went away.
     pub text: String,
-    /// What is in the directory for logs, by the names of the files.
+    /// Contents of the log files, by name.
     pub logs: BTreeMap<String, String>,
 }
 
@@ -71,7 +71,7 @@ impl Ended {
 pub fn directory() -> TempDir {
     // Bazel removes it after the test, even one that was killed.
     let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
-    TempDir::with_prefix_in("launch-", above).expect("a directory can be made")
+    TempDir::with_prefix_in("launch-", above).expect("a directory can be created")
 }
 
 impl Launched {
@@ -93,7 +93,7 @@ impl Launched {
 
     fn with(kind: Kind, place: TempDir, patience: Duration, command_line: OsString, arguments: &[&str]) -> Self {
         let temporary = place.path().join("tmp");
-        fs::create_dir(&temporary).expect("a directory can be made");
+        fs::create_dir(&temporary).expect("a directory can be created");
         let (screen, writer) = Screen::open(kind);
         let mut command = Command::new(variable("GRANARY_LAUNCH"));
         let image = IMAGE.map(|(argument, name)| (argument, variable(name)));
@@ -125,7 +125,7 @@ impl Launched {
         self.screen.as_mut().expect("the screen is open").wait_for(text, self.patience);
     }
 
-    /// What it wrote so far, as far as it was read.
+    /// The output that was read so far.
     pub fn text(&self) -> &str {
         self.screen.as_ref().map(Screen::text).unwrap_or_default()
     }
@@ -177,7 +177,7 @@ impl Launched {
         send(process.id, Signal::SIGKILL);
     }
 
-    /// Nobody reads any more: the pipe or the terminal is closed.
+    /// Closes the pipe or the terminal.
     pub fn close_screen(&mut self) -> String {
         let text = self.text().to_owned();
         self.screen = None;
@@ -199,7 +199,7 @@ impl Launched {
         Ended { status, text: self.close_screen(), logs: self.logs() }
     }
 
-    /// A launcher that rejects its arguments does not make the directory.
+    /// A launcher that rejects its arguments does not create the directory.
     fn logs(&self) -> BTreeMap<String, String> {
         let entries = fs::read_dir(self.place.path().join("logs")).into_iter().flatten();
         let read = |entry: fs::DirEntry| {

@@ -1,4 +1,4 @@
-//! Where a program writes, and somebody reads.
+//! The output of a program, on a pipe or a terminal.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -33,12 +33,12 @@ impl Screen {
     pub(crate) fn open(kind: Kind) -> (Self, OwnedFd) {
         let (reader, writer) = match kind {
             Kind::Pipe => {
-                let (reader, writer) = io::pipe().expect("a pipe can be made");
+                let (reader, writer) = io::pipe().expect("a pipe can be created");
                 (OwnedFd::from(reader), OwnedFd::from(writer))
             }
             Kind::Terminal | Kind::DumbTerminal => {
                 let size = Winsize { ws_row: 40, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
-                let both = openpty(Some(&size), None).expect("a terminal can be made");
+                let both = openpty(Some(&size), None).expect("a terminal can be created");
                 // A program that has the other end of its own terminal never sees it closed.
                 for end in [&both.master, &both.slave] {
                     fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor has flags");
@@ -54,7 +54,7 @@ impl Screen {
         self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
 
-    /// What was written so far, as far as it was read.
+    /// The output that was read so far.
     pub fn text(&self) -> &str {
         &self.text
     }

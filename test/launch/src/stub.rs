@@ -19,7 +19,7 @@ pub enum Stub {
     /// The same, but the guest does not power off.
     IgnoresButton,
     /// As [`Stub::Boots`], with an API server whose only object is the Ready node `granary`. It rejects every request
-    /// that is no GET.
+    /// other than GET.
     Ready,
 }
 

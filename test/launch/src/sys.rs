@@ -1,4 +1,4 @@
-//! What a child does between fork and exec.
+//! Calls of a child between fork and exec.
 
 use nix::libc;
 use nix::unistd::setsid;
@@ -15,10 +15,10 @@ nix::ioctl_write_int_bad!(
 pub(crate) fn own_terminal(command: &mut Command) {
     let begin = || {
         setsid()?;
-        // SAFETY: descriptor 0 is open, and the call takes a number and no pointer. 0: the terminal is nobody's yet.
+        // SAFETY: descriptor 0 is open, and the call takes a number and no pointer. 0: the terminal has no session yet.
         unsafe { tiocsctty(libc::STDIN_FILENO, 0) }?;
         Ok(())
     };
-    // SAFETY: between fork and exec only these two system calls are made: no memory is allocated and no lock taken.
+    // SAFETY: between fork and exec the child makes only these two system calls: no memory is allocated and no lock taken.
     unsafe { command.pre_exec(begin) };
 }

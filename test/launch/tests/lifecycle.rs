@@ -13,7 +13,7 @@ const DATA: &str = "data-disk: ready";
 /// The kernel says so when the guest turns the machine off.
 const OFF: &str = "reboot: Power down";
 
-/// What a terminal is told while a node shuts down. A line above those that are drawn again and again is filled up with
+/// Line on a terminal while a node shuts down. A line above those that are drawn again and again is filled up with
 /// spaces; one that was written into them is gone after a moment.
 const SHUTTING: &str = "Shutting the node down. Ctrl-C cuts its power. ";
 
@@ -62,7 +62,7 @@ fn sigint_in_the_middle_of_a_boot_is_like_ctrl_c() {
     assert!(ended.console().contains(OFF), "{}", ended.console());
 }
 
-/// On a terminal without a cursor, which gets plain lines as a pipe does. The guest would not hear its power button.
+/// On a terminal without a cursor, which gets plain lines as a pipe does. The guest does not react to its power button.
 #[test]
 fn sigterm_before_anything_is_in_use_ends_at_once() {
     let mut launched = Launched::start(Kind::DumbTerminal, Stub::Hangs, &[]);
@@ -77,20 +77,20 @@ fn sigterm_before_anything_is_in_use_ends_at_once() {
 }
 
 #[test]
-fn a_qemu_that_dies_is_told_with_the_last_lines_of_the_console() {
+fn a_killed_qemu_is_reported_with_the_end_of_the_console() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Hangs, &[]);
     launched.wait_for(KERNEL);
     launched.kill(&launched.qemu());
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for told in ["error: node granary did not boot", "signal: 9 (SIGKILL)", "console.log:", "  initramfs: started"] {
-        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    for text in ["error: node granary did not boot", "signal: 9 (SIGKILL)", "console.log:", "  initramfs: started"] {
+        assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
     }
 }
 
 /// A demonstration that failed does not end the run: a person may look at the node.
 #[test]
-fn a_qemu_that_dies_while_the_node_runs_ends_the_run_with_the_reason() {
+fn a_qemu_killed_after_the_boot_ends_the_run_with_the_reason() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Ready, &[]);
     launched.wait_for("The node runs. Ctrl-C shuts it down.\n");
     launched.kill(&launched.qemu());
@@ -103,7 +103,7 @@ fn a_qemu_that_dies_while_the_node_runs_ends_the_run_with_the_reason() {
 }
 
 #[test]
-fn a_launcher_that_is_killed_takes_qemu_and_its_directory_along() {
+fn a_killed_launcher_leaves_no_process_and_no_file() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=2"]);
     launched.wait_for(STARTED);
     // Both run.
@@ -116,10 +116,10 @@ fn a_launcher_that_is_killed_takes_qemu_and_its_directory_along() {
 fn a_terminal_that_is_closed_shuts_the_node_down_in_order() {
     let mut launched = Launched::start(Kind::Terminal, Stub::Boots, &[]);
     launched.wait_for(DATA);
-    // The last line of the console is drawn every quarter of a second. What it says is said nowhere else.
+    // The last line of the console is drawn every quarter of a second. Its text appears nowhere else.
     launched.wait_for(WAITING);
     let shown = launched.close_screen();
-    // What goes on is drawn below the stages, with the time.
+    // The running stage is drawn below the others, with the time.
     assert!(shown.contains("s  kernel"), "{shown:?}");
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(130));
@@ -146,7 +146,7 @@ fn a_port_that_is_taken_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_data_file_that_cannot_be_made_is_refused_with_the_remedy() {
+fn an_impossible_data_file_is_rejected_with_the_remedy() {
     let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--data=/nowhere/data.img"]).end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
     assert!(ended.text.contains("name a file in an existing directory"), "{}", ended.text);
@@ -154,19 +154,19 @@ fn a_data_file_that_cannot_be_made_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_number_of_nodes_that_cannot_be_is_refused_with_those_that_can() {
+fn an_invalid_number_of_nodes_is_rejected_with_the_range() {
     let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=9"]).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.text);
-    assert!(ended.text.contains("\"9\" is no number of nodes; choose one from 1 to 8"), "{}", ended.text);
+    assert!(ended.text.contains("\"9\"") && ended.text.contains("choose one from 1 to 8"), "{}", ended.text);
     assert!(ended.logs.is_empty(), "{:?}", ended.logs);
 }
 
 #[test]
-fn workers_that_do_not_fit_in_memory_are_refused_before_anything_starts() {
+fn workers_that_do_not_fit_in_memory_are_rejected() {
     let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=3", "--worker-memory=1024T"]).end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for told in ["of 3 guests", "choose fewer --nodes"] {
-        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    for text in ["of 3 guests", "choose fewer --nodes"] {
+        assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
     }
     assert!(!ended.text.contains(STARTED), "{}", ended.text);
     assert!(ended.logs.is_empty(), "{:?}", ended.logs);
@@ -185,13 +185,13 @@ fn the_first_of_several_nodes_is_shut_down_in_order() {
 }
 
 #[test]
-fn a_network_between_nodes_that_dies_is_told_and_the_nodes_are_shut_down() {
+fn a_killed_network_is_reported_and_the_nodes_shut_down() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=2"]);
     launched.wait_for(STARTED);
     launched.kill(&launched.network());
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for told in ["error: the network between the nodes is gone", "signal: 9 (SIGKILL)", "The nodes are down.\n"] {
-        assert!(ended.text.contains(told), "no {told:?} in {}", ended.text);
+    for text in ["error: the network between the nodes is gone", "signal: 9 (SIGKILL)", "The nodes are down.\n"] {
+        assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
     }
 }

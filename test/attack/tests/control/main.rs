@@ -25,7 +25,7 @@ const USER: u32 = 1000;
 /// The attacks that the kernel accepts for a read-only device only.
 const READ_ONLY: &str = "change_loop_file";
 
-/// What a pod has: a volume with a limit, and a writable layer on the same disk.
+/// A pod's files: a volume with a limit, and a writable layer on the same disk.
 struct Pod {
     // Before the disk: unmounted first.
     layer: Overlay,
@@ -94,7 +94,7 @@ impl Drop for Overlay {
     }
 }
 
-/// A loop device that anybody may use. It stays attached as long as the value lives: while a descriptor is open, the kernel
+/// A loop device that any user may use. It stays attached as long as the value lives: while a descriptor is open, the kernel
 /// defers a detach.
 struct Device {
     path: PathBuf,
@@ -153,7 +153,7 @@ fn every_attack_of_root_succeeds_without_the_protections() {
     let cgroups = std::env::temp_dir().join("cgroup");
     fs::create_dir(&cgroups).unwrap();
     mount(Some("cgroup2"), &cgroups, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
-    // What `detach_bpf_links` finds.
+    // `detach_bpf_links` finds this link.
     let _link = sys::link(&File::open(&cgroups).unwrap());
     assert_eq!(every_attack_of(0), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Makes the picture of the status page anew: `bazel run //test/browser:screenshot`.
+//! Creates the picture of the status page: `bazel run //test/browser:screenshot`.
 
 use std::error::Error;
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ktest_init::{Answer, Order, PORT, Request, Run, Unpack, Word, receive, send};
+use ktest_init::{Answer, Order, PORT, Request, Run, Unpack, Word, receive};
 
 use crate::wait;
 
@@ -24,7 +24,7 @@ pub(crate) struct Host {
 }
 
 /// Where orders go that are not carried out at once. The end of `tasks` is the order to power off.
-struct Heard {
+struct Received {
     tasks: Sender<Task>,
     answers: Sender<Answer>,
 }
@@ -35,26 +35,26 @@ impl Host {
         let path = wait::until(limit, find).ok_or(io::ErrorKind::NotFound)?;
         // A port can be open only once.
         let port = File::options().read(true).write(true).open(path)?;
-        let ear = port.try_clone()?;
-        let mouth = port.try_clone()?;
-        let (heard_tasks, tasks) = mpsc::channel();
-        let (heard_answers, answers) = mpsc::channel();
-        let heard = Heard { tasks: heard_tasks, answers: heard_answers };
-        thread::Builder::new().name("orders".into()).spawn(move || listen(ear, &mouth, heard))?;
+        let reader = port.try_clone()?;
+        let writer = port.try_clone()?;
+        let (task_sender, tasks) = mpsc::channel();
+        let (answer_sender, answers) = mpsc::channel();
+        let received = Received { tasks: task_sender, answers: answer_sender };
+        thread::Builder::new().name("orders".into()).spawn(move || listen(reader, &writer, received))?;
         Ok(Self { port: Mutex::new(port), tasks: Mutex::new(tasks), answers: Mutex::new(answers) })
     }
 
-    pub(crate) fn tell(&self, word: &Word) {
+    pub(crate) fn send(&self, word: &Word) {
         let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = send(&*port, word) {
-            eprintln!("error: cannot speak to the host: {error}");
+        if let Err(error) = ktest_init::send(&*port, word) {
+            eprintln!("error: cannot send to the host: {error}");
         }
     }
 
     /// Passes a test's question on. One after the other: an answer does not say what it is to.
     pub(crate) fn ask(&self, request: Request) -> Answer {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        self.tell(&Word::Ask(request));
+        self.send(&Word::Ask(request));
         answers.recv().unwrap_or_else(|_| Answer::Refused("the host is gone".into()))
     }
 
@@ -84,20 +84,20 @@ fn find() -> Option<PathBuf> {
     device.exists().then_some(device)
 }
 
-fn listen(ear: File, mouth: &File, heard: Heard) {
-    let Heard { tasks, answers } = heard;
+fn listen(reader: File, writer: &File, received: Received) {
+    let Received { tasks, answers } = received;
     // Absent from the order to power off on.
     let mut tasks = Some(tasks);
-    let mut ear = BufReader::new(ear);
+    let mut reader = BufReader::new(reader);
     let mut pending = Vec::new();
     loop {
-        match receive(&mut ear, &mut pending) {
+        match receive(&mut reader, &mut pending) {
             // Here, since the test program may have stopped everything else.
             Ok(Order::Dump) => {
                 dump();
-                let _ = send(mouth, &Word::Dumped);
+                let _ = ktest_init::send(writer, &Word::Dumped);
             }
-            // // A failed send means that the receiver has ended.
+            // A failed send means that the receiver has ended.
             Ok(Order::Unpack(unpack)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Unpack(unpack)))),
             Ok(Order::Run(run)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Run(run)))),
             Ok(Order::Answer(answer)) => drop(answers.send(answer)),
@@ -105,7 +105,7 @@ fn listen(ear: File, mouth: &File, heard: Heard) {
             // Reading gives nothing while the host has not opened its end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => thread::sleep(Duration::from_millis(5)),
             Err(error) => {
-                eprintln!("error: cannot hear the host: {error}");
+                eprintln!("error: cannot receive from the host: {error}");
                 return;
             }
         }

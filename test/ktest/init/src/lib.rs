@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn an_invalid_message_is_rejected() {
         let error = receive::<Word>(&mut &b"hello\n"[..], &mut Vec::new()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }

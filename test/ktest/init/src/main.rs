@@ -36,7 +36,7 @@ const NEXT_ORDER_LIMIT: Duration = Duration::from_secs(10);
 /// Why the test program was not run to its end.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
-    #[error("cannot make the guest ready")]
+    #[error("cannot prepare the guest")]
     System(#[from] system::SetupError),
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
@@ -70,8 +70,8 @@ fn main() -> ExitCode {
         let causes = causes(&fault);
         eprintln!("error: {}", causes.join("\ncaused by: "));
         if let Some(host) = &host {
-            host.tell(&Word::Fault(causes));
-            // // Until the host has received it.
+            host.send(&Word::Fault(causes));
+            // Until the host has received it.
             host.next_task(NEXT_ORDER_LIMIT);
         }
     }
@@ -92,7 +92,7 @@ fn work(host: &Arc<Host>) -> Result<(), Fault> {
     loopback::bring_up().map_err(Fault::Loopback)?;
     load(BASE_MODULES)?;
     relay::start(Arc::clone(host)).map_err(Fault::Relay)?;
-    host.tell(&Word::Ready);
+    host.send(&Word::Ready);
     let mut next = Some(host.first_task().ok_or(Fault::NoOrder)?);
     let mut is_prepared = false;
     while let Some(task) = next {
@@ -111,7 +111,7 @@ fn work(host: &Arc<Host>) -> Result<(), Fault> {
                 system::check_tools(&run.tools)?;
                 let disks = system::disks(&run.disks, DEVICE_LIMIT)?;
                 let outcome = program::run(host, &run, &disks)?;
-                host.tell(&Word::Exit(outcome));
+                host.send(&Word::Exit(outcome));
             }
         }
         next = host.next_task(NEXT_ORDER_LIMIT);

@@ -6,7 +6,7 @@ use std::str;
 const PIECE: usize = 16 << 10;
 
 /// Passes each piece to `report` as it arrives, until the end. Invalid UTF-8 becomes U+FFFD; a character is never cut.
-pub(crate) fn forward(mut stream: impl Read, mut tell: impl FnMut(String)) {
+pub(crate) fn forward(mut stream: impl Read, mut report: impl FnMut(String)) {
     let mut buffer = Vec::new();
     let mut piece = [0; PIECE];
     loop {
@@ -16,7 +16,7 @@ pub(crate) fn forward(mut stream: impl Read, mut tell: impl FnMut(String)) {
                 buffer.extend_from_slice(&piece[..count]);
                 let rest = buffer.split_off(whole(&buffer));
                 if !buffer.is_empty() {
-                    tell(String::from_utf8_lossy(&buffer).into_owned());
+                    report(String::from_utf8_lossy(&buffer).into_owned());
                 }
                 buffer = rest;
             }
@@ -25,7 +25,7 @@ pub(crate) fn forward(mut stream: impl Read, mut tell: impl FnMut(String)) {
         }
     }
     if !buffer.is_empty() {
-        tell(String::from_utf8_lossy(&buffer).into_owned());
+        report(String::from_utf8_lossy(&buffer).into_owned());
     }
 }
 
@@ -59,27 +59,27 @@ mod tests {
         }
     }
 
-    fn told(pieces: Vec<&[u8]>) -> Vec<String> {
-        let mut told = Vec::new();
-        forward(Pieces(pieces), |text| told.push(text));
-        told
+    fn pieces_of(pieces: Vec<&[u8]>) -> Vec<String> {
+        let mut found = Vec::new();
+        forward(Pieces(pieces), |text| found.push(text));
+        found
     }
 
     #[test]
     fn a_character_is_not_cut_between_pieces() {
         let crab = "\u{1f980}".as_bytes();
         for cut in 1..crab.len() {
-            assert_eq!(told(vec![b"a", &crab[..cut], &crab[cut..]]).concat(), "a\u{1f980}");
+            assert_eq!(pieces_of(vec![b"a", &crab[..cut], &crab[cut..]]).concat(), "a\u{1f980}");
         }
     }
 
     #[test]
-    fn a_piece_is_told_at_once_even_within_a_line() {
-        assert_eq!(told(vec![b"test a ... ", b"ok\n"]), ["test a ... ", "ok\n"]);
+    fn a_piece_is_reported_at_once_even_within_a_line() {
+        assert_eq!(pieces_of(vec![b"test a ... ", b"ok\n"]), ["test a ... ", "ok\n"]);
     }
 
     #[test]
-    fn what_is_no_text_does_not_stop_the_rest() {
-        assert_eq!(told(vec![b"a\xff", b"\xffb", b"\xe2\x82"]).concat(), "a\u{fffd}\u{fffd}b\u{fffd}");
+    fn invalid_utf8_does_not_stop_the_rest() {
+        assert_eq!(pieces_of(vec![b"a\xff", b"\xffb", b"\xe2\x82"]).concat(), "a\u{fffd}\u{fffd}b\u{fffd}");
     }
 }

@@ -44,10 +44,10 @@ pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, 
     let pid = Pid::from_raw(child.id().cast_signed());
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     thread::scope(|scope| {
-        scope.spawn(|| stdout.map(|stream| forward(stream, |text| host.tell(&Word::Stdout(text)))));
-        scope.spawn(|| stderr.map(|stream| forward(stream, |text| host.tell(&Word::Stderr(text)))));
+        scope.spawn(|| stdout.map(|stream| forward(stream, |text| host.send(&Word::Stdout(text)))));
+        scope.spawn(|| stderr.map(|stream| forward(stream, |text| host.send(&Word::Stderr(text)))));
         let outcome = reap(pid);
-        // // Processes that it left behind hold its output open.
+        // Processes that it left behind hold its output open.
         kill_all();
         outcome
     })

@@ -15,7 +15,7 @@ pub(crate) fn start(host: Arc<Host>) -> io::Result<()> {
     thread::Builder::new().name("relay".into()).spawn(move || {
         for stream in listener.incoming() {
             if let Err(error) = stream.and_then(|stream| pass_on(&host, &stream)) {
-                // // The test notices that it gets no answer.
+                // The test notices that it gets no answer.
                 eprintln!("error: cannot pass on what a test asks: {error}");
             }
         }

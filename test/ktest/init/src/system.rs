@@ -27,19 +27,10 @@ const MOUNTS: [(&str, &str); 6] = [
 /// Why the guest is not ready.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetupError {
-    #[error("cannot make the directory {path}")]
-    Directory {
-        path: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    #[error("cannot create the directory {path}")]
+    Directory { path: &'static str, source: io::Error },
     #[error("cannot mount {kind} on {path}")]
-    Mount {
-        kind: &'static str,
-        path: &'static str,
-        #[source]
-        source: Errno,
-    },
+    Mount { kind: &'static str, path: &'static str, source: Errno },
     #[error("cannot set the clock")]
     Clock(#[source] Errno),
     #[error("no disk has the serial number {serial}; there are {present:?}")]

@@ -18,24 +18,11 @@ const LINK: u32 = 0o120_000;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnpackError {
     #[error("cannot read the archive on {disk}")]
-    Read {
-        disk: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { disk: PathBuf, source: io::Error },
     #[error("cannot create {path} from the archive on {disk}")]
-    Create {
-        path: PathBuf,
-        disk: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Create { path: PathBuf, disk: PathBuf, source: io::Error },
     #[error("cannot remove the disk {disk} from the guest")]
-    Remove {
-        disk: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Remove { disk: PathBuf, source: io::Error },
 }
 
 /// Unpacks the cpio archive on a disk below `root`, then removes the disk: tests see only the disks that they asked for.

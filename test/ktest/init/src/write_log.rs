@@ -60,7 +60,7 @@ pub enum Content {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    #[error("no log of writes: the header has magic {magic:#x} and version {version}")]
+    #[error("not a log of writes: the header has magic {magic:#x} and version {version}")]
     Foreign { magic: u64, version: u64 },
     #[error("a log of writes with sectors of {0} bytes")]
     SectorSize(u32),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_told_from_data() {
+    fn metadata_is_distinguished_from_data() {
         let log = Log::new(512, 1).entry(8, 2, METADATA | FUA, b"").data(1, 2);
         let extent = Extent { start: 4096, length: 1024 };
         let write = Write { extent, completion: Completion::Durable, content: Content::Metadata, data: 1024 };
@@ -290,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_the_last_entry_does_not_matter() {
+    fn bytes_behind_the_last_entry_are_ignored() {
         let log = Log::new(512, 1).entry(0, 0, FLUSH, b"").data(0xff, 3);
         assert_eq!(log.parsed().unwrap(), [Entry::Flush]);
     }
 
     #[test]
-    fn other_bytes_are_no_log() {
+    fn bytes_that_are_not_a_log_are_rejected() {
         assert!(matches!(parse(&mut Cursor::new(vec![0; 512])), Err(LogError::Foreign { magic: 0, version: 0 })));
         assert!(matches!(parse(&mut Cursor::new(b"short")), Err(LogError::Read(_))));
         for size in [0, 256, 513, 1 << 20] {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_with_its_entry() {
+    fn a_fault_is_reported_with_its_entry() {
         let first = || Log::new(512, 2).entry(0, 0, FLUSH, b"");
         assert_eq!(first().fault(), (1, Fault::Truncated));
         assert_eq!(first().entry(0, 2, 0, b"").data(1, 1).fault(), (1, Fault::Truncated));

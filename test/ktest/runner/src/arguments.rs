@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_from_values() {
+    fn names_are_distinguished_from_values() {
         let arguments = parsed("--test-threads 1 quota --skip slow --nocapture --skip=old -- --odd");
         assert_eq!(arguments.filters, ["quota", "--odd"]);
         assert_eq!(

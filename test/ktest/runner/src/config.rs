@@ -54,17 +54,9 @@ pub(crate) enum ConfigError {
     #[error("{VARIABLE} is not set and this program has no name: the rules ktest and guest_program start it")]
     Unset,
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{path} is wrong")]
-    Parse {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
     #[error("the run file {file} is neither in the working directory nor where {program} is")]
     NoFile { file: PathBuf, program: PathBuf },
 }

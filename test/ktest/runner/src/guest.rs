@@ -40,9 +40,9 @@ pub(crate) enum End {
 /// Why the guest could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
-    #[error("cannot make a directory for the VM's files")]
+    #[error("cannot create a directory for the VM's files")]
     Directory(#[source] io::Error),
-    #[error("cannot make a scratch disk")]
+    #[error("cannot create a scratch disk")]
     Disk(#[source] io::Error),
     #[error("cannot write the initramfs")]
     Initramfs(#[source] io::Error),
@@ -199,20 +199,20 @@ pub(crate) fn order(arguments: Vec<String>, boot: u32, disks: Vec<String>, tools
 
 /// Words as they come; the channel ends when the guest's end of the port does.
 fn listen(port: UnixStream) -> io::Result<Receiver<Word>> {
-    let (heard, words) = mpsc::channel();
+    let (sender, words) = mpsc::channel();
     thread::Builder::new().name("listen".into()).spawn(move || {
         let mut port = BufReader::new(port);
         let mut pending = Vec::new();
         loop {
             match receive(&mut port, &mut pending) {
                 Ok(word) => {
-                    if heard.send(word).is_err() {
+                    if sender.send(word).is_err() {
                         return;
                     }
                 }
                 Err(error) => {
                     if error.kind() == io::ErrorKind::InvalidData {
-                        eprintln!("the guest says what is not understood: {error}");
+                        eprintln!("invalid message of the guest: {error}");
                     }
                     return;
                 }

@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+pub(crate) use ktest_runner::report::{Status, Test};
 use serde::Deserialize;
 
 /// Environment and arguments that make the harness speak so.
@@ -19,20 +20,6 @@ pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 pub(crate) const OPTIONS: [&str; 3] = ["-Zunstable-options", "--format=json", "--report-time"];
 
 const BEGINNINGS: [&str; 2] = ["{ \"type\": \"test\"", "{ \"type\": \"suite\""];
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Test {
-    pub(crate) name: String,
-    pub(crate) status: Status,
-    pub(crate) time: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
-    Passed(String),
-    Failed(String),
-    Ignored(String),
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -126,7 +113,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_test_is_heard_of_when_it_starts_and_when_it_ends() {
+    fn start_and_end_of_a_test_are_events() {
         assert_eq!(only("{ \"type\": \"suite\", \"event\": \"started\", \"test_count\": 5 }"), Event::Suite(5));
         assert_eq!(
             only("{ \"type\": \"test\", \"event\": \"started\", \"name\": \"a::b\" }"),
@@ -162,7 +149,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_text() {
+    fn other_lines_are_text() {
         for line in [
             "",
             "{}",

@@ -132,7 +132,7 @@ impl<'a> Machine<'a> {
     fn key(&self) -> io::Result<Key> {
         let mut key = Key::new("ktest")?;
         key.add_file(self.program.path())?;
-        // // This program chooses QEMU's arguments.
+        // This program chooses QEMU's arguments.
         key.add_file(Path::new("/proc/self/exe"))?;
         key.add_file(&self.config.kernel)?;
         key.add_file(&self.config.initramfs)?;

@@ -10,7 +10,6 @@ mod guest;
 mod libtest;
 mod machine;
 mod payload;
-mod report;
 mod results;
 mod scratch;
 mod suite;
@@ -18,10 +17,11 @@ mod verdict;
 
 use std::env;
 use std::error::Error;
-use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
+
+use ktest_runner::report::{self, ReportError};
 
 use crate::arguments::Arguments;
 use crate::bazel::Bazel;
@@ -42,11 +42,7 @@ enum RunError {
     #[error("cannot run the guest")]
     Guest(#[from] guest::GuestError),
     #[error("cannot write the report {path}")]
-    Report {
-        path: PathBuf,
-        #[source]
-        source: report::ReportError,
-    },
+    Report { path: PathBuf, source: ReportError },
 }
 
 fn main() -> ExitCode {
@@ -101,9 +97,8 @@ fn test(
     let verdict = Verdict::new(&end, &results, arguments.may_match_nothing(), start.elapsed());
     results.close(&verdict.to_string(), Instant::now());
     if let Some(path) = &bazel.xml {
-        let written = File::create(path)
-            .map_err(report::ReportError::Create)
-            .and_then(|file| report::write(file, &config.name, results.ended(), &verdict, start.elapsed()));
+        let fault = (!matches!(verdict, Verdict::Passed | Verdict::Failed(_))).then(|| verdict.to_string());
+        let written = report::write(path, &config.name, results.ended(), fault.as_deref(), start.elapsed());
         written.map_err(|source| RunError::Report { path: path.clone(), source })?;
     }
     println!("{}", results.summary(start.elapsed()));

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_told_as_a_shell_does() {
+    fn a_signal_is_reported_as_a_shell_does() {
         assert_eq!([Outcome::Code(0), Outcome::Code(7), Outcome::Signal(9)].map(status), [0, 7, 137]);
         assert_eq!(status(Outcome::Code(-1)), u8::MAX);
     }

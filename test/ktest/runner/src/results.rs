@@ -19,13 +19,13 @@ impl Results {
     }
 
     pub(crate) fn failed(&self) -> usize {
-        self.ended.iter().filter(|test| matches!(test.status, Status::Failed(_))).count()
+        self.ended.iter().filter(|test| test.has_failed()).count()
     }
 
     /// For people: how many ended how, and who failed.
     pub(crate) fn summary(&self, time: Duration) -> String {
-        let named = |test: &&Test| matches!(test.status, Status::Failed(_));
-        let failed: Vec<&str> = self.ended.iter().filter(named).map(|test| test.name.as_str()).collect();
+        let failed: Vec<&str> =
+            self.ended.iter().filter(|test| test.has_failed()).map(|test| test.name.as_str()).collect();
         let ignored = self.ended.iter().filter(|test| matches!(test.status, Status::Ignored(_))).count();
         let passed = self.ended.len() - failed.len() - ignored;
         let time = time.as_secs_f64();
@@ -45,7 +45,7 @@ impl Results {
     }
 
     /// Takes note. Returns the test if one ended, with all the time that it took.
-    pub(crate) fn hear(&mut self, event: Event, now: Instant) -> Option<&Test> {
+    pub(crate) fn record(&mut self, event: Event, now: Instant) -> Option<&Test> {
         match event {
             Event::Started(name) => {
                 self.running.insert(name, now);
@@ -99,24 +99,24 @@ pub(crate) mod tests {
         let mut results = Results::default();
         let now = Instant::now();
         for (name, status) in ended {
-            results.hear(started(name), now);
-            results.hear(Event::Ended(test(name, status.clone())), now);
+            results.record(started(name), now);
+            results.record(Event::Ended(test(name, status.clone())), now);
         }
         for name in running {
-            results.hear(started(name), now);
+            results.record(started(name), now);
         }
         results
     }
 
     #[test]
-    fn who_has_started_and_not_ended_runs() {
+    fn a_test_that_started_and_did_not_end_runs() {
         let results = results(&[("a", PASSED)], &["b"]);
         assert_eq!(results.running(), ["b"]);
         assert_eq!(results.ended(), [test("a", PASSED)]);
     }
 
     #[test]
-    fn the_summary_names_who_failed() {
+    fn the_summary_names_failed_tests() {
         let failed = Status::Failed("left: 1".into());
         let results = results(&[("a", PASSED), ("b", failed), ("c", Status::Ignored(String::new()))], &[]);
         assert_eq!(results.summary(Duration::from_millis(1234)), "failed: b\n1 passed; 1 failed; 1 ignored; in 1.2 s");
@@ -128,18 +128,18 @@ pub(crate) mod tests {
         let mut results = Results::default();
         for boot in [0, 1] {
             let begin = start + Duration::from_secs(10 * boot);
-            results.hear(started("a"), begin);
-            results.hear(started("other"), begin);
+            results.record(started("a"), begin);
+            results.record(started("other"), begin);
             results.power_cut("a", begin + Duration::from_secs(2));
         }
-        results.hear(started("a"), start + Duration::from_secs(20));
-        let ended = results.hear(Event::Ended(test("a", PASSED)), start + Duration::from_secs(21)).unwrap();
+        results.record(started("a"), start + Duration::from_secs(20));
+        let ended = results.record(Event::Ended(test("a", PASSED)), start + Duration::from_secs(21)).unwrap();
         assert_eq!(ended.time, Duration::from_millis(4012));
         assert_eq!(results.running(), [""; 0]);
     }
 
     #[test]
-    fn who_runs_when_all_is_over_has_failed_for_that_reason() {
+    fn a_test_that_still_runs_at_the_end_has_failed() {
         let mut results = results(&[("a", PASSED)], &["b", "c"]);
         results.close("the kernel panicked", Instant::now());
         let failed: Vec<_> = results.ended().iter().skip(1).map(|test| (test.name.as_str(), &test.status)).collect();
@@ -158,21 +158,21 @@ pub(crate) mod tests {
             let mut results = Results::default();
             let now = Instant::now();
             for name in &names {
-                results.hear(Event::Found(name.clone()), now);
+                results.record(Event::Found(name.clone()), now);
             }
             for (ended, running) in cuts {
                 let turn = results.remaining();
                 for name in turn.iter().take(ended) {
-                    results.hear(started(name), now);
-                    results.hear(Event::Ended(test(name, PASSED)), now);
+                    results.record(started(name), now);
+                    results.record(Event::Ended(test(name, PASSED)), now);
                 }
                 for name in turn.iter().skip(ended).take(running) {
-                    results.hear(started(name), now);
+                    results.record(started(name), now);
                 }
                 results.power_cut("none", now);
             }
             for name in results.remaining() {
-                results.hear(Event::Ended(test(&name, PASSED)), now);
+                results.record(Event::Ended(test(&name, PASSED)), now);
             }
             let mut ended: Vec<_> = results.ended().iter().map(|test| test.name.clone()).collect();
             ended.sort_unstable();

@@ -40,7 +40,7 @@ struct Failing {
 pub(crate) enum ScratchError {
     #[error("{0}")]
     Size(#[from] ParseError),
-    #[error("{0:?} is no fault of a disk: write `log` or `fail=KIND[@SECTOR][:once]` (read, write, flush, discard)")]
+    #[error("{0:?} is not a fault of a disk: write `log` or `fail=KIND[@SECTOR][:once]` (read, write, flush, discard)")]
     Fault(String),
     #[error("a disk has either a log or failing requests")]
     Both,

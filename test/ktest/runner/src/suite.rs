@@ -127,7 +127,7 @@ impl Audience for Listener {
         while let Some(end) = self.line.find('\n') {
             let rest = self.line.split_off(end + 1);
             let line = std::mem::replace(&mut self.line, rest);
-            self.hear(line.trim_end_matches('\n'));
+            self.read_line(line.trim_end_matches('\n'));
         }
     }
 
@@ -137,14 +137,14 @@ impl Audience for Listener {
 }
 
 impl Listener {
-    fn hear(&mut self, line: &str) {
+    fn read_line(&mut self, line: &str) {
         let (text, event) = libtest::parse(line);
         if event.is_none() || !text.is_empty() {
             show(io::stdout(), &format!("{text}\n"));
         }
         let Some(event) = event else { return };
         let said = said(&event);
-        let ended = self.results.hear(event, Instant::now());
+        let ended = self.results.record(event, Instant::now());
         if let Some(said) = ended.map(shown).or(said).filter(|_| !self.quiet) {
             show(io::stdout(), &said);
         }
@@ -154,7 +154,7 @@ impl Listener {
     fn finish_line(&mut self) {
         if !self.line.is_empty() {
             let line = std::mem::take(&mut self.line);
-            self.hear(&line);
+            self.read_line(&line);
         }
     }
 }

@@ -23,7 +23,7 @@ fn arguments_and_output_and_status_pass_through() {
 }
 
 #[test]
-fn a_signal_is_told_as_by_a_shell() {
+fn a_signal_is_reported_as_by_a_shell() {
     assert_eq!(run(&["abort"]).status.code(), Some(128 + 6));
 }
 

@@ -78,27 +78,27 @@ fn a_panic_of_the_kernel_is_reported_with_the_console_and_the_test() {
 }
 
 #[test]
-fn a_machine_that_goes_off_is_no_success() {
+fn a_machine_that_powers_off_fails() {
     let run = Run::of("ends_the_machine", "120");
     run.assert_refused("the VM ended without a status of the program");
     run.assert_failure_of("ends_the_machine");
 }
 
 #[test]
-fn a_program_that_is_killed_is_no_success() {
+fn a_program_that_is_killed_fails() {
     let run = Run::of("aborts", "120");
     run.assert_refused("the test program was killed by signal 6 in the middle of aborts");
     run.assert_failure_of("aborts");
 }
 
 #[test]
-fn a_program_that_leaves_in_the_middle_of_a_test_is_no_success() {
+fn a_program_that_exits_in_the_middle_of_a_test_fails() {
     let run = Run::of("leaves_without_a_word", "120");
     run.assert_refused("the test program ended with status 0 in the middle of leaves_without_a_word");
 }
 
 #[test]
-fn a_program_that_runs_nothing_is_no_success() {
+fn a_program_without_tests_fails() {
     // All their names have an a.
     Run::with("120", |command| command.arg("--skip=a")).assert_refused("the test program ran no test");
 }
@@ -116,7 +116,7 @@ fn a_test_that_hangs_is_named_and_shows_what_it_waits_for() {
 fn bazels_filter_chooses_tests() {
     let run = Run::with("120", |command| command.env("TESTBRIDGE_TEST_ONLY", "flush_failed"));
     assert!(run.output.status.success(), "{}", run.stderr());
-    assert!(run.xml.contains("tests=\"1\"") && run.xml.contains("is_told_that_a_flush_failed"), "{}", run.xml);
+    assert!(run.xml.contains("tests=\"1\"") && run.xml.contains("a_flush_fails"), "{}", run.xml);
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn arguments_reach_the_harness() {
 }
 
 #[test]
-fn a_disk_fails_as_it_was_told_to() {
-    let run = Run::of("is_told_that_a_flush_failed", "120");
+fn a_disk_fails_as_configured() {
+    let run = Run::of("a_flush_fails", "120");
     assert!(run.output.status.success(), "{}", run.stderr());
 }
 

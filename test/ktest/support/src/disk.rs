@@ -152,13 +152,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "names no disk")]
-    fn without_disks_nobody_waits() {
+    fn without_disks_there_is_no_wait() {
         Pool::new(parse("")).take::<1>();
     }
 
     #[test]
     #[should_panic(expected = "takes 2 disks at once")]
-    fn nobody_waits_for_more_disks_than_there_are() {
+    fn too_many_disks_are_not_waited_for() {
         Pool::new(parse("/dev/vda")).take::<2>();
     }
 }

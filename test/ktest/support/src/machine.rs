@@ -119,6 +119,6 @@ fn serial(device: &Path) -> String {
     let path = Path::new("/sys/class/block").join(name).join("serial");
     match fs::read_to_string(&path) {
         Ok(serial) => serial.trim().to_owned(),
-        Err(error) => panic!("{} is no scratch disk: {}: {error}", device.display(), path.display()),
+        Err(error) => panic!("{} is not a scratch disk: {}: {error}", device.display(), path.display()),
     }
 }

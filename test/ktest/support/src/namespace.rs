@@ -32,7 +32,7 @@ impl Namespace {
         let (ready, opened) = channel();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("root may make a network namespace");
-            ready.send(File::open("/proc/thread-self/ns/net").expect("/proc")).expect("somebody waits");
+            ready.send(File::open("/proc/thread-self/ns/net").expect("/proc")).expect("the creator waits");
             todo.into_iter().for_each(|work| work());
         });
         Self { work, file: opened.recv().expect("the thread is there") }

@@ -55,7 +55,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
 
 use self::content::Content;
-use self::cut::{END_MARK, Kept, Part, SECTOR};
+use self::cut::{END_MARK, KeptWrite, Part, SECTOR};
 use self::device_mapper::Mapped;
 use self::recorder::Disks;
 use crate::mounted::Mounted;
@@ -133,7 +133,7 @@ impl Replay {
         let (applied, durable) = (self.applied, cut.durable());
         assert!(applied <= durable, "{cut}: entry {applied} is durable already, restore cuts in their order");
         for entry in applied..durable {
-            self.log.write(&Kept::all(entry), &self.base);
+            self.log.write(&KeptWrite::all(entry), &self.base);
         }
         self.applied = durable;
 
@@ -209,8 +209,8 @@ impl Log {
         Self { file, entries: entries.into(), buffer: Buffer::new() }
     }
 
-    fn write(&mut self, kept: &Kept, device: &File) {
-        let Kept { entry, part } = kept;
+    fn write(&mut self, kept: &KeptWrite, device: &File) {
+        let KeptWrite { entry, part } = kept;
         let entries = Arc::clone(&self.entries);
         let written = match (&entries[*entry], part) {
             (Entry::Flush | Entry::Mark(_), _) => Ok(()),

@@ -15,21 +15,13 @@ pub(crate) struct Heard {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
     #[error("cannot start {program}")]
-    Start {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Start { program: PathBuf, source: io::Error },
     #[error("cannot wait for the guest")]
     Wait(#[source] io::Error),
     #[error("cannot listen to the guest")]
     Listen(#[source] io::Error),
     #[error("the guest says what is not understood: {line:?}")]
-    Word {
-        line: String,
-        #[source]
-        source: serde_json::Error,
-    },
+    Word { line: String, source: serde_json::Error },
     #[error("the guest ended with {0}; what it said is above")]
     Failed(ExitStatus),
 }

@@ -50,11 +50,7 @@ impl FromStr for PartFile {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImageError {
     #[error("cannot look at {path}")]
-    Part {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Part { path: PathBuf, source: io::Error },
     #[error("cannot make a temporary directory")]
     Directory(#[source] io::Error),
     #[error("the image does not boot")]

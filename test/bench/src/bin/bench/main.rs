@@ -32,11 +32,7 @@ enum BenchError {
     #[error("cannot start tasks")]
     Tasks(#[source] io::Error),
     #[error("cannot write {path}")]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot print the figures")]
     Print(#[source] io::Error),
 }

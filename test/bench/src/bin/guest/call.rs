@@ -12,12 +12,7 @@ use crate::{files, loops, publishes, quota, volumes};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("cannot {what} {path}")]
-    Arrange {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Arrange { what: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot be traced")]
     Trace(#[from] Errno),
     #[error("project quotas do not work")]

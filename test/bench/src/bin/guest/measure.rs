@@ -23,19 +23,9 @@ pub(crate) enum MeasureError {
     #[error("cannot ask for the kernel's release")]
     Kernel(#[source] Errno),
     #[error("cannot arrange {present} {things}")]
-    Populate {
-        present: u32,
-        things: &'static str,
-        #[source]
-        source: CallError,
-    },
+    Populate { present: u32, things: &'static str, source: CallError },
     #[error("cannot count the system calls of {operation} with {present} {}", operation.subject().things())]
-    Trace {
-        operation: Operation,
-        present: u32,
-        #[source]
-        source: TraceError,
-    },
+    Trace { operation: Operation, present: u32, source: TraceError },
     #[error("cannot tell what was counted")]
     Tell(#[source] io::Error),
 }

@@ -28,11 +28,7 @@ pub(crate) enum TraceError {
     #[error("cannot wait for the traced call")]
     Wait(#[source] io::Error),
     #[error("cannot trace: {step} failed")]
-    Trace {
-        step: &'static str,
-        #[source]
-        source: Errno,
-    },
+    Trace { step: &'static str, source: Errno },
     #[error("the traced call ended before its region did: {0:?}")]
     Early(WaitStatus),
     #[error("the traced call starts a process or thread ({0}), whose system calls would not be counted")]

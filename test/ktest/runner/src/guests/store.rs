@@ -47,17 +47,9 @@ impl Guest {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError<E: std::error::Error + 'static> {
     #[error("cannot use the saved guests in {path}; delete them, or boot every guest with --config=cold")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot create the saved guest {name}")]
-    Create {
-        name: String,
-        #[source]
-        source: E,
-    },
+    Create { name: String, source: E },
 }
 
 impl Guests {
@@ -88,20 +80,20 @@ impl Guests {
             lock.unlock().and_then(|()| lock.lock()).map_err(failed)?;
             if !self.is_valid(&dir) {
                 let unfinished = self.dir.join(format!("{name}.{UNFINISHED}"));
-                remove(&dir).and_then(|()| remove(&unfinished)).and_then(|()| self.make_room()).map_err(failed)?;
-                if !self.has_room().map_err(failed)? {
+                remove(&dir).and_then(|()| remove(&unfinished)).and_then(|()| self.free_space()).map_err(failed)?;
+                if !self.has_space().map_err(failed)? {
                     eprintln!("warning: less than 4 GiB are free in {}; the guest boots", self.dir.display());
                     return Ok(None);
                 }
                 fs::create_dir(&unfinished).map_err(failed)?;
                 if let Err(source) = create(&unfinished) {
-                    // // If it remains, the process that creates the next state deletes it.
+                    // If it remains, the process that creates the next state deletes it.
                     _ = remove(&unfinished);
                     return Err(StoreError::Create { name, source });
                 }
                 fs::rename(&unfinished, &dir).map_err(failed)?;
             }
-            // // The lock file's time is that of the last use. The most recent state is deleted last, so it still
+            // The lock file's time is that of the last use. The most recent state is deleted last, so it still
             // exists below.
             lock.set_modified(SystemTime::now()).map_err(failed)?;
             lock.unlock().and_then(|()| lock.lock_shared()).map_err(failed)?;
@@ -121,14 +113,14 @@ impl Guests {
         created.is_ok_and(|created| created.elapsed().is_ok_and(|age| age < self.lifetime))
     }
 
-    fn has_room(&self) -> io::Result<bool> {
+    fn has_space(&self) -> io::Result<bool> {
         let space = statvfs(&self.dir)?;
         Ok(space.blocks_available() * space.fragment_size() >= self.least_free)
     }
 
     /// Deletes expired and unfinished states, then the least recently used ones until the rest takes at most half of
     /// the limit: the new state needs the other half. States in use stay.
-    fn make_room(&self) -> io::Result<()> {
+    fn free_space(&self) -> io::Result<()> {
         let mut states = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -243,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_states_make_room() {
+    fn the_least_recently_used_states_are_deleted_first() {
         let machine = Machine::new();
         let guests = Guests { limit: 4 * BIG as u64 + 4096, ..machine.guests() };
         let old = ["one", "two", "three"].map(|name| machine.get(&guests, name));
@@ -288,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_deleted_unless_it_is_locked() {
+    fn an_unfinished_state_is_deleted_unless_it_is_locked() {
         let machine = Machine::new();
         let left = |name: &str| {
             let dir = machine.dir.path().join(key(name).directory()).with_extension(UNFINISHED);

@@ -8,7 +8,7 @@ use super::sys;
 
 /// A copy of this process that does some work and ends. [`Child::wait`] returns after its files are closed.
 #[derive(Debug)]
-#[must_use = "somebody has to wait for its end"]
+#[must_use = "wait for its end"]
 pub struct Child(pub(super) Pid);
 
 impl Child {

@@ -53,7 +53,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_digest_tells_contents_apart(
+        fn a_digest_distinguishes_contents(
             writes in prop::collection::vec((0..SECTORS, 1..=SECTORS, 0u8..3), 0..12),
             others in prop::collection::vec((0..SECTORS, 1..=SECTORS, 0u8..3), 0..12),
         ) {

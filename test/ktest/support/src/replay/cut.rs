@@ -28,13 +28,13 @@ pub struct Cut {
     log: Arc<[Entry]>,
     position: usize,
     durable: usize,
-    kept: Vec<Kept>,
+    kept: Vec<KeptWrite>,
     seed: Option<u64>,
 }
 
 /// An entry behind the last flush of which the disk kept something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct KeptWrite {
     pub(crate) entry: usize,
     pub(crate) part: Part,
 }
@@ -78,7 +78,7 @@ impl Cut {
     }
 
     /// The other kept writes, in order.
-    pub(crate) fn kept(&self) -> &[Kept] {
+    pub(crate) fn kept(&self) -> &[KeptWrite] {
         &self.kept
     }
 
@@ -126,9 +126,9 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
         if position > 0 && log[position - 1] == Entry::Flush {
             durable = position;
         }
-        // // Before a flush or a mark the disk is the same as behind it, and less is guaranteed.
+        // Before a flush or a mark the disk is the same as behind it, and less is guaranteed.
         if log.get(position).is_none_or(changes_the_disk) {
-            let kept = (durable..position).filter(|&entry| changes_the_disk(&log[entry])).map(Kept::all).collect();
+            let kept = (durable..position).filter(|&entry| changes_the_disk(&log[entry])).map(KeptWrite::all).collect();
             cuts.push(Cut { log: Arc::clone(log), position, durable, kept, seed: None });
         }
     }
@@ -173,20 +173,20 @@ impl Cut {
                 Entry::Write(write)
                     if tearing == Tearing::Sectors && write.content == Content::Data && random.below(4) == 0 =>
                 {
-                    kept.push(Kept { entry: candidate.entry, part: random.part(write) });
+                    kept.push(KeptWrite { entry: candidate.entry, part: random.part(write) });
                 }
                 _ if random.below(8) < odds => kept.push(candidate.clone()),
                 _ => {}
             }
         }
         if let Some(write) = self.in_flight(tearing) {
-            kept.push(Kept { entry: self.position, part: random.part(write) });
+            kept.push(KeptWrite { entry: self.position, part: random.part(write) });
         }
         Self { kept, seed: Some(seed), ..self.clone() }
     }
 }
 
-impl Kept {
+impl KeptWrite {
     pub(crate) fn all(entry: usize) -> Self {
         Self { entry, part: Part::All }
     }
@@ -257,7 +257,7 @@ mod tests {
         let found: Vec<_> = cuts.iter().map(|cut| (cut.position, cut.durable, cut.last_mark())).collect();
         assert_eq!(found, [(0, 0, None), (4, 3, Some("flushed")), (5, 3, Some("flushed"))]);
         assert_eq!(cuts[1].kept, []);
-        assert_eq!(cuts[2].kept, [Kept::all(4)]);
+        assert_eq!(cuts[2].kept, [KeptWrite::all(4)]);
         assert!(cuts[1].has_passed("written") && !cuts[0].has_passed("written"));
     }
 
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_tells_what_a_failed_test_needs() {
+    fn a_cut_prints_its_details() {
         let log = log([write(CACHED), Entry::Flush, mark("done"), write(CACHED), write(CACHED), write(DURABLE)]);
         let cut = Cut {
             log,
             position: 5,
             durable: 2,
-            kept: vec![Kept::all(4), Kept { entry: 5, part: Part::Sectors(vec![true, false]) }],
+            kept: vec![KeptWrite::all(4), KeptWrite { entry: 5, part: Part::Sectors(vec![true, false]) }],
             seed: Some(255),
         };
         assert_eq!(
@@ -337,7 +337,7 @@ mod tests {
                     prop_assert_eq!(cut.durable, flushed.map_or(0, |flush| flush + 1));
                     for entry in cut.durable..cut.position {
                         if changes_the_disk(&log[entry]) && !is_volatile(&log[entry]) {
-                            prop_assert!(cut.kept.contains(&Kept::all(entry)), "{} lost {}", cut, entry);
+                            prop_assert!(cut.kept.contains(&KeptWrite::all(entry)), "{} lost {}", cut, entry);
                         }
                     }
                 }

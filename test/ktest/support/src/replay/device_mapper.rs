@@ -39,7 +39,7 @@ impl Mapped {
         let mut request = request(&name);
         ask(Command::Create, &mut request)
             .unwrap_or_else(|error| panic!("cannot make the mapped device {name}: {error}"));
-        // // The node has the kernel's name: without udev there are no links in /dev/mapper.
+        // The node has the kernel's name: without udev there are no links in /dev/mapper.
         let mapped = Self { path: format!("/dev/dm-{}", libc::minor(request.header.dev)).into(), name };
         mapped.load(kind, length, arguments);
         mapped
@@ -124,10 +124,10 @@ fn request(name: &str) -> Request {
 }
 
 /// The byte behind stays zero: it ends the text.
-fn put(room: &mut [u8], start: usize, bytes: &[u8]) {
+fn put(field: &mut [u8], start: usize, bytes: &[u8]) {
     let end = start + bytes.len();
-    assert!(end < room.len(), "{:?} is too long for the device mapper", String::from_utf8_lossy(bytes));
-    room[start..end].copy_from_slice(bytes);
+    assert!(end < field.len(), "{:?} is too long for the device mapper", String::from_utf8_lossy(bytes));
+    field[start..end].copy_from_slice(bytes);
 }
 
 #[cfg(test)]
