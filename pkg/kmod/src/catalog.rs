@@ -11,8 +11,8 @@ use nix::errno::Errno;
 use crate::load::{LoadError, Outcome, Report, insert, read_order};
 use crate::order::{FileName, LineError, Module, OrderError};
 
-/// Name of the file that lists the modules that a directory was built for, each with the files that it needs: one module a
-/// line, its name first, then its files, separated by spaces. A module that is built into the kernel needs no file.
+/// Name of the file that lists the modules that a directory was built for: one per line, its name, then the files that
+/// it needs, separated by spaces. A module that is built into the kernel needs no file.
 pub const CATALOG: &str = "catalog";
 
 /// `MODULE_NAME_LEN` of include/linux/module.h with the final NUL, on 64-bit machines.
@@ -59,10 +59,10 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Reads what a directory has. Loads nothing.
+    /// Reads the lists of a directory. Loads nothing.
     ///
     /// # Errors
-    /// [`LoadError::Order`] or [`LoadError::Parse`]: it is not a module directory, or its lists are damaged.
+    /// [`LoadError::Order`], [`LoadError::Parse`]: `dir` is not a module directory, or its lists are damaged.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, LoadError> {
         let dir = dir.into();
         let path = dir.join(CATALOG);
@@ -86,13 +86,12 @@ impl Catalog {
         self.files.contains_key(module)
     }
 
-    /// Loads these modules and what they depend on, in the order of the directory. Idempotent.
+    /// Loads these modules and their dependencies, in the order of the directory. Idempotent. `finit_module`, Linux
+    /// 3.8.
     ///
     /// # Errors
-    /// [`LoadError`]: the first module that is unknown, or that cannot be loaded, also for lack of hardware. Those before it
-    /// in the order are loaded; none is if one is unknown.
-    ///
-    /// `finit_module`, Linux 3.8.
+    /// [`LoadError`] for an unknown module, before any is loaded, or for the first one that cannot be loaded, also for
+    /// missing hardware; earlier ones stay loaded.
     pub fn load(&self, names: &[ModuleName]) -> Result<Report, LoadError> {
         let mut report = Report::default();
         for module in self.plan(names)? {
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_loaded_after_what_it_depends_on_with_its_parameters() {
+    fn a_module_is_loaded_after_its_dependencies() {
         let order = "b.ko\na.ko size=8\nd.ko\nc.ko\n";
         let dir = directory(order, "a b.ko a.ko\nc d.ko c.ko\nbuilt_in\n");
         let catalog = Catalog::open(dir.path()).unwrap();

@@ -1,10 +1,9 @@
 //! Loads kernel modules from a flat directory, in a fixed order.
 //!
-//! The build resolves dependencies and decompresses the modules, so that loading needs neither `modprobe` nor
-//! `modules.dep`. A module directory contains uncompressed `.ko` files and a text file [`ORDER`] with one file name per
-//! line, followed by the module's parameters; each module comes after its dependencies. Several directories may list
-//! the same module: loading a module that is already loaded succeeds. A [`Catalog`] loads modules of a directory by
-//! name, each after its dependencies.
+//! The build resolves dependencies and decompresses the modules, so that neither `modprobe` nor `modules.dep` is
+//! needed. A module directory contains uncompressed `.ko` files and a text file [`ORDER`] with one file name per line,
+//! followed by the module's parameters; each module comes after its dependencies. Several directories may list the same
+//! module. A [`Catalog`] loads modules of a directory by name.
 //!
 //! ```no_run
 //! let report = kmod::load("/usr/lib/modules")?;

@@ -46,12 +46,10 @@ pub enum LoadError {
     },
 }
 
-/// Loads all modules of the directory `dir`. Idempotent.
+/// Loads all modules of the directory `dir`. Idempotent. `finit_module`, Linux 3.8.
 ///
 /// # Errors
 /// [`LoadError`] for the first module that fails for another reason than missing hardware.
-///
-/// `finit_module`, Linux 3.8.
 pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
     let dir = dir.as_ref();
     let mut report = Report::default();

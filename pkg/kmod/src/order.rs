@@ -84,10 +84,7 @@ impl FromStr for Module {
     }
 }
 
-/// Parses the content of [`ORDER`]. Empty lines are skipped.
-///
-/// # Errors
-/// [`OrderError`] for the first invalid line.
+/// Parses the content of [`ORDER`]. Empty lines are skipped. [`OrderError`] names the first invalid line.
 pub fn parse(text: &str) -> Result<Vec<Module>, OrderError> {
     text.lines()
         .enumerate()

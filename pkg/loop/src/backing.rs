@@ -15,10 +15,8 @@ use crate::error::BackingError;
 use crate::number::DeviceNumber;
 use crate::sys;
 
-/// A file, whatever its names are.
-///
-/// The kernel holds a backing file open, so that neither number can be given to another file while the
-/// device is attached: also not when the last name of the file is gone.
+/// Identity of a file. While a device is attached, the kernel holds its backing file open, so that neither number is
+/// given to another file, even if the file was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The file system, as `stat` shows it.
@@ -27,7 +25,7 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// What a device stands on.
+/// Backing of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
     /// A regular file.
@@ -37,10 +35,10 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// What an open file would be as a backing file. `file` may be opened with `O_PATH`.
+    /// The identity of an open file as a backing file. `file` may be opened with `O_PATH`.
     ///
     /// # Errors
-    /// [`BackingError::NotAFile`] if it can be none.
+    /// [`BackingError::NotAFile`] for anything but a regular file or a block device.
     pub fn of(file: impl AsFd) -> Result<Self, BackingError> {
         let stat = fstat(file).map_err(BackingError::system("fstat"))?;
         let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
@@ -71,8 +69,8 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Whether `file` can carry a device of this configuration. The kernel would make the device read-only
-/// without a word, or only fail at the first read, or write to the wrong place.
+/// Whether `file` supports a device of this configuration. Otherwise the kernel would silently create a read-only
+/// device, fail at the first read, or write to the wrong place.
 pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), BackingError> {
     let flags = fcntl(file, FcntlArg::F_GETFL).map_err(BackingError::system("F_GETFL"))?;
     let flags = OFlag::from_bits_retain(flags);
@@ -99,8 +97,8 @@ pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), Backing
     Ok(())
 }
 
-/// What sysfs shows as the path of a backing file. For people and logs, not for decisions: it is the path
-/// in another process's view, of a name that may be another file's by now.
+/// Path of a backing file in sysfs. For people and logs only: it is the path in another process's view, and may name
+/// another file by now.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BackingPath {
     /// The path, as the kernel wrote it.

@@ -8,37 +8,34 @@ use units::Bytes;
 use crate::error::ConfigError;
 use crate::sys;
 
-/// What the kernel counts a device's size in.
+/// Unit of a device's size.
 const SECTOR: Bytes = Bytes::new(512);
 
 /// How a device behaves. By default it is as large as its backing file, writable and buffered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Logical block size: the smallest piece that can be read or written. `None`: the kernel's choice,
-    /// 512 bytes, or for direct I/O those of the disk below (Linux 6.15; before only if the backing
-    /// descriptor is open with `O_DIRECT`). Read back it is always `Some`.
+    /// Logical block size. `None`: the kernel's choice, 512 bytes, or with direct I/O that of the disk below (Linux
+    /// 6.15; before only if the backing descriptor has `O_DIRECT`). Always `Some` in a status.
     pub block_size: Option<BlockSize>,
     /// Writes to the device fail (`EPERM`). Needed if the backing file is open for reading only.
     pub read_only: bool,
-    /// Detached when nobody has it open or mounted any more. Read back it is also set by a detach that
-    /// was deferred.
+    /// The device is detached when its last user closes it. A status also has this after a deferred detach.
     pub autoclear: bool,
-    /// Its partition table is read, partitions become devices. With the module's parameter `max_part`
-    /// the kernel always does, and so it is read back.
+    /// The partition table is read, partitions become devices. Always set in a status if the module has `max_part`.
     pub partscan: bool,
-    /// Past the page cache of the backing file. The kernel drops this **without an error** if the file
-    /// system has no direct I/O, if the block size is smaller than that of the disk below, or if `offset`
-    /// is no multiple of it. Read back it says whether direct I/O is really on.
+    /// Bypasses the page cache of the backing file. The kernel drops this **without an error** if the file system has
+    /// no direct I/O, if the block size is smaller than that of the disk below, or if `offset` is not a multiple of it.
+    /// A status has the actual value.
     pub direct_io: bool,
     /// Where in the backing file the device begins.
     pub offset: Bytes,
-    /// Where it ends at the latest, counted from its begin: at least one sector of 512 bytes, of which the
-    /// device has whole ones only. `None`: with the file.
+    /// Maximum size from `offset`, at least 512 bytes; the device has whole sectors only. `None`: to the end of the
+    /// file.
     pub size_limit: Option<Bytes>,
 }
 
 impl Config {
-    /// What the kernel could misunderstand is refused here.
+    /// Rejects values that the kernel could misinterpret.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let limit = self.size_limit.unwrap_or(self.offset);
         if let Some(asked) = self.size_limit.filter(|limit| *limit < SECTOR) {
@@ -88,13 +85,12 @@ impl BlockSize {
     /// 512 bytes, which every kernel has.
     pub const SECTOR: Self = Self(512);
 
-    /// So many bytes.
+    /// A block size in bytes.
     ///
     /// # Errors
-    /// [`ConfigError::BlockSize`] if no device of this machine can have it. 0 is the kernel's choice:
-    /// `None` in [`Config`].
+    /// [`ConfigError::BlockSize`] if no device of this machine can have it, also for 0: use `None` in [`Config`].
     pub fn new(bytes: u32) -> Result<Self, ConfigError> {
-        // Every Linux knows the size of its pages.
+        // Linux always reports the page size.
         let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| u32::try_from(page).ok());
         Self::up_to(bytes, page.unwrap_or(4096))
     }
@@ -166,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_is_told_is_read_back(config in configs()) {
+        fn a_configuration_is_read_back(config in configs()) {
             prop_assert_eq!(config.check(), Ok(()));
             prop_assert_eq!(Config::from_kernel(&config.to_kernel(), config.kernel_block_size()), config);
         }

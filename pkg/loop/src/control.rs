@@ -16,49 +16,51 @@ use crate::number::Number;
 use crate::numbers::Numbers;
 use crate::sys;
 
-/// How long others may take each free device before it is given up.
+/// Default of [`Control::with_limit`].
 const LIMIT: Duration = Duration::from_secs(10);
 /// Pauses between the attempts, doubled from the first to the last.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
 
 /// The driver, `/dev/loop-control`.
 #[derive(Debug)]
-pub struct Control(OwnedFd);
+pub struct Control {
+    fd: OwnedFd,
+    limit: Duration,
+}
 
 impl Control {
-    /// Opens the driver.
+    /// Opens the driver. Linux 3.1.
     ///
     /// # Errors
     /// [`OpenError::NoDriver`] without the module `loop`.
-    ///
-    /// Linux 3.1.
     pub fn open() -> Result<Self, OpenError> {
-        open("/dev/loop-control", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map(Self).map_err(
-            |errno| match errno {
-                Errno::ENOENT | Errno::ENODEV | Errno::ENXIO => OpenError::NoDriver,
-                Errno::EACCES | Errno::EPERM => OpenError::NotPermitted,
-                source => OpenError::System(source),
-            },
-        )
+        match open("/dev/loop-control", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
+            Ok(fd) => Ok(Self { fd, limit: LIMIT }),
+            Err(Errno::ENOENT | Errno::ENODEV | Errno::ENXIO) => Err(OpenError::NoDriver),
+            Err(Errno::EACCES | Errno::EPERM) => Err(OpenError::NotPermitted),
+            Err(source) => Err(OpenError::System(source)),
+        }
     }
 
-    /// Attaches a file to a device that nothing was attached to, and opens it. The device has all of
-    /// `config` from its first moment; [`Device::config`] says what the kernel made of it.
+    /// Limits the time of an attach while other processes take each free device; 10 seconds by default.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Attaches a file to a free device with all of `config` at once, and opens the device. [`Device::config`] returns
+    /// the actual configuration. If another process takes the free device first, the next one is tried, see
+    /// [`Self::with_limit`].
     ///
-    /// The kernel keeps a reference of its own to `backing`, which the caller may close. Nothing stops a
-    /// file from being attached twice: look at [`list`](crate::list) first.
+    /// The kernel keeps its own reference to `backing`. A file can be attached twice: check [`list`](crate::list)
+    /// first.
     ///
-    /// When another process takes the free device first, the next one is tried, for ten seconds at most.
-    ///
-    /// # Errors
-    /// [`AttachError`]; no device is attached then, and no descriptor left.
-    ///
-    /// `LOOP_CTL_GET_FREE` and one `LOOP_CONFIGURE`, Linux 5.8.
+    /// `LOOP_CTL_GET_FREE` and one `LOOP_CONFIGURE`, Linux 5.8. On errors no device is attached.
     pub fn attach(&self, backing: impl AsFd, config: &Config) -> Result<Device, AttachError> {
         let backing = backing.as_fd();
         config.check()?;
         backing::check(backing, config)?;
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(self.limit);
         loop {
             let number = self.free()?;
             match claim(number, backing, config)? {
@@ -68,18 +70,13 @@ impl Control {
         }
     }
 
-    /// As [`Self::attach`], to a new device with the next number, never to one that exists. A process that has
-    /// a node or a descriptor of another device, whatever it was attached to before, cannot reach this file.
-    ///
-    /// # Errors
-    /// As [`Self::attach`]. The new device is removed then.
-    ///
-    /// `LOOP_CTL_ADD`, Linux 3.1.
+    /// Like [`Self::attach`], to a new device with the next number. A process that has a node or a descriptor of
+    /// another device cannot reach this file. On errors the new device is removed. `LOOP_CTL_ADD`, Linux 3.1.
     pub fn attach_next(&self, numbers: &Numbers, backing: impl AsFd, config: &Config) -> Result<Device, AttachError> {
         let backing = backing.as_fd();
         config.check()?;
         backing::check(backing, config)?;
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(self.limit);
         let mut number = self.create_next(numbers)?;
         loop {
             let lost = match claim(number, backing, config) {
@@ -102,15 +99,15 @@ impl Control {
         }
     }
 
-    /// Creates a device with the next number and attaches nothing to it. As the highest device of the machine it
-    /// is where [`Numbers::after_existing`] goes on in the next process.
+    /// Creates a device with the next number and attaches nothing. [`Numbers::after_existing`] of the next process
+    /// continues after it.
     ///
     /// # Errors
-    /// [`AttachError::Create`]; [`AttachError::NoFree`] if a device of every number exists.
+    /// [`AttachError::Create`]; [`AttachError::NoFree`] if devices of all numbers exist.
     pub fn create_next(&self, numbers: &Numbers) -> Result<Number, AttachError> {
         for _ in Numbers::FIRST..=Numbers::LAST {
             let number = numbers.take();
-            match sys::add(self.0.as_fd(), number.to_kernel()) {
+            match sys::add(self.fd.as_fd(), number.to_kernel()) {
                 Ok(()) => return Ok(number),
                 Err(Errno::EEXIST) => {}
                 // With `max_part`.
@@ -121,13 +118,11 @@ impl Control {
         Err(AttachError::NoFree(Errno::ENOSPC))
     }
 
-    /// Removes a device that nothing is attached to and that no process has open. One that does not exist is no
-    /// error. A descriptor with `O_PATH` and a node are no users: with the driver's parameter `max_loop`, opening
-    /// a node of a removed device with a larger number fails; without it, the open creates the device again.
-    ///
-    /// `LOOP_CTL_REMOVE`, Linux 3.1.
+    /// Removes a device that is not attached and that no process has open; succeeds if it does not exist. Descriptors
+    /// with `O_PATH` and nodes do not count: opening a node of a removed device creates the device again, except for
+    /// numbers above the driver's parameter `max_loop`. `LOOP_CTL_REMOVE`, Linux 3.1.
     pub fn remove(&self, number: Number) -> Result<Removal, RemoveError> {
-        match sys::remove(self.0.as_fd(), number.to_kernel()) {
+        match sys::remove(self.fd.as_fd(), number.to_kernel()) {
             Ok(()) | Err(Errno::ENODEV) => Ok(Removal::Removed),
             Err(Errno::EBUSY) => Ok(Removal::InUse),
             Err(source) => Err(RemoveError { number, source }),
@@ -135,12 +130,12 @@ impl Control {
     }
 
     fn free(&self) -> Result<Number, AttachError> {
-        let number = sys::get_free(self.0.as_fd()).map_err(AttachError::NoFree)?;
+        let number = sys::get_free(self.fd.as_fd()).map_err(AttachError::NoFree)?;
         Number::from_kernel(number).ok_or(AttachError::NoFree(Errno::ERANGE))
     }
 }
 
-/// What became of a device that was to be removed.
+/// Result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a device that some process has open still exists"]
 pub enum Removal {
@@ -152,19 +147,20 @@ pub enum Removal {
 
 /// How long an attach goes on after it lost a device.
 struct Patience {
+    limit: Duration,
     begin: Instant,
     pause: Duration,
 }
 
 impl Patience {
-    fn new() -> Self {
-        Self { begin: Instant::now(), pause: PAUSES[0] }
+    fn new(limit: Duration) -> Self {
+        Self { limit, begin: Instant::now(), pause: PAUSES[0] }
     }
 
     /// Pauses before the next attempt.
     fn wait(&mut self, number: Number, lost: Lost) -> Result<(), AttachError> {
         let waited = self.begin.elapsed();
-        if waited > LIMIT {
+        if waited > self.limit {
             return Err(match lost {
                 Lost::NoNode => AttachError::NoNode { number },
                 Lost::Taken => AttachError::Contended { number, waited },
@@ -184,7 +180,7 @@ enum Claim {
 /// Why a device that was free is not any more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lost {
-    /// It is somebody else's, or was removed.
+    /// Another process has it, or it was removed.
     Taken,
     /// Its node is not there, or not yet.
     NoNode,
@@ -192,8 +188,8 @@ enum Lost {
 
 /// Attaches the file to this device, if it is still free.
 fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Claim, AttachError> {
-    // Who does not get it exclusively does not have it open at all: an opener more would turn a detach
-    // by the winner into a deferred one. (Who comes when the winner is done already does, for a moment.)
+    // O_EXCL: the losers of a race do not open the device, because that would defer a detach by the winner. (One that
+    // opens it after the winner has finished does, for a moment.)
     let access = if config.read_only { OFlag::O_RDONLY } else { OFlag::O_RDWR };
     let path = number.path();
     let exclusive = match open(&path, access | OFlag::O_EXCL | OFlag::O_CLOEXEC, Mode::empty()) {
@@ -202,8 +198,7 @@ fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Cla
         Err(Errno::ENOENT) => return Ok(Claim::Lost(Lost::NoNode)),
         Err(source) => return Err(DeviceError::Open { path, source }.into()),
     };
-    // What the caller gets: not exclusive, so that it can be mounted. Opened before, so that nothing can
-    // fail once the file is attached.
+    // For the caller, not exclusive, so that it can be mounted. Opened first, so that nothing fails after the attach.
     let device = Device::of_node(exclusive.as_fd(), &path)?;
     if device.number() != number {
         return Err(AttachError::WrongNode { number, found: device.number() });
@@ -215,7 +210,7 @@ fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Cla
     }
 }
 
-/// What an errno of `LOOP_CONFIGURE` means for this file.
+/// The error for an errno of `LOOP_CONFIGURE`.
 fn refusal(device: BorrowedFd<'_>, file: BorrowedFd<'_>, number: Number, source: Errno) -> AttachError {
     if matches!(source, Errno::EINVAL | Errno::ENOTTY) && !sys::has_configure(device) {
         return AttachError::KernelTooOld;

@@ -19,10 +19,9 @@ use crate::sys;
 
 /// A loop device, open for reading.
 ///
-/// While the value lives the device keeps its number, and its backing file: a detach by somebody else is
-/// deferred by the kernel until this is dropped. (`LOOP_CHANGE_FD` alone can exchange the file, of a
-/// read-only device, for one of the same size.) So it counts as a user of the device: one with
-/// `autoclear` is detached when the last user drops it.
+/// While the value lives, the device keeps its number and its backing file: the kernel defers a detach by another
+/// process until then. (Only `LOOP_CHANGE_FD` can exchange the file of a read-only device, for one of the same size.) A
+/// device with `autoclear` is detached when its last user, such as this value, closes it.
 #[derive(Debug)]
 pub struct Device {
     fd: OwnedFd,
@@ -30,10 +29,10 @@ pub struct Device {
     dev: DeviceNumber,
 }
 
-/// What the kernel says about an attached device.
+/// Status of an attached device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status {
-    /// What it stands on.
+    /// Its backing file.
     pub backing: Backing,
     /// How it really behaves, whatever was asked for.
     pub config: Config,
@@ -41,25 +40,23 @@ pub struct Status {
     pub size: Bytes,
 }
 
-/// What became of a device that was to be detached.
+/// Result of a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a device that was busy still stands on its backing file"]
 pub enum Detach {
-    /// The kernel let go of the backing file. (A process that another thread forked in that moment can delay
-    /// it until it has started its program.)
+    /// The kernel closed the backing file. (A process forked by another thread may hold it until it calls exec.)
     Detached,
-    /// Somebody else had the device open or mounted, or a partition of it. The kernel detaches it when the
-    /// last one closes it, which may have happened meanwhile.
+    /// Another process had the device, or a partition of it, open or mounted. The kernel detaches it when the last one
+    /// closes it, which may have happened meanwhile.
     Deferred,
 }
 
 impl Device {
-    /// Opens a device by any of its nodes, also by one that was bind-mounted elsewhere. Symbolic links
-    /// are followed.
+    /// Opens a device by any of its nodes, also a bind-mounted one. Follows symbolic links. Needs `/proc` and `/sys`.
     ///
     /// # Errors
-    /// [`DeviceError::NotLoopDevice`] for anything else, which is not opened: a pipe does not block, a tape
-    /// does not rewind. It needs `/proc` and `/sys`.
+    /// [`DeviceError::NotLoopDevice`] for anything else, which is not opened: a pipe does not block, a tape does not
+    /// rewind.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
         let path = path.as_ref();
         let node = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
@@ -69,10 +66,7 @@ impl Device {
         Self::of_node(node.as_fd(), path)
     }
 
-    /// Opens a device by an open node; `O_PATH` is enough.
-    ///
-    /// # Errors
-    /// As [`Self::open`]; the path that an error names is one below `/proc/self/fd`.
+    /// Opens a device by an open node; `O_PATH` is sufficient. Errors name a path below `/proc/self/fd`.
     pub fn from_node(node: impl AsFd) -> Result<Self, DeviceError> {
         let node = node.as_fd();
         Self::of_node(node, &reopen_path(node))
@@ -117,30 +111,28 @@ impl Device {
         self.dev
     }
 
-    /// What it stands on.
+    /// Its backing file.
     ///
     /// # Errors
-    /// [`StatusError::NotAttached`] if it has no backing file.
+    /// [`StatusError::NotAttached`].
     pub fn backing(&self) -> Result<Backing, StatusError> {
         Ok(Backing::from_kernel(&self.info()?))
     }
 
-    /// How it really behaves; says whether direct I/O is on.
+    /// Its actual configuration, such as whether direct I/O is on.
     ///
     /// # Errors
-    /// [`StatusError::NotAttached`] if it has no backing file.
+    /// [`StatusError::NotAttached`].
     pub fn config(&self) -> Result<Config, StatusError> {
         let info = self.info()?;
         let block_size = sys::block_size(self.fd.as_fd()).map_err(StatusError::new(self.number, "BLKSSZGET"))?;
         Ok(Config::from_kernel(&info, block_size))
     }
 
-    /// Everything at once: what it stands on, how it really behaves, how large it is.
+    /// Backing file, actual configuration and size: `LOOP_GET_STATUS64`, `BLKSSZGET`, `BLKGETSIZE64`.
     ///
     /// # Errors
-    /// [`StatusError::NotAttached`] if it has no backing file.
-    ///
-    /// `LOOP_GET_STATUS64`, `BLKSSZGET`, `BLKGETSIZE64`.
+    /// [`StatusError::NotAttached`].
     pub fn status(&self) -> Result<Status, StatusError> {
         let info = self.info()?;
         let block_size = sys::block_size(self.fd.as_fd()).map_err(StatusError::new(self.number, "BLKSSZGET"))?;
@@ -152,43 +144,42 @@ impl Device {
         })
     }
 
-    /// What sysfs shows as the path of the backing file; `None` if there is none. For people and logs only,
-    /// see [`BackingPath`].
+    /// Path of the backing file in sysfs, if any. For people and logs only, see [`BackingPath`].
     pub fn backing_path(&self) -> Option<BackingPath> {
         let text = fs::read(format!("/sys/dev/block/{}/loop/backing_file", self.dev)).ok()?;
         Some(BackingPath::parse(&text))
     }
 
-    /// Shows the kernel that the backing file grew or shrank, while the device is in use. Idempotent.
-    /// Returns the size it has now: offset and size limit count, and a rest of less than 512 bytes does
-    /// not. The partition table is not read again.
+    /// Makes the kernel re-read the size of the backing file while the device is in use. Idempotent. Returns the new
+    /// size, according to offset and size limit, in whole sectors of 512 bytes. The partition table is not read again.
+    ///
+    /// `LOOP_SET_CAPACITY`, Linux 2.6.30, loop(4); needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
     /// [`ResizeError::Detached`]: no backing file any more (`ENXIO`).
-    ///
-    /// `LOOP_SET_CAPACITY`, Linux 2.6.30, loop(4); needs `CAP_SYS_ADMIN`.
     pub fn refresh_size(&self) -> Result<Bytes, ResizeError> {
         sys::set_capacity(self.fd.as_fd()).map_err(ResizeError::new(self.number, "LOOP_SET_CAPACITY"))?;
         let size = sys::size(self.fd.as_fd()).map_err(ResizeError::new(self.number, "BLKGETSIZE64"))?;
         Ok(Bytes::new(size))
     }
 
-    /// Whether the kernel detaches the device when its last user closes it: `autoclear` of [`Config`], or a
-    /// detach by any process while the device was open. No uevent reports such a detach.
+    /// Whether the kernel detaches the device when its last user closes it: `autoclear` of [`Config`], or a deferred
+    /// detach. No uevent reports such a detach.
+    ///
+    /// # Errors
+    /// [`StatusError::NotAttached`].
     pub fn is_autoclear(&self) -> Result<bool, StatusError> {
         Ok(self.info()?.flags & sys::AUTOCLEAR != 0)
     }
 
-    /// Revokes a detach that the kernel has deferred: the device stays attached when its users close it. Returns
-    /// whether a detach was pending. Everything else stays as it is.
+    /// Revokes a deferred detach: the device stays attached when its users close it. Returns whether a detach was
+    /// pending.
     ///
-    /// The kernel freezes the device's queue for the change (12 to 124 ms were measured); calls in a row starve
-    /// its users.
+    /// The kernel freezes the device's queue for the change (12 to 124 ms were measured); repeated calls starve its
+    /// users. `LOOP_GET_STATUS64`, `LOOP_SET_STATUS64`; needs `CAP_SYS_ADMIN`, since the device is open for reading.
     ///
     /// # Errors
     /// [`StatusError::NotAttached`] if the detach was not deferred.
-    ///
-    /// `LOOP_GET_STATUS64`, `LOOP_SET_STATUS64`; needs `CAP_SYS_ADMIN`, since the device is open for reading.
     pub fn clear_autoclear(&self) -> Result<bool, StatusError> {
         let mut info = self.info()?;
         if info.flags & sys::AUTOCLEAR == 0 {
@@ -199,25 +190,19 @@ impl Device {
         Ok(true)
     }
 
-    /// Takes the backing file away from the device, if it is the one that the caller names. `backing` may
-    /// be opened with `O_PATH`.
-    ///
-    /// The comparison and the detach are about the same file: this value keeps the device attached in
-    /// between, so that nobody can attach another file to it. What was written to the device is in the file
-    /// afterwards, and synced: the kernel by itself drops what is still in the page cache.
+    /// Detaches the device from its backing file if that is `backing`, which may be opened with `O_PATH`. The device cannot
+    /// be attached to another file between the comparison and the detach. Data is synced to the file before: the kernel
+    /// drops the page cache of the device. `LOOP_CLR_FD`, lazy since Linux 3.7.
     ///
     /// # Errors
-    /// [`DetachError::OtherBacking`] if it stands on something else, [`DetachError::NotAttached`] if it was
-    /// detached before, [`DetachError::Unwritten`] if the file did not take what was written.
-    ///
-    /// `LOOP_CLR_FD`, lazy since Linux 3.7.
+    /// [`DetachError::OtherBacking`] for another backing file, [`DetachError::NotAttached`] if it was detached before,
+    /// [`DetachError::Unwritten`] if data cannot be written to the file.
     pub fn detach(self, backing: impl AsFd) -> Result<Detach, DetachError> {
         let named = Backing::of(backing)?;
         self.detach_from(named)
     }
 
-    /// As [`Self::detach`], for a backing file that was looked at before, such as by [`list`](crate::list).
-    /// The caller knows that it is still the same file.
+    /// Like [`Self::detach`], for a backing file of an earlier [`list`](crate::list), if it still is the same file.
     pub fn detach_from(self, named: Backing) -> Result<Detach, DetachError> {
         let number = self.number;
         let info = sys::status(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_GET_STATUS64"))?;
@@ -225,13 +210,11 @@ impl Device {
         if attached != named {
             return Err(DetachError::OtherBacking { number, attached, named });
         }
-        // A device with one user stops to take writes at once, and what the page cache still holds is lost
-        // with nothing but a line in the kernel's log (Linux 6.10 and newer).
+        // On a device with one user the detach drops the page cache, with only a line in the kernel's log (Linux 6.10).
         fsync(&self.fd).map_err(|source| DetachError::Unwritten { number, source })?;
         sys::clear(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_CLR_FD"))?;
-        // The answer is the same for a device that others use: it has only been marked. Of one that nobody
-        // else uses the kernel shows nothing more, and since Linux 6.10 lets go of the file when `self` is
-        // closed.
+        // LOOP_CLR_FD also succeeds for a device with other users, which is only marked. Without other users the status is
+        // ENXIO now, and since Linux 6.10 the kernel closes the file when `self` is closed.
         match sys::status(self.fd.as_fd()) {
             Err(Errno::ENXIO) => Ok(Detach::Detached),
             Ok(_) => Ok(Detach::Deferred),

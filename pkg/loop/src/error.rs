@@ -1,4 +1,4 @@
-//! What can go wrong, an enum per operation.
+//! Errors, one enum per operation.
 
 use std::io;
 use std::path::PathBuf;
@@ -35,8 +35,7 @@ pub enum ConfigError {
         /// The size of a page on this machine.
         page: u32,
     },
-    /// A size limit that leaves no sector. The kernel would make a device of 0 bytes, and takes a limit of 0
-    /// for none at all.
+    /// A size limit below one sector. The kernel would create a device of 0 bytes, and interprets 0 as no limit.
     #[error("a size limit of {asked} leaves nothing; ask for at least one sector of 512 bytes")]
     NoSector { asked: Bytes },
     /// More than the kernel counts.
@@ -93,10 +92,10 @@ pub enum AttachError {
     #[error("the kernel has no LOOP_CONFIGURE; Linux 5.8 or newer is needed")]
     KernelTooOld,
     /// The kernel names a device whose node did not appear.
-    #[error("{number} has no node in /dev; mount a devtmpfs there or let udev make its nodes")]
+    #[error("{number} has no node in /dev; mount a devtmpfs there or let udev create its nodes")]
     NoNode { number: Number },
     /// Others were faster each time.
-    #[error("others took each free loop device for {} seconds, last {number}; try again", waited.as_secs())]
+    #[error("others took each free loop device for {waited:?}, last {number}; try again")]
     Contended {
         number: Number,
         /// How long it was tried.
@@ -125,7 +124,7 @@ pub enum AttachError {
 pub struct RemoveError {
     /// The device.
     pub number: Number,
-    /// What the kernel said.
+    /// Errno of the call.
     pub source: Errno,
 }
 
@@ -142,7 +141,7 @@ pub enum DeviceError {
     /// The node is there and its device is not: it was removed, or is just being detached.
     #[error("{path} is the node of a loop device that is not there")]
     Gone { path: PathBuf },
-    /// The device cannot be opened, by permissions or because somebody else has it exclusively.
+    /// The device cannot be opened, by permissions or because another process has it exclusively.
     #[error("cannot open the loop device {path}")]
     Open { path: PathBuf, source: Errno },
     /// No procfs, by which a node is opened that was looked at.
@@ -201,7 +200,7 @@ impl ResizeError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum DetachError {
-    /// The file that was named can be no backing file.
+    /// The given file cannot be a backing file.
     #[error(transparent)]
     Backing(#[from] BackingError),
     /// It has no backing file: it was detached before.
@@ -210,12 +209,12 @@ pub enum DetachError {
     /// It stands on something else than the caller named.
     #[error("{number} is attached to {attached}, not to {named}; it was left alone")]
     OtherBacking { number: Number, attached: Backing, named: Backing },
-    /// What was written to the device cannot be brought to its file. The kernel tells this once and gives the
-    /// data up: the next call detaches.
+    /// Data of the device cannot be written to its file. The kernel reports this once and drops the data: the next call
+    /// detaches.
     #[error("{number} was not detached: its backing file did not take all that was written to it; the data is lost")]
     Unwritten {
         number: Number,
-        /// What the kernel said, such as `EIO`.
+        /// Errno of the sync, such as `EIO`.
         source: Errno,
     },
     /// Any other refusal.

@@ -14,21 +14,15 @@ pub struct Attached {
     pub number: Number,
     /// Major and minor number.
     pub dev: DeviceNumber,
-    /// What it stands on, how it behaves, how large it is.
+    /// Backing file, configuration and size.
     pub status: Status,
 }
 
-/// All attached devices, ordered by their numbers.
+/// All attached devices, ordered by number. A snapshot: a device may be attached to another file by the time that it is
+/// used, which [`Device::detach_from`] detects.
 ///
-/// A picture: by the time it is looked at, a device may be detached and attached to something else.
-/// [`Device::detach_from`] with what is seen here cannot hit another file's device.
-///
-/// Each attached device is opened for a moment, no other one is; a detach by somebody else in that moment is
-/// deferred by so long. A device without a backing file, which the kernel keeps (it never removes one by
-/// itself), costs one `stat` in sysfs.
-///
-/// # Errors
-/// [`ListError`]; a device that is detached meanwhile is none.
+/// Each attached device is opened for a moment, which defers a detach by another process until then. A device without a
+/// backing file costs one `stat` in sysfs. A device that is detached meanwhile is not an error.
 pub fn list() -> Result<Vec<Attached>, ListError> {
     const DISKS: &str = "/sys/block";
     let unreadable = |path: &Path| {
@@ -41,7 +35,7 @@ pub fn list() -> Result<Vec<Attached>, ListError> {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<Number>().ok()) else {
             continue;
         };
-        // The kernel makes this directory when it attaches a file.
+        // This directory exists while a file is attached.
         let attached = entry.path().join("loop");
         let is_attached = || attached.try_exists().map_err(unreadable(&attached));
         if !is_attached()? {
@@ -49,7 +43,7 @@ pub fn list() -> Result<Vec<Attached>, ListError> {
         }
         match look(number) {
             Ok(device) => found.extend(device),
-            // Its node goes when somebody removes it after the detach.
+            // The node is gone when the device was removed after the detach.
             Err(ListError::Device(DeviceError::NotFound { .. })) if !is_attached()? => {}
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The two numbers of a device: the one in its name, and the one that the kernel knows it by.
+//! Numbers of a device: the one in its name, and its device number.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,9 +6,8 @@ use std::str::FromStr;
 
 use nix::sys::stat::{major, minor};
 
-/// The number in the name of a loop device: 7 of `loop7`.
-///
-/// Its text is that name. It is not the minor number, see [`DeviceNumber`].
+/// The number in the name of a loop device, 7 of `loop7`; formatted as that name. Not the minor number, see
+/// [`DeviceNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(u32);
 
@@ -33,7 +32,7 @@ impl Number {
         Self(number)
     }
 
-    /// What `LOOP_CTL_GET_FREE` returned.
+    /// Converts the result of `LOOP_CTL_GET_FREE`.
     pub(crate) fn from_kernel(number: i32) -> Option<Self> {
         u32::try_from(number).ok().map(Self)
     }
@@ -62,10 +61,8 @@ impl FromStr for Number {
     }
 }
 
-/// Major and minor number of a device, `7:0`.
-///
-/// Of a loop device it is what the kernel says, never computed: with the module's parameter `max_part`
-/// the minor numbers are multiples of a power of two.
+/// Major and minor number of a device, `7:0`. Always as the kernel reports them: with the module's parameter
+/// `max_part`, minor numbers of loop devices are multiples of a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
     /// Which driver, 12 bits.

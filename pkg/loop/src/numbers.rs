@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::ListError;
 use crate::number::Number;
 
-/// Numbers for new devices, each larger than the one before.
+/// Increasing numbers for new devices.
 ///
-/// The kernel names the lowest free number (`LOOP_CTL_GET_FREE`), also if some process still has that device
-/// open or has a node of it. Such a process then reads and writes whatever file is attached next. With
-/// increasing numbers, a stale descriptor or node belongs to a device that nothing is attached to.
+/// The kernel returns the lowest free number (`LOOP_CTL_GET_FREE`), also if a process still has that device or a node
+/// of it open, and would then access the next file that is attached. With increasing numbers, a stale descriptor or
+/// node belongs to a device that is not attached.
 ///
-/// After the largest number the sequence begins again, and skips the devices that exist: remove a device
-/// ([`Control::remove`](crate::Control::remove)) when no process can have a node of it any more.
+/// After the largest number the sequence begins again and skips existing devices: [remove](crate::Control::remove) a
+/// device when no process can have a node of it any more.
 #[derive(Debug)]
 pub struct Numbers {
     next: AtomicU32,
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_the_kernel_does_not_have_begins_the_sequence_again() {
+    fn a_number_beyond_the_kernels_range_restarts_the_sequence() {
         let numbers = Numbers::after(Some(number(65_535)));
         let beyond = numbers.take();
         numbers.wrap(beyond);

@@ -42,7 +42,7 @@ impl LoopInfo {
         init: [0; 2],
     };
 
-    /// What a device is to have.
+    /// Configuration of a new device.
     pub(crate) fn wanted(offset: u64, sizelimit: u64, flags: u32) -> Self {
         Self { offset, sizelimit, flags, ..Self::EMPTY }
     }
@@ -88,7 +88,7 @@ mod ioctl {
     nix::ioctl_read_bad!(blksszget, 0x1268, nix::libc::c_int);
 }
 
-/// A number without a backing file; makes a device if there is none (`LOOP_CTL_GET_FREE`, Linux 3.1).
+/// A number without a backing file; creates a device if there is none (`LOOP_CTL_GET_FREE`, Linux 3.1).
 pub(crate) fn get_free(control: BorrowedFd<'_>) -> Result<c_int, Errno> {
     // SAFETY: `control` is open during the call, which takes no pointer.
     unsafe { ioctl::loop_ctl_get_free(control.as_raw_fd()) }
@@ -131,7 +131,7 @@ pub(crate) fn has_configure(device: BorrowedFd<'_>) -> bool {
     answer == Err(Errno::EBADF)
 }
 
-/// What a device is attached to; `ENXIO` if to nothing (`LOOP_GET_STATUS64`, Linux 2.6).
+/// Status of a device; `ENXIO` if it is not attached (`LOOP_GET_STATUS64`, Linux 2.6).
 pub(crate) fn status(device: BorrowedFd<'_>) -> Result<LoopInfo, Errno> {
     let mut found = LoopInfo::EMPTY;
     // SAFETY: `device` is open during the call. The kernel writes one `struct loop_info64` (size asserted

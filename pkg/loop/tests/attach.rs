@@ -1,4 +1,4 @@
-//! What the kernel makes of a file and a configuration. Runs as root in a machine of its own.
+//! Devices of many files and configurations. Runs as root in a machine of its own.
 
 mod image;
 
@@ -157,7 +157,7 @@ fn each_block_size_is_what_the_disk_has() {
 }
 
 #[test]
-fn a_configuration_that_the_kernel_would_misunderstand_is_refused() {
+fn a_configuration_with_another_meaning_is_rejected() {
     let _alone = alone();
     let image = Image::new(MIB);
     let control = Control::open().unwrap();

@@ -46,7 +46,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A tmpfs with room for 1 MiB.
+/// A tmpfs of 1 MiB.
 struct Small(PathBuf);
 
 impl Small {
@@ -93,7 +93,7 @@ fn what_was_written_to_a_device_is_in_its_file_after_a_detach() {
 }
 
 #[test]
-fn what_cannot_be_written_is_told_once_and_then_the_device_is_detached() {
+fn a_failed_write_is_reported_once_then_the_device_detaches() {
     let _alone = alone();
     let small = Small::mount();
     let image = Image::within(&small.0, 8 * MIB);
@@ -133,7 +133,7 @@ fn the_same_inode_of_another_file_system_is_another_file() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_backing_file_detaches_nothing() {
+fn an_unsuitable_descriptor_detaches_nothing() {
     let _alone = alone();
     let image = Image::new(MIB);
     let device = image.attach(&temporary());
@@ -200,7 +200,7 @@ fn a_mounted_device_is_detached_when_it_is_unmounted() {
 }
 
 #[test]
-fn nobody_takes_the_file_from_a_device_that_is_held_open() {
+fn an_open_device_keeps_its_file() {
     let _alone = alone();
     let [image, other] = [Image::new(MIB), Image::new(MIB)];
     let held = image.attach(&Config::default());

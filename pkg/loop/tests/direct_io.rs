@@ -81,7 +81,7 @@ fn blocks(size: u32) -> Option<BlockSize> {
     BlockSize::new(size).ok()
 }
 
-/// What we say is what the kernel does.
+/// The reported value, compared with the actual behaviour of the kernel.
 fn is_direct(device: &Device) -> bool {
     let on = device.config().unwrap().direct_io;
     assert_eq!(device.status().unwrap().config.direct_io, on);
@@ -139,7 +139,7 @@ fn a_file_system_without_direct_io_is_reported() {
 }
 
 #[test]
-fn an_offset_that_is_no_whole_block_is_reported() {
+fn an_offset_within_a_block_is_reported() {
     let disk = XfsDisk::without_quota();
     let image = Image::within(disk.path(), MIB);
     for (offset, expected) in [(512, true), (4096, true), (1, false), (777, false)] {
@@ -170,14 +170,14 @@ fn reports_what_large_blocks_allow(below: &File) {
 }
 
 #[test]
-fn blocks_smaller_than_those_of_the_disk_below_the_file_are_reported() {
+fn blocks_smaller_than_those_of_the_disk_are_reported() {
     let disk = LargeBlocks::new("nullb4096fs");
     let mounted = Mount::ext4(&disk.path(), "large");
     reports_what_large_blocks_allow(&Image::within(&mounted.0, MIB).file);
 }
 
 #[test]
-fn blocks_smaller_than_those_of_the_block_device_below_are_reported() {
+fn blocks_smaller_than_those_of_the_device_are_reported() {
     let disk = LargeBlocks::new("nullb4096raw");
     reports_what_large_blocks_allow(&File::options().read(true).write(true).open(disk.path()).unwrap());
 }

@@ -35,7 +35,7 @@ impl Driver {
     fn unload() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let driver = Self { _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner) };
-        eventually("nobody uses the driver", || match delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK) {
+        eventually("the driver to be unused", || match delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(busy @ (Errno::EWOULDBLOCK | Errno::EBUSY)) => Err(busy),
             Err(other) => panic!("cannot unload the driver: {other}"),
@@ -62,7 +62,7 @@ fn partition(device: &Device, number: u32) -> PathBuf {
     PathBuf::from(format!("{}p{number}", device.path().display()))
 }
 
-fn is_no_loop_device(path: &Path) {
+fn is_not_a_loop_device(path: &Path) {
     let opened = Device::open(path);
     assert!(matches!(&opened, Err(DeviceError::NotLoopDevice { path: found }) if found == path), "{opened:?}");
 }
@@ -110,7 +110,7 @@ fn a_partition_is_not_a_loop_device() {
     let device = image.attach(&Config { partscan: true, ..temporary() });
     let path = partition(&device, 1);
     assert_eq!(node(&path).major, 259, "of the block layer, not of the driver");
-    is_no_loop_device(&path);
+    is_not_a_loop_device(&path);
 }
 
 #[test]
@@ -128,22 +128,22 @@ fn a_partition_in_use_keeps_the_device_attached() {
 }
 
 #[test]
-fn a_device_that_nobody_scanned_can_be_partitioned() {
+fn a_device_without_partscan_can_be_partitioned() {
     let _driver = Driver::load(c"");
     let image = Image::new(8 * MIB);
     let device = image.attach(&temporary());
     // The kernel refuses to read the table for sfdisk; its numbers are in the file all the same.
     partition_with_sfdisk(&device.path());
-    assert!(!partition(&device, 1).exists(), "nobody asked for them");
+    assert!(!partition(&device, 1).exists(), "they were not requested");
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
     let device = image.attach(&Config { partscan: true, ..temporary() });
     assert!(partition(&device, 2).exists());
 }
 
-/// While somebody has a partition open, the kernel does not read the table again: one that is opened all the time may be
-/// missing after an attach, and may be left behind, empty, by a detach (blktests loop/010). It heals with the next file.
+/// While a partition is open, the kernel does not read the table again: it may be missing after an attach, or be left
+/// behind, empty, by a detach (blktests loop/010), until the next file is attached.
 #[test]
-fn who_opens_partitions_while_the_device_goes_does_not_stop_others() {
+fn opening_partitions_during_a_detach_does_not_stop_others() {
     let _driver = Driver::load(c"");
     let image = partitioned();
     let attach = || image.attach(&Config { partscan: true, ..temporary() });
@@ -196,7 +196,7 @@ fn with_max_part_partitions_always_appear_and_are_read_back() {
     let expected = DeviceNumber { major: 7, minor: device.dev().minor + 2 };
     assert_eq!(node(&path), expected, "of the driver, too");
     // It answers for the whole device, which must not be detached by it.
-    is_no_loop_device(&path);
+    is_not_a_loop_device(&path);
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn without_the_driver_there_is_no_control() {
 }
 
 #[test]
-fn a_node_whose_device_is_not_there_is_told_apart() {
-    // The kernel makes a device for any node that somebody opens, up to this number.
+fn a_node_without_a_device_is_distinguished() {
+    // Opening a node creates its device, up to this number.
     let _driver = Driver::load(c"max_loop=2");
     let tmp = Tmpfs::mount();
     let path = tmp.path().join("node");

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_over_more_instructions_than_an_offset_counts_is_an_error() {
+    fn a_jump_beyond_the_range_of_an_offset_is_an_error() {
         let with_distance = |distance: usize| {
             let mut program = Assembler::default();
             let end = program.label();

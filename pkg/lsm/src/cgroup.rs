@@ -22,10 +22,8 @@ const MAX_LEVEL: u32 = 256;
 pub struct CgroupId(u64);
 
 impl CgroupId {
-    /// Of an open directory of cgroup2 (`name_to_handle_at`). It equals the directory's inode number.
-    ///
-    /// # Errors
-    /// [`CgroupError`] if it is something else.
+    /// The ID of an open directory of cgroup2, its inode number (`name_to_handle_at`). [`CgroupError`] for anything
+    /// else.
     pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
         let directory = directory.as_fd();
         let kind = fstatfs(directory).map_err(CgroupError::system("fstatfs"))?.filesystem_type();
@@ -35,11 +33,8 @@ impl CgroupId {
         sys::kernfs_id(directory).map_err(CgroupError::system("name_to_handle_at")).map(Self)
     }
 
-    /// The directory of this cgroup, without a search (`open_by_handle_at`). `None` if it was removed. `hierarchy` is any open
-    /// directory of cgroup2; the path is the one in its mount.
-    ///
-    /// # Errors
-    /// [`CgroupError::System`]; `CAP_DAC_READ_SEARCH` and `/proc` are needed.
+    /// The directory of this cgroup, without a search (`open_by_handle_at`); `None` if it was removed. `hierarchy` is
+    /// any open directory of cgroup2; the path is the one in its mount. Needs `CAP_DAC_READ_SEARCH` and `/proc`.
     pub fn path(self, hierarchy: impl AsFd) -> Result<Option<PathBuf>, CgroupError> {
         let directory = match sys::open_kernfs(hierarchy.as_fd(), self.0) {
             Ok(directory) => directory,
@@ -82,10 +77,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Of an open directory below the root of the hierarchy.
-    ///
-    /// # Errors
-    /// [`CgroupError`] if it is something else, or if the mount does not show the root of the hierarchy.
+    /// The cgroup of an open directory below the root of the hierarchy, which the mount must show. [`CgroupError`]
+    /// otherwise.
     pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
         let directory = directory.as_fd();
         let id = CgroupId::of(directory)?;

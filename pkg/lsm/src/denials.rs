@@ -1,4 +1,4 @@
-//! What the programs denied.
+//! Denied calls.
 
 use std::fmt;
 
@@ -77,7 +77,7 @@ impl Denials {
 pub struct Recent {
     /// The cgroup of the tasks: of a pod's container.
     pub cgroup: CgroupId,
-    /// What they tried.
+    /// The kind of the call.
     pub operation: Operation,
     /// How often.
     pub count: u64,

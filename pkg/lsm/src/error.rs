@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::assembler::AssembleError;
 use crate::btf::BtfError;
 
-/// A [`Guard`](crate::Guard) cannot be loaded or used. What fails leaves nothing attached.
+/// A [`Guard`](crate::Guard) cannot be loaded or used. After a failed load nothing is attached.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum Error {

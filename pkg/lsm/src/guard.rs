@@ -39,11 +39,8 @@ pub struct Guard {
 
 impl Guard {
     /// Builds, loads and attaches the programs: from now on, tasks in `pods` and below are restricted on `disk` and on
-    /// published loop devices. No loop device is published. No cgroup is exempt, and no process can change that: the map is
-    /// frozen.
-    ///
-    /// # Errors
-    /// Nothing is attached then. The error names the step and the remedy.
+    /// published loop devices, none at first. No cgroup is exempt, and no process can change that: the map is frozen.
+    /// On errors nothing is attached.
     pub fn load(btf: &Btf, pods: Cgroup, disk: DeviceNumber) -> Result<Self, Error> {
         require_lsm(Path::new(ACTIVE))?;
         let layout = Layout::of(btf)?;
@@ -52,12 +49,10 @@ impl Guard {
         Self::attach(&layout, pods, disk, maps)
     }
 
-    /// The same with maps and links that are pinned and outlive the process, and a cgroup that may be exempt. Maps of a former
-    /// process are used with their content, unless another release created them with another shape. Its links are replaced
-    /// after the new ones are attached, so that no moment exists without programs.
-    ///
-    /// # Errors
-    /// As [`Guard::load`]; links of a former process stay attached.
+    /// Like [`Guard::load`], with maps and links that are pinned and outlive the process, and a cgroup that may be
+    /// exempt. Maps of an earlier process keep their content, unless another release created them with another shape.
+    /// Its links are replaced after the new ones are attached, so that programs are always attached; on errors they
+    /// stay.
     pub fn load_pinned(btf: &Btf, pods: Cgroup, disk: DeviceNumber, pins: &Pins<'_>) -> Result<Self, Error> {
         require_lsm(&pins.active_lsms())?;
         let layout = Layout::of(btf)?;
@@ -79,8 +74,8 @@ impl Guard {
         Ok(Self { pods, maps, links })
     }
 
-    /// The cgroup that the programs apply to. If the directory of that name is another one now ([`Cgroup::of`]), the cgroup was
-    /// removed and created again, and the programs apply to nothing.
+    /// The cgroup that the programs apply to. If the directory of that name is another one now ([`Cgroup::of`]), the
+    /// cgroup was removed and created again, and the programs apply to no task.
     pub const fn cgroup(&self) -> Cgroup {
         self.pods
     }

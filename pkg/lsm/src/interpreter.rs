@@ -22,7 +22,7 @@ pub(crate) struct Machine {
     values: BTreeMap<(i32, Vec<u8>), u64>,
 }
 
-/// What a program did.
+/// Result of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) result: i64,

@@ -45,10 +45,8 @@ pub(crate) struct Attributes {
 }
 
 impl Layout {
-    /// Of this kernel. Follows the types from the arguments of the hooks.
-    ///
-    /// # Errors
-    /// [`BtfError`] if the kernel lacks a hook, or if a type is not the expected one.
+    /// Of this kernel. Follows the types from the arguments of the hooks; [`BtfError`] if a hook is missing or a type
+    /// differs.
     pub fn of(btf: &Btf) -> Result<Self, BtfError> {
         let look = Look(btf);
         let file_ioctl = look.hook("file_ioctl", "bpf_lsm_file_ioctl")?;

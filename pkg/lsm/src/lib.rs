@@ -30,7 +30,7 @@
 //!   gets a descriptor of it.
 //! - Offsets and hooks come from the kernel's BTF. If something is missing or has another type, nothing is attached.
 //!
-//! # What it is not
+//! # Limitations
 //! A task that leaves the cgroup is not subject to the programs any more: see `docs/operations/security.md` for which
 //! containers can. The `bpf` system call itself is not denied.
 //!

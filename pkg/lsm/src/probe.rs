@@ -69,10 +69,8 @@ pub struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Tries each denied call. Returns the calls that were not denied; what they changed is reverted.
-    ///
-    /// # Errors
-    /// The attributes of the directory cannot be read: nothing was tried.
+    /// Tries each denied call and returns those that were not denied; their changes are reverted. On errors nothing was
+    /// tried.
     pub fn run(&self, abi: Abi) -> Result<Vec<Breach>, ProbeError> {
         let mut page = Page::new().map_err(ProbeError)?;
         let mut breaches = Vec::new();

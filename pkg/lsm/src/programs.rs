@@ -75,7 +75,7 @@ pub(crate) fn ioctl(layout: &Layout, scope: &Scope) -> Result<Vec<Instruction>, 
     let [on_disk, pods, allow] = std::array::from_fn(|_| program.label());
     let judges_attributes = layout.attributes.is_none();
 
-    // What all ioctls execute. They are most frequent below, next to and above the denied ones, in this order.
+    // Executed by all ioctls. Most commands are below, between or above the denied ones, in this order.
     program.load(Width::Double, R2, R1, 8);
     program.set(R0, 0);
     if judges_attributes {
@@ -167,7 +167,7 @@ pub(crate) fn setattr(
     program.jump_if(When::Differs32, R2, kernel_number(scope.disk), allow);
     program.set(R7, operation(Operation::Project));
 
-    // The inode is part of a struct xfs_inode. What cannot be read is denied.
+    // The inode is part of a struct xfs_inode. An unreadable one is denied.
     probe_read(&mut program, attributes.to_projid, 4, pods);
     program.load(Width::Word, R1, R10, -8);
     program.load(Width::Word, R2, R8, attributes.fsx_projid);

@@ -88,14 +88,14 @@ impl Sample {
     }
 }
 
-/// What the programs need of Linux 6.12, with the offsets of no real kernel.
+/// The types of Linux 6.12 that the programs need, with invented offsets.
 pub(crate) fn kernel_6_12() -> Sample {
     let mut sample = Sample::default();
     base(&mut sample);
     sample
 }
 
-/// What the programs need of Linux 6.17, XFS included.
+/// The types of Linux 6.17 that the programs need, XFS included.
 pub(crate) fn kernel_6_17() -> Sample {
     let mut sample = Sample::default();
     let Base { int, short, inode, .. } = base(&mut sample);

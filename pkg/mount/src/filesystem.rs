@@ -20,9 +20,7 @@ pub struct Filesystem<'a> {
     pub data: &'a str,
 }
 
-/// Mounts a file system.
-///
-/// mount(2).
+/// Mounts a file system. mount(2).
 pub fn filesystem(what: Filesystem<'_>) -> Result<(), FilesystemError> {
     let Filesystem { kind, source, target, flags, data } = what;
     let data = (!data.is_empty()).then_some(data);

@@ -48,13 +48,11 @@ pub struct Place {
     pub removed: bool,
 }
 
-/// File and mount of `file`, with at most two system calls, independent of the number of mounts. To find what is
-/// mounted at a path, open the path with `O_PATH`; the kernel resolves it to the topmost mount.
+/// File and mount of `file`, with at most two system calls, independent of the number of mounts. For the topmost mount
+/// at a path, open the path with `O_PATH`. statx(2) with `STATX_MNT_ID` and `STATX_ATTR_MOUNT_ROOT`, fstatfs(2).
 ///
 /// # Errors
 /// [`LookError::KernelTooOld`] below Linux 5.8; [`LookError::Statx`], [`LookError::Statfs`] otherwise.
-///
-/// statx(2) with `STATX_MNT_ID` and `STATX_ATTR_MOUNT_ROOT`, fstatfs(2).
 pub fn at(file: impl AsFd) -> Result<Place, LookError> {
     look(file.as_fd())
 }
@@ -107,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_no_file() {
+    fn a_device_is_not_a_file() {
         let null = at(File::open("/dev/null").expect("open it")).expect("look at it");
         assert_eq!(null.kind, Kind::Other);
     }
 
     #[test]
-    fn a_file_a_link_and_a_removed_directory_are_told_apart() {
+    fn a_file_a_link_and_a_removed_directory_are_distinguished() {
         use nix::fcntl::{OFlag, open};
         use nix::sys::stat::Mode;
 

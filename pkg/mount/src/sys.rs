@@ -19,7 +19,7 @@ pub(crate) fn open_tree_clone(source: BorrowedFd<'_>) -> Result<OwnedFd, Errno> 
     // nothing to our memory.
     let answer = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), EMPTY.as_ptr(), flags) };
     let descriptor = RawFd::try_from(Errno::result(answer)?).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel just created this descriptor, and no other code knows it.
+    // SAFETY: the kernel just created this descriptor, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

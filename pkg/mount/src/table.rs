@@ -19,20 +19,14 @@ pub struct Entry {
     pub peers: Option<u64>,
 }
 
-/// All mounts that this process can reach, in mount order. O(mounts); use [`crate::at`] for a single path.
-///
-/// # Errors
-/// [`TableError::Read`] without `/proc`.
-///
-/// `/proc/thread-self/mountinfo`, proc_pid_mountinfo(5).
+/// All mounts that this process can reach, in mount order: `/proc/thread-self/mountinfo`, proc_pid_mountinfo(5).
+/// O(mounts); use [`crate::at`] for a single path. [`TableError::Read`] without `/proc`.
 pub fn table() -> Result<Vec<Entry>, TableError> {
     parse_table(&std::fs::read("/proc/thread-self/mountinfo").map_err(TableError::Read)?)
 }
 
-/// Parses a mount table, for example of another process (`/proc/PID/mountinfo`).
-///
-/// # Errors
-/// [`TableError::Malformed`] for the first invalid line.
+/// Parses a mount table, for example of another process (`/proc/PID/mountinfo`). [`TableError::Malformed`] names the
+/// first invalid line.
 pub fn parse_table(text: &[u8]) -> Result<Vec<Entry>, TableError> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.enumerate().map(|(index, line)| entry(line).ok_or(TableError::Malformed { line: index + 1 })).collect()

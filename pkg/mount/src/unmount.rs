@@ -7,13 +7,11 @@ use nix::mount::{MntFlags, umount2};
 
 use crate::error::UnmountError;
 
-/// Unmounts the topmost mount at `path`. Does not follow a symbolic link in the last component.
+/// Unmounts the topmost mount at `path`; a symbolic link in the last component is not followed. umount2(2) with
+/// `UMOUNT_NOFOLLOW`.
 ///
 /// # Errors
-/// [`UnmountError::Busy`] while its files are open or something is mounted below; [`UnmountError::NotMounted`] if
-/// nothing is mounted.
-///
-/// umount2(2) with `UMOUNT_NOFOLLOW`.
+/// [`UnmountError::Busy`] while its files are open or something is mounted below; [`UnmountError::NotMounted`].
 pub fn unmount(path: &Path) -> Result<(), UnmountError> {
     umount2(path, MntFlags::UMOUNT_NOFOLLOW).map_err(|errno| match errno {
         Errno::EBUSY => UnmountError::Busy,

@@ -1,4 +1,4 @@
-//! What executes the guest's instructions.
+//! Accelerators.
 
 use std::fmt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::probe::{self, KvmError};
 use crate::program::Program;
 
-/// What executes the guest's instructions.
+/// The accelerator of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accelerator {
     /// The CPU itself.
@@ -16,11 +16,9 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// [`Self::Kvm`] where a guest really runs in it, else [`Self::Tcg`].
-    ///
-    /// An open `/dev/kvm` is not enough: nested or software KVM may accept every call and then never
-    /// execute 64-bit code. Takes below 0.2 s where KVM works or is missing, 5 s if the guest hangs. Meanwhile that guest is
-    /// a file in the directory `scratch`.
+    /// [`Self::Kvm`] if a guest runs in it, else [`Self::Tcg`]. An open `/dev/kvm` is not sufficient: nested or
+    /// software KVM may accept every call and never execute 64-bit code. Takes below 0.2 s, or 5 s if the guest hangs.
+    /// The guest is a file in the directory `scratch` meanwhile.
     pub fn probe(program: &Program, scratch: &Path) -> Self {
         match Self::try_kvm(program, scratch) {
             Ok(()) => Self::Kvm,
@@ -28,10 +26,7 @@ impl Accelerator {
         }
     }
 
-    /// Runs the guest of [`Self::probe`].
-    ///
-    /// # Errors
-    /// [`KvmError`]: why KVM is of no use here.
+    /// Runs the guest of [`Self::probe`]. [`KvmError`] is the reason why KVM cannot be used.
     pub fn try_kvm(program: &Program, scratch: &Path) -> Result<(), KvmError> {
         probe::try_kvm(program, scratch)
     }

@@ -15,13 +15,13 @@ use crate::network::{Forward, Link, Network};
 /// Why a configuration describes no VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// QEMU takes the names of disks as JSON.
-    #[error("the file name {} is not UTF-8; QEMU cannot be told of it", .0.display())]
+    /// QEMU reads the names of disks as JSON.
+    #[error("the file name {} is not UTF-8, which QEMU requires", .0.display())]
     NotUtf8(PathBuf),
-    /// A serial number tells disks apart.
+    /// Serial numbers identify disks.
     #[error("two disks have the serial number {0}")]
     SameSerial(Serial),
-    /// A name tells ports apart.
+    /// Names identify ports.
     #[error("two ports have the name {0}")]
     SamePort(PortName),
 }
@@ -240,7 +240,7 @@ fn add_network(all: &mut Arguments, network: &Network, wire: Option<RawFd>) -> R
     Ok(())
 }
 
-/// A QEMU that is no VM: user networking for who is at the other end of the wire.
+/// A QEMU without a VM: user networking for the other end of the wire.
 pub(crate) fn gateway(forwards: &[Forward], qmp: RawFd, wire: RawFd) -> Vec<OsString> {
     let mut all = Arguments(Vec::new());
     all.0.extend(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "none"].map(OsString::from));
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_and_ports_that_cannot_be_told_apart_are_refused() {
+    fn disks_and_ports_with_the_same_name_are_rejected() {
         let mut config = direct();
         config.disks = vec![Disk::new("data".parse().unwrap(), "a"), Disk::new("data".parse().unwrap(), "b")];
         let refused = arguments(Accelerator::Tcg, &config, &STREAMS, Origin::Boot);

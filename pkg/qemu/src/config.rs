@@ -1,4 +1,4 @@
-//! What a VM consists of.
+//! The configuration of a VM.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -10,14 +10,14 @@ use units::Bytes;
 use crate::disk::Disk;
 use crate::network::Network;
 
-/// What a VM consists of.
+/// The configuration of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The guest's memory.
     pub memory: Bytes,
     /// The guest's CPUs.
     pub cpus: NonZeroU8,
-    /// What is started.
+    /// The boot source.
     pub boot: Boot,
     /// The guest sees them in this order, as vda, vdb and so on.
     pub disks: Vec<Disk>,
@@ -54,7 +54,7 @@ impl Config {
     }
 }
 
-/// What is started.
+/// The boot source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
     /// A Linux kernel, without a look at the disks.
@@ -72,7 +72,7 @@ pub enum Boot {
         code: PathBuf,
         /// Its variables: a fresh copy for each VM, which the guest writes to.
         variables: PathBuf,
-        /// What the machine's owner tells software that asks: SMBIOS 3.6, section 7.12, "OEM Strings".
+        /// SMBIOS strings for the guest's software: SMBIOS 3.6, section 7.12, "OEM Strings".
         oem_strings: Vec<String>,
     },
 }
@@ -91,7 +91,7 @@ pub struct Port {
 pub struct FirmwareFile {
     /// Its name in the guest, such as `opt/org.example/file`: names that are not QEMU's own begin with `opt/`.
     pub name: &'static str,
-    /// The file of the host with its content. What is secret does not stand on QEMU's command line.
+    /// The file of the host with its content. Secrets are not on QEMU's command line.
     pub content: PathBuf,
 }
 
@@ -111,11 +111,11 @@ pub enum Sink {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName(Box<str>);
 
-/// The text is no name of a port.
+/// The text is not a name of a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no name of a virtio-serial port: 1 to 64 lower-case letters, digits, '.' and '-'")]
+#[error("{text:?} is not a name of a virtio-serial port: 1 to 64 lower-case letters, digits, '.' and '-'")]
 pub struct NameError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 

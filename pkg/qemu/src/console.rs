@@ -6,10 +6,7 @@ use std::path::Path;
 
 const WINDOW: u64 = 256 << 10;
 
-/// The last `lines` lines of a console's log: of its last 256 KiB, without carriage returns.
-///
-/// # Errors
-/// The system's, when the file cannot be read.
+/// The last `lines` lines of a console's log, at most 256 KiB, without carriage returns.
 pub fn tail(path: &Path, lines: usize) -> io::Result<Vec<String>> {
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();

@@ -6,20 +6,20 @@ use std::str::FromStr;
 
 use nix::errno::Errno;
 
-/// What the guest sees as a disk's serial number, `[a-z0-9-]{1,20}`.
+/// Serial number of a disk, `[a-z0-9-]{1,20}`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Serial(Box<str>);
 
-/// The text is no serial number.
+/// The text is not a serial number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no serial number of a disk: 1 to 20 lower-case letters, digits and '-'")]
+#[error("{text:?} is not a serial number of a disk: 1 to 20 lower-case letters, digits and '-'")]
 pub struct SerialError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
 impl Serial {
-    /// Room for a serial number in the virtio-blk device, `VIRTIO_BLK_ID_BYTES`.
+    /// Length of a serial number in the virtio-blk device, `VIRTIO_BLK_ID_BYTES`.
     const LIMIT: usize = 20;
 
     /// The text itself.
@@ -57,7 +57,7 @@ pub struct Disk {
     pub access: Access,
     /// Where writes go.
     pub cache: Cache,
-    /// What stands between the guest and the file.
+    /// Layer between the guest and the file.
     pub wrap: Wrap,
 }
 
@@ -88,7 +88,7 @@ pub enum Cache {
     Unsafe,
 }
 
-/// What stands between the guest and the file.
+/// Layer between the guest and the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrap {
     /// Nothing.
@@ -107,7 +107,7 @@ pub enum Wrap {
 pub struct IoError {
     /// Which kind.
     pub operation: Operation,
-    /// What the guest is told; it only sees that the request failed.
+    /// Error of the request; the guest only sees that it failed.
     pub errno: Errno,
     /// Only requests that touch this sector of 512 bytes; any if absent.
     pub sector: Option<u64>,

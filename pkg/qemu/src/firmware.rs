@@ -30,10 +30,7 @@ pub struct Firmware {
 pub struct FirmwareError;
 
 impl Firmware {
-    /// Looks where distributions install it.
-    ///
-    /// # Errors
-    /// [`FirmwareError`]: it is nowhere.
+    /// Finds the firmware in the paths of distributions.
     pub fn find() -> Result<Self, FirmwareError> {
         Self::among(&PLACES.map(|(code, variables)| (Path::new(code), Path::new(variables))))
     }
@@ -51,7 +48,7 @@ mod tests {
 
     #[test]
     fn code_without_its_variables_is_passed_over() {
-        // A test program knows one file that is there.
+        // The test program is a file that exists.
         let here = std::env::current_exe().unwrap();
         let absent = Path::new("/absent");
         let found = Firmware::among(&[(&here, absent), (absent, &here), (&here, &here)]).unwrap();

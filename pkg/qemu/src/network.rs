@@ -10,14 +10,14 @@ use std::path::PathBuf;
 pub struct Network {
     /// Its address; QEMU's choice, the same for every VM, if absent.
     pub mac: Option<Mac>,
-    /// What it is connected to.
+    /// Its connection.
     pub link: Link,
     /// A file for every frame that passes, as pcap has it (pcap-savefile(5)). It is replaced, and can be read while it
     /// grows.
     pub capture: Option<PathBuf>,
 }
 
-/// What a network device is connected to.
+/// Connection of a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
     /// User networking for this guest alone: it is 10.0.2.15, its gateway 10.0.2.2, its name server 10.0.2.3.
@@ -61,12 +61,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// A TCP port of 127.0.0.1 that nothing listens on.
-///
-/// Another program may take it before QEMU does; then the VM does not start.
-///
-/// # Errors
-/// The system's, when no port is free or there is no loopback network.
+/// A free TCP port of 127.0.0.1. Another program may take it before QEMU does; then the VM does not start.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -83,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_has_an_address_of_its_own_that_is_nobodys_product() {
+    fn each_machine_has_its_own_locally_administered_address() {
         assert_eq!(Mac::of(10).to_string(), "52:54:00:00:00:0a");
         assert_ne!(Mac::of(0), Mac::of(1));
         // Locally administered, for one machine.

@@ -14,11 +14,8 @@ const REFCOUNT_ORDER: u32 = 4;
 /// Length of the header of version 3 without extensions.
 const HEADER_LENGTH: u32 = 104;
 
-/// Creates a qcow2 image of a disk of this size in which nothing is written yet, for
-/// [`Wrap::Overlay`](crate::Wrap::Overlay). The file must not exist. It does not name its backing file: QEMU's command
-/// line does.
-///
-/// docs/interop/qcow2.rst of QEMU.
+/// Creates an empty qcow2 image for a disk of this size, for [`Wrap::Overlay`](crate::Wrap::Overlay). The file must not
+/// exist. QEMU's command line names the backing file, not the image. docs/interop/qcow2.rst of QEMU.
 pub fn overlay(path: &Path, size: Bytes) -> io::Result<()> {
     let mut file = File::create_new(path)?;
     let (header, clusters) = layout(size.get());

@@ -67,9 +67,8 @@ fn written(scratch: &Path) -> io::Result<NamedTempFile> {
     Ok(file)
 }
 
-/// The guest: from the reset vector through protected into 64-bit mode with paging, which software KVM
-/// may not have, then one byte to the debug port. QEMU maps the ROM to the end of the first 4 GiB, where
-/// the CPU starts, and to 0xf0000.
+/// The guest: from the reset vector to 64-bit mode with paging, which software KVM may lack, then one byte to the debug
+/// port. QEMU maps the ROM to 0xf0000 and to the end of the first 4 GiB, where the CPU starts.
 fn rom() -> Vec<u8> {
     #[rustfmt::skip]
     const REAL_MODE: &[&[u8]] = &[
@@ -151,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_gives_up_is_told_with_its_words() {
+    fn the_message_of_a_failed_qemu_is_reported() {
         let error = tried(&["-accel", "abacus"]).unwrap_err();
         assert!(matches!(&error, KvmError::Refused(exit) if exit.stderr.contains("abacus")), "{error:?}");
     }
 
-    /// Who is killed in the middle leaves the guest nowhere else.
+    /// A connection that ends in the middle of a message.
     #[test]
     fn the_guest_is_kept_in_the_callers_directory() {
         let scratch = tempfile::tempdir().unwrap();

@@ -58,9 +58,8 @@ impl End {
 }
 
 impl Process {
-    /// Starts the command in a process group of its own: Ctrl-C on a terminal is the parent's to handle.
-    ///
-    /// The child dies with the thread that started it, so a thread of its own does, and lives as long.
+    /// Starts the command in a process group of its own: Ctrl-C on a terminal is for the parent. The child dies with
+    /// the thread that started it, so a thread of its own starts it and waits.
     pub(crate) fn spawn(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         sys::tie(&mut command, descriptors);
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_with_what_was_said() {
+    fn the_end_is_reported_with_the_output() {
         let exit = sh("echo trouble >&2; exit 3").wait(LONG).unwrap();
         assert_eq!(exit.status.code(), Some(3));
         assert_eq!(exit.to_string(), "exit status: 3: trouble");

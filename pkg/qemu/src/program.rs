@@ -35,7 +35,7 @@ impl fmt::Display for Version {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no version of QEMU in {text:?}")]
 pub struct VersionError {
-    /// What was read.
+    /// The text.
     pub text: String,
 }
 
@@ -77,7 +77,7 @@ pub enum FindError {
     /// It is there but does not start.
     #[error("cannot run {path}")]
     Run { path: PathBuf, source: io::Error },
-    /// It starts but does not tell its version.
+    /// Its version is not readable.
     #[error("{path} --version is not understood")]
     Version { path: PathBuf, source: VersionError },
     /// See [`Version::OLDEST`].
@@ -90,10 +90,7 @@ pub enum FindError {
 }
 
 impl Program {
-    /// Looks for `qemu-system-x86_64` in `PATH`, then in /usr/bin, and asks it for its version.
-    ///
-    /// # Errors
-    /// [`FindError`]: not there, not working or too old.
+    /// Finds `qemu-system-x86_64` in `PATH`, then in /usr/bin, and reads its version.
     pub fn find() -> Result<Self, FindError> {
         let search = env::var_os("PATH").unwrap_or_default();
         Self::find_in(env::split_paths(&search).chain([PathBuf::from("/usr/bin")]))
@@ -118,7 +115,7 @@ impl Program {
         &self.path
     }
 
-    /// What it says it is.
+    /// Its version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -170,7 +167,7 @@ mod tests {
     }
 
     /// Looks in these directories, in this order. Another test that starts a program between the writing and the closing of
-    /// a file has it open for writing, until that program is executed: then nobody can run it (`ETXTBSY`).
+    /// a file has it open for writing, until that program is executed: then it cannot be run (`ETXTBSY`).
     fn find(directories: &[&TempDir]) -> Result<Program, FindError> {
         let end = Instant::now() + LIMIT;
         loop {
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_it_is_told_what_to_install() {
+    fn a_missing_qemu_is_reported_with_the_remedy() {
         let error = find(&[&tempfile::tempdir().unwrap()]).unwrap_err();
         assert!(matches!(error, FindError::Missing), "{error:?}");
         assert_eq!(
@@ -203,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_one_is_refused_with_its_place_its_version_and_the_remedy() {
+    fn an_old_qemu_is_rejected_with_its_version_and_the_remedy() {
         let old = that_says("QEMU emulator version 7.2.0");
         let error = find(&[&old]).unwrap_err();
         assert!(
@@ -221,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_tell_its_version_is_refused() {
+    fn a_program_without_a_version_is_rejected() {
         let error = find(&[&that_says("hello")]).unwrap_err();
         assert!(matches!(&error, FindError::Version { source, .. } if source.text == "hello"), "{error:?}");
     }

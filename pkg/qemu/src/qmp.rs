@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_qemu_is_told_apart_from_a_wrong_answer() {
+    fn the_end_of_qemu_is_distinguished_from_an_invalid_answer() {
         assert!(matches!(Qmp::open(fake_qemu(&["{\"QMP\": {}}\n", "{\"retu"])), Err(QmpError::Closed)));
         assert!(matches!(Qmp::open(fake_qemu(&["hello\n"])), Err(QmpError::Answer { .. })));
     }

@@ -1,7 +1,6 @@
-//! A guest that was saved: its memory and the state of its devices, and the machine that both fit.
-//!
-//! The memory is copied into the new QEMU. A private mapping of a file would be there sooner, but the kernel backs a file
-//! with small pages only: an emulated node took 40 % more CPU time to boot in a file of ext4 than in anonymous memory.
+//! A saved guest: its memory, the state of its devices, and the machine that both fit. The memory is copied into the
+//! new QEMU: in a private mapping of a file, which has small pages only, an emulated node took 40 % more CPU time to
+//! boot.
 
 use std::fs;
 use std::io;
@@ -25,23 +24,21 @@ const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 const BANDWIDTH: u64 = 1 << 40;
 const STEP: Duration = Duration::from_millis(2);
 
-/// The directory of a saved guest. Any number of VMs can be restored from it, also at the same time. Their disks are the
-/// caller's to keep: a restored guest must find the content that its disks had when it was saved, for example below an
-/// [`overlay`](crate::overlay()).
+/// The directory of a saved guest. Any number of VMs can be restored from it, also at the same time.
 ///
-/// The state fits only the QEMU, the machine and the devices that it was saved with, which [`Vm::restore`] compares, and
-/// the disks, kernel and host CPU, which it cannot compare: use a directory whose name depends on them.
+/// The caller keeps the content that the disks had, for example below an [`overlay`](crate::overlay()), and chooses a
+/// directory whose name depends on the disks, the kernel and the host's CPU. QEMU, machine and devices are compared by
+/// [`Vm::restore`].
 ///
-/// After a restore the guest's clock continues from the time of the save. The guest's kernel gets a new generation ID
-/// (vmgenid), on which it reseeds its random number generator; everything else that is unique in the guest (machine ID, keys,
-/// connections) is the same in all VMs restored from one state.
+/// A restored guest's clock continues from the time of the save. Its kernel gets a new generation ID (vmgenid) and
+/// reseeds its random number generator; machine ID, keys and connections are the same in all VMs of one state.
 #[derive(Clone, Debug)]
 pub struct Saved {
     dir: PathBuf,
     machine: Machine,
 }
 
-/// What the state fits.
+/// The machine that the state fits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     qemu: String,
@@ -96,10 +93,10 @@ pub enum RestoreError {
 }
 
 impl Saved {
-    /// The saved guest in a directory.
+    /// Opens a saved guest.
     ///
     /// # Errors
-    /// [`RestoreError::Read`]: a file is missing or damaged, for example because the save did not complete.
+    /// [`RestoreError::Read`] if a file is missing or damaged, for example because the save did not complete.
     pub fn open(dir: &Path) -> Result<Self, RestoreError> {
         let wrong = |source| RestoreError::Read { dir: dir.to_owned(), source };
         let text = fs::read(dir.join(MACHINE)).map_err(wrong)?;

@@ -16,19 +16,17 @@ use crate::program::Program;
 use crate::qmp::Qmp;
 use crate::vm::{self, StartError};
 
-/// The longest frame that QEMU passes on, with room to see a longer one as such.
+/// The longest frame that QEMU passes on, and more, to detect longer ones.
 const FRAME: usize = 68 << 10;
 /// How long a machine may leave what it is sent; a frame that it does not take by then is lost, as on any wire.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// An Ethernet segment that VMs with [`Link::Wire`](crate::Link::Wire) are connected to, with user networking for all
-/// of them: their network is 10.0.2.0/24, their gateway 10.0.2.2, their name server 10.0.2.3. Who asks first by DHCP is
-/// 10.0.2.15, and an address stays with its [`Mac`] as long as the segment is there.
+/// An Ethernet segment for VMs with [`Link::Wire`](crate::Link::Wire), with user networking for all of them: network
+/// 10.0.2.0/24, gateway 10.0.2.2, name server 10.0.2.3. The first VM to ask by DHCP gets 10.0.2.15; an address stays
+/// with its [`Mac`].
 ///
-/// A frame for one VM reaches that VM only. A hub would not do: QEMU's user networking takes every IP packet that it
-/// sees for its own, and answers in the name of the VM that it is for.
-///
-/// Dropping it ends user networking; VMs that are still connected reach each other for as long as their [`Plug`]s last.
+/// A frame for one VM reaches that VM only: with a hub, QEMU's user networking would answer every IP packet in the name
+/// of its receiver. Dropping it ends user networking; VMs reach each other as long as their [`Plug`]s last.
 #[derive(Debug)]
 pub struct Segment {
     switch: Arc<Switch>,
@@ -46,8 +44,8 @@ pub struct Plug {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What can be pulled out of a [`Segment`] and put in again, as beyond a switch: the machine's link stays up, but what it
-/// sends is lost, and so is what is for it.
+/// The connection of a VM to a [`Segment`], which can be cut as beyond a switch: the machine's link stays up, but
+/// frames from and to it are lost.
 #[derive(Clone, Debug)]
 pub struct Cable {
     switch: Arc<Switch>,
@@ -74,10 +72,10 @@ struct Wire {
 }
 
 impl Segment {
-    /// Starts user networking. VMs are connected afterwards.
+    /// Starts user networking; VMs are connected later.
     ///
     /// # Errors
-    /// [`StartError`]: nothing runs and nothing is left. [`StartError::Ended`], if a port of the host is taken.
+    /// [`StartError`]: nothing runs. [`StartError::Ended`] if a port of the host is taken.
     pub fn start(program: &Program, forwards: &[Forward]) -> Result<Self, StartError> {
         let (qmp, their_qmp) = UnixStream::pair().map_err(StartError::Prepare)?;
         let (wire, their_wire) = UnixDatagram::pair().map_err(StartError::Prepare)?;
@@ -89,11 +87,8 @@ impl Segment {
         Ok(Self { switch, gateway, _control: control, _plug: plug })
     }
 
-    /// Connects the VM with this address, by what [`Vm::take_wire`](crate::Vm::take_wire) gave. One that was connected
-    /// before with the same address is not any more.
-    ///
-    /// # Errors
-    /// The system's: no thread, or no socket options.
+    /// Connects the VM with this address, by the wire of [`Vm::take_wire`](crate::Vm::take_wire), in place of an
+    /// earlier VM with the same address.
     pub fn connect(&self, mac: Mac, wire: UnixDatagram) -> io::Result<Plug> {
         Plug::new(&self.switch, End::Vm(mac), wire)
     }
@@ -166,8 +161,7 @@ impl Switch {
         }
     }
 
-    /// Where a frame goes: to the machine with its address; to all others, if it is for many. What is for nobody here
-    /// is for the gateway.
+    /// Receivers of a frame: the machine with its address; all others, if it is a multicast; otherwise the gateway.
     fn takers(&self, from: End, frame: &[u8]) -> Vec<Arc<UnixDatagram>> {
         let Some(address) = frame.first_chunk::<6>() else { return Vec::new() };
         let for_many = address[0] & 1 == 1;
@@ -229,7 +223,7 @@ mod tests {
             self.wire.send(&[&to, text.as_bytes()].concat()).unwrap();
         }
 
-        fn hears(&self) -> String {
+        fn receive(&self) -> String {
             let mut frame = [0; 100];
             let length = self.wire.recv(&mut frame).unwrap();
             String::from_utf8_lossy(&frame[6..length]).into_owned()
@@ -244,51 +238,51 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_for_one_machine_is_heard_by_no_other() {
+    fn a_frame_for_one_machine_reaches_only_that() {
         let (_switch, [gateway, first, second]) = three();
         first.send(Mac::of(1).octets(), "for the second");
-        assert_eq!(second.hears(), "for the second");
+        assert_eq!(second.receive(), "for the second");
         first.send(GATEWAY, "out");
         // Not what was sent before.
-        assert_eq!(gateway.hears(), "out");
+        assert_eq!(gateway.receive(), "out");
         gateway.send(Mac::of(0).octets(), "in");
-        assert_eq!(first.hears(), "in");
+        assert_eq!(first.receive(), "in");
     }
 
     #[test]
-    fn a_broadcast_is_heard_by_all_others() {
+    fn a_broadcast_reaches_all_others() {
         let (_switch, [gateway, first, second]) = three();
         first.send([0xff; 6], "who is there?");
-        assert_eq!((gateway.hears(), second.hears()), ("who is there?".into(), "who is there?".into()));
+        assert_eq!((gateway.receive(), second.receive()), ("who is there?".into(), "who is there?".into()));
         second.send(Mac::of(0).octets(), "I am");
-        assert_eq!(first.hears(), "I am");
+        assert_eq!(first.receive(), "I am");
     }
 
     #[test]
-    fn a_machine_that_was_started_again_takes_the_place_of_the_old_one() {
+    fn a_restarted_machine_replaces_the_old_one() {
         let (switch, [_gateway, first, second]) = three();
         let again = Machine::new(&switch, End::Vm(Mac::of(1)));
         drop(second);
         first.send(Mac::of(1).octets(), "welcome back");
-        assert_eq!(again.hears(), "welcome back");
+        assert_eq!(again.receive(), "welcome back");
     }
 
     #[test]
-    fn without_its_cable_a_machine_neither_hears_nor_is_heard() {
+    fn a_machine_without_its_cable_is_isolated() {
         let (switch, [gateway, first, second]) = three();
         let cable = first.plug.cable();
         cable.pull();
         second.send(Mac::of(0).octets(), "lost");
         second.send(GATEWAY, "not for the first");
-        assert_eq!(gateway.hears(), "not for the first");
+        assert_eq!(gateway.receive(), "not for the first");
         assert!(switch.takers(End::Vm(Mac::of(0)), &GATEWAY).is_empty());
         cable.put_in();
         second.send(Mac::of(0).octets(), "welcome back");
-        assert_eq!(first.hears(), "welcome back");
+        assert_eq!(first.receive(), "welcome back");
         drop(first);
         cable.put_in();
         second.send([0xff; 6], "who is there?");
-        assert_eq!(gateway.hears(), "who is there?");
+        assert_eq!(gateway.receive(), "who is there?");
         assert_eq!(switch.wires.read().unwrap().len(), 2);
     }
 
@@ -297,17 +291,17 @@ mod tests {
         let (switch, [gateway, _hangs, second]) = three();
         let gone = Machine::new(&switch, End::Vm(Mac::of(2)));
         gone.wire.shutdown(std::net::Shutdown::Both).unwrap();
-        // More than Linux keeps for a reader that does not read: net.unix.max_dgram_qlen, 10 if nobody says otherwise.
+        // More than the queue of a reader: net.unix.max_dgram_qlen, 10 by default.
         for count in 0..12 {
             second.send([0xff; 6], "");
             second.send(GATEWAY, &count.to_string());
-            assert_eq!((gateway.hears(), gateway.hears()), (String::new(), count.to_string()));
+            assert_eq!((gateway.receive(), gateway.receive()), (String::new(), count.to_string()));
         }
     }
 
     proptest! {
         #[test]
-        fn nobody_hears_itself_and_any_frame_is_taken(frame in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn no_machine_receives_its_own_frames(frame in prop::collection::vec(any::<u8>(), 0..40)) {
             let (switch, _machines) = three();
             for end in [End::Gateway, End::Vm(Mac::of(0))] {
                 let own = Arc::clone(&switch.wires.read().unwrap()[&end].socket);

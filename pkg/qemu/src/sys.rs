@@ -1,4 +1,4 @@
-//! What a child does between fork and exec.
+//! Calls of a child between fork and exec.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,6 +28,6 @@ pub(crate) fn tie(command: &mut Command, descriptors: Vec<OwnedFd>) {
     };
     // SAFETY: between fork and exec the closure makes only the calls prctl, getppid and fcntl, which are
     // async-signal-safe; it allocates nothing (an `Errno` becomes an `io::Error` without) and takes no
-    // lock. What it refers to was moved into it before the fork.
+    // lock. Its captures were moved into it before the fork.
     unsafe { command.pre_exec(prepare) };
 }

@@ -103,10 +103,7 @@ pub struct BlockStats {
 }
 
 impl Vm {
-    /// Starts the VM. The guest runs when this returns.
-    ///
-    /// # Errors
-    /// [`StartError`]: nothing runs and nothing is left.
+    /// Starts the VM. The guest runs when this returns. On errors nothing runs and nothing is left.
     pub fn start(program: &Program, accelerator: Accelerator, config: &Config) -> Result<Self, StartError> {
         Self::launch(program, accelerator, config, Origin::Boot, |_| Ok(()))
     }
@@ -127,10 +124,8 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Saves the guest and ends the VM. The disks have the content that the guest expects after a restore.
-    ///
-    /// # Errors
-    /// [`SaveError`]. The VM has ended; the directory holds nothing that can be restored.
+    /// Saves the guest and ends the VM. The disks have the content that the guest expects after a restore. On errors
+    /// the VM has ended and nothing can be restored.
     pub fn save(self) -> Result<Saved, SaveError> {
         let (dir, machine) = self.saves.clone().ok_or(SaveError::NotSavable)?;
         let saved = saved::save(&self, &dir, machine)?;
@@ -138,12 +133,9 @@ impl Vm {
         Ok(saved)
     }
 
-    /// Starts a VM with the memory and devices of a saved guest. The guest is paused until [`Self::resume`], so that disks can
-    /// be attached first. `config` has the same memory, CPUs and devices as when the guest was saved; files, streams and
-    /// forwarded ports may differ.
-    ///
-    /// # Errors
-    /// [`RestoreError`]: nothing runs and nothing is left. It names what differs.
+    /// Starts a VM with the memory and devices of a saved guest, paused until [`Self::resume`], so that disks can be
+    /// attached. `config` has the same memory, CPUs and devices as when the guest was saved; files, streams and
+    /// forwarded ports may differ. On errors nothing runs; [`RestoreError`] names the difference.
     pub fn restore(
         program: &Program,
         accelerator: Accelerator,
@@ -156,10 +148,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Lets a restored guest run.
-    ///
-    /// # Errors
-    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    /// Lets a restored guest run. [`QmpError::Closed`] if the VM has ended.
     pub fn resume(&self) -> Result<(), QmpError> {
         self.execute("cont", json!({})).map(drop)
     }
@@ -191,10 +180,7 @@ impl Vm {
         })
     }
 
-    /// Attaches a disk to a spare port. A paused guest finds it when it runs, a running one some time after this returns.
-    ///
-    /// # Errors
-    /// [`AttachError`]: the guest does not get the disk.
+    /// Attaches a disk to a spare port. A paused guest finds it when it runs, a running one after some time.
     pub fn attach(&self, disk: &Disk) -> Result<(), AttachError> {
         let serial = &disk.serial;
         let config = |source| AttachError::Config { serial: serial.clone(), source };
@@ -230,18 +216,12 @@ impl Vm {
         self.streams().wire.take()
     }
 
-    /// Presses the power button. The guest decides what it does.
-    ///
-    /// # Errors
-    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    /// Presses the power button; the guest reacts. [`QmpError::Closed`] if the VM has ended.
     pub fn powerdown(&self) -> Result<(), QmpError> {
         self.execute("system_powerdown", json!({})).map(drop)
     }
 
-    /// Ends QEMU at once: the guest is cut off, what it has flushed or written is in the files.
-    ///
-    /// # Errors
-    /// [`QmpError`]. A VM that has ended is no error.
+    /// Ends QEMU at once: the guest is cut off, its completed writes are in the files. Succeeds if the VM has ended.
     pub fn quit(&self) -> Result<(), QmpError> {
         match self.execute("quit", json!({})) {
             Ok(_) | Err(QmpError::Closed) => Ok(()),
@@ -254,20 +234,14 @@ impl Vm {
         self.process.kill();
     }
 
-    /// What each disk has done so far.
-    ///
-    /// # Errors
-    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    /// Requests of each disk since the VM started.
     pub fn block_stats(&self) -> Result<BTreeMap<Serial, BlockStats>, QmpError> {
         let command = "query-blockstats";
         let answer = self.execute(command, json!({}))?;
         stats(answer, &self.attached().serials).map_err(|source| QmpError::Answer { command: command.into(), source })
     }
 
-    /// Any command of QMP.
-    ///
-    /// # Errors
-    /// [`QmpError`], [`QmpError::Closed`] if the VM has ended.
+    /// Executes a command of QMP. [`QmpError::Closed`] if the VM has ended.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.qmp.lock().unwrap_or_else(PoisonError::into_inner).execute(command, &arguments)
     }

@@ -110,7 +110,7 @@ fn a_vm_outlives_the_thread_that_started_it() {
 }
 
 #[test]
-fn a_disk_that_is_not_there_is_told_in_qemus_words() {
+fn a_missing_disk_is_reported_with_qemus_message() {
     let host = Host::new();
     let mut config = waiting();
     config.disks.push(Disk::new("data".parse().unwrap(), host.file("absent.img")));
@@ -129,7 +129,7 @@ fn two_vms_cannot_write_to_one_file() {
 }
 
 #[test]
-fn a_segment_leads_from_a_port_of_the_host_to_the_vm_with_the_address() {
+fn a_segment_forwards_a_host_port_to_the_vm() {
     use qemu::{Forward, Mac, Segment, free_port};
     use std::net::TcpStream;
     use std::os::unix::net::UnixDatagram;
@@ -141,7 +141,7 @@ fn a_segment_leads_from_a_port_of_the_host_to_the_vm_with_the_address() {
     wire.set_read_timeout(Some(LONG)).unwrap();
     let _plug = segment.connect(Mac::of(0), theirs).unwrap();
     let _caller = TcpStream::connect(("127.0.0.1", forward.host)).unwrap();
-    // Before it has anything to say to 10.0.2.15, user networking asks everybody for its Ethernet address (RFC 826).
+    // Before its first frame to 10.0.2.15, user networking asks for its Ethernet address by broadcast (RFC 826).
     let mut frame = [0; 100];
     let length = wire.recv(&mut frame).unwrap();
     assert!(length >= 42, "{length}");
@@ -163,8 +163,8 @@ fn what_a_vm_sends_is_captured() {
     let vm = host.start(&config).unwrap();
     let wire = vm.take_wire().unwrap();
     assert!(vm.take_wire().is_none());
-    let told = vm.execute("query-rx-filter", json!({})).unwrap();
-    assert_eq!(told[0]["main-mac"], json!("52:54:00:00:00:03"));
+    let filter = vm.execute("query-rx-filter", json!({})).unwrap();
+    assert_eq!(filter[0]["main-mac"], json!("52:54:00:00:00:03"));
     let sent = [7; 60];
     wire.send(&sent).unwrap();
     let start = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! A small daemon: a page that shows everybody who connects the status of the tree, and a worker whose
-//! first attempts fail. Runs until Ctrl-C, or for as many seconds as its argument says.
+//! A small daemon: a page with the status of the tree, and a worker whose first attempts fail. Runs until Ctrl-C, or
+//! for as many seconds as its argument says.
 //!
 //! ```text
 //! $ cargo run --example tree -- 5

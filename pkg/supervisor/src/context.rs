@@ -9,7 +9,7 @@ use crate::node::{Node, OnFailure};
 use crate::service::Service;
 use crate::{BoxError, Settings, State, Status};
 
-/// What a service is given for one attempt. Kept beyond its attempt, it does nothing.
+/// Handle of a service for one attempt. It has no effect after the attempt.
 #[derive(Clone)]
 pub struct Context {
     pub(crate) node: Arc<Node>,
@@ -60,9 +60,7 @@ impl Context {
         self.node.tree_status()
     }
 
-    /// Starts a child, with the settings of this service. Does not wait.
-    ///
-    /// Names are for people: two children may have the same.
+    /// Starts a child with the settings of this service. Does not wait. Two children may have the same name.
     pub fn start<F, Fut, E>(&self, name: impl Into<String>, service: F) -> Handle
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -104,10 +102,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Waits, through failures and restarts, until the service is healthy or done. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`Ended`]: it was stopped, and will not be healthy any more.
+    /// Waits, through failures and restarts, until the service is healthy or done. [`Ended`] if it was stopped.
+    /// Cancel-safe.
     pub async fn healthy(&self) -> Result<(), Ended> {
         let state = self
             .node
@@ -139,7 +135,7 @@ impl Handle {
     }
 }
 
-/// A service was stopped, so that nobody need wait for it.
+/// A service was stopped and will not be healthy any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("service {service} was stopped")]
 pub struct Ended {

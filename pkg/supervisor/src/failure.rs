@@ -23,7 +23,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What a task ended with instead of a result.
+    /// The failure of a task that panicked or was aborted.
     pub(crate) fn from_join(error: JoinError) -> Self {
         match error.try_into_panic() {
             Ok(payload) => Self::from_panic(&*payload),
@@ -31,7 +31,7 @@ impl Failure {
         }
     }
 
-    /// What a panic said.
+    /// The message of a panic.
     fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let said = payload
             .downcast_ref::<&str>()

@@ -4,7 +4,7 @@
 //! its work, starts children with [`Context::start`], and ends when [`Context::cancelled`] does. Its
 //! parent awaits it: nothing outlives the [`Supervisor`].
 //!
-//! - `Err`, a panic, and an `Ok(())` that nobody asked for are failures: the children are stopped, and
+//! - `Err`, a panic, and an `Ok(())` without [`Context::done`] are failures: the children are stopped, and
 //!   the service runs again after a [`Backoff`]. `Ok(())` after [`Context::done`] is an end for good.
 //! - A stop goes against the order of the starts, children before their parent, each with a deadline.
 //! - The members of a [`Group`] fail together.

@@ -17,7 +17,7 @@ use crate::tasks::{Exit, Life, Tasks};
 use crate::tree::{ABORT_DEADLINE, Change, Tree};
 use crate::{Context, Settings, State, Status};
 
-/// Who deals with a failure.
+/// Handler of a failure: the service or its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnFailure {
     /// The service itself: it waits and runs again.
@@ -26,7 +26,7 @@ pub(crate) enum OnFailure {
     FailParent,
 }
 
-/// What ends an attempt.
+/// The end of an attempt.
 enum End {
     Stopped,
     Done,
@@ -43,12 +43,12 @@ pub(crate) struct Node {
     tree: Arc<Tree>,
     stop: CancellationToken,
     record: watch::Sender<Record>,
-    /// Held while a change is made and shown: the observer sees changes in their order.
+    /// Locked while a change is applied and shown, so that the observer sees changes in order.
     showing: Mutex<()>,
     tasks: Tasks,
 }
 
-/// What a status shows.
+/// State for a status.
 #[derive(Clone, Debug)]
 struct Record {
     state: State,
@@ -309,7 +309,7 @@ impl Node {
         let showing = self.showing.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = self.record.send_if_modified(|record| {
             let next = record.state.after(event);
-            // The first attempt begins in the state in which the service was made.
+            // The first attempt begins in the initial state of the service.
             let change = valid(record) && (next != record.state || event == Event::Begun);
             if change {
                 record.state = next;
@@ -345,7 +345,7 @@ struct Ended(Arc<Node>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // Here and not with the node: somebody may keep a handle of that.
+        // In this value, because a handle may keep the node alive.
         self.0.tasks.abort();
         self.0.happens(Event::Ended, |_| true);
     }

@@ -1,4 +1,4 @@
-//! What a service may be, and what may become of it.
+//! States of a service and their transitions.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum State {
     Stopped,
 }
 
-/// What happens to a service.
+/// A transition of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// An attempt begins.
@@ -31,7 +31,7 @@ pub(crate) enum Event {
     Done,
     /// The service failed.
     Failed,
-    /// Somebody wants it stopped.
+    /// A stop was requested.
     Stop,
     /// Nothing of it runs any more, and nothing will.
     Ended,

@@ -1,4 +1,4 @@
-//! What a person or a metric sees of the tree.
+//! Status of the tree for people and metrics.
 
 use std::fmt;
 
@@ -6,10 +6,8 @@ use tokio::time::Instant;
 
 use crate::State;
 
-/// A service and its children at one moment. Children stand in the order of their start.
-///
-/// Three ways to a status page: [`Display`](fmt::Display) writes one line a service, [`Status::walk`]
-/// gives the services one by one, for a table, and with the feature `serde` it serializes, as a tree.
+/// A service and its children at one moment, in the order of their start. [`Display`](fmt::Display) writes one line per
+/// service, [`Status::walk`] iterates over the services, and with the feature `serde` it serializes as a tree.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -101,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_walk_meets_parents_before_their_children_in_the_order_of_their_start() {
+    async fn a_walk_visits_parents_first_in_the_order_of_start() {
         let tree = tree().await;
         let found: Vec<_> = tree.walk().map(|(depth, service)| (depth, service.path.as_str())).collect();
         assert_eq!(found, [(0, "node"), (1, "node.storage"), (2, "node.storage.etcd"), (1, "node.page")]);

@@ -24,8 +24,7 @@ pub(crate) enum Exit {
 /// The whole life of a child.
 pub(crate) type Life = Pin<Box<dyn Future<Output = Exit> + Send>>;
 
-/// What runs for the present attempt of a service. The service's own task is the only one that waits for
-/// it, and aborts it at its own end.
+/// Tasks of the current attempt of a service. Only the service's own task awaits them, and aborts them at its end.
 #[derive(Default)]
 pub(crate) struct Tasks(Mutex<Inner>);
 

@@ -20,7 +20,7 @@ struct Broken(#[source] std::fmt::Error);
 const BROKEN: Broken = Broken(std::fmt::Error);
 const LONG: Duration = Duration::from_secs(100_000);
 
-/// What happened, in order.
+/// Events, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -142,7 +142,7 @@ async fn a_panic_is_a_failure_with_its_message() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_that_nobody_asked_for_is_a_failure_and_done_is_not() {
+async fn an_end_without_done_is_a_failure() {
     let tree = tree(|cx| {
         cx.start("leaves", |_| async { Ok::<(), Infallible>(()) });
         cx.start("done", |cx| async move {
@@ -160,7 +160,7 @@ async fn an_end_that_nobody_asked_for_is_a_failure_and_done_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_started_stops_first_and_children_before_their_parent() {
+async fn services_stop_in_reverse_order_children_first() {
     let log = Log::default();
     let kept = log.clone();
     let tree = tree(move |cx| {
@@ -183,7 +183,7 @@ async fn the_last_started_stops_first_and_children_before_their_parent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_takes_the_children_along_and_the_next_attempt_has_new_ones() {
+async fn a_failure_stops_the_children_and_a_restart_has_new_ones() {
     let log = Log::default();
     let kept = log.clone();
     let tree = tree(move |cx| {
@@ -207,7 +207,7 @@ async fn a_failure_takes_the_children_along_and_the_next_attempt_has_new_ones() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_members_of_a_group_fail_together_and_others_do_not_notice() {
+async fn the_members_of_a_group_fail_together() {
     let log = Log::default();
     let kept = log.clone();
     let tree = tree(move |cx| {
@@ -386,7 +386,7 @@ async fn a_tree_that_is_dropped_before_it_ran_wakes_who_waits_for_it() {
     let tree = tree(|_| ());
     let root = tree.handle();
     drop(tree);
-    let ended = timeout(LONG, root.healthy()).await.expect("nobody says that it is over");
+    let ended = timeout(LONG, root.healthy()).await.expect("the end is reported");
     assert_eq!(ended, Err(Ended { service: "node".into() }));
     assert_eq!(root.status().attempts, 0);
 }
@@ -435,7 +435,7 @@ async fn a_done_service_goes_on_supervising() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_kept_the_context_of_a_failed_attempt_is_told_that_it_is_over() {
+async fn the_context_of_a_failed_attempt_is_cancelled() {
     let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(1);
     let _tree = tree(move |cx| {
         let sender = sender.clone();
@@ -459,7 +459,7 @@ async fn a_child_can_be_started_by_a_thread_that_is_not_the_runtimes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_that_panics_hurts_nobody() {
+async fn a_panic_of_an_observer_is_contained() {
     let tree = Supervisor::observed(
         "node",
         Settings::default(),

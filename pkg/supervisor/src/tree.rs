@@ -36,7 +36,7 @@ pub struct Change<'a> {
     pub path: &'a str,
     /// The service's own name.
     pub name: &'a str,
-    /// What it is now.
+    /// Its state.
     pub state: State,
     /// How often it was started.
     pub attempts: u32,
@@ -47,7 +47,7 @@ pub struct Change<'a> {
 /// An aborted task ends at its next `.await`. One that has none is left behind after this.
 pub(crate) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What the services of one tree share.
+/// Shared by the services of one tree.
 pub(crate) struct Tree {
     /// Set once, before anything runs. Weak, since the root has this.
     pub(crate) root: OnceLock<Weak<Node>>,
@@ -69,10 +69,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the root service, which starts the others.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
+    /// Starts the root service, which starts the others. Panics outside a tokio runtime.
     pub fn start<F, Fut, E>(name: impl Into<String>, settings: Settings, service: F) -> Self
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -82,10 +79,7 @@ impl Supervisor {
         Self::observed(name, settings, |_| {}, service)
     }
 
-    /// The same, with an observer of every change of state. It must not block.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
+    /// Like [`Self::start`], with an observer of all changes of state, which must not block.
     pub fn observed<O, F, Fut, E>(name: impl Into<String>, settings: Settings, observer: O, service: F) -> Self
     where
         O: Fn(&Change<'_>) + Send + Sync + 'static,
@@ -122,12 +116,11 @@ impl Supervisor {
         self.root.status()
     }
 
-    /// Stops every service, the last started first. What is left after `deadline` is aborted, in the same
-    /// order, and gone when this returns: all but a service that blocks its thread (see the crate's
-    /// documentation).
+    /// Stops every service, the last started first. The rest is aborted after `deadline`, in the same order, and has ended when this
+    /// returns, except for a service that blocks its thread (see the crate's documentation).
     ///
     /// # Errors
-    /// [`Overdue`] names what had to be aborted because `deadline` passed.
+    /// [`Overdue`] names the services that were aborted after `deadline`.
     pub async fn stop(self, deadline: Duration) -> Result<(), Overdue> {
         if timeout(deadline, self.root.stop()).await.is_ok() {
             return Ok(());

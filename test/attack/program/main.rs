@@ -1,7 +1,6 @@
-//! Runs attacks in a pod.
-//!
-//! `program VOLUME LIMIT DEVICE LAYER MARK FOREIGN TURNS` writes MARK to the device, runs all attacks that are for its user,
-//! prints `attacks: done`, and is a tenant for TURNS turns of half a second then, which looks for FOREIGN in its device.
+//! Runs attacks in a pod: `program VOLUME LIMIT DEVICE LAYER MARK FOREIGN TURNS` writes MARK to the device, runs all
+//! attacks of its user, prints `attacks: done`, and then acts as a tenant for TURNS turns of half a second, searching
+//! its device for FOREIGN.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]

@@ -73,8 +73,8 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Runs the selected attacks that are for this process's user, each in a child, and writes one line for each:
-/// `NAME: succeeded`, `NAME: denied EPERM`, `NAME: unexpected: ...`.
+/// Runs the selected attacks of this process's user, each in a child, and prints `NAME: succeeded`, `denied EPERM` or
+/// `unexpected: ...` for each.
 pub fn run(target: &Target<'_>, selected: impl Fn(&Attack) -> bool, output: File) {
     let uid = sys::user();
     for attack in ATTACKS.iter().filter(|attack| attack.by.includes(uid) && selected(attack)) {

@@ -1,11 +1,9 @@
 //! Attacks of a pod on the node and on other tenants, as functions over system calls.
 //!
-//! [`ATTACKS`] is the one list of them. The program `//test/attack:program` runs it in a pod of the booted node, where every
-//! attack must fail; `//test/attack:control_ktest` runs it on a kernel without the protections, where every attack must
-//! succeed. [`Tenant`] is the pod that outlives its claims.
-//!
-//! The crate uses neither the standard library nor a C library, so that the program fits into a ConfigMap. It closes few
-//! descriptors: each attack runs in a process of its own.
+//! `//test/attack:program` runs the list [`ATTACKS`] in a pod of the booted node, where every attack must fail, and
+//! `//test/attack:control_ktest` on a kernel without the protections, where every attack must succeed. [`Tenant`] is
+//! the pod that outlives its claims. The crate uses neither the standard library nor a C library, so that the program
+//! fits into a ConfigMap. It leaks descriptors: each attack runs in a process of its own.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 

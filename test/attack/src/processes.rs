@@ -16,8 +16,8 @@ pub const BOMB_END: &CStr = c"fork-bomb-end";
 const PAUSE: u32 = 10;
 const ATTEMPTS: u32 = 60_000;
 
-/// Starts more processes than a pod may have. At the limit it goes on to start processes until [`BOMB_END`] exists, so that the
-/// node can be observed meanwhile.
+/// Starts more processes than a pod may have. At the limit it continues until [`BOMB_END`] exists, for observation of
+/// the node.
 pub(crate) fn fork_bomb(target: &Target<'_>, _: &mut Page) -> Result<(), Failure> {
     let mut children = [None; MANY];
     let filled = fill(&mut children);

@@ -41,8 +41,8 @@ pub(crate) fn read(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> 
     limits(target, page).map(drop)
 }
 
-/// `Q_XSETQLIM` by quotactl(2), with the limits that the project has: success changes nothing. The attacker creates the node
-/// of the disk, which it need not open.
+/// `Q_XSETQLIM` by quotactl(2) with the current limits: success changes nothing. The node of the disk need not be
+/// opened.
 pub(crate) fn set_by_device(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     const SPECIAL: &CStr = c"data-disk";
     let (layer, _) = device::make_data_disk(target, page, SPECIAL)?;
@@ -71,8 +71,7 @@ pub(crate) fn switch(target: &Target<'_>, page: &mut Page, to: u32) -> Result<()
     sys::quotactl_fd(volume, command(to), 0, page).map(drop).map_err(Failure::Denied)
 }
 
-/// `quotactl(Q_SYNC, NULL)`, which stays possible. The hook gets a null pointer for the file system; a program that reads it
-/// crashes the kernel.
+/// `quotactl(Q_SYNC, NULL)`, which stays possible. A hook that read its null pointer would crash the kernel.
 pub(crate) fn sync_all(_: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     sys::quotactl(Way::Native, command(Q_SYNC), None, 0, page).map(drop).map_err(Failure::Denied)
 }

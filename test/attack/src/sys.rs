@@ -292,8 +292,7 @@ pub(crate) fn file_setattr(directory: File, name: &CStr, page: &Page, size: usiz
     }
 }
 
-/// bpf(2) with a `union bpf_attr` of `size` bytes at the start of the page. The attributes of the commands that this crate
-/// uses have no pointers.
+/// bpf(2) with a `union bpf_attr` of `size` bytes at the start of the page, without pointers.
 pub(crate) fn bpf(command: u32, page: &mut Page, size: usize) -> Result<usize, Errno> {
     let size = size.min(PAGE);
     // SAFETY: the kernel reads and writes at most `size` bytes of the page, which is borrowed until the call returns.
@@ -394,8 +393,7 @@ pub(crate) fn user() -> usize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process(usize);
 
-/// fork(2): `None` in the child. The child has copies of this thread and of the memory; this crate takes no locks and has no
-/// allocator that another thread could hold.
+/// fork(2): `None` in the child. This crate has no lock or allocator that another thread could hold.
 pub(crate) fn fork() -> Result<Option<Process>, Errno> {
     let child = plain(number::FORK, [0; 6])?;
     Ok((child != 0).then_some(Process(child)))

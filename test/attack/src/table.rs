@@ -1,6 +1,4 @@
-//! The list of attacks.
-//!
-//! Their order matters for the control, in which they succeed: what they change for good comes last.
+//! The list of attacks. Those with a lasting effect come last, for the control, in which they succeed.
 
 use crate::attack::{Attack, By, Call};
 use crate::errno::Errno;
@@ -183,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_attack_has_its_own_name_of_letters_digits_and_underscores() {
+    fn names_of_attacks_are_unique_and_valid() {
         for (at, attack) in ATTACKS.iter().enumerate() {
             let is_name = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             assert!(attack.name.chars().all(is_name), "{}", attack.name);

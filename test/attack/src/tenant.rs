@@ -14,8 +14,8 @@ const OWN: usize = 0;
 const INTRUSION: usize = 1 << 20;
 const FILES: u32 = 20;
 
-/// A tenant that keeps using its device and its directory. It detaches the device again and again, and keeps a descriptor
-/// of what may be the next tenant's device by then.
+/// A tenant that uses its device and directory, detaches the device again and again, and keeps its descriptor, which
+/// may be that of the next tenant's device by then.
 #[derive(Debug)]
 pub struct Tenant<'a> {
     target: Target<'a>,
@@ -127,7 +127,7 @@ mod tests {
 
     /// A device that cannot be read counted as one without foreign bytes.
     #[test]
-    fn a_device_that_cannot_be_read_is_not_one_without_foreign_bytes() {
+    fn an_unreadable_device_is_not_reported_as_clean() {
         let turn = |foreign| {
             let mut line = Text::<128>::new();
             write!(line, "{}", Turn { number: 7, foreign, created: Ok(20) }).unwrap();

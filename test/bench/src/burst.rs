@@ -14,12 +14,11 @@ pub enum Way {
     Ours,
     /// Claims one after the other: one worker takes them from a queue.
     OneWorker,
-    /// As the node does, with a client that may make 5 requests a second, and 10 at once: the defaults of
-    /// external-provisioner.
+    /// As the node does, with the client limits of external-provisioner: 5 requests per second, 10 at once.
     LimitedClient,
     /// Volumes as the node makes them, several at once, without an API server.
     Disk,
-    /// Volumes one after the other, each with a walk over all quotas for an ID that nobody has.
+    /// Volumes one after the other, each with a walk over all quotas for a free ID.
     DiskWithWalk,
 }
 
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_figure() {
+    fn no_samples_give_no_figure() {
         assert_eq!(Burst::new(&[]), Burst { runs: 0, figures: vec![] });
     }
 }

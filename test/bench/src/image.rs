@@ -11,25 +11,25 @@ use crate::table::{Table, number};
 /// A file of the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// What it is.
+    /// Its kind.
     pub name: String,
-    /// What it takes on a disk, in bytes.
+    /// Its size on a disk, in bytes.
     pub bytes: u64,
 }
 
 /// One boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BootSample {
-    /// What became ready, and when: milliseconds since QEMU started the guest, in order.
+    /// Stages in order, and when each became ready: milliseconds since QEMU started the guest.
     pub stages: Vec<(String, u64)>,
-    /// What the node's program needs, by the number of volumes: its proportional share (PSS), in bytes.
+    /// Memory (PSS) of the node's program in bytes, by the number of volumes.
     pub memory: BTreeMap<u32, u64>,
 }
 
 /// Figures of all boots.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ImageReport {
-    /// What executed the guest: times of an emulated one tell about the emulation.
+    /// The accelerator: times of an emulated guest depend on the emulation.
     pub accelerator: String,
     /// How many boots there were.
     pub boots: usize,
@@ -50,7 +50,7 @@ pub struct StageFigure {
     pub seconds: Spread,
 }
 
-/// What the node's program needs.
+/// Memory of the node's program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryFigure {
     /// How many volumes the node had.
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_a_boot_did_not_have_is_no_figure() {
+    fn a_stage_without_samples_gives_no_figure() {
         let mut other = boot(1, 1);
         other.stages.remove(0);
         let report = ImageReport::new(String::new(), vec![], &[boot(1, 1), other]);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn no_boot_is_no_figure() {
+    fn no_boot_gives_no_figure() {
         let report = ImageReport::new(String::new(), vec![], &[]);
         assert!(report.stages.is_empty() && report.memory.is_empty());
     }

@@ -1,7 +1,5 @@
-//! What the benchmarks count, and what becomes of the counts: samples come from a guest, figures with
-//! their spread, slopes and ratios go to people (a table) and to programs (JSON).
-//!
-//! Nothing here waits for anything: the programs below `bin` measure and print.
+//! Evaluation of the benchmarks: samples of a guest become figures with their spread, slopes and ratios, as a table and
+//! as JSON. The programs below `bin` measure and print.
 #![forbid(unsafe_code)]
 
 mod burst;
@@ -17,6 +15,6 @@ pub use burst::{Burst, BurstFigure, BurstSample, Way};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, StageFigure};
 pub use mesh::{MeshFigure, MeshReport};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
-pub use report::{Count, Figure, Missing, Ratio, Report, Violation};
+pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};
 pub use sample::{Sample, Word, is_housekeeping};
 pub use statistics::{Spread, slope};

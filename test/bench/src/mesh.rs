@@ -15,7 +15,7 @@ const SIZES: [u32; 3] = [10, 100, 1000];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshReport {
     pub figures: Vec<MeshFigure>,
-    /// Those that are not as promised.
+    /// Figures that exceed a limit.
     pub violations: Vec<String>,
 }
 
@@ -26,8 +26,8 @@ pub struct MeshFigure {
     pub messages: usize,
     pub bytes: usize,
     pub largest: usize,
-    /// What it would cost to give the kernel all peers anew.
-    pub anew: usize,
+    /// Bytes if the kernel got all peers again.
+    pub again: usize,
 }
 
 const START: &str = "start: all are added";
@@ -38,7 +38,7 @@ impl MeshReport {
     pub fn new() -> Self {
         let figures: Vec<_> = SIZES.into_iter().flat_map(figures).collect();
         let violations =
-            figures.iter().filter(|figure| !figure.is_as_promised(&figures)).map(MeshFigure::named).collect();
+            figures.iter().filter(|figure| !figure.is_within_limits(&figures)).map(MeshFigure::named).collect();
         Self { figures, violations }
     }
 }
@@ -50,9 +50,8 @@ impl Default for MeshReport {
 }
 
 impl MeshFigure {
-    /// A change of one node costs one message of the same size however many nodes there are, none costs none, and all
-    /// nodes are a few messages.
-    fn is_as_promised(&self, all: &[Self]) -> bool {
+    /// One message of constant size for a change of one node, none for no change, and a few messages for all nodes.
+    fn is_within_limits(&self, all: &[Self]) -> bool {
         match self.change {
             START => self.messages <= 4,
             NOTHING => self.messages == 0,
@@ -62,7 +61,7 @@ impl MeshFigure {
 
     fn named(&self) -> String {
         let Self { change, nodes, messages, bytes, .. } = self;
-        format!("{change}, {nodes} nodes: {messages} messages of {bytes} bytes are not as promised")
+        format!("{change}, {nodes} nodes: {messages} messages of {bytes} bytes exceed the limit")
     }
 }
 
@@ -74,10 +73,10 @@ fn figures(nodes: u32) -> Vec<MeshFigure> {
     moved.insert(key(1), Peer { endpoint: Some(SocketAddr::from(([198, 51, 100, 1], PORT))), ..peer(1) });
     let mut rotated = less.clone();
     rotated.insert(key(nodes + 1), peer(1));
-    let anew = cost(&diff(&Peers::new(), &all)).bytes;
+    let again = cost(&diff(&Peers::new(), &all)).bytes;
     let figure = |change, have: &Peers, want: &Peers| {
         let Cost { messages, bytes, largest } = cost(&diff(have, want));
-        MeshFigure { change, nodes, messages, bytes, largest, anew }
+        MeshFigure { change, nodes, messages, bytes, largest, again }
     };
     vec![
         figure(START, &Peers::new(), &all),
@@ -104,15 +103,16 @@ fn peer(number: u32) -> Peer {
 impl fmt::Display for MeshReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Netlink messages of one node's mesh, and their bytes\n")?;
-        let heads = ["change", "other nodes", "messages", "bytes", "largest", "bytes of all anew"].map(String::from);
+        let heads = ["change", "other nodes", "messages", "bytes", "largest", "bytes of all again"].map(String::from);
         let rows = self.figures.iter().map(|figure| {
-            let numbers = [figure.messages, figure.bytes, figure.largest, figure.anew].map(|number| number.to_string());
+            let numbers =
+                [figure.messages, figure.bytes, figure.largest, figure.again].map(|number| number.to_string());
             [figure.change.to_owned(), figure.nodes.to_string()].into_iter().chain(numbers).collect()
         });
         writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
         match self.violations.len() {
-            0 => writeln!(f, "\nAll are as promised."),
-            broken => writeln!(f, "\nNOT as promised: {broken} of them."),
+            0 => writeln!(f, "\nAll are within their limits."),
+            broken => writeln!(f, "\n{broken} of them EXCEED their limits."),
         }
     }
 }
@@ -127,16 +127,16 @@ mod tests {
         assert_eq!(report.violations, Vec::<String>::new());
         assert_eq!(report.figures.len(), 18);
         let shown = report.to_string();
-        assert!(shown.ends_with("All are as promised.\n"), "{shown}");
+        assert!(shown.ends_with("All are within their limits.\n"), "{shown}");
     }
 
     #[test]
-    fn what_is_not_as_promised_is_named() {
-        let figure = MeshFigure { change: "a node goes", nodes: 10, messages: 2, bytes: 9, largest: 5, anew: 9 };
-        assert!(!figure.is_as_promised(std::slice::from_ref(&figure)));
-        assert_eq!(figure.named(), "a node goes, 10 nodes: 2 messages of 9 bytes are not as promised");
+    fn a_figure_that_exceeds_a_limit_is_named() {
+        let figure = MeshFigure { change: "a node goes", nodes: 10, messages: 2, bytes: 9, largest: 5, again: 9 };
+        assert!(!figure.is_within_limits(std::slice::from_ref(&figure)));
+        assert_eq!(figure.named(), "a node goes, 10 nodes: 2 messages of 9 bytes exceed the limit");
         let larger = MeshFigure { messages: 1, nodes: 100, ..figure.clone() };
         let smaller = MeshFigure { messages: 1, bytes: 8, ..figure };
-        assert!(!larger.is_as_promised(&[larger.clone(), smaller]));
+        assert!(!larger.is_within_limits(&[larger.clone(), smaller]));
     }
 }

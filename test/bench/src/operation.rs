@@ -45,7 +45,7 @@ operations! {
     Fsquota {
         /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
         Next "next" "Allocator::next, one of 32",
-        /// What `Next` is compared with: a walk over all quotas for the first ID that nobody has.
+        /// The baseline of `Next`: a walk over all quotas for the first free ID.
         WalkForId "walk-for-id" "(baseline: walk for an ID)",
         /// `fsquota::set` on an empty directory without a project.
         SetFirst "set-first" "set, first time",
@@ -55,7 +55,7 @@ operations! {
         Assign "assign" "assign",
         /// `fsquota::get`.
         Get "get" "get",
-        /// `fsquota::quota`: limits and usage of an ID that the caller knows.
+        /// `fsquota::quota`: limits and usage of a given ID.
         Quota "quota" "quota, ID known",
         /// `fsquota::report`, to its end.
         Report "report" "report, all projects",
@@ -126,7 +126,7 @@ pub enum Subject {
     Loopdev,
 }
 
-/// What the contract promises of an operation's file system calls.
+/// Limits of an operation's file system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Expected {
     /// How many more there are for each thing that exists already; `None`: only shown.
@@ -136,8 +136,7 @@ pub struct Expected {
 }
 
 impl Operation {
-    /// How often it is called in one measured region. What happens once in several calls is then
-    /// shared by all of them.
+    /// How often it is called in one measured region. They share the work that happens once in several calls.
     pub const fn calls(self) -> u32 {
         match self {
             // A batch of the allocator.
@@ -212,7 +211,7 @@ impl fmt::Display for Operation {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no operation")]
+#[error("{0:?} is not an operation")]
 pub struct UnknownOperation(String);
 
 impl FromStr for Operation {

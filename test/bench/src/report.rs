@@ -15,7 +15,7 @@ pub struct Report {
     pub runs: u32,
     pub figures: Vec<Figure>,
     pub ratios: Vec<Ratio>,
-    /// What does not hold of what is promised.
+    /// Limits that do not hold.
     pub violations: Vec<Violation>,
 }
 
@@ -29,7 +29,7 @@ pub struct Figure {
     pub expected: Expected,
 }
 
-/// What a call costs when so many things exist.
+/// Cost of a call when so many things exist.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Count {
     pub present: u32,
@@ -51,20 +51,20 @@ pub struct Ratio {
     pub ratio: f64,
 }
 
-/// Something promised that does not hold.
+/// A limit that does not hold.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "violation")]
 pub enum Violation {
-    #[error("{operation} makes {found} more system calls for each of the {things} that exist; promised are {promised}")]
-    Slope { operation: Operation, things: &'static str, promised: u32, found: f64 },
-    #[error("{operation} makes {found} system calls with {present} {things}; promised are at most {promised}")]
-    TooMany { operation: Operation, present: u32, things: &'static str, promised: u32, found: f64 },
-    #[error("{operation} makes {found} flushes with {present} {things}; promised are at most {promised}")]
+    #[error("{operation} makes {found} more system calls for each of the {things} that exist; the limit is {limit}")]
+    Slope { operation: Operation, things: &'static str, limit: u32, found: f64 },
+    #[error("{operation} makes {found} system calls with {present} {things}; the limit is {limit}")]
+    TooMany { operation: Operation, present: u32, things: &'static str, limit: u32, found: f64 },
+    #[error("{operation} makes {found} flushes with {present} {things}; the limit is {limit}")]
     TooManyFlushes {
         operation: Operation,
         present: u32,
         things: &'static str,
-        promised: u32,
+        limit: u32,
         /// The median: a flush now and then is the kernel's own.
         found: f64,
     },
@@ -72,14 +72,14 @@ pub enum Violation {
 
 /// Samples without which there is no report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the guest told no run of {operation} with {present} {}", operation.subject().things())]
-pub struct Missing {
+#[error("the guest sent no run of {operation} with {present} {}", operation.subject().things())]
+pub struct MissingSample {
     operation: Operation,
     present: u32,
 }
 
 impl Report {
-    pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, Missing> {
+    pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, MissingSample> {
         let figures: Vec<Figure> =
             Operation::ALL.iter().map(|&operation| figure(operation, samples)).collect::<Result<_, _>>()?;
         let runs: BTreeSet<u32> = samples.iter().map(|sample| sample.run).collect();
@@ -93,7 +93,7 @@ impl Report {
     }
 }
 
-fn figure(operation: Operation, samples: &[Sample]) -> Result<Figure, Missing> {
+fn figure(operation: Operation, samples: &[Sample]) -> Result<Figure, MissingSample> {
     let subject = operation.subject();
     let populations = subject.populations();
     let [few, many] = populations;
@@ -102,12 +102,12 @@ fn figure(operation: Operation, samples: &[Sample]) -> Result<Figure, Missing> {
     Ok(Figure { subject, operation, slope: slope(populations, medians), counts, expected: operation.expected() })
 }
 
-fn count(operation: Operation, present: u32, samples: &[Sample]) -> Result<Count, Missing> {
+fn count(operation: Operation, present: u32, samples: &[Sample]) -> Result<Count, MissingSample> {
     let of_this = |sample: &&Sample| sample.operation == operation && sample.present == present;
     let samples: Vec<&Sample> = samples.iter().filter(of_this).collect();
     let spread = |count: &dyn Fn(&Sample) -> u64| {
         let counts = samples.iter().map(|sample| count(sample));
-        Spread::of(counts, operation.calls()).ok_or(Missing { operation, present })
+        Spread::of(counts, operation.calls()).ok_or(MissingSample { operation, present })
     };
     let names: BTreeSet<&String> = samples.iter().flat_map(|sample| sample.syscalls.keys()).collect();
     let by_name = names.into_iter().map(|name| {
@@ -142,25 +142,25 @@ fn ratios(figures: &[Figure]) -> Vec<Ratio> {
 
 fn violations(figure: &Figure) -> Vec<Violation> {
     let (operation, things) = (figure.operation, figure.subject.things());
-    let slope = figure.expected.slope.filter(|promised| (figure.slope - f64::from(*promised)).abs() > f64::EPSILON);
-    let slope = slope.map(|promised| Violation::Slope { operation, things, promised, found: figure.slope });
-    let too_many = figure.expected.at_most.into_iter().flat_map(|promised| {
-        let over = figure.counts.iter().filter(move |count| count.syscalls.max > f64::from(promised));
+    let slope = figure.expected.slope.filter(|limit| (figure.slope - f64::from(*limit)).abs() > f64::EPSILON);
+    let slope = slope.map(|limit| Violation::Slope { operation, things, limit, found: figure.slope });
+    let too_many = figure.expected.at_most.into_iter().flat_map(|limit| {
+        let over = figure.counts.iter().filter(move |count| count.syscalls.max > f64::from(limit));
         over.map(move |count| Violation::TooMany {
             operation,
             present: count.present,
             things,
-            promised,
+            limit,
             found: count.syscalls.max,
         })
     });
-    let flushes = figure.expected.flushes.into_iter().flat_map(|promised| {
-        let over = figure.counts.iter().filter(move |count| count.flushes.median > f64::from(promised));
+    let flushes = figure.expected.flushes.into_iter().flat_map(|limit| {
+        let over = figure.counts.iter().filter(move |count| count.flushes.median > f64::from(limit));
         over.map(move |count| Violation::TooManyFlushes {
             operation,
             present: count.present,
             things,
-            promised,
+            limit,
             found: count.flushes.median,
         })
     });
@@ -187,7 +187,7 @@ mod tests {
         samples
     }
 
-    fn promised(operation: Operation, present: u32) -> u64 {
+    fn limit(operation: Operation, present: u32) -> u64 {
         let slope = operation.expected().slope.unwrap_or(1);
         2 + u64::from(slope * present)
     }
@@ -197,48 +197,48 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_its_promises_violates_nothing() {
-        let report = report(promised);
+    fn figures_within_the_limits_violate_nothing() {
+        let report = report(limit);
         assert_eq!(report.violations, vec![]);
         assert_eq!((report.runs, report.figures.len()), (3, Operation::ALL.len()));
     }
 
     #[test]
-    fn one_more_system_call_among_a_thousand_projects_is_a_violation() {
+    fn one_more_system_call_per_thousand_projects_is_a_violation() {
         let more =
-            |operation, present| promised(operation, present) + u64::from(operation == Operation::Get && present > 0);
+            |operation, present| limit(operation, present) + u64::from(operation == Operation::Get && present > 0);
         let found = report(more).violations;
-        let slope = Violation::Slope { operation: Operation::Get, things: "projects", promised: 0, found: 0.001 };
+        let slope = Violation::Slope { operation: Operation::Get, things: "projects", limit: 0, found: 0.001 };
         assert_eq!(found, vec![slope]);
         assert_eq!(
             found[0].to_string(),
-            "get makes 0.001 more system calls for each of the projects that exist; promised are 0"
+            "get makes 0.001 more system calls for each of the projects that exist; the limit is 0"
         );
     }
 
     #[test]
     fn a_report_that_leaves_projects_out_is_a_violation() {
-        let less = |operation, present| if operation == Operation::Report { 2 } else { promised(operation, present) };
-        let slope = Violation::Slope { operation: Operation::Report, things: "projects", promised: 1, found: 0.0 };
+        let less = |operation, present| if operation == Operation::Report { 2 } else { limit(operation, present) };
+        let slope = Violation::Slope { operation: Operation::Report, things: "projects", limit: 1, found: 0.0 };
         assert_eq!(report(less).violations, vec![slope]);
     }
 
     #[test]
-    fn more_calls_than_promised_are_a_violation_wherever_they_are_counted() {
-        let many = |operation, present| if operation == Operation::Quota { 4 } else { promised(operation, present) };
+    fn too_many_calls_are_a_violation_at_each_population() {
+        let many = |operation, present| if operation == Operation::Quota { 4 } else { limit(operation, present) };
         let too_many = |present| Violation::TooMany {
             operation: Operation::Quota,
             present,
             things: "projects",
-            promised: 3,
+            limit: 3,
             found: 4.0,
         };
         assert_eq!(report(many).violations, vec![too_many(0), too_many(1000)]);
     }
 
     #[test]
-    fn housekeeping_is_told_apart() {
-        let report = report(promised);
+    fn housekeeping_is_counted_separately() {
+        let report = report(limit);
         let count = &report.figures.iter().find(|figure| figure.operation == Operation::Get).unwrap().counts[0];
         assert_eq!((count.syscalls.median, count.housekeeping.median), (2.0, 1.0));
         assert_eq!(count.by_name, BTreeMap::from([("brk".into(), 1.0), ("ioctl".into(), 2.0)]));
@@ -249,7 +249,7 @@ mod tests {
         let report = report(|operation, present| match operation {
             Operation::WalkForId => 3 + u64::from(present),
             Operation::Next => 32,
-            _ => promised(operation, present),
+            _ => limit(operation, present),
         });
         let ratios: Vec<_> = report.ratios.iter().map(|ratio| (ratio.present, ratio.ratio)).collect();
         assert_eq!(ratios, [(0, 3.0), (0, 5.0 / 3.0), (1000, 1003.0), (1000, 335.0)]);
@@ -257,16 +257,16 @@ mod tests {
 
     #[test]
     fn an_operation_that_was_not_measured_is_named() {
-        let mut samples = samples(1, promised);
+        let mut samples = samples(1, limit);
         samples.retain(|sample| sample.operation != Operation::Detach || sample.present == 0);
         let missing = Report::new(String::new(), &samples).unwrap_err();
-        assert_eq!(missing.to_string(), "the guest told no run of detach with 100 devices");
+        assert_eq!(missing.to_string(), "the guest sent no run of detach with 100 devices");
     }
 
     proptest! {
         #[test]
         fn the_order_of_samples_does_not_matter(costs in prop::collection::vec(1_u64..100, 5), turn: usize) {
-            let mut samples = samples(5, promised);
+            let mut samples = samples(5, limit);
             for (sample, cost) in samples.iter_mut().zip(costs.iter().cycle()) {
                 sample.flushes = *cost;
             }

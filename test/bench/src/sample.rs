@@ -1,4 +1,4 @@
-//! [`Sample`]: one measured region, as the guest tells it.
+//! [`Sample`]: one measured region, as the guest sends it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::Operation;
 
-/// What the guest tells: JSON, one word a line.
+/// A message of the guest: JSON, one per line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
@@ -22,7 +22,7 @@ pub struct Sample {
     pub present: u32,
     /// The round of measurements, from 1 on.
     pub run: u32,
-    /// How often each system call was made, by name.
+    /// Number of calls of each system call, by name.
     pub syscalls: BTreeMap<String, u64>,
     pub flushes: u64,
 }
@@ -42,8 +42,7 @@ impl Sample {
     }
 }
 
-/// Whether a system call is about the process itself, its memory, locks, signals and number: nothing
-/// on a disk is looked at or changed. A name that is not known here counts as work.
+/// Whether a system call only concerns the process itself: memory, locks, signals, IDs. Unknown names count as work.
 pub fn is_housekeeping(syscall: &str) -> bool {
     matches!(
         syscall,

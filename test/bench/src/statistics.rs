@@ -32,7 +32,7 @@ impl Spread {
     }
 }
 
-/// What one thing more costs, from what `few` and `many` things cost.
+/// Cost of one more thing, from the costs of `few` and `many`.
 pub fn slope([few, many]: [u32; 2], [at_few, at_many]: [f64; 2]) -> f64 {
     if few == many { 0.0 } else { (at_many - at_few) / (f64::from(many) - f64::from(few)) }
 }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_even_number_of_runs_lies_between_the_middle_ones() {
+    fn the_median_of_an_even_number_is_the_middle_of_two() {
         assert_eq!(Spread::of([4, 1, 2, 9], 1), Some(Spread { median: 3.0, min: 1.0, max: 9.0 }));
         assert_eq!(Spread::of([], 1), None);
     }

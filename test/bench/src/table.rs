@@ -22,8 +22,8 @@ impl fmt::Display for Report {
         writeln!(f, "\n{}", names(&self.figures))?;
         writeln!(f, "\n{}", ratios(self))?;
         match self.violations.len() {
-            0 => writeln!(f, "\nAll slopes and limits are as promised."),
-            broken => writeln!(f, "\nNOT as promised: {broken} of the slopes and limits."),
+            0 => writeln!(f, "\nAll slopes and limits hold."),
+            broken => writeln!(f, "\n{broken} of the slopes and limits do NOT hold."),
         }
     }
 }
@@ -36,7 +36,7 @@ fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Ta
         format!("{few} {things}"),
         format!("{many} {things}"),
         "slope".into(),
-        "promised".into(),
+        "limit".into(),
         format!("flushes at {few}"),
         format!("at {many}"),
     ];
@@ -47,7 +47,7 @@ fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Ta
             spread(&few.syscalls),
             spread(&many.syscalls),
             number(figure.slope),
-            promise(figure),
+            limits(figure),
             spread(&few.flushes),
             spread(&many.flushes),
         ]
@@ -55,22 +55,22 @@ fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Ta
     Table::new(heads.into(), rows.collect())
 }
 
-fn promise(figure: &Figure) -> String {
+fn limits(figure: &Figure) -> String {
     let Expected { slope, at_most, flushes } = figure.expected;
-    let promises = [
+    let limits = [
         slope.map(|slope| format!("slope {slope}")),
         at_most.map(|limit| format!("≤ {limit}")),
         flushes.map(|limit| format!("≤ {limit} flushes")),
     ];
-    let promises: Vec<_> = promises.into_iter().flatten().collect();
-    if promises.is_empty() { "–".into() } else { promises.join(", ") }
+    let limits: Vec<_> = limits.into_iter().flatten().collect();
+    if limits.is_empty() { "–".into() } else { limits.join(", ") }
 }
 
 fn names(figures: &[Figure]) -> Table {
     let rows = figures.iter().map(|figure| {
         let [few, many] = &figure.counts;
         let title = format!("{}: {}", figure.subject, figure.operation.title());
-        // Where they differ in number, the shorter list tells which they are.
+        // Where they differ in number, the shorter list names them.
         let calls = figure.operation.calls();
         let names = list(if figure.slope > 0.0 { few } else { many }, calls);
         vec![title, if calls == 1 { names } else { format!("in {calls} calls: {names}") }]
@@ -109,15 +109,14 @@ fn spread(spread: &Spread) -> String {
     }
 }
 
-/// With as few decimals as tell it, at most three.
+/// With as few decimals as needed, at most three.
 pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// Columns as wide as their widest cell; the first one is text, the others are numbers unless they
-/// are the last of two.
+/// Columns as wide as their widest cell: text first, then numbers, except for the last of two.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }

@@ -1,4 +1,4 @@
-//! What the benchmark promises holds in every test run, not only where somebody reads the table.
+//! The limits of the benchmark hold in every test run.
 
 use std::env;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ fn program(variable: &str) -> PathBuf {
 }
 
 #[test]
-fn slopes_and_limits_of_storage_are_as_promised() {
+fn slopes_and_limits_of_storage_hold() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
         .args(["burst", "kernel", "initramfs", "system", "cmdline"].map(|unused| format!("--{unused}=none")))

@@ -1,4 +1,4 @@
-//! Requests to the browser and its answers, messages in JSON that end with a zero byte:
+//! The DevTools protocol, JSON messages that end with a zero byte:
 //! <https://chromedevtools.github.io/devtools-protocol/>.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};

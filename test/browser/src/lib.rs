@@ -1,11 +1,11 @@
 //! The node's status page in a browser: a headless Chromium shows it and reports the visible content.
 //!
 //! ```no_run
-//! use browser::{Browser, Files, Screen, Served, Tab};
+//! use browser::{Browser, Files, Screen, FakeServer, Tab};
 //! use status::sample;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let served = Served::start(sample::example())?;
+//! let served = FakeServer::start(sample::example())?;
 //! let mut browser = Browser::start(&Files::from_target()?)?;
 //! let mut tab = Tab::open(&mut browser)?;
 //! tab.be(Screen::DESK)?;
@@ -31,6 +31,6 @@ pub use browser::{Browser, Files};
 pub use colour::Colour;
 pub use connection::Error;
 pub use look::{Header, Look, Text};
-pub use node::Served;
+pub use node::FakeServer;
 pub use picture::Picture;
 pub use tab::{Landmark, Media, Scheme, Screen, Tab};

@@ -26,12 +26,12 @@ impl Source for FakeNode {
     }
 }
 
-pub struct Served {
+pub struct FakeServer {
     address: SocketAddr,
     _runtime: Runtime,
 }
 
-impl Served {
+impl FakeServer {
     pub fn start(page: Page) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;

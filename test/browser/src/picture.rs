@@ -1,7 +1,5 @@
-//! The documentation's picture: a PNG that names the page which it was made of.
-//!
-//! Its pixels cannot be compared, since rounding differs between machines. So the picture carries a checksum of the page's
-//! HTML, which has the style in it: a page that was changed has another one.
+//! The documentation's picture: a PNG with a checksum of the page's HTML, styles included, by which a test notices that
+//! the page has changed. Pixels cannot be compared: rounding differs between machines.
 
 /// The signature of a PNG, PNG specification, 5.2.
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::{env, fs};
 
-use browser::{Browser, Files, Landmark, Look, Media, Picture, Screen, Served, Tab};
+use browser::{Browser, FakeServer, Files, Landmark, Look, Media, Picture, Screen, Tab};
 use status::{Page, sample};
 
 const PAGE: &str = "/statusz";
@@ -21,8 +21,8 @@ fn smallest(media: Media) -> f64 {
 }
 
 /// Runs a test with the page of a node in a new browser.
-fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &Served) -> T) -> T {
-    let served = Served::start(page).unwrap();
+fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &FakeServer) -> T) -> T {
+    let served = FakeServer::start(page).unwrap();
     let mut browser = Browser::start(&Files::from_target().unwrap()).unwrap();
     let mut tab = Tab::open(&mut browser).unwrap();
     tab.be(screen).unwrap();
@@ -108,7 +108,7 @@ fn a_node_that_cannot_read_its_disk_is_readable_everywhere() {
 }
 
 #[test]
-fn hundreds_of_volumes_and_names_without_end_are_readable_everywhere() {
+fn hundreds_of_volumes_and_long_names_are_readable() {
     every_screen_shows(sample::full());
 }
 

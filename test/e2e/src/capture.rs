@@ -1,4 +1,4 @@
-//! What was on the wire, as QEMU's `filter-dump` writes it: a pcap file of Ethernet frames.
+//! Frames on the wire, a pcap file of QEMU's `filter-dump`.
 
 use etherparse::err::packet::SliceError;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -11,14 +11,13 @@ use std::path::{Path, PathBuf};
 pub enum CaptureError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{path} is no capture of Ethernet frames by a machine of this kind")]
+    #[error("{path} is not a capture of Ethernet frames by a machine of this kind")]
     Form { path: PathBuf },
     #[error("{path} has a frame that cannot be read")]
     Frame { path: PathBuf, source: SliceError },
 }
 
-/// Of microseconds, as a machine with this order of bytes writes it; then the version and other numbers, and at the end
-/// of the head the kind of link.
+/// pcap with microseconds in the machine's byte order. Version and other numbers follow, then the link type.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const HEAD: usize = 24;
 const LINK: usize = 20;
@@ -149,11 +148,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_capture_is_named() {
+    fn an_invalid_capture_is_named() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("capture.pcap");
         fs::write(&path, "no capture, and long enough for a head").unwrap();
         let error = Capture::read(&path).unwrap_err().to_string();
-        assert!(error.contains("capture.pcap is no capture"), "{error}");
+        assert!(error.contains("capture.pcap is not a capture"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a case works with: a namespace of its own, and verbs.
+//! A case: a namespace of its own, and operations on its objects.
 
 use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -30,12 +30,12 @@ impl Debug for Case {
 }
 
 impl Case {
-    /// Makes the namespace, for pods of the default Pod Security level.
+    /// Creates the namespace, with the default Pod Security level.
     pub async fn begin(client: Client, namespace: String) -> Result<Self, Failure> {
         Self::begin_labelled(client, namespace, BTreeMap::new()).await
     }
 
-    /// Makes the namespace as one in which pods may do everything: an administrator's.
+    /// Creates the namespace with the Pod Security level `privileged`.
     pub async fn begin_privileged(client: Client, namespace: String) -> Result<Self, Failure> {
         let label = ("pod-security.kubernetes.io/enforce".to_owned(), "privileged".to_owned());
         Self::begin_labelled(client, namespace, BTreeMap::from([label])).await
@@ -145,14 +145,14 @@ impl Case {
     }
 }
 
-/// Deletes what a case has made; does not wait until it is gone. The empty namespace stays: to delete it, the controller
-/// manager asks for objects of each kind that there is, more than all that a case asks for.
+/// Deletes a case's objects without waiting. The empty namespace stays: to delete it, the controller manager lists all
+/// kinds.
 pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     let its = ListParams::default().labels(&format!("{LABEL}={namespace}"));
     let deleted = classes.delete_collection(&DeleteParams::default(), &its).await;
     deleted.map_err(Failure::api(format!("delete the classes of {namespace}")))?;
-    // Who makes others goes first.
+    // Owners first.
     clear::<StatefulSet>(client, namespace).await?;
     clear::<core::Pod>(client, namespace).await?;
     clear::<core::PersistentVolumeClaim>(client, namespace).await

@@ -1,4 +1,4 @@
-//! What a case does with claims, volumes and classes.
+//! Operations of a case on claims, volumes and classes.
 
 use crate::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
@@ -59,10 +59,10 @@ impl Case {
         .await
     }
 
-    /// Waits until the volume of a claim promises this size. What the node has to do may be left.
-    pub async fn promises(&self, claim: &str, size: u64) -> Result<(), Failure> {
+    /// Waits until the PV of a claim has this capacity. The expansion on the node may be pending.
+    pub async fn has_capacity(&self, claim: &str, size: u64) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the volume of claim {claim} to have {size} bytes"), async || {
-            let now = promised(&self.volume_of(claim).await?);
+            let now = capacity_of(&self.volume_of(claim).await?);
             Ok(if now == Some(size) { Seen::Done(()) } else { Seen::NotYet(format!("{now:?}")) })
         })
         .await
@@ -104,7 +104,7 @@ impl Case {
         Ok(OnNode::of(&self.look_at_the_node().await?, volume, None))
     }
 
-    /// What the node still offers to claims of a class, in bytes; `None` without an object that says so.
+    /// Published capacity of a class in bytes; `None` without a CSIStorageCapacity.
     pub async fn capacity(&self, class: &str) -> Result<Option<u64>, Failure> {
         let objects: Api<CSIStorageCapacity> = self.api_of(SYSTEM_NAMESPACE);
         let all = objects.list(&ListParams::default()).await.map_err(Failure::api("list storage capacities"))?;
@@ -148,7 +148,7 @@ impl OnNode {
     }
 }
 
-pub fn promised(volume: &PersistentVolume) -> Option<u64> {
+pub fn capacity_of(volume: &PersistentVolume) -> Option<u64> {
     let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
     capacity.and_then(|sizes| sizes.get("storage")).and_then(|size| bytes(&size.0))
 }

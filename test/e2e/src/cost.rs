@@ -1,4 +1,4 @@
-//! What a test starts, for the table of `//tools/times`.
+//! Counters of boots, restores and pods, for the table of `//tools/times`.
 
 use std::io::{self, Write as _};
 

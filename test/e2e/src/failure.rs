@@ -2,14 +2,14 @@
 
 use envtest::Late;
 
-/// Why a case could not go on. What a case asserts is a panic, as in any test.
+/// Why a case could not go on. A failed assertion is a panic, as in any test.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("cannot {doing}")]
     Api { doing: String, source: Box<kube::Error> },
     #[error("cannot make a request for the API")]
     Request(#[source] http::Error),
-    #[error("cannot make an object for the API")]
+    #[error("cannot create an object for the API")]
     Object(#[from] serde_json::Error),
     #[error(transparent)]
     Late(#[from] Late),

@@ -54,7 +54,7 @@ impl Volume {
         Self { place: Place::Device(format!("/dev/{claim}")), ..Self::claim(claim) }
     }
 
-    /// What a claim is for, where [`Volume::claim`] or [`Volume::device`] has it.
+    /// Name of the volume of a claim in the pod, where [`Volume::claim`] or [`Volume::device`] has it.
     pub fn of(claim: &Claim) -> Self {
         match claim.mode {
             VolumeMode::Filesystem => Self::claim(claim.name),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_no_mount() {
+    fn a_device_is_not_a_mount() {
         let pod = Pod::server("a").with(Volume::device("data").read_only()).object().unwrap();
         let spec = pod.spec.unwrap();
         assert_eq!(spec.containers[0].volume_devices.as_ref().unwrap()[0].device_path, Pod::DEVICE);

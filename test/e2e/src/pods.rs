@@ -1,4 +1,4 @@
-//! What a case does with pods.
+//! Operations of a case on pods.
 
 use crate::cost::cost;
 use crate::{Case, Failure, PATIENCE, Pod, Seen, Server, eventually};
@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 impl Case {
-    /// Makes a pod and leaves it to its fate.
+    /// Creates a pod and does not wait.
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
         let doing = format!("create pod {}", pod.name);
         self.pods().create(&PostParams::default(), &pod.object()?).await.map_err(Failure::api(doing))?;
@@ -16,13 +16,13 @@ impl Case {
         Ok(())
     }
 
-    /// Makes a pod of [`Pod::server`], and waits until it answers.
+    /// Creates a pod of [`Pod::server`], and waits until it answers.
     pub async fn open(&self, pod: &Pod) -> Result<Server, Failure> {
         self.start(pod).await?;
         self.find(&pod.name).await
     }
 
-    /// Waits until a pod of [`Pod::server`] answers that somebody else made, or that comes back after a boot.
+    /// Waits until a pod of [`Pod::server`] answers that was created elsewhere, or that restarts after a boot.
     pub async fn find(&self, pod: &str) -> Result<Server, Failure> {
         let server = Server::of(self, pod);
         let what = format!("an answer of pod {pod}");
@@ -49,7 +49,7 @@ impl Case {
         patched.map(drop).map_err(Failure::api(format!("annotate pod {pod}")))
     }
 
-    /// What has been said about a pod, if it was waited for in vain.
+    /// Status and events of a pod, for an error.
     async fn with_events<T>(&self, pod: &str, waited: Result<T, Failure>) -> Result<T, Failure> {
         let Err(Failure::Late(mut late)) = waited else { return waited };
         late.last = format!("{}; {}", late.last, self.events(pod).await?.join("; "));

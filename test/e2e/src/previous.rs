@@ -1,5 +1,4 @@
-//! A data disk that the previous release has left: the first boot from it is an upgrade. `previous/README.md` says how it was
-//! made.
+//! A data disk of the previous release, whose first boot is an upgrade; see `previous/README.md`.
 
 use crate::cost::cost;
 use crate::setting::path;
@@ -48,8 +47,8 @@ impl Setting {
 /// A kernel without BPF-LSM: all other security modules that the node uses.
 const WITHOUT_BPF: &str = "lsm=landlock,lockdown,yama";
 
-/// Boots the node with a kernel that cannot restrict pods, and cuts its power when the node has reported that twice. It has
-/// moved the parts of the disk to other projects by then, and has started no container runtime.
+/// Boots the node with a kernel that cannot restrict pods, and cuts its power after the second report of that. By then
+/// the parts of the disk have other projects, and no container runtime has started.
 pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
     let options = Options { kernel_arguments: WITHOUT_BPF.to_owned(), ..options.clone() };
     let failed = |stages: &[Stage]| stages.iter().filter(|stage| **stage == guard(StageState::Failed)).count();
@@ -78,7 +77,7 @@ fn guard(state: StageState) -> Stage {
 /// Boots the node alone and cuts its power when it has announced these stages. Returns them.
 async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Result<Vec<Stage>, ClusterError> {
     let (stages, end) = (RefCell::new(Vec::new()), Notify::new());
-    let tell = |_: &str, event: &Event| {
+    let print = |_: &str, event: &Event| {
         println!("before the power cut: {event}");
         if let Event::Stage { name, state } = event {
             stages.borrow_mut().push((name.clone(), *state));
@@ -88,9 +87,9 @@ async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Resu
         }
     };
     cost("boots");
-    let mut booting = Booting::start(&ClusterOptions::new(options.clone(), Nodes::ONE), tell).await?;
+    let mut booting = Booting::start(&ClusterOptions::new(options.clone(), Nodes::ONE), print).await?;
     tokio::select! {
-        ready = booting.until_ready(tell) => {
+        ready = booting.until_ready(print) => {
             ready?;
             panic!("the node is Ready: {:?}", stages.borrow());
         }
@@ -124,8 +123,8 @@ pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     .await
 }
 
-/// An API server writes an object without a change only if it is stored in another form than that of the first provider,
-/// which is `secretbox`.
+/// The API server rewrites an unchanged object only if its stored form differs from that of the first provider,
+/// `secretbox`.
 async fn is_encrypted(case: &Case) -> Result<(), Failure> {
     let [name, value] = SECRET;
     let secrets: Api<Secret> = case.api();

@@ -1,5 +1,5 @@
-//! What a node has to show before a suite believes anything else of it. A node that was restored from a saved state has
-//! the clock, identities and counters of the moment of the save; one that has just booted shows the same.
+//! Checks of a node before the cases of a suite: a restored node starts with the clock, identities and counters of the
+//! save.
 
 use crate::{Case, Failure, OnNode, PATIENCE, Seen, eventually};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workload::Project;
 
-/// How far the node's clock may be off: a machine's clock tells whole seconds. The clock of a node that was restored from an
-/// older state has jumped ([`clock_has_jumped`]).
+/// Tolerance of the node's clock, which has whole seconds. An older restored node's clock has jumped
+/// ([`clock_has_jumped`]).
 pub(crate) const TOLERANCE: Duration = Duration::from_secs(5);
 const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 const METRICS: &str = "/api/v1/nodes/granary:7839/proxy/metrics";
@@ -24,9 +24,9 @@ pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
         let text = client.request_text(request).await.map_err(Failure::api("read the node's status"))?;
         let after = now();
         let facts: Value = serde_json::from_str(&text)?;
-        let told = Duration::from_secs(facts["unix_seconds"].as_u64().unwrap_or_default());
-        let is_right = (before.saturating_sub(TOLERANCE)..=after + TOLERANCE).contains(&told);
-        let seen = || format!("{told:?} on the node, {after:?} here; uptime {} s", facts["uptime_seconds"]);
+        let clock = Duration::from_secs(facts["unix_seconds"].as_u64().unwrap_or_default());
+        let is_right = (before.saturating_sub(TOLERANCE)..=after + TOLERANCE).contains(&clock);
+        let seen = || format!("{clock:?} on the node, {after:?} here; uptime {} s", facts["uptime_seconds"]);
         Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(seen()) })
     })
     .await
@@ -60,8 +60,7 @@ fn now() -> Duration {
 }
 
 impl Case {
-    /// The project of a claim's new volume, which no other directory of the node has, and which has the limits of the
-    /// claim's size. A pod that uses the claim shows the rest: it was scheduled, started and answers.
+    /// The project of a claim's new volume: no other directory has it, and its limits are those of the claim's size.
     pub async fn own_project(&self, claim: &str, size: u64) -> Result<Project, Failure> {
         let volume = self.volume_name(claim).await?;
         let node = self.look_at_the_node().await?;

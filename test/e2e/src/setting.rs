@@ -1,4 +1,4 @@
-//! What a test gets from its target: the image's files, and a place for what it makes.
+//! Inputs of a test from its target: the image's files, and a directory for its files.
 
 use launch::{Image, Options};
 use serde_json::json;
@@ -10,7 +10,7 @@ use units::Bytes;
 
 /// The cluster's networks of [`Setting::common_options`]: of pods, and of Services.
 pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
-/// What volumes do not get of the disk of [`Setting::common_options`].
+/// Space that is not for volumes on the disk of [`Setting::common_options`].
 pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
 /// A kernel module that the configuration of [`Setting::common_options`] names.
 pub const MODULE: &str = "vxlan";
@@ -37,8 +37,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Reads `GRANARY_KERNEL`, `GRANARY_INITRAMFS`, `GRANARY_SYSTEM` and `GRANARY_CMDLINE`, the paths of
-    /// the image's files.
+    /// Reads the paths of the image's files: `GRANARY_KERNEL`, `GRANARY_INITRAMFS`, `GRANARY_SYSTEM`,
+    /// `GRANARY_CMDLINE`.
     pub fn from_target() -> Result<Self, SettingError> {
         let image = Image {
             kernel: path("GRANARY_KERNEL")?,

@@ -34,7 +34,7 @@ pub struct Suite {
     alone: Vec<Planned>,
 }
 
-/// Who asks the node to power off when all cases are done.
+/// How the node is asked to power off after all cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Button,
@@ -81,8 +81,8 @@ impl Suite {
         self
     }
 
-    /// Gets a node that is ready and runs the parts whose names contain one of the arguments, all if there are none;
-    /// then shuts the node down. Prints a line for each case, and writes JUnit XML to `XML_OUTPUT_FILE`.
+    /// Gets a ready node, runs the parts whose names contain one of the arguments (all without arguments), and shuts
+    /// the node down. Prints a line per case and writes JUnit XML to `XML_OUTPUT_FILE`.
     pub fn run(mut self) -> ExitCode {
         let wanted: Vec<String> = env::args().skip(1).chain(env::var("TESTBRIDGE_TEST_ONLY")).collect();
         let names: Vec<&str> = self.beside.iter().chain(&self.alone).map(|part| part.name).collect();
@@ -194,7 +194,7 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
         tokio::select! {
             ended = running.join_next() => match ended {
                 Some(Ok(())) => {}
-                // What a case asserts does not come here.
+                // Failed assertions of a case do not come here.
                 Some(Err(error)) => outcomes.add("a_part_is_run", start, Some(panic_message(error))),
                 None => return,
             },

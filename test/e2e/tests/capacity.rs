@@ -1,11 +1,11 @@
-//! What a full node does.
+//! A node whose disk is full.
 
 use e2e::{Case, Claim, Class, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Suite, Volume};
-use e2e::{End, eventually, promised};
+use e2e::{End, capacity_of, eventually};
 use std::process::ExitCode;
 
 const MIB: u64 = 1 << 20;
-/// What a tenant writes everywhere, and the next one looks for.
+/// A tenant writes this everywhere, and the next one searches for it.
 const MARK: &str = "the first tenant's secret";
 /// Sizes of the first claims: for files, and of each device.
 const FILES: u64 = 16 * MIB;
@@ -18,19 +18,19 @@ fn main() -> ExitCode {
     Suite::new("capacity").end(End::Signal).part("neighbours", neighbours).run()
 }
 
-/// One tenant fills its volume with empty files and a directory of the node with data; others write every promise of the
+/// One tenant fills its volume with empty files and a directory of the node with data; others fill all reserved space of the
 /// disk to its end. Then the next tenant gets all of the disk, and finds nothing.
 async fn neighbours(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
-    let before = part.must_show("a_full_disk_is_promised", Full::promise(case)).await?;
+    let before = part.must_show("all_space_of_a_disk_is_reserved", Full::reserve(case)).await?;
     let Full { bad, devices, tenant, .. } = &before;
     tokio::join!(
         part.shows("a_tenant_may_use_up_its_inodes", files(bad)),
         part.shows("a_tenant_may_fill_the_nodes_directories", scratch(bad)),
     );
     tokio::join!(
-        part.shows("a_volume_has_all_it_was_promised", before.rest(tenant)),
-        part.shows("devices_have_all_they_were_promised", all_of(devices)),
+        part.shows("a_volume_has_all_of_its_size", before.rest(tenant)),
+        part.shows("devices_have_all_of_their_sizes", all_of(devices)),
     );
     let offered = part.must_show("the_node_goes_on_with_a_full_disk", before.end(case)).await?;
     part.shows("the_next_tenant_of_the_whole_disk_finds_nothing", next(case, offered)).await;
@@ -41,13 +41,13 @@ struct Full {
     bad: Server,
     devices: Server,
     tenant: Server,
-    /// What the node offered before, and the promise of the last claim.
+    /// The offered capacity before, and the size of the last claim.
     offered: u64,
     rest: u64,
 }
 
 impl Full {
-    async fn promise(case: &Case) -> Result<Self, Failure> {
+    async fn reserve(case: &Case) -> Result<Self, Failure> {
         let thin = Class { name: "thin", parameters: [("blockAllocation", "thin")].into() };
         let thin = case.make_class(&thin).await?;
         let offered = offered_when(case, "local", |_| true).await?;
@@ -67,7 +67,7 @@ impl Full {
         offered_when(case, &thin, |now| now == rest).await?;
         case.claim(&Claim::new("rest", rest)).await?;
         let tenant = case.open(&Pod::server("tenant").with(Volume::claim("rest"))).await?;
-        let size = promised(&case.volume_of("rest").await?).unwrap_or_default();
+        let size = capacity_of(&case.volume_of("rest").await?).unwrap_or_default();
         assert!(size >= rest, "{size} of {rest}");
         Ok(Self { bad, devices, tenant, offered, rest: size })
     }
@@ -123,7 +123,7 @@ async fn next(case: &Case, offered: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the node offers to claims of a class, once it is as wanted: the objects are written some time after a change.
+/// The published capacity of a class, once it is as wanted: it is published some time after a change.
 async fn offered_when(case: &Case, class: &str, wanted: impl Fn(u64) -> bool) -> Result<u64, Failure> {
     eventually(PATIENCE, &format!("another capacity for class {class}"), async || {
         let found = case.capacity(class).await?;

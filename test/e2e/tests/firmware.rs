@@ -26,7 +26,7 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
 /// The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
 /// of `/init`.
 #[tokio::test]
-async fn a_flipped_bit_of_a_program_stops_the_kernel_with_the_remedy_before_it() {
+async fn a_flipped_bit_of_a_program_stops_the_kernel_with_a_remedy() {
     let console = console_of_damaged(4096 + 100).await;
     expect(&console, "data block 1 is corrupted");
     expect(&console, "Kernel panic - not syncing: dm-verity device corrupted");
@@ -35,7 +35,7 @@ async fn a_flipped_bit_of_a_program_stops_the_kernel_with_the_remedy_before_it()
 
 /// The initramfs of the executable names the system; an argument that the machine adds would start another one, unverified.
 #[tokio::test]
-async fn an_argument_from_smbios_that_names_another_system_stops_the_boot() {
+async fn an_smbios_argument_with_another_system_stops_the_boot() {
     let setting = Setting::from_target().unwrap();
     let mut options = setting.options();
     options.boot = Boot::Firmware(setting.disk().unwrap());
@@ -48,7 +48,7 @@ async fn an_argument_from_smbios_that_names_another_system_stops_the_boot() {
     );
 }
 
-/// What the guest says when a bit of this byte of the system is another one.
+/// The console of a guest whose system has a flipped bit in this byte.
 async fn console_of_damaged(byte: u64) -> String {
     let setting = Setting::from_target().unwrap();
     let path = setting.file("damaged.img");
@@ -64,7 +64,7 @@ async fn console_of_damaged(byte: u64) -> String {
     console_of_stopped(&options).await
 }
 
-/// What the guest says that ends before the node starts.
+/// The console of a guest that ends before the node starts.
 async fn console_of_stopped(options: &Options) -> String {
     let Err(error) = Node::boot(options, |event| println!("{event}")).await else {
         panic!("the node started");

@@ -1,7 +1,7 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume, VolumeMode};
-use e2e::{eventually, has_the_hosts_time, observer, promised};
+use e2e::{capacity_of, eventually, has_the_hosts_time, observer};
 use envtest::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
@@ -26,7 +26,7 @@ const DEVICE: &str = "/dev/device";
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_promised_and_synced_is_there_after_the_guest_was_lost() {
+async fn volumes_and_synced_data_survive_a_power_cut() {
     let setting = Setting::from_target().expect("the test's files");
     if let Err(failure) = lose_it(&setting).await {
         let console = qemu::console_tail(&setting.file("console.log"), 400).unwrap_or_default();
@@ -62,14 +62,14 @@ async fn lose_it(setting: &Setting) -> Result<(), Failure> {
     .await?;
     println!("the guest is lost: {done}");
     node.power_cut().await;
-    let promise = written.end().await;
+    let durable = written.end().await;
 
     // All of it is there, and what was begun is finished. Then the node is asked to restart, as by Ctrl-Alt-Del. Other
     // tests press the power button.
     let mut node = boot(&options).await;
     observer::find(&node.client()).await?;
     let case = Case::resume(node.client(), NAMESPACE.to_owned());
-    promise.is_kept(&case).await?;
+    durable.is_kept(&case).await?;
     later.is_there(&case).await?;
     eventually(PATIENCE, "the end of the burst that was deleted", async || {
         let deleted = earlier.deleted(&case).await?;
@@ -98,18 +98,18 @@ fn random(most: usize) -> usize {
     now.subsec_micros() as usize % most + 1
 }
 
-/// Somebody who writes numbers, one after the other, to files and to a device. Each is durable when the write ends.
+/// A writer of increasing numbers to files and to a device. Each is durable when the write ends.
 struct Written {
     tasks: JoinSet<()>,
     last: [Arc<AtomicU64>; 2],
 }
 
-struct Promise {
+struct Durable {
     note: u64,
     device: u64,
 }
 
-/// Two files take turns: one that is written anew has neither the old nor the new number for a moment.
+/// Two files take turns: one that is rewritten has neither the old nor the new number for a moment.
 fn note(number: u64) -> String {
     format!("/data/note-{}", number % 2)
 }
@@ -133,16 +133,16 @@ impl Written {
         Self { tasks, last }
     }
 
-    async fn end(mut self) -> Promise {
+    async fn end(mut self) -> Durable {
         self.tasks.shutdown().await;
         let [note, device] = self.last.map(|last| last.load(Ordering::Relaxed));
         println!("the last durable numbers are {note} and {device}");
         assert!(note > 0 && device > 0, "nothing was written");
-        Promise { note, device }
+        Durable { note, device }
     }
 }
 
-impl Promise {
+impl Durable {
     /// The pod comes back by itself, with what was durable, or with the write that was under way.
     async fn is_kept(&self, case: &Case) -> Result<Server, Failure> {
         let writer = case.find("writer").await?;
@@ -258,7 +258,7 @@ fn faults(volumes: &[PersistentVolume], claims: &[PersistentVolumeClaim], node: 
     for volume in volumes {
         let name = volume.name_any();
         let found = OnNode::of(node, &name, None);
-        let size = promised(volume);
+        let size = capacity_of(volume);
         let live = found.entries.iter().find(|entry| entry.path == format!("live/{name}"));
         let is_block = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some("Block");
         let limit = found.project.and_then(|project| project.bytes);

@@ -1,4 +1,4 @@
-//! What the node refuses at its boot, and how its machine ends then.
+//! Boots that the node rejects, and how its machine ends then.
 
 use e2e::{PATIENCE, Seen, Setting, eventually};
 use envtest::chain;
@@ -17,7 +17,7 @@ const NO_UUID: &str = "5ad00000-0000-4000-8000-0000000000ff";
 const RESTART: &str = "reboot: Restarting system";
 
 #[tokio::test]
-async fn a_data_disk_with_a_foreign_file_system_is_refused_and_not_touched() {
+async fn a_foreign_data_disk_is_rejected_and_unchanged() {
     let setting = Setting::from_target().unwrap();
     let path = setting.file("foreign.img");
     let disk = File::create_new(&path).unwrap();
@@ -55,7 +55,7 @@ async fn a_disk_that_the_configuration_does_not_name_is_not_touched() {
 
 /// An empty disk is formatted by a node that starts.
 #[tokio::test]
-async fn a_configuration_with_mistakes_is_refused_as_a_whole_and_nothing_is_done() {
+async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     let setting = Setting::from_target().unwrap();
     let path = setting.file("empty.img");
     File::create_new(&path).unwrap().set_len(DISK_SIZE).unwrap();
@@ -93,10 +93,10 @@ async fn a_system_that_no_disk_has_is_named_with_those_that_are_there() {
     options.kernel_arguments = "granary.failure=reboot".to_owned();
     let Refusal { error, console, .. } = Refusal::of(options).await;
     assert!(matches!(&error, BootError::Ended { exit, .. } if exit.status.success()), "{error}");
-    let told = console.lines().find(|line| line.contains("initramfs: error: ")).unwrap_or_default();
-    assert!(told.contains(&format!("no disk holds the system image {NO_UUID}; there are /dev/")), "{console}");
+    let error = console.lines().find(|line| line.contains("initramfs: error: ")).unwrap_or_default();
+    assert!(error.contains(&format!("no disk holds the system image {NO_UUID}; there are /dev/")), "{console}");
     for other in [format!(": system image {there}"), ": no system image".to_owned()] {
-        assert!(told.contains(&other), "{other:?} is not in {told}");
+        assert!(error.contains(&other), "{other:?} is not in {error}");
     }
 }
 
@@ -111,15 +111,15 @@ impl Refusal {
     async fn of(options: Options) -> Self {
         let log = options.logs.join("console.log");
         let begun = RefCell::new(Vec::new());
-        let tell = |_: &str, event: &Event| {
+        let print = |_: &str, event: &Event| {
             println!("{event}");
             if let Event::Stage { name, .. } = event {
                 begun.borrow_mut().push(name.clone());
             }
         };
-        let started = Booting::start(&ClusterOptions::new(options, Nodes::ONE), tell).await;
+        let started = Booting::start(&ClusterOptions::new(options, Nodes::ONE), print).await;
         let mut booting = started.unwrap_or_else(|error| panic!("{}", chain(&error)));
-        let error = match booting.until_ready(tell).await {
+        let error = match booting.until_ready(print).await {
             Err(ClusterError::Boot { source, .. }) => *source,
             Err(error) => panic!("{}", chain(&error)),
             Ok(_) => panic!("the node has started"),

@@ -1,6 +1,5 @@
-//! Runs a fuzz target: a bounded run from the seeds, the same every time, or what its arguments say.
-//!
-//! The rule in `defs.bzl` configures it by variables.
+//! Runs a fuzz target: a repeatable, bounded run from the seeds, or as its arguments say. Configured by variables of
+//! `defs.bzl`.
 
 use std::env;
 use std::ffi::OsString;
@@ -107,8 +106,8 @@ fn bounded(config: &Config) -> Result<(), Error> {
     }
 }
 
-/// As the arguments say: flags of libFuzzer, files to run once, or directories of inputs. Without files and
-/// directories it begins with the seeds, and keeps what is new for the next time.
+/// Arguments are flags of libFuzzer, files to run once, or directories of inputs. Without files and directories it
+/// starts from the seeds and keeps new inputs.
 fn free(config: &Config, arguments: &[OsString]) -> Result<ExitCode, Error> {
     let mut command = Command::new(&config.program);
     if let Some(directory) = env::var_os("BUILD_WORKING_DIRECTORY") {

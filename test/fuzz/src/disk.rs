@@ -3,10 +3,8 @@
 use localstorage::{Content, Ends, LABEL, Mark, Signature, Usage};
 use units::Bytes;
 
-/// Nothing but zeros is empty, nothing but our label is ours, and what is called foreign is there.
-///
-/// An input is a byte (how many marks `blkid` found), eight bytes (the size of the disk), and the two ends,
-/// of equal length.
+/// Only zeros are empty, only our label is ours, and foreign content exists. An input is a byte (the number of marks
+/// that `blkid` found), eight bytes (the size of the disk), and the two ends, of equal length.
 pub fn check(input: &[u8]) {
     let Some((disk, marks)) = disk(input) else { return };
     match disk.content(&marks) {

@@ -8,13 +8,11 @@ use units::Bytes;
 /// Entries are read up to 1 MiB, and of two tables; around them single sectors.
 const MOST_READ: u64 = (2 << 20) + (4 << 16);
 
-/// The first byte of an input: which sectors the disk has, and whether checksums are corrected, so that
-/// the fuzzer gets past them.
+/// First byte of an input: the sector size, and whether checksums are corrected for the fuzzer.
 const LARGE_SECTORS: u8 = 1;
 const RIGHT_CHECKSUMS: u8 = 2;
 
-/// Nothing beyond the disk is read, and not much of it. Partitions lie on the disk, have different numbers
-/// and different places, and stand in the order of their numbers.
+/// Reads stay on the disk and are bounded. Partitions lie on the disk, apart, with distinct numbers in order.
 pub fn check(input: &[u8]) {
     let Some((how, disk)) = input.split_first() else { return };
     let sector = if how & LARGE_SECTORS == 0 { 512 } else { 4096 };

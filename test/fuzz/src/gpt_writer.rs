@@ -4,8 +4,7 @@ use gpt::{Guid, Partition, Table, Write, protective_mbr};
 
 use crate::gpt::sign;
 
-/// Bits of the first byte of an input: which sectors the disk has, which of its two places the array is in, and whether
-/// checksums are corrected, so that the fuzzer gets past them.
+/// Bits of the first byte of an input: the sector size, the place of the array, and whether checksums are corrected.
 const LARGE_SECTORS: u8 = 1;
 const SECOND_PLACE: u8 = 2;
 const RIGHT_CHECKSUMS: u8 = 4;
@@ -14,10 +13,9 @@ const RIGHT_CHECKSUMS: u8 = 4;
 const HEADER: usize = 92;
 const ENTRY: usize = 1 + 128;
 
-/// Partitions are apart. A table that fits a disk is written inside of it, not over the array in use, and is read again
-/// as the same. Another partition is added, or the reason is one that holds.
-///
-/// An input is a byte (see above), eight bytes (the number of sectors), a header, and entries with their numbers.
+/// Partitions are apart. A table that fits a disk is written inside of it, not over the array in use, and read again as
+/// the same. A partition is added, or the error holds. An input is a byte (see above), eight bytes (the number of
+/// sectors), a header, and entries with their numbers.
 pub fn check(input: &[u8]) {
     let Some((disk, sector, sectors)) = disk(input) else { return };
     let Ok(mut table) = Table::parse(&disk, sector) else { return };

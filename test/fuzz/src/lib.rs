@@ -1,7 +1,5 @@
-//! Properties of the parsers of foreign bytes, for every input.
-//!
-//! A module for each: its `check` panics if the parser does, or if what it returns contradicts the input.
-//! `targets/` makes fuzz targets of them; here, tests show that the seeds are what they are called.
+//! Properties of the parsers of foreign bytes. Each module has a `check`, which panics on a violation; `targets/`
+//! contains the fuzz targets, and the tests here show that the seeds are what their names say.
 #![forbid(unsafe_code)]
 
 pub mod btf;

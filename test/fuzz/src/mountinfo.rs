@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// There is an entry for each line. An entry, formatted as the kernel does, is parsed as the same entry.
-/// Codes are those of an octal number and nothing else.
+/// There is an entry for each line, and an entry, formatted as the kernel does, is parsed as the same. Only octal codes
+/// count.
 pub fn check(input: &[u8]) {
     let Ok(table) = mount::parse_table(input) else { return };
     let lines: Vec<&[u8]> = lines(input).collect();

@@ -1,7 +1,6 @@
 //! A parser with a bug that only a fuzzer with guidance finds: the rule's own test.
 
-/// Two words: what one input in 2^64 has by chance, and a fuzzer that sees the first comparison fail, then
-/// the second, soon.
+/// Two words, which chance finds once in 2^64 inputs, and a fuzzer soon, because it sees the failing comparisons.
 pub fn check(input: &[u8]) {
     let Some((first, rest)) = input.split_first_chunk() else { return };
     if u32::from_le_bytes(*first) != 0x6b63_7968 {

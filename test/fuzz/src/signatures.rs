@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use localstorage::{Mark, Signature, Usage};
 
-/// A label cannot steer a terminal. A file system or a table that is read, written as `blkid` would, is read
-/// again as the same.
+/// A label cannot control a terminal. Parsed values, formatted as `blkid` does, are parsed as the same.
 pub fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Ok(marks) = Mark::parse(&text) else {

@@ -1,11 +1,10 @@
-//! The node's files on its data disk: volume records and the counter of project IDs. A disk that fails or that another
-//! system wrote to has other bytes there.
+//! The node's files on its data disk: volume records and the counter of project IDs, on a damaged or foreign disk.
 
 use fsquota::{Counter, ProjectId};
 use volume::{Record, State};
 
-/// A record that is read is read again from what would be written, and does not reserve less than its size. A counter
-/// is read only from the text that it is written as.
+/// A record is parsed again from its own text, and reserves at least its size. A counter is parsed only from its own
+/// text.
 pub fn check(input: &[u8]) {
     for state in [State::Staged, State::Announced] {
         let Ok(record) = Record::parse(input, state) else { continue };

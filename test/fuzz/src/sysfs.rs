@@ -5,8 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use localstorage::sysfs;
 use loopdev::{BackingPath, Number};
 
-/// A number, a device's name and a path are read only from the text that they would be written as; nothing of
-/// a path is lost.
+/// A number, a device's name and a path are parsed only from their own text; no byte of a path is lost.
 pub fn check(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input) {
         if let Some(number) = sysfs::number(text) {

@@ -78,7 +78,7 @@ fn a_flush_of_a_disk_that_is_cut_off_fails() {
 }
 
 #[test]
-fn a_file_system_notices_that_its_disk_is_cut_off_and_is_unmounted_after_that() {
+fn a_file_system_on_a_cut_disk_fails_and_can_be_unmounted() {
     let disk = XfsDisk::without_quota();
     let mut file = File::create(disk.path().join("file")).unwrap();
     file.sync_all().unwrap();
@@ -88,7 +88,7 @@ fn a_file_system_notices_that_its_disk_is_cut_off_and_is_unmounted_after_that() 
 }
 
 #[test]
-fn what_was_synced_before_a_power_cut_is_there_and_the_rest_is_not() {
+fn synced_data_survives_a_power_cut_and_the_rest_does_not() {
     if boot() == 1 {
         let disk = XfsDisk::without_quota();
         let mut synced = File::create(disk.path().join("synced")).unwrap();

@@ -18,8 +18,7 @@ use tempfile::TempDir;
 /// How often a process is looked at that is about to end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The image's files, as arguments of the launcher and as variables of the test's target. The command line comes beside
-/// them: that of a stub selects what it does.
+/// Files of the image: arguments of the launcher, and variables of the test's target. The command line is separate.
 const IMAGE: [(&str, &str); 4] = [
     ("--kernel", "GRANARY_KERNEL"),
     ("--initramfs", "GRANARY_INITRAMFS"),
@@ -40,8 +39,7 @@ pub struct Launched {
     /// Its temporary directory, and a directory for logs beside it.
     place: TempDir,
     patience: Duration,
-    /// A process with the launcher's [`MARK`] that is not the launcher's: the search for processes is not empty as long as
-    /// this one runs, so that an empty result is never taken for "no process is left".
+    /// Has the launcher's [`MARK`], so that a search for its processes that finds none is known to have failed.
     witness: Child,
 }
 
@@ -75,8 +73,7 @@ pub fn directory() -> TempDir {
 }
 
 impl Launched {
-    /// Starts it with a stub in place of the image, with as little memory and as few CPUs as it takes, and with further
-    /// arguments.
+    /// Starts it with a stub in place of the image, with little memory and one CPU, and with further arguments.
     pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
         let place = directory();
         let command_line = place.path().join("cmdline.txt");

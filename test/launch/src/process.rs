@@ -11,10 +11,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// All processes that were started with this environment variable. Processes inherit it, so that these are all that
-    /// a program with a value of its own has started, directly or not, and whether or not their parents still run.
-    ///
-    /// A process that has ended and was not yet waited for has no environment, proc_pid_environ(5).
+    /// All processes that a program with this unique environment variable has started, directly or not; children
+    /// inherit it. Zombies have no environment, proc_pid_environ(5).
     pub fn with_variable(name: &str, value: &OsStr) -> Vec<Self> {
         let wanted = [name.as_bytes(), b"=", value.as_bytes()].concat();
         let entries = fs::read_dir("/proc").expect("/proc is mounted");

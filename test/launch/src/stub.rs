@@ -1,7 +1,5 @@
-//! A guest in place of a node, for tests of the launcher: what it does, and how a test selects that.
-//!
-//! The guest is the node's kernel with `:stub_initramfs`. It needs about a second of CPU time after the kernel has started,
-//! where a node needs a minute.
+//! The guest of the launcher's tests in place of a node: the node's kernel with `:stub_initramfs`. It needs a second of
+//! CPU time after the start of the kernel, a node needs a minute.
 
 /// The kernel's command line sets this variable for /init to [`Stub::name`].
 pub const VARIABLE: &str = "STUB";

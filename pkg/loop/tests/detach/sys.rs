@@ -1,4 +1,4 @@
-//! A mounted XFS is told to take the whole device.
+//! Grows a mounted XFS to the whole device.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 

@@ -66,7 +66,7 @@ pub fn temporary() -> Config {
     Config { autoclear: true, ..Config::default() }
 }
 
-/// What stands on this file, as everybody sees it.
+/// Devices that have this file as backing file.
 pub fn attached(backing: Backing) -> Vec<Attached> {
     loopdev::list().unwrap().into_iter().filter(|device| device.status.backing == backing).collect()
 }
@@ -103,7 +103,7 @@ pub fn bytes(size: u64) -> Bytes {
     Bytes::new(size)
 }
 
-/// What this process has open, and what is attached.
+/// Open files of this process, and the number of attached devices.
 pub fn held() -> (Vec<PathBuf>, usize) {
     let open = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     // The directory itself is gone by now.

@@ -70,7 +70,7 @@ fn instruction(code: u32, k: u32, otherwise: u8) -> sock_filter {
 
 nix::ioctl_write_int_bad!(loop_ctl_remove, 0x4C81);
 
-/// Removes the loop device itself, if nobody uses it (`LOOP_CTL_REMOVE`).
+/// Removes the loop device itself, if it is unused (`LOOP_CTL_REMOVE`).
 pub fn remove_device(control: impl AsFd, number: i32) -> Result<(), Errno> {
     // SAFETY: `control` is open during the call, which takes no pointer.
     unsafe { loop_ctl_remove(control.as_fd().as_raw_fd(), number) }.map(drop)

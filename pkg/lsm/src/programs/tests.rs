@@ -213,7 +213,7 @@ fn setattr_of(disk: DeviceNumber, flags: u32, project: u32) -> Run {
 }
 
 #[test]
-fn only_a_change_of_the_project_or_the_inherit_flag_is_denied_by_new_kernels() {
+fn new_kernels_deny_only_changes_of_project_or_inherit_flag() {
     let inherit = PROJINHERIT.cast_unsigned();
     for other in [0, 0x8, 0x8000_0000, 0x8000_0008] {
         assert_eq!(setattr_of(DISK, inherit | other, 42).result, 0);
@@ -270,7 +270,7 @@ fn assert_short(command: u64) {
 }
 
 #[test]
-fn other_ioctls_execute_at_most_12_instructions_and_read_only_the_context() {
+fn other_ioctls_execute_12_instructions_and_read_the_context() {
     let edges =
         [0, LOOP_FIRST, LOOP_LAST, LOOP_GET_STATUS, LOOP_GET_STATUS64, FSSETXATTR, SETFLAGS, SETFLAGS32, u32::MAX];
     let near = edges.iter().flat_map(|edge| (-2..=2).map(|distance| edge.wrapping_add_signed(distance)));

@@ -61,7 +61,7 @@ const fn call(name: &'static str, kind: Kind, run: fn(&Stage) -> Result<(), Errn
     Call { name, kind, allowed: Ok(()), run }
 }
 
-/// What any user may try.
+/// Calls of any user.
 pub fn of_any_user() -> Vec<Call> {
     let mut calls = vec![
         call("FS_IOC_FSSETXATTR of a directory", Kind::Project, |stage| set_project(&stage.directory(), native)),
@@ -125,7 +125,7 @@ pub fn of_any_user() -> Vec<Call> {
     calls
 }
 
-/// What only root may try.
+/// Calls of root only.
 pub fn of_root() -> Vec<Call> {
     let mut calls = vec![
         call("LOOP_CTL_GET_FREE", Kind::Loop, |stage| native(&stage.loop_control(), LOOP_CTL_GET_FREE, NULL).map(drop)),

@@ -1,5 +1,5 @@
-//! What a tenant tries, as uid 1000 and as root with all capabilities, in a container of a node. Needs root and one scratch
-//! disk: the tests wait for it, so that none forks while another unmounts.
+//! Calls of a tenant, as uid 1000 and as root with all capabilities, in a container of a node. Needs root and one
+//! scratch disk: the tests wait for it, so that none forks while another unmounts.
 
 mod calls;
 mod stage;
@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use crate::calls::{Call, Kind};
 use crate::stage::{Stage, User};
 
-/// What each user tries.
+/// Calls of a user.
 fn calls_of(user: User) -> Vec<Call> {
     match user {
         User::Tenant => calls::of_any_user(),
@@ -211,7 +211,7 @@ fn pins(directory: &str) -> Pins<'_> {
 }
 
 #[test]
-fn pinned_programs_outlive_their_process_and_are_replaced_without_a_gap() {
+fn pinned_programs_outlive_their_process_without_a_gap() {
     let stage = Stage::new();
     let pins = pins("granary");
     let directory = pins.path();
@@ -285,7 +285,7 @@ fn pins_of_another_release_are_replaced() {
     pins.remove().unwrap();
 }
 
-/// What the node does at its start.
+/// As the node at its start.
 #[test]
 fn a_probe_finds_each_call_that_is_not_denied() {
     let stage = Stage::new();

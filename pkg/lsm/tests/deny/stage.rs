@@ -1,4 +1,4 @@
-//! What the tests start from: cgroups as the kubelet creates them, a volume, a loop device.
+//! Fixtures: cgroups as the kubelet creates them, a volume, a loop device.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write, pipe};
@@ -25,7 +25,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// The owner of the volume.
 const TENANT: u32 = 1000;
 
-/// Who makes a call.
+/// User of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     /// With all capabilities.
@@ -186,7 +186,7 @@ impl Drop for Stage {
     }
 }
 
-/// What the guest's init does not mount.
+/// Mounts that the guest's init does not create.
 fn mount_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -47,7 +47,7 @@ pub fn memory(bytes: &[u8]) {
     }
 }
 
-/// What the kernel wrote there.
+/// The kernel's answer.
 pub fn result<const COUNT: usize>() -> [u8; COUNT] {
     const { assert!(COUNT <= PAGE) };
     // SAFETY: the page is mapped for reading, is at least so long, and every bit pattern is valid.

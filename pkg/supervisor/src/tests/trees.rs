@@ -42,7 +42,7 @@ enum Finish {
 
 #[derive(Clone, Debug)]
 struct Plan {
-    /// What each attempt does. The last one is repeated.
+    /// Actions of the attempts. The last one is repeated.
     acts: Vec<Act>,
     children: Vec<Child>,
 }
@@ -79,7 +79,7 @@ enum End {
     Done(u32),
 }
 
-/// What it does when it is asked to stop.
+/// Reaction to a stop.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     End,
@@ -310,8 +310,8 @@ async fn live(story: Story, unit: Duration) -> World {
     world
 }
 
-/// Tells `cases` stories. Each makes a runtime of its own, so that no task of one is seen in the next.
-fn tell(cases: u32, unit: Duration, runtime: impl Fn() -> runtime::Runtime) {
+/// Runs `cases` random trees, each in a runtime of its own.
+fn run(cases: u32, unit: Duration, runtime: impl Fn() -> runtime::Runtime) {
     let seed = std::env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(crate::backoff::jitter()));
     println!("PROPTEST_RNG_SEED={seed} repeats this run");
@@ -338,12 +338,12 @@ fn tell(cases: u32, unit: Duration, runtime: impl Fn() -> runtime::Runtime) {
 #[test]
 fn no_service_outlives_its_parent_and_none_restarts_too_often() {
     let paused = || runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    tell(512, Duration::from_secs(1), paused);
+    run(512, Duration::from_secs(1), paused);
 }
 
 /// The same with real threads and short real times: what interleaving can break.
 #[test]
 fn the_same_holds_when_services_run_in_parallel() {
     let threads = || runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
-    tell(24, Duration::from_millis(1), threads);
+    run(24, Duration::from_millis(1), threads);
 }

@@ -1,4 +1,4 @@
-//! What the services of a random tree do, as seen from outside, and everything that was wrong with it.
+//! Observed behaviour of the services of a random tree, and all violations.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,7 +41,7 @@ struct Life {
     failures: u32,
 }
 
-/// Who starts children: a body, or a group that it started.
+/// Parent of children: a body, or a group that it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Body {
     id: u64,
@@ -71,7 +71,7 @@ impl Guard {
         self.world.lock().is_last(&self.path, self.body.id);
     }
 
-    /// It ends, and nobody asked for it: its children go on for a moment.
+    /// It ends without a stop: its children run on for a moment.
     pub(super) fn ends_itself(&self) {
         self.world.lock().bodies.retain(|body| body.id != self.body.id);
     }
@@ -231,7 +231,7 @@ impl Seen {
         self.wrong.extend(wrong.collect::<Vec<_>>());
     }
 
-    /// What has to end has no children any more, and nothing that was started after it.
+    /// A service that ends has no children any more, and none that was started after it.
     fn is_last(&mut self, path: &str, id: u64) {
         let Some(this) = self.bodies.iter().find(|body| body.id == id) else { return };
         let (below, alone) = (format!("{path}."), self.stopped.contains(path));

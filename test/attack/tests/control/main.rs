@@ -158,10 +158,9 @@ fn every_attack_of_root_succeeds_without_the_protections() {
     assert_eq!(every_attack_of(0), [""; 0]);
 }
 
-/// As observed on the node before the protections: the device loses its file, the next volume gets the number, and the first
-/// tenant still has the device.
+/// Regression: the device loses its file, the next volume gets its number, and the first tenant still has it open.
 #[test]
-fn a_tenant_reads_and_overwrites_the_next_volume_without_the_protections() {
+fn without_protections_a_tenant_overwrites_the_next_volume() {
     const MARKS: [&CStr; 2] = [c"the first tenant", c"the next tenant"];
     let pod = Pod::new();
     // In a process of its own, so that the tenant's descriptors are closed when it ends.

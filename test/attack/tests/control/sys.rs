@@ -43,8 +43,8 @@ pub fn detach(device: &File) {
     _ = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD, 0) };
 }
 
-/// A BPF program that accepts every packet which processes of a cgroup receive, attached by a link. Such a link can be
-/// detached, as one of type `BPF_LSM_CGROUP` can.
+/// A BPF program that accepts all packets of a cgroup, attached by a link, which can be detached like a
+/// `BPF_LSM_CGROUP` link.
 pub fn link(cgroup: &File) -> OwnedFd {
     // r0 = 1; exit.
     let instructions = [0x0000_0001_0000_00b7_u64, 0x95];

@@ -9,8 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 const NODE: &str = "granary";
 const VOLUMES: &str = "/volumes";
 
-/// The kubelet renews the node's lease, and the node stays Ready, while a pod has as many processes as it may have and tries to
-/// start more.
+/// The node stays Ready and renews its lease while a pod at its process limit tries to start more.
 pub async fn is_survived(case: &Case, claim: &str) -> Result<(), Failure> {
     let before = ready(case).await?;
     let volume = limit_reached(case, claim).await?;

@@ -1,7 +1,6 @@
-//! Every attack of the list, from real pods on the booted node: none succeeds.
-//!
-//! Two pods run all attacks, one under Pod Security `restricted` and one as root with `CAP_SYS_ADMIN` and without seccomp. The
-//! claims of the first one are deleted while it runs; the second one is the next tenant.
+//! Every attack of the list, from real pods on the booted node: none succeeds. One pod runs them under Pod Security
+//! `restricted`, one as root with `CAP_SYS_ADMIN` and without seccomp. The claims of the first one are deleted while it
+//! runs; the second one is the next tenant.
 
 mod bomb;
 
@@ -231,8 +230,8 @@ impl Attacker {
         }
     }
 
-    /// Deletes the claims and removes their finalizers, as a tenant can. The volumes stay, because the pod uses them, and an
-    /// event on each PV says so.
+    /// Deletes the claims and their finalizers, as a tenant can. The volumes stay in use, and an event on each PV
+    /// reports it.
     async fn loses_its_claims(&self, case: &Case) -> Result<(), Failure> {
         for claim in [self.kind.files, self.kind.device] {
             case.delete_claim(claim).await?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs};
 
-use browser::{Browser, Files, Screen, Served, Tab};
+use browser::{Browser, FakeServer, Files, Screen, Tab};
 use status::sample;
 
 fn main() -> ExitCode {
@@ -23,7 +23,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         env::var_os("BUILD_WORKSPACE_DIRECTORY").ok_or("run it with: bazel run //test/browser:screenshot")?;
     let page = sample::example();
     let html = page.html();
-    let served = Served::start(page)?;
+    let served = FakeServer::start(page)?;
     let mut browser = Browser::start(&Files::from_target()?)?;
     let mut tab = Tab::open(&mut browser)?;
     tab.be(Screen::DESK)?;

@@ -49,7 +49,7 @@ async fn create(case: &Case) -> Result<Vec<Server>, Failure> {
         Ok(if bound > 0 { Seen::Done(()) } else { Seen::NotYet("none is".to_owned()) })
     })
     .await?;
-    // While the others are made; and while pods get them.
+    // While the others are created, and while pods get them.
     end_the_storage_tasks(case).await?;
     end_the_storage_tasks(case).await?;
     let mut servers = Vec::new();

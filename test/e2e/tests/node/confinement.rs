@@ -1,9 +1,9 @@
-//! What a tenant may ask of the kernel.
+//! System calls of a tenant.
 
 use e2e::{Case, Failure, Server};
 
-/// Of a pod that says nothing about it, as docs/operations/security.md says. Another filter than the default one could let
-/// namespaces be made.
+/// Of a pod that says nothing about it, as docs/operations/security.md says. Another filter than the default one could allow
+/// new namespaces.
 pub async fn filter(case: &Case, pod: &Server) -> Result<(), Failure> {
     let status = pod.read("/proc/self/status").await?;
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));

@@ -1,8 +1,8 @@
-//! What a pod sees of a block volume.
+//! A block volume in a pod.
 
 use crate::directory::{MARK, USER};
 use crate::volumes::{DEVICE, MIB};
-use e2e::{Case, Failure, Server, promised};
+use e2e::{Case, Failure, Server, capacity_of};
 
 pub const PATH: &str = "/dev/device";
 
@@ -14,7 +14,7 @@ pub async fn ends(case: &Case, pod: &Server) -> Result<(), Failure> {
     assert_eq!(pod.direct(PATH).await?, None);
     let painted = pod.paint(PATH, "all of it").await?;
     assert_eq!((painted.written, painted.errno.as_str()), (size, "ENOSPC"));
-    assert_eq!(promised(&case.volume_of("device").await?), Some(size));
+    assert_eq!(capacity_of(&case.volume_of("device").await?), Some(size));
     Ok(())
 }
 
@@ -22,11 +22,11 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
     let size = DEVICE[1];
     pod.write(PATH, "hello").await?;
     case.resize("device", size).await?;
-    case.promises("device", size).await?;
+    case.has_capacity("device", size).await?;
     // Kubelet looks at a pod that does not change about once a minute only.
     case.touch(pod.name()).await?;
     case.expanded("device", size).await?;
-    assert_eq!(promised(&case.volume_of("device").await?), Some(size));
+    assert_eq!(capacity_of(&case.volume_of("device").await?), Some(size));
     let device = pod.device(PATH).await?;
     assert_eq!((device.size, device.direct), (size, Some(true)));
     assert_eq!(pod.read(PATH).await?, "hello");

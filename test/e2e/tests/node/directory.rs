@@ -1,14 +1,14 @@
-//! What a pod sees of a volume with a file system.
+//! A filesystem volume in a pod.
 
 use crate::volumes::{DIRECTORY, INSIDE, MIB, SMALL, SUB_PATH};
-use e2e::{Case, Failure, Pod, Server, is_ours, promised};
+use e2e::{Case, Failure, Pod, Server, capacity_of, is_ours};
 use workload::Executed;
 
 pub const NOTE: &str = "/data/note";
 /// Of the pod that is not root.
 pub const USER: u32 = 1000;
 pub const GROUP: u32 = 2000;
-/// What a tenant writes everywhere, and the next one looks for.
+/// A tenant writes this everywhere, and the next one searches for it.
 pub const MARK: &str = "the first tenant's secret";
 
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
@@ -38,7 +38,7 @@ pub async fn ends(case: &Case, pod: &Server) -> Result<(), Failure> {
     assert!(fill.full.free < METADATA, "{} bytes are free in a full volume", fill.full.free);
 
     let volume = case.volume_of("data").await?;
-    assert_eq!(promised(&volume), Some(size));
+    assert_eq!(capacity_of(&volume), Some(size));
     assert!(is_ours(&volume), "{volume:?}");
     Ok(())
 }
@@ -47,7 +47,7 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
     let size = DIRECTORY[1];
     case.resize("data", size).await?;
     case.expanded("data", size).await?;
-    assert_eq!(promised(&case.volume_of("data").await?), Some(size));
+    assert_eq!(capacity_of(&case.volume_of("data").await?), Some(size));
     let space = pod.inspect(Pod::PATH).await?.space;
     assert_eq!((space.size, space.inodes), (size, size / 2048));
     assert_eq!(pod.read(format!("{INSIDE}/note")).await?, "hello");

@@ -1,5 +1,4 @@
-//! What a user sees of one node: volumes of both kinds, and what else a tenant has of it; and what the node does when its
-//! programs are killed.
+//! One node as its users see it: volumes of both kinds, the network, limits, and restarts of killed programs.
 
 mod burst;
 mod confinement;

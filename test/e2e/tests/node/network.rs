@@ -16,7 +16,7 @@ pub async fn cases(part: &Part, client: &Server, server: &Server) {
     );
 }
 
-/// What a container calls itself is its pod's name.
+/// A container's host name is its pod's name.
 fn question() -> String {
     serve::target(&Check::Read { path: "/etc/hostname".into() })
 }
@@ -64,5 +64,5 @@ async fn api_server(case: &Case, client: &Server) -> Result<(), Failure> {
 
 #[track_caller]
 fn address(text: Option<String>) -> Ipv4Addr {
-    text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is no address"))
+    text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is not an address"))
 }

@@ -15,7 +15,7 @@ const POD: &str = "set-0";
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let pod = part.must_show("a_stateful_set_has_two_claims_for_a_pod", start(case)).await?;
-    let pod = part.must_show("a_pod_that_is_lost_is_made_again_with_its_volumes", is_lost(case, &pod)).await?;
+    let pod = part.must_show("a_lost_pod_is_created_again_with_its_volumes", is_lost(case, &pod)).await?;
     part.shows("kubelet_has_statistics_of_the_volumes", statistics(case, &pod)).await;
     Ok(())
 }
@@ -37,7 +37,7 @@ async fn start(case: &Case) -> Result<Server, Failure> {
     let pod = case.find(POD).await?;
     pod.write("/data/note", "kept").await?;
     pod.write("/dev/device", "kept").await?;
-    // What the statistics are to show: kubelet looks about once a minute.
+    // For the statistics, which kubelet updates about once a minute.
     assert_eq!(pod.fill(Pod::PATH, true).await?.errno, "ENOSPC");
     Ok(pod)
 }

@@ -1,4 +1,4 @@
-//! What the node tells about itself.
+//! The status page, metrics and facts of the node.
 
 use e2e::{Case, Failure, KEEP_FREE, PATIENCE, Seen, eventually};
 use localstorage::Budget;
@@ -47,11 +47,11 @@ pub async fn kept_free(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "the capacity for class local to be what is free", async || {
         let facts = facts(case).await?;
         let disk = &facts["storage"]["disk"];
-        let [size, reserve, promised, free] =
+        let [size, reserve, volumes, free] =
             ["size", "reserve", "promised", "free"].map(|number| disk[number].as_u64().unwrap_or_default());
         let kept = Budget::of(Bytes::new(size)).reserve().saturating_add(KEEP_FREE);
         assert_eq!(Bytes::new(reserve), kept, "{disk}");
-        assert!(promised > 0 && free == size - reserve - promised, "{disk}");
+        assert!(volumes > 0 && free == size - reserve - volumes, "{disk}");
         // The largest volume has its inodes, one for 2 KiB, in the same space: a quarter of its size. Whole blocks.
         let largest = free / 5 * 4;
         let offered = case.capacity("local").await?;

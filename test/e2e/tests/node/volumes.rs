@@ -73,14 +73,14 @@ async fn first(case: &Case) -> Result<Server, Failure> {
 
 async fn on_the_directory(part: &Part, first: &Server) {
     part.shows("a_sub_path_is_a_directory_of_the_volume", directory::sub_path(first)).await;
-    part.shows("a_volume_ends_at_its_promised_size", directory::ends(&part.case, first)).await;
+    part.shows("a_volume_ends_at_its_size", directory::ends(&part.case, first)).await;
     // XFS gives the space of a removed file back in the background: what fills the volume comes before.
     part.shows("a_program_on_a_volume_can_be_executed", directory::executes(first)).await;
     part.shows("a_directory_grows_under_its_pod", directory::grows(&part.case, first)).await;
 }
 
 async fn on_the_device(part: &Part, first: &Server) {
-    part.shows("a_device_ends_at_its_promised_size", device::ends(&part.case, first)).await;
+    part.shows("a_device_ends_at_its_size", device::ends(&part.case, first)).await;
     part.shows("a_device_grows_under_its_pod", device::grows(&part.case, first)).await;
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Host {
 }
 
 /// Where orders go that are not carried out at once. The end of `tasks` is the order to power off.
-struct Received {
+struct Senders {
     tasks: Sender<Task>,
     answers: Sender<Answer>,
 }
@@ -39,8 +39,8 @@ impl Host {
         let writer = port.try_clone()?;
         let (task_sender, tasks) = mpsc::channel();
         let (answer_sender, answers) = mpsc::channel();
-        let received = Received { tasks: task_sender, answers: answer_sender };
-        thread::Builder::new().name("orders".into()).spawn(move || listen(reader, &writer, received))?;
+        let senders = Senders { tasks: task_sender, answers: answer_sender };
+        thread::Builder::new().name("orders".into()).spawn(move || listen(reader, &writer, senders))?;
         Ok(Self { port: Mutex::new(port), tasks: Mutex::new(tasks), answers: Mutex::new(answers) })
     }
 
@@ -84,8 +84,8 @@ fn find() -> Option<PathBuf> {
     device.exists().then_some(device)
 }
 
-fn listen(reader: File, writer: &File, received: Received) {
-    let Received { tasks, answers } = received;
+fn listen(reader: File, writer: &File, senders: Senders) {
+    let Senders { tasks, answers } = senders;
     // Absent from the order to power off on.
     let mut tasks = Some(tasks);
     let mut reader = BufReader::new(reader);

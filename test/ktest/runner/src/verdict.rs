@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_leaves_in_the_middle_of_a_test_fails_with_its_name() {
+    fn a_program_that_exits_within_a_test_fails_with_its_name() {
         let left = verdict(&End::Exit(Outcome::Code(0)), &[("a", PASSED)], &["b", "c"]);
         assert_eq!(left, Verdict::Left(Outcome::Code(0), vec!["b".into(), "c".into()]));
         assert_eq!(left.to_string(), "the test program ended with status 0 in the middle of b, c");
     }
 
     #[test]
-    fn a_guest_without_a_status_is_never_a_success_and_names_what_ran() {
+    fn a_guest_without_a_status_fails_and_names_running_tests() {
         for end in [End::Panicked, End::Silent, End::Fault(vec!["a".into()]), End::Hung] {
             let verdict = Verdict::new(&end, &results(&[("a", PASSED)], &["b"]), true, TIME);
             assert!(matches!(verdict, Verdict::Guest(..)), "{end:?}: {verdict}");

@@ -69,7 +69,7 @@ fn a_test_that_fails_is_reported_with_its_message_and_its_time() {
 }
 
 #[test]
-fn a_panic_of_the_kernel_is_reported_with_the_console_and_the_test() {
+fn a_kernel_panic_is_reported_with_the_console_and_the_test() {
     let run = Run::of("panics_the_kernel", "120");
     run.assert_refused("the guest's kernel panicked; it ran panics_the_kernel");
     run.assert_refused("sysrq triggered crash");
@@ -114,7 +114,7 @@ fn a_test_that_hangs_is_named_and_shows_what_it_waits_for() {
 
 #[test]
 fn bazels_filter_chooses_tests() {
-    let run = Run::with("120", |command| command.env("TESTBRIDGE_TEST_ONLY", "flush_failed"));
+    let run = Run::with("120", |command| command.env("TESTBRIDGE_TEST_ONLY", "flush_fails"));
     assert!(run.output.status.success(), "{}", run.stderr());
     assert!(run.xml.contains("tests=\"1\"") && run.xml.contains("a_flush_fails"), "{}", run.xml);
 }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flushes_are_found_in_their_order_and_a_missing_one_is_not_noticed() {
+    fn flushes_are_found_in_order_and_can_be_omitted() {
         let scratch = std::env::temp_dir().join(format!("without-flush-{}", std::process::id()));
         fs::create_dir(&scratch).unwrap();
         let path = fs::canonicalize(&scratch).unwrap().join("file");

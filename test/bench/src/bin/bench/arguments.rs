@@ -38,7 +38,7 @@ pub(crate) struct ImageFiles {
     system: PathBuf,
     #[arg(long, hide = true)]
     cmdline: PathBuf,
-    /// What is weighed.
+    /// Files to weigh.
     #[arg(long, hide = true)]
     pub(crate) part: Vec<PartFile>,
 }

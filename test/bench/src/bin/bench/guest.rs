@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use bench::{BurstSample, Sample, Word};
 
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct Measurement {
     pub(crate) kernel: String,
     pub(crate) samples: Vec<Sample>,
 }
@@ -20,14 +20,14 @@ pub(crate) enum GuestError {
     Wait(#[source] io::Error),
     #[error("cannot listen to the guest")]
     Listen(#[source] io::Error),
-    #[error("the guest says what is not understood: {line:?}")]
+    #[error("the guest sent an invalid message: {line:?}")]
     Word { line: String, source: serde_json::Error },
     #[error("the guest ended with {0}; what it said is above")]
     Failed(ExitStatus),
 }
 
 /// Boots the guest, lets it measure everything so often, and listens to its end.
-pub(crate) fn measure(program: &Path, runs: u32) -> Result<Heard, GuestError> {
+pub(crate) fn measure(program: &Path, runs: u32) -> Result<Measurement, GuestError> {
     let start = |source| GuestError::Start { program: program.to_path_buf(), source };
     let mut child = Command::new(program)
         .args(["measure", &format!("--runs={runs}")])
@@ -35,48 +35,49 @@ pub(crate) fn measure(program: &Path, runs: u32) -> Result<Heard, GuestError> {
         .stdout(Stdio::piped())
         .spawn()
         .map_err(start)?;
-    let heard = child.stdout.take().map_or_else(|| Ok(Heard::default()), |stdout| listen(BufReader::new(stdout), runs));
+    let measured =
+        child.stdout.take().map_or_else(|| Ok(Measurement::default()), |stdout| listen(BufReader::new(stdout), runs));
     let status = child.wait().map_err(GuestError::Wait)?;
-    match heard {
-        // Then a line that is cut off is no surprise.
+    match measured {
+        // A line may be cut off then.
         Ok(_) | Err(GuestError::Word { .. }) if !status.success() => Err(GuestError::Failed(status)),
-        heard => heard,
+        measured => measured,
     }
 }
 
-/// Starts a program that tells a sample a line, and listens to its end.
+/// Starts a program that prints one sample per line, and reads to its end.
 pub(crate) fn bursts(program: &Path, arguments: &[String]) -> Result<Vec<BurstSample>, GuestError> {
     let start = |source| GuestError::Start { program: program.to_path_buf(), source };
-    let told = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let told = told.map_err(start)?;
-    if !told.status.success() {
-        return Err(GuestError::Failed(told.status));
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.map_err(start)?;
+    if !output.status.success() {
+        return Err(GuestError::Failed(output.status));
     }
-    let lines = String::from_utf8_lossy(&told.stdout);
+    let lines = String::from_utf8_lossy(&output.stdout);
     lines
         .lines()
         .map(|line| serde_json::from_str(line).map_err(|source| GuestError::Word { line: line.to_owned(), source }))
         .collect()
 }
 
-/// Listens to the end, whatever comes: the guest shall not wait for its listener.
-fn listen(lines: impl BufRead, runs: u32) -> Result<Heard, GuestError> {
-    let mut heard = Heard::default();
+/// Reads to the end, also after an error, so that the guest does not block.
+fn listen(lines: impl BufRead, runs: u32) -> Result<Measurement, GuestError> {
+    let mut measured = Measurement::default();
     let mut wrong = None;
     for line in lines.lines() {
         let line = line.map_err(GuestError::Listen)?;
         match serde_json::from_str(&line) {
-            Ok(Word::Kernel(release)) => heard.kernel = release,
+            Ok(Word::Kernel(release)) => measured.kernel = release,
             Ok(Word::Sample(sample)) => {
-                if heard.samples.last().is_none_or(|last| last.run != sample.run) {
+                if measured.samples.last().is_none_or(|last| last.run != sample.run) {
                     eprintln!("run {} of {runs}", sample.run);
                 }
-                heard.samples.push(sample);
+                measured.samples.push(sample);
             }
             Err(source) => wrong = wrong.or(Some(GuestError::Word { line, source })),
         }
     }
-    wrong.map_or(Ok(heard), Err)
+    wrong.map_or(Ok(measured), Err)
 }
 
 #[cfg(test)]
@@ -93,14 +94,14 @@ mod tests {
             r#"{"sample":{"operation":"get","present":0,"run":1,"syscalls":{"ioctl":1},"flushes":0}}"#,
             "\n"
         );
-        let heard = listen(lines.as_bytes(), 1).unwrap();
-        assert_eq!(heard.kernel, "6.12");
-        assert_eq!((heard.samples.len(), heard.samples[0].operation), (1, Operation::Get));
+        let measured = listen(lines.as_bytes(), 1).unwrap();
+        assert_eq!(measured.kernel, "6.12");
+        assert_eq!((measured.samples.len(), measured.samples[0].operation), (1, Operation::Get));
     }
 
     #[test]
-    fn what_is_no_word_is_shown() {
+    fn an_invalid_message_is_shown() {
         let error = listen("Segmentation fault\nand more\n".as_bytes(), 1).unwrap_err();
-        assert_eq!(error.to_string(), r#"the guest says what is not understood: "Segmentation fault""#);
+        assert_eq!(error.to_string(), r#"the guest sent an invalid message: "Segmentation fault""#);
     }
 }

@@ -1,7 +1,7 @@
-//! Boots the image, lets a pod use a volume, asks for many volumes, and reads what the node tells of itself.
+//! Boots the image, lets a pod use a volume, asks for many volumes, and reads the metrics of the node.
 
+use std::error::Error;
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use announce::StageState;
 use bench::{BootSample, Part};
-use envtest::{Late, Seen, eventually};
+use envtest::{Seen, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
 use kube::api::{ListParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
-use launch::{BootError, Data, Event, Image, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
+use launch::{Data, Event, Image, Node, Options, SHUTDOWN_LIMIT};
 use serde_json::json;
 
 const NODE: &str = "granary";
@@ -47,34 +47,13 @@ impl FromStr for PartFile {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ImageError {
-    #[error("cannot look at {path}")]
-    Part { path: PathBuf, source: io::Error },
-    #[error("cannot make a temporary directory")]
-    Directory(#[source] io::Error),
-    #[error("the image does not boot")]
-    Boot(#[from] BootError),
-    #[error("the API server refuses")]
-    Api(#[from] kube::Error),
-    #[error("cannot watch an object")]
-    Watch(#[from] kube::runtime::wait::Error),
-    #[error("cannot make the request for the metrics")]
-    Request(#[from] http::Error),
-    #[error("an object is none")]
-    Object(#[from] serde_json::Error),
-    #[error(transparent)]
-    Late(#[from] Late),
-    #[error("the node's metrics have no {MEMORY}")]
-    NoMemory,
-    #[error("the node does not shut down")]
-    ShutDown(#[from] ShutdownError),
-}
+/// For people only.
+pub(crate) type ImageError = Box<dyn Error + Send + Sync>;
 
-/// What the files take. A disk image has holes, which take nothing.
+/// Allocated bytes of the files: holes of a disk image do not count.
 pub(crate) fn weigh(files: &[PartFile]) -> Result<Vec<Part>, ImageError> {
     let part = |file: &PartFile| {
-        let data = fs::metadata(&file.path).map_err(|source| ImageError::Part { path: file.path.clone(), source })?;
+        let data = fs::metadata(&file.path).map_err(|error| format!("cannot read {}: {error}", file.path.display()))?;
         // st_blocks counts 512 bytes: stat(2).
         let bytes = data.len().min(data.blocks() * 512);
         Ok(Part { name: file.name.clone(), bytes })
@@ -84,7 +63,7 @@ pub(crate) fn weigh(files: &[PartFile]) -> Result<Vec<Part>, ImageError> {
 
 /// Boots the image once, and lets it have so many volumes. Returns what executed it, too.
 pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSample), ImageError> {
-    let directory = tempfile::tempdir().map_err(ImageError::Directory)?;
+    let directory = tempfile::tempdir()?;
     let mut options = Options::new(image, directory.path());
     options.data = Data::Temporary;
     let (mut sample, mut accelerator, mut start) = (BootSample::default(), String::new(), Instant::now());
@@ -153,10 +132,10 @@ async fn claims(client: &Client, volumes: u32) -> Result<(), ImageError> {
         .try_collect::<()>()
         .await?;
     eventually(PATIENCE, &format!("{volumes} claims are bound"), async || {
-        let list = claims.list(&ListParams::default()).await.map_err(ImageError::from)?;
+        let list = claims.list(&ListParams::default()).await?;
         let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
         let bound = list.items.iter().filter(|claim| phase(claim).as_deref() == Some("Bound")).count();
-        Ok::<_, ImageError>(if bound == list.items.len() { Seen::Done(()) } else { Seen::NotYet(format!("{bound}")) })
+        Ok::<_, kube::Error>(if bound == list.items.len() { Seen::Done(()) } else { Seen::NotYet(format!("{bound}")) })
     })
     .await?;
     Ok(())
@@ -176,11 +155,11 @@ fn claim(name: &str, node: Option<&str>) -> Result<PersistentVolumeClaim, serde_
     }))
 }
 
-/// What the node's program needs, as its metrics tell.
+/// Memory of the node's program, from its metrics.
 async fn memory(client: &Client) -> Result<u64, ImageError> {
     let request = http::Request::get(format!("/api/v1/nodes/{NODE}:7839/proxy/metrics")).body(Vec::new())?;
     let text = client.request_text(request).await?;
-    value(&text, MEMORY).ok_or(ImageError::NoMemory)
+    value(&text, MEMORY).ok_or_else(|| format!("the node's metrics have no {MEMORY}").into())
 }
 
 /// The value of a metric without labels, in Prometheus' text format.

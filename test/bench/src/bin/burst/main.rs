@@ -1,4 +1,4 @@
-//! Serves bursts of claims in a cluster of its own, and tells the samples: a JSON word a line.
+//! Serves bursts of claims in a cluster of its own, and prints the samples: one JSON message per line.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -45,13 +45,13 @@ async fn measure(arguments: &Arguments) -> Result<(), Box<dyn Error + Send + Syn
     for run in 1..=arguments.runs {
         for way in [Way::Ours, Way::OneWorker, Way::LimitedClient] {
             let claims = if way == Way::LimitedClient { arguments.claims_of_limited_client } else { arguments.claims };
-            tell(&way::measure(&cluster, way, run, claims).await?)?;
+            print(&way::measure(&cluster, way, run, claims).await?)?;
         }
     }
     Ok(())
 }
 
-fn tell(sample: &BurstSample) -> io::Result<()> {
+fn print(sample: &BurstSample) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, sample)?;
     out.write_all(b"\n")?;

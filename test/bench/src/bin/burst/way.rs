@@ -70,7 +70,7 @@ pub(crate) async fn measure(cluster: &Cluster, way: Way, run: u32, claims: u32) 
     let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
         provisioner::run(cx, settings.clone())
     });
-    // A volume is announced when its PV is made. To ask the API server would be load.
+    // A volume is announced when its PV is created. To ask the API server would be load.
     eventually(PATIENCE * 4, &format!("{claims} volumes"), async || {
         let records = disk.records()?.readable;
         let announced = records.values().filter(|record| record.state == State::Announced).count();

@@ -14,7 +14,7 @@ const CALLS: u64 = 1000;
 pub(crate) enum ControlError {
     #[error("nothing can be counted")]
     Trace(#[from] TraceError),
-    #[error("the counter is wrong: where {CALLS} getppid and one getpgid are made it sees {seen:?}")]
+    #[error("the counter is wrong: it counts another number than {CALLS} getppid and one getpgid: {seen:?}")]
     Wrong { seen: BTreeMap<String, u64> },
 }
 

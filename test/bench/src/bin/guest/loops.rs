@@ -5,11 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use loopdev::{Config, Control, Detach, Device};
-use nix::unistd::syncfs;
 use units::Bytes;
 
-use crate::call::CallError;
+use crate::call::{CallError, arrange, wrong};
 use crate::region::measured;
+use crate::volumes::sync;
 
 const CONFIG: Config = Config {
     block_size: None,
@@ -71,11 +71,7 @@ pub(crate) fn list(mount: &Path, present: u32) -> Result<(), CallError> {
     if usize::try_from(present).is_ok_and(|present| present == found) {
         Ok(())
     } else {
-        Err(CallError::Wrong {
-            what: "number of devices",
-            found: u32::try_from(found).unwrap_or(u32::MAX),
-            expected: present,
-        })
+        Err(wrong("number of devices", u32::try_from(found).unwrap_or(u32::MAX), present))
     }
 }
 
@@ -84,12 +80,6 @@ fn attached(mount: &Path) -> Result<(Backing, Device), CallError> {
     let device = Control::open()?.attach(&backing.file, &CONFIG)?;
     sync(mount)?;
     Ok((backing, device))
-}
-
-/// What was done so far does not reach the disk in the region.
-fn sync(mount: &Path) -> Result<(), CallError> {
-    let synced = File::open(mount).and_then(|mount| Ok(syncfs(mount)?));
-    synced.map_err(CallError::arrange("sync", mount))
 }
 
 struct Backing {
@@ -105,12 +95,12 @@ impl Backing {
             file.set_len(Bytes::MIB.get())?;
             Ok::<File, io::Error>(file)
         };
-        let file = make().map_err(CallError::arrange("make", &path))?;
+        let file = make().map_err(arrange("create", &path))?;
         Ok(Self { path, file })
     }
 
     fn resize(&self, size: Bytes) -> Result<(), CallError> {
-        self.file.set_len(size.get()).map_err(CallError::arrange("resize", &self.path))
+        self.file.set_len(size.get()).map_err(arrange("resize", &self.path))
     }
 
     fn discard(self, device: Device) -> Result<(), CallError> {
@@ -118,11 +108,11 @@ impl Backing {
         self.discarded(end)
     }
 
-    /// Nobody else may have the device open: the next count would find it.
+    /// No other process may have the device open: the next count would include it.
     fn discarded(self, end: Detach) -> Result<(), CallError> {
         if end != Detach::Detached {
-            return Err(CallError::Deferred);
+            return Err("the loop device is in use by another process and stays for now".into());
         }
-        fs::remove_file(&self.path).map_err(CallError::arrange("remove", &self.path))
+        fs::remove_file(&self.path).map_err(arrange("remove", &self.path))
     }
 }

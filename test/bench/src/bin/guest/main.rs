@@ -1,4 +1,4 @@
-//! Measures in the guest: `guest measure` tells samples, a JSON word a line. For each sample it starts
+//! Measures in the guest: `guest measure` prints samples, one JSON message per line. For each sample it starts
 //! itself again as `guest call`, which makes one operation under its eyes.
 #![forbid(unsafe_code)]
 
@@ -14,12 +14,13 @@ mod region;
 mod tracer;
 mod volumes;
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bench::Operation;
 use clap::{Parser, Subcommand};
+
+use crate::call::CallError;
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -61,12 +62,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Measure { runs } => measure::all(runs).map_err(Box::<dyn Error>::from),
-        Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(Box::<dyn Error>::from),
-        Command::Call { operation, directory, present } => {
-            call::make(operation, &directory, present).map_err(Box::<dyn Error>::from)
-        }
-        Command::Control => control::make().map_err(Box::<dyn Error>::from),
+        Command::Measure { runs } => measure::all(runs).map_err(CallError::from),
+        Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(CallError::from),
+        Command::Call { operation, directory, present } => call::make(operation, &directory, present),
+        Command::Control => control::make().map_err(CallError::from),
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     eprintln!("error: {}", causes::lines(&*error));

@@ -26,24 +26,21 @@ pub(crate) enum MeasureError {
     Populate { present: u32, things: &'static str, source: CallError },
     #[error("cannot count the system calls of {operation} with {present} {}", operation.subject().things())]
     Trace { operation: Operation, present: u32, source: TraceError },
-    #[error("cannot tell what was counted")]
-    Tell(#[source] io::Error),
+    #[error("cannot print a sample")]
+    Print(#[source] io::Error),
 }
 
-/// Measures every operation so often, and tells the samples.
-///
-/// Runs are interleaved: an operation with few things there, the same with many, the next operation;
-/// then all again. What drifts meets all alike.
+/// Measures every operation `runs` times and prints the samples. Runs are interleaved, so that a drift affects all
+/// alike.
 pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
     control::check()?;
     let kernel = uname().map_err(MeasureError::Kernel)?;
-    tell(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
+    print(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
     let [few, many] = Subject::Fsquota.populations();
     let disks = [(arrange(few)?, few), (arrange(many)?, many)];
     let [few, many] = Subject::Volume.populations();
     let stores = [(provide(few)?, few), (provide(many)?, many)];
-    // The kernel keeps a device that is not attached any more: from here on there are always as many,
-    // with the one that is measured.
+    // The kernel keeps detached devices: from here on their number is constant.
     let [_, most] = Subject::Loopdev.populations();
     devices(disks[0].0.path(), most + 1, || Ok(()))?;
     for run in 1..=runs {
@@ -101,7 +98,7 @@ fn provide(present: u32) -> Result<XfsDisk, MeasureError> {
     Ok(disk)
 }
 
-/// Serves so many claims at once, so often, and tells the samples.
+/// Serves so many claims at once, so often, and prints the samples.
 pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), MeasureError> {
     for run in 1..=runs {
         let mut samples = Vec::new();
@@ -124,15 +121,15 @@ fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(
     ];
     let Seen { syscalls, observed: [before, after] } = trace(&arguments, || block_stats(disk.device()))
         .map_err(|source| MeasureError::Trace { operation, present, source })?;
-    tell(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))
+    print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))
 }
 
-fn tell(word: &Word) -> Result<(), MeasureError> {
+fn print(word: &Word) -> Result<(), MeasureError> {
     line(word)
 }
 
 fn line(word: &impl serde::Serialize) -> Result<(), MeasureError> {
     let mut out = io::stdout().lock();
-    let told = serde_json::to_writer(&mut out, word).map_err(io::Error::from);
-    told.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).map_err(MeasureError::Tell)
+    let written = serde_json::to_writer(&mut out, word).map_err(io::Error::from);
+    written.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).map_err(MeasureError::Print)
 }

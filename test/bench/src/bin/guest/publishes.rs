@@ -11,7 +11,7 @@ use proto::csi::volume_capability::{AccessMode as Access, AccessType, BlockVolum
 use proto::csi::{NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
 use volume::{Allocation, Mode, VolumeId};
 
-use crate::call::CallError;
+use crate::call::{CallError, arrange};
 use crate::region::measured;
 use crate::volumes;
 
@@ -26,18 +26,17 @@ pub(crate) struct Mounted {
 impl Mounted {
     pub(crate) fn new(mount: &Path, mounts: u32) -> Result<Self, CallError> {
         let place = mount.join(KUBELET).join("other");
-        fs::create_dir_all(&place).map_err(CallError::arrange("make", &place))?;
+        fs::create_dir_all(&place).map_err(arrange("create", &place))?;
         for _ in 0..mounts {
             nix::mount::mount(Some(&place), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-                .map_err(|errno| CallError::arrange("mount on", &place)(errno.into()))?;
+                .map_err(|errno| arrange("mount on", &place)(errno.into()))?;
         }
         Ok(Self { place, mounts })
     }
 
     pub(crate) fn unmount(self) -> Result<(), CallError> {
         let Self { place, mounts } = self;
-        (0..mounts)
-            .try_for_each(|_| umount(&place).map_err(|errno| CallError::arrange("unmount", &place)(errno.into())))
+        (0..mounts).try_for_each(|_| umount(&place).map_err(|errno| arrange("unmount", &place)(errno.into())))
     }
 }
 

@@ -8,7 +8,7 @@ use bench::Operation;
 use fsquota::{Allocator, FsError, Limits, ProjectId};
 use units::Bytes;
 
-use crate::call::CallError;
+use crate::call::{CallError, arrange, wrong};
 use crate::region::measured;
 
 /// Where the directories with projects are, below the mount.
@@ -37,8 +37,7 @@ pub(crate) fn next(mount: &Path) -> Result<(), CallError> {
     Ok(measured(|| (0..Operation::Next.calls()).try_for_each(|_| ids.next().map(drop)))??)
 }
 
-/// The plain way to an ID for a new project, which keeps no counter: asks for one quota after the
-/// other, from ID 1 on, until an ID is missing.
+/// Finds a free project ID without a counter: reads one quota after the other, from ID 1 on, until an ID is missing.
 pub(crate) fn walk_for_id(mount: &Path, projects: u32) -> Result<(), CallError> {
     let fs = open(mount)?;
     fsquota::sync(&fs)?;
@@ -112,10 +111,10 @@ fn limits() -> Limits {
 }
 
 fn require(what: &'static str, found: u32, expected: u32) -> Result<(), CallError> {
-    if found == expected { Ok(()) } else { Err(CallError::Wrong { what, found, expected }) }
+    if found == expected { Ok(()) } else { Err(wrong(what, found, expected)) }
 }
 
-/// A new directory beside the others. What was done to make it has reached the disk.
+/// A new directory beside the others. Its creation has reached the disk.
 struct Volume {
     fs: File,
     /// With a batch in memory: the counter is not written soon.
@@ -151,14 +150,14 @@ impl Volume {
     /// Leaves no project behind that a later walk would find.
     fn discard(self) -> Result<(), CallError> {
         fsquota::remove(&self.dir)?;
-        fs::remove_dir(&self.path).map_err(CallError::arrange("remove", &self.path))
+        fs::remove_dir(&self.path).map_err(arrange("remove", &self.path))
     }
 }
 
 fn open(path: &Path) -> Result<File, CallError> {
-    File::open(path).map_err(CallError::arrange("open", path))
+    File::open(path).map_err(arrange("open", path))
 }
 
 fn make_dir(path: &Path) -> Result<(), CallError> {
-    fs::create_dir(path).map_err(CallError::arrange("make", path))
+    fs::create_dir(path).map_err(arrange("create", path))
 }

@@ -5,7 +5,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
 use nix::unistd::{Pid, getpgid};
 
-/// Process IDs end at 2^22, so that no process has these and nobody else asks for them.
+/// Process IDs end at 2^22, so that no process has these.
 pub(crate) const BEGIN: i32 = 0x4245_4749;
 pub(crate) const END: i32 = 0x454e_4421;
 

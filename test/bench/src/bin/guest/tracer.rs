@@ -15,9 +15,9 @@ use crate::region;
 
 #[derive(Debug)]
 pub(crate) struct Seen<T> {
-    /// How often each system call was made, by name.
+    /// Number of calls of each system call, by name.
     pub(crate) syscalls: BTreeMap<String, u64>,
-    /// What `observe` told when the region began, and when it had ended.
+    /// Results of `observe` at the begin and at the end of the region.
     pub(crate) observed: [T; 2],
 }
 
@@ -42,8 +42,8 @@ enum Phase<T> {
     Inside(T),
 }
 
-/// Runs this program again with `arguments` and counts the system calls of its region, at whose
-/// borders `observe` is asked while the child stands still.
+/// Runs this program with `arguments`, counts the system calls of its region, and calls `observe` at the begin and the
+/// end.
 pub(crate) fn trace<T>(arguments: &[String], observe: impl Fn() -> T) -> Result<Seen<T>, TraceError> {
     let program = env::current_exe().map_err(TraceError::Start)?;
     let mut child = Command::new(program).args(arguments).spawn().map_err(TraceError::Start)?;

@@ -67,7 +67,7 @@ pub(crate) fn discard(mount: &Path) -> Result<(), CallError> {
 }
 
 /// So many claims at once on an empty disk, as the node serves them and one after the other.
-pub(crate) fn burst(run: u32, claims: u32, mut tell: impl FnMut(BurstSample)) -> Result<(), CallError> {
+pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) -> Result<(), CallError> {
     for way in [Way::Disk, Way::DiskWithWalk] {
         let disk = XfsDisk::with_project_quota();
         let store = open(disk.path())?;
@@ -84,7 +84,7 @@ pub(crate) fn burst(run: u32, claims: u32, mut tell: impl FnMut(BurstSample)) ->
         }
         let flushes = block_stats(disk.device()).since(before).flushes;
         let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tell(BurstSample { way, run, claims, requests: std::collections::BTreeMap::new(), flushes, milliseconds });
+        report(BurstSample { way, run, claims, requests: std::collections::BTreeMap::new(), flushes, milliseconds });
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ pub(crate) fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId),
     Ok((store, id))
 }
 
-/// What was done so far does not reach the disk in the region.
+/// Earlier changes do not reach the disk in the region.
 pub(crate) fn sync(mount: &Path) -> Result<(), CallError> {
     Ok(fsquota::sync(&Dir::open(mount)?)?)
 }

@@ -345,7 +345,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_comes_from_before_the_flush_or_behind_the_write_in_flight(entries in entries(), seed: u64) {
+        fn only_writes_since_the_flush_can_be_lost(entries in entries(), seed: u64) {
             let log = log(entries);
             for cut in lossy(&log, seed, 20, Tearing::Sectors) {
                 prop_assert!(cut.kept.is_sorted_by(|one, next| one.entry < next.entry), "{:?}", cut.kept);
