@@ -1,10 +1,7 @@
 //! Which file a device stands on.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -97,41 +94,10 @@ pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), Backing
     Ok(())
 }
 
-/// Path of a backing file in sysfs. For people and logs only: it is the path in another process's view, and may name
-/// another file by now.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BackingPath {
-    /// The path, as the kernel wrote it.
-    pub path: PathBuf,
-    /// Whether the kernel wrote ` (deleted)` behind it. A name can end like that, too.
-    pub deleted: bool,
-}
-
-impl BackingPath {
-    /// Reads the text of `/sys/block/loop*/loop/backing_file`.
-    pub fn parse(text: &[u8]) -> Self {
-        let text = text.strip_suffix(b"\n").unwrap_or(text);
-        let (path, deleted) = match text.strip_suffix(b" (deleted)") {
-            Some(path) => (path, true),
-            None => (text, false),
-        };
-        Self { path: PathBuf::from(OsStr::from_bytes(path)), deleted }
-    }
-}
-
-impl fmt::Display for BackingPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if self.deleted { f.write_str(" (deleted)") } else { Ok(()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
-
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -148,27 +114,5 @@ mod tests {
         assert_eq!(Backing::of(File::open("/").unwrap()), Err(BackingError::NotAFile));
         assert_eq!(Backing::of(File::open("/dev/null").unwrap()), Err(BackingError::NotAFile));
         assert_eq!(Backing::of(std::io::pipe().unwrap().0), Err(BackingError::NotAFile));
-    }
-
-    #[test]
-    fn the_kernels_text_is_read() {
-        let read = |text: &[u8]| BackingPath::parse(text);
-        let path = PathBuf::from("/data/a");
-        assert_eq!(read(b"/data/a\n"), BackingPath { path: path.clone(), deleted: false });
-        assert_eq!(read(b"/data/a (deleted)\n"), BackingPath { path, deleted: true });
-        assert_eq!(read(b"/a\n\n").path, PathBuf::from("/a\n"));
-        assert_eq!(read(b"").path, PathBuf::new());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_without_loss(text: Vec<u8>) {
-            let read = BackingPath::parse(&text);
-            let mut back = read.path.as_os_str().as_bytes().to_vec();
-            if read.deleted {
-                back.extend(b" (deleted)");
-            }
-            prop_assert_eq!(&back, text.strip_suffix(b"\n").unwrap_or(&text));
-        }
     }
 }

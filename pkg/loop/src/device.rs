@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, SFlag, fstat};
 use nix::unistd::fsync;
 use units::Bytes;
 
-use crate::backing::{Backing, BackingPath};
+use crate::backing::Backing;
 use crate::config::Config;
 use crate::error::{DetachError, DeviceError, ResizeError, StatusError};
 use crate::number::{DeviceNumber, Number};
@@ -142,12 +142,6 @@ impl Device {
             config: Config::from_kernel(&info, block_size),
             size: Bytes::new(size),
         })
-    }
-
-    /// Path of the backing file in sysfs, if any. For people and logs only, see [`BackingPath`].
-    pub fn backing_path(&self) -> Option<BackingPath> {
-        let text = fs::read(format!("/sys/dev/block/{}/loop/backing_file", self.dev)).ok()?;
-        Some(BackingPath::parse(&text))
     }
 
     /// Makes the kernel re-read the size of the backing file while the device is in use. Idempotent. Returns the new

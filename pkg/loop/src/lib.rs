@@ -47,7 +47,7 @@ mod numbers;
 #[expect(unsafe_code, reason = "the ioctls of loop devices have no wrapper in nix")]
 mod sys;
 
-pub use backing::{Backing, BackingPath, FileId};
+pub use backing::{Backing, FileId};
 pub use config::{BlockSize, Config};
 pub use control::{Control, Removal};
 pub use device::{Detach, Device, Status};

@@ -13,24 +13,20 @@ pub struct Picture(Vec<u8>);
 
 impl Picture {
     /// The picture in this file; `None` if it is not a complete PNG.
-    #[must_use]
     pub fn new(png: Vec<u8>) -> Option<Self> {
         (png.len() >= 33 && png.starts_with(SIGNATURE) && png.ends_with(END)).then_some(Self(png))
     }
 
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
     /// Width and height, which the header begins with, 11.2.1.
-    #[must_use]
     pub fn size(&self) -> [u32; 2] {
         [16, 20].map(|at| u32::from_be_bytes(*self.0[at..].first_chunk().expect("a header")))
     }
 
     /// The same picture, with the checksum of the page that it shows.
-    #[must_use]
     pub fn of_page(self, html: &str) -> Self {
         let Self(mut png) = self;
         png.truncate(png.len() - END.len());
@@ -40,7 +36,6 @@ impl Picture {
     }
 
     /// Whether this page was given to [`Picture::of_page`].
-    #[must_use]
     pub fn is_of_page(&self, html: &str) -> bool {
         self.0[..self.0.len() - END.len()].ends_with(&chunk(html))
     }

@@ -1,12 +1,6 @@
 //! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards with
 //! docs/metrics.md, the tests that docs/operations/security.md names with the sources, and all texts with the list of words in
 //! `words.yaml`.
-//!
-//! ```
-//! let page = docs::Page::parse("# Disks\n\nSee [events](events.md#all-of-them).\n");
-//! assert!(page.anchors.contains("disks"));
-//! assert_eq!(page.links, ["events.md#all-of-them"]);
-//! ```
 #![forbid(unsafe_code)]
 
 mod alerts;

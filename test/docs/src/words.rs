@@ -83,19 +83,16 @@ impl Words {
         })
     }
 
-    #[must_use]
     pub fn searches(&self, path: &str) -> bool {
         !self.excluded.contains(path)
     }
 
     /// Directories and files in which matches are expected until they are rewritten.
-    #[must_use]
     pub fn pending(&self) -> &[String] {
         &self.pending
     }
 
     /// All matches of a file, in the order of its lines, its path first.
-    #[must_use]
     pub fn matches(&self, path: &str, text: &str) -> Vec<Match> {
         let text = if path.ends_with(".md") { without_code(text) } else { text.to_owned() };
         let mut text = split_names(format!("{path}\n{text}").as_bytes());
@@ -112,7 +109,6 @@ impl Words {
     }
 
     /// Entries that contradict their own examples: `finds` that does not match, or `not` that does.
-    #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         let finds = |word: &&Word, text: &str| !word.matches(&split_names(text.as_bytes())).is_empty();
         let wrong = self.words.iter().filter(|word| !finds(word, &word.source.finds) || finds(word, &word.source.not));

@@ -40,7 +40,6 @@ impl Claim {
         Self { mode: VolumeMode::Block, ..Self::new(name, size) }
     }
 
-    #[must_use]
     pub fn of(self, class: &str) -> Self {
         Self { class: Some(class.to_owned()), ..self }
     }

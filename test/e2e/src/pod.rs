@@ -63,21 +63,18 @@ impl Volume {
     }
 
     /// The claim's directory or device, read-only.
-    #[must_use]
     pub fn read_only(mut self) -> Self {
         self.source["persistentVolumeClaim"]["readOnly"] = true.into();
         self
     }
 
     /// A directory of the volume instead of its root.
-    #[must_use]
     pub fn sub_path(mut self, path: &'static str) -> Self {
         self.sub_path = Some(path);
         self
     }
 
     /// The directory at another path of the container. A pod may have one claim at several.
-    #[must_use]
     pub fn at(self, path: &str) -> Self {
         Self { place: Place::Directory(path.to_owned()), ..self }
     }
@@ -124,30 +121,25 @@ impl Pod {
     }
 
     /// A pod of [`Pod::server`] that writes [`workload::serve::FAREWELL`] to this file when it is asked to end.
-    #[must_use]
     pub fn farewell(self, file: impl Into<PathBuf>) -> Self {
         Self { check: Check::Serve { port: PORT, farewell: Some(file.into()) }, ..self }
     }
 
-    #[must_use]
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
     }
 
-    #[must_use]
     pub fn with(mut self, volume: Volume) -> Self {
         self.volumes.push(volume);
         self
     }
 
     /// As this user, with volumes of this group (`fsGroup`).
-    #[must_use]
     pub fn user(self, user: u32, group: u32) -> Self {
         Self { user: Some(user), group: Some(group), ..self }
     }
 
     /// Started again whenever it ends, and after a boot.
-    #[must_use]
     pub fn restarting(self) -> Self {
         Self { restarts: true, ..self }
     }

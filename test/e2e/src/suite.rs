@@ -55,12 +55,10 @@ impl Suite {
     }
 
     /// Changes how the node ends, which is by its power button if nothing is said.
-    #[must_use]
     pub fn end(self, end: End) -> Self {
         Self { end, ..self }
     }
 
-    #[must_use]
     pub fn part<F, T>(mut self, name: &'static str, body: F) -> Self
     where
         F: FnOnce(Part) -> T + Send + 'static,
@@ -71,7 +69,6 @@ impl Suite {
     }
 
     /// Adds a part that would disturb others. It runs after them, by itself.
-    #[must_use]
     pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
     where
         F: FnOnce(Part) -> T + Send + 'static,

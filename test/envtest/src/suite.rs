@@ -28,7 +28,6 @@ impl Suite {
     }
 
     /// Adds a case. Its name is the behaviour that it shows.
-    #[must_use]
     pub fn case<F>(mut self, name: &'static str, body: F) -> Self
     where
         F: AsyncFnOnce(Arc<Cluster>) -> Result<(), Failure> + Send + 'static,

@@ -51,7 +51,6 @@ pub struct BlockStats {
 
 impl BlockStats {
     /// The difference to `earlier`.
-    #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {
             reads: self.reads.saturating_sub(earlier.reads),

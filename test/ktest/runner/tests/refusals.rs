@@ -128,12 +128,6 @@ fn arguments_reach_the_harness() {
 }
 
 #[test]
-fn a_disk_fails_as_configured() {
-    let run = Run::of("a_flush_fails", "120");
-    assert!(run.output.status.success(), "{}", run.stderr());
-}
-
-#[test]
 fn a_tool_that_is_missing_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let program = PathBuf::from(env::var_os("MISBEHAVING").unwrap());

@@ -1,15 +1,8 @@
 //! Fixtures of kernel tests: disks, mounts and network namespaces that last as long as a value, processes that are
 //! stopped at each system call.
 //!
-//! ```no_run
-//! use ktest_support::XfsDisk;
-//!
-//! let disk = XfsDisk::with_project_quota();
-//! std::fs::create_dir(disk.path().join("volume")).unwrap();
-//! // Unmounted here; the disk is free for another test of this program.
-//! ```
-//!
 //! For programs that `ktest` runs as root in a guest of their own. A missing disk or tool is a panic that names it.
+//! See README.md of ktest for examples.
 #![deny(unsafe_code)]
 
 mod busy;

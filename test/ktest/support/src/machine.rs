@@ -17,15 +17,6 @@ pub use ktest_init::BlockStats;
 const BOOT: &str = "KTEST_BOOT";
 
 /// The scratch disk's requests since the guest's boot, as the host counts them.
-///
-/// ```no_run
-/// use ktest_support::{XfsDisk, block_stats};
-///
-/// let disk = XfsDisk::with_project_quota();
-/// let before = block_stats(disk.device());
-/// std::fs::File::create(disk.path().join("file")).unwrap().sync_all().unwrap();
-/// assert!(block_stats(disk.device()).since(before).flushes >= 1);
-/// ```
 pub fn block_stats(device: &Path) -> BlockStats {
     match ask(&Request::Stats(serial(device))) {
         Answer::Stats(stats) => stats,
@@ -61,19 +52,6 @@ impl Drop for Cut {
 
 /// Cuts the machine's power: the guest's memory is lost, its disks stay. The machine starts again and runs this test
 /// alone, from its beginning: [`boot`] then returns one more.
-///
-/// ```no_run
-/// use ktest_support::{Disk, boot, power_cut};
-///
-/// let disk = Disk::take();
-/// match boot() {
-///     1 => {
-///         // Write to the disk, then:
-///         power_cut()
-///     }
-///     _ => { /* Check the disk. */ }
-/// }
-/// ```
 ///
 /// In the next boot the disks that this thread holds are the first ones that it takes. Other tests that ran are run
 /// again later. A disk keeps all writes that it has acknowledged, because the host's page cache is not lost: only a
