@@ -29,14 +29,14 @@ pub enum OpenError {
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ConfigError {
     /// Not a power of two, or too small or large.
-    #[error("a block size of {asked} bytes is impossible; take a power of two from 512 to {page}")]
+    #[error("a block size of {asked} bytes is invalid; use a power of two from 512 to {page}")]
     BlockSize {
         asked: u32,
         /// The size of a page on this machine.
         page: u32,
     },
     /// A size limit below one sector. The kernel would create a device of 0 bytes, and interprets 0 as no limit.
-    #[error("a size limit of {asked} leaves nothing; ask for at least one sector of 512 bytes")]
+    #[error("a size limit of {asked} leaves no sector; set at least one sector of 512 bytes")]
     NoSector { asked: Bytes },
     /// More than the kernel counts.
     #[error("an offset or size limit of {asked} is too large; the largest is {}", Bytes::new(i64::MAX as u64))]
@@ -57,11 +57,11 @@ pub enum BackingError {
     #[error("the file is not open for reading; open it for reading too")]
     NotReadable,
     /// Opened for reading only, and the device was to be writable.
-    #[error("the file is not open for writing; open it for writing too, or ask for a read-only device")]
+    #[error("the file is not open for writing; open it for writing too, or request a read-only device")]
     NotWritable,
     /// Opened with `O_APPEND`. Some kernels then write each block behind the end of the file, wherever on
     /// the device it belongs.
-    #[error("the file is open for appending; open it without O_APPEND, or ask for a read-only device")]
+    #[error("the file is open for appending; open it without O_APPEND, or request a read-only device")]
     Appending,
     /// A loop device that has no backing file itself.
     #[error("the backing file is a loop device ({device}) without a backing file; attach that one first")]
@@ -95,7 +95,7 @@ pub enum AttachError {
     #[error("{number} has no node in /dev; mount a devtmpfs there or let udev create its nodes")]
     NoNode { number: Number },
     /// Others were faster each time.
-    #[error("others took each free loop device for {waited:?}, last {number}; try again")]
+    #[error("other processes took each free loop device for {waited:?}, last {number}; try again")]
     Contended {
         number: Number,
         /// How long it was tried.
@@ -111,7 +111,7 @@ pub enum AttachError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The node in `/dev` is another device's.
-    #[error("/dev/{number} is the node of {found}; make it the node of {number} again")]
+    #[error("/dev/{number} is the node of {found}; create the node of {number} there")]
     WrongNode { number: Number, found: Number },
     /// Any other refusal.
     #[error("cannot attach {backing} to {number}")]
@@ -207,11 +207,11 @@ pub enum DetachError {
     #[error("{number} is not attached")]
     NotAttached { number: Number },
     /// It stands on something else than the caller named.
-    #[error("{number} is attached to {attached}, not to {named}; it was left alone")]
+    #[error("{number} is attached to {attached}, not to {named}; it is unchanged")]
     OtherBacking { number: Number, attached: Backing, named: Backing },
     /// Data of the device cannot be written to its file. The kernel reports this once and drops the data: the next call
     /// detaches.
-    #[error("{number} was not detached: its backing file did not take all that was written to it; the data is lost")]
+    #[error("{number} was not detached: cannot write data to its backing file; the data is lost")]
     Unwritten {
         number: Number,
         /// Errno of the sync, such as `EIO`.

@@ -12,7 +12,7 @@ use crate::config::{Boot, Config, PortName, Sink};
 use crate::disk::{Access, Cache, Disk, IoError, Operation, Serial, Times, Wrap};
 use crate::network::{Forward, Link, Network};
 
-/// Why a configuration describes no VM.
+/// An invalid configuration of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// QEMU reads the names of disks as JSON.

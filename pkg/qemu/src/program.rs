@@ -78,7 +78,7 @@ pub enum FindError {
     #[error("cannot run {path}")]
     Run { path: PathBuf, source: io::Error },
     /// Its version is not readable.
-    #[error("{path} --version is not understood")]
+    #[error("cannot read the version of {path}")]
     Version { path: PathBuf, source: VersionError },
     /// See [`Version::OLDEST`].
     #[error(

@@ -23,11 +23,11 @@ pub enum QmpError {
     /// The connection broke.
     #[error("the control connection to QEMU broke at {command}")]
     Broken { command: String, source: io::Error },
-    /// QEMU refuses.
-    #[error("QEMU refuses {command}: {reason}")]
+    /// QEMU rejected the command.
+    #[error("QEMU rejected {command}: {reason}")]
     Refused { command: String, reason: String },
     /// QEMU answers something else.
-    #[error("QEMU's answer to {command} is not understood")]
+    #[error("invalid answer of QEMU to {command}")]
     Answer { command: String, source: serde_json::Error },
 }
 
@@ -157,7 +157,7 @@ mod tests {
             "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command dance has not been found\"}, \"id\": 2}\n",
         ]);
         let error = Qmp::open(stream).unwrap().execute("dance", &json!({})).unwrap_err();
-        assert_eq!(error.to_string(), "QEMU refuses dance: The command dance has not been found");
+        assert_eq!(error.to_string(), "QEMU rejected dance: The command dance has not been found");
     }
 
     #[test]

@@ -56,7 +56,7 @@ struct HostStreams {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration is wrong in itself.
-    #[error("the configuration describes no VM")]
+    #[error("invalid configuration of a VM")]
     Config(#[from] ConfigError),
     /// No socket pairs, or no thread.
     #[error("cannot prepare the connections to QEMU")]

@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     Returned(BoxError),
     #[error("panicked: {0}")]
     Panicked(String),
-    #[error("ended without having said that it is done")]
+    #[error("ended without a call of done")]
     Ended,
     #[error("{member} failed, and with it its group")]
     Member { member: String, source: Box<Failure> },

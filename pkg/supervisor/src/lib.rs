@@ -9,7 +9,7 @@
 //! - A stop goes against the order of the starts, children before their parent, each with a deadline.
 //! - The members of a [`Group`] fail together.
 //!
-//! It refuses to be more: no names to look up, no messages between services, no threads. A service
+//! Not supported: lookup by name, messages between services, threads. A service
 //! that never yields to the runtime cannot be stopped, only left behind.
 //!
 //! ```

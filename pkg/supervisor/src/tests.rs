@@ -152,7 +152,7 @@ async fn an_end_without_done_is_a_failure() {
         })
     });
     let status = eventually(&tree, |s| s.children.first().is_some_and(|leaves| leaves.attempts == 3)).await;
-    assert_eq!(status.children[0].last_error.as_deref(), Some("ended without having said that it is done"));
+    assert_eq!(status.children[0].last_error.as_deref(), Some("ended without a call of done"));
     assert_eq!(status.children[1].state, State::Done);
     assert_eq!(status.children[1].attempts, 1);
     assert_eq!(status.children[1].children[0].state, State::Healthy, "children of a done service go on");

@@ -19,16 +19,16 @@ pub enum Error {
     Missing(&'static str),
     #[error("cannot start the browser")]
     Start(#[source] io::Error),
-    #[error("the browser is gone; it said last: {said}")]
+    #[error("the browser has ended; its last output: {said}")]
     Gone { said: String },
     #[error("the browser did not answer {request} within {LIMIT:?}")]
     Late {
         /// The request, or the event that was waited for.
         request: String,
     },
-    #[error("the browser refused {request}: {answer}")]
+    #[error("the browser rejected {request}: {answer}")]
     Refused { request: String, answer: Value },
-    #[error("the browser answered {request} with something else")]
+    #[error("invalid answer of the browser to {request}")]
     Answer { request: String, source: serde_json::Error },
     #[error("the browser's picture is not in base64")]
     Picture(#[from] base64::DecodeError),

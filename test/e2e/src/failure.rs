@@ -7,7 +7,7 @@ use envtest::Late;
 pub enum Failure {
     #[error("cannot {doing}")]
     Api { doing: String, source: Box<kube::Error> },
-    #[error("cannot make a request for the API")]
+    #[error("cannot create a request for the API")]
     Request(#[source] http::Error),
     #[error("cannot create an object for the API")]
     Object(#[from] serde_json::Error),

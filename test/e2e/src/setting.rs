@@ -22,7 +22,7 @@ pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 pub enum SettingError {
     #[error("{0} is not set; run the test by its Bazel target")]
     Missing(&'static str),
-    #[error("cannot make a temporary directory")]
+    #[error("cannot create a temporary directory")]
     Directory(#[source] io::Error),
     #[error("cannot run zstd")]
     Run(#[source] io::Error),

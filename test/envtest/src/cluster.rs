@@ -41,15 +41,15 @@ pub enum StartError {
     Directory(#[from] io::Error),
     #[error("cannot use the networks of pods and services")]
     Network(#[from] programs::NetworkError),
-    #[error("cannot make keys and certificates")]
+    #[error("cannot create keys and certificates")]
     Pki(#[from] programs::PkiError),
     #[error("{program} does not start: {reason}")]
     Program { program: &'static str, reason: String, source: Ended },
     #[error("cannot use the administrator's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("cannot take on another identity")]
+    #[error("cannot impersonate another identity")]
     Impersonation(#[source] Box<kube::Error>),
-    #[error("cannot make a client of the API server")]
+    #[error("cannot create a client of the API server")]
     Client(#[from] programs::ClientError),
 }
 

@@ -44,7 +44,7 @@ enum Fault {
     Port(#[source] io::Error),
     #[error("cannot bring up the loopback device")]
     Loopback(#[source] io::Error),
-    #[error("cannot listen at {SOCKET} for what tests ask of the host")]
+    #[error("cannot listen at {SOCKET} for requests of tests")]
     Relay(#[source] io::Error),
     #[error("cannot unpack the payload")]
     Unpack(#[from] unpack::UnpackError),

@@ -62,7 +62,7 @@ pub enum Content {
 pub enum LogError {
     #[error("not a log of writes: the header has magic {magic:#x} and version {version}")]
     Foreign { magic: u64, version: u64 },
-    #[error("a log of writes with sectors of {0} bytes")]
+    #[error("invalid log of writes: sectors of {0} bytes")]
     SectorSize(u32),
     #[error("entry {index} of {count} in the log of writes {fault}")]
     Entry {
@@ -81,7 +81,7 @@ pub enum Fault {
     Truncated,
     #[error("has unknown flags {0:#x}")]
     Flags(u64),
-    #[error("starts at sector {sector}, which no disk has")]
+    #[error("starts at sector {sector}, beyond the end of any disk")]
     Place { sector: u64 },
     #[error("is a mark without a readable text")]
     Mark,

@@ -55,7 +55,7 @@ pub(crate) enum ConfigError {
     Unset,
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{path} is wrong")]
+    #[error("{path} is invalid")]
     Parse { path: PathBuf, source: serde_json::Error },
     #[error("the run file {file} is neither in the working directory nor where {program} is")]
     NoFile { file: PathBuf, program: PathBuf },

@@ -13,7 +13,7 @@ pub(crate) enum AskError {
     CutOff(String),
     #[error("{0}")]
     Qmp(#[from] QmpError),
-    #[error("QEMU's list of disks is not understood: {0}")]
+    #[error("invalid list of disks of QEMU: {0}")]
     List(#[from] serde_json::Error),
 }
 

@@ -46,7 +46,7 @@ pub(crate) enum GuestError {
     Disk(#[source] io::Error),
     #[error("cannot write the initramfs")]
     Initramfs(#[source] io::Error),
-    #[error("cannot read what the saved guest depends on")]
+    #[error("cannot read the files that the saved guest depends on")]
     Key(#[source] io::Error),
     #[error(transparent)]
     Store(#[from] Box<ktest_runner::guests::StoreError<GuestError>>),
@@ -60,9 +60,9 @@ pub(crate) enum GuestError {
     Attach(#[from] qemu::AttachError),
     #[error("cannot resume the restored guest")]
     Resume(#[from] qemu::QmpError),
-    #[error("a serial number is wrong")]
+    #[error("invalid serial number")]
     Serial(#[from] qemu::SerialError),
-    #[error("the port's name is wrong")]
+    #[error("invalid name of a port")]
     Name(#[from] qemu::NameError),
     #[error("the VM does not start")]
     Start(#[from] qemu::StartError),

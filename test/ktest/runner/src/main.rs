@@ -37,7 +37,7 @@ const NOT_RUN: u8 = 125;
 enum RunError {
     #[error("cannot read the description of the VM")]
     Config(#[from] config::ConfigError),
-    #[error("there is no QEMU to run it in")]
+    #[error("cannot find QEMU")]
     Find(#[from] qemu::FindError),
     #[error("cannot run the guest")]
     Guest(#[from] guest::GuestError),

@@ -110,7 +110,7 @@ impl Mount {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let target = std::env::temp_dir().join(format!("{kind}-{}-{number}", std::process::id()));
-        fs::create_dir(&target).unwrap_or_else(|error| panic!("cannot make {}: {error}", target.display()));
+        fs::create_dir(&target).unwrap_or_else(|error| panic!("cannot create {}: {error}", target.display()));
         match mount(Some(source), &target, Some(kind), MsFlags::empty(), Some(options)) {
             Ok(()) => Ok(Self { target }),
             Err(error) => {

@@ -22,7 +22,7 @@ pub(crate) enum GuestError {
     Listen(#[source] io::Error),
     #[error("the guest sent an invalid message: {line:?}")]
     Word { line: String, source: serde_json::Error },
-    #[error("the guest ended with {0}; what it said is above")]
+    #[error("the guest ended with {0}; its output is above")]
     Failed(ExitStatus),
 }
 

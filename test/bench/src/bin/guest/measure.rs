@@ -20,7 +20,7 @@ use crate::{quota, volumes};
 pub(crate) enum MeasureError {
     #[error("the control experiment failed")]
     Control(#[from] ControlError),
-    #[error("cannot ask for the kernel's release")]
+    #[error("cannot read the kernel's release")]
     Kernel(#[source] Errno),
     #[error("cannot arrange {present} {things}")]
     Populate { present: u32, things: &'static str, source: CallError },
