@@ -70,7 +70,7 @@ pub(crate) struct Join {
     /// Kept over failures: others work with these credentials, and what was asked for is waited for again.
     known: OnceCell<Known>,
     joined: watch::Sender<bool>,
-    clock: watch::Receiver<clock::State>,
+    clock: watch::Receiver<clock::ClockState>,
 }
 
 /// What there is as soon as the authority is known.
@@ -81,7 +81,7 @@ struct Known {
 }
 
 impl Join {
-    pub(crate) fn new(services: Config, worker: Worker, clock: watch::Receiver<clock::State>) -> Self {
+    pub(crate) fn new(services: Config, worker: Worker, clock: watch::Receiver<clock::ClockState>) -> Self {
         Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default(), clock }
     }
 

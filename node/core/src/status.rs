@@ -141,7 +141,7 @@ impl Node {
 }
 
 /// As the metric `granary_clock_synchronized` has it: a server that is lost is not one that answered.
-fn clock(state: clock::State, servers: &[SocketAddr]) -> status::Clock {
+fn clock(state: clock::ClockState, servers: &[SocketAddr]) -> status::Clock {
     match (state.last, state.problem, servers) {
         (None, None, []) => status::Clock::Alone,
         (Some(last), None, _) => status::Clock::Synchronized {
@@ -363,7 +363,7 @@ mod tests {
         let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
         let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
         let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
-            clock(clock::State { last, problem: problem.map(Into::into), ..clock::State::default() }, servers)
+            clock(clock::ClockState { last, problem: problem.map(Into::into), ..clock::ClockState::default() }, servers)
         };
         assert_eq!(told(None, None, &[]), status::Clock::Alone);
         assert!(matches!(
