@@ -213,7 +213,7 @@ async fn serve(
     let addressing = tokio::select! {
         end = requests.next() => return Ok(end),
         // With DHCP for as long as it takes.
-        given = network.configure() => given.map_err(NetworkError::from)?,
+        given = network.configure() => given?,
     };
     let cluster = config.role.networks();
     let address = addressing.interface.addr();
