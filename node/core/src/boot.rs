@@ -327,7 +327,7 @@ impl Prepared {
                 Ok(Self::ControlPlane(credentials, certificates))
             }
             Role::Worker(worker) => {
-                join::check_disk(&services, worker.authority)?;
+                join::check_disk(&services, worker.ca)?;
                 Ok(Self::Worker(Box::new(worker), kept))
             }
         };

@@ -149,7 +149,7 @@ impl Join {
         let wanted = services.clone();
         let known = spawn_blocking(move || Credentials::joined(&wanted)).await??;
         let (address, port) = (IpAddr::V4(*worker.server.ip()), worker.server.port());
-        let authority = match (discovery::authority(address, port, worker.authority).await, known) {
+        let authority = match (discovery::authority(address, port, worker.ca).await, known) {
             (Ok(shown), _) => shown,
             (Err(error), Some(known)) => {
                 let error: &dyn Error = &error;
@@ -236,7 +236,7 @@ mod tests {
         let (server, mut handshakes) = serve(&control_plane, &mut tasks).await;
         let worker = Worker {
             server,
-            authority: format!("sha256:{:064}", 0).parse().unwrap(),
+            ca: format!("sha256:{:064}", 0).parse().unwrap(),
             token: Some(Token::generate().unwrap()),
             networks: Networks::default(),
         };

@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
         assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
-        assert_eq!((worker.authority, worker.token), (authority, Some(token)));
+        assert_eq!((worker.ca, worker.token), (authority, Some(token)));
     }
 
     #[test]
