@@ -8,13 +8,10 @@ use k8s_openapi::jiff::Timestamp;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
     pub name: String,
-    /// Creation time of the Node.
     pub created: Option<Timestamp>,
-    /// Value of the annotation.
     pub key: Option<String>,
     /// Addresses of type `InternalIP`, in order.
     pub addresses: Vec<String>,
-    /// Pod ranges.
     pub networks: Vec<String>,
 }
 

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use cluster::{MESH_PORT, NODE_PREFIX};
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PeerState, PodNetwork, PodNetworkError,
-    PrivateKey, RunError, Settings, Wireguard,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PeerState, PodNetwork, PrivateKey, RunError,
+    Settings, Wireguard,
 };
 use dir::Dir;
 use ipnet::Ipv4Net;
@@ -35,9 +35,6 @@ pub enum MeshError {
     /// Two metrics of one name.
     #[error("cannot register the mesh's metrics")]
     Metrics(#[from] prometheus::Error),
-    /// Nodes cannot have parts of it.
-    #[error(transparent)]
-    Network(#[from] PodNetworkError),
     /// The mesh itself.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -78,7 +75,7 @@ impl Mesh {
     /// [`MeshError`].
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
-        let networks = vec![PodNetwork::new(self.pods.into(), NODE_PREFIX)?];
+        let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];
         let interval = Settings::INTERVAL;
         let settings = Settings { client, node: self.node.clone(), networks, device, metrics, interval };
         Ok(clusternet::run(cx, settings).await?)

@@ -21,22 +21,22 @@ use crate::mesh::{Mesh, OWN, create, key, node, own};
 
 fn main() -> ExitCode {
     Suite::new()
-        .case("all_nodes_that_are_there_are_one_batch", all_nodes_that_are_there_are_one_batch)
+        .case("all_listed_nodes_are_one_batch", all_listed_nodes_are_one_batch)
         .case("peers_have_node_names_once_nodes_are_listed", peers_have_node_names_once_nodes_are_listed)
-        .case("the_key_is_told_and_nothing_else_changes", the_key_is_told_and_nothing_else_changes)
+        .case("only_the_key_annotation_is_changed", only_the_key_annotation_is_changed)
         .case("an_overwritten_key_is_published_again", an_overwritten_key_is_published_again)
         .case("a_missing_own_node_is_awaited", a_missing_own_node_is_awaited)
         .case("peers_of_an_earlier_run_are_reconciled", peers_of_an_earlier_run_are_reconciled)
         .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
-        .case("what_the_kernel_has_is_looked_at_again", what_the_kernel_has_is_looked_at_again)
+        .case("a_reset_interface_is_configured_again", a_reset_interface_is_configured_again)
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
         .case("events_missed_by_a_lost_watch_are_recovered", events_missed_by_a_lost_watch_are_recovered)
         .case(
             "conflicting_nodes_are_reported_and_the_older_is_a_peer",
             conflicting_nodes_are_reported_and_the_older_is_a_peer,
         )
-        .case("a_node_that_is_refused_is_told_once", a_node_that_is_refused_is_told_once)
-        .case("a_bad_key_keeps_nobody_else_out", a_bad_key_keeps_nobody_else_out)
+        .case("a_rejected_node_is_logged_once", a_rejected_node_is_logged_once)
+        .case("an_invalid_key_does_not_affect_other_nodes", an_invalid_key_does_not_affect_other_nodes)
         .run()
 }
 
@@ -54,7 +54,7 @@ fn with_own(others: impl IntoIterator<Item = Value>) -> Vec<Value> {
     [own()].into_iter().chain(others).collect()
 }
 
-async fn all_nodes_that_are_there_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn all_listed_nodes_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let others = (2..=40).map(|number| node(&format!("node-{number}"), number));
     let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
@@ -78,7 +78,7 @@ async fn peers_have_node_names_once_nodes_are_listed(cluster: Arc<Cluster>) -> R
     mesh.stop().await
 }
 
-async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn only_the_key_annotation_is_changed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
     // Another client writes the same object concurrently.
     for number in 0..20 {
@@ -91,11 +91,11 @@ async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Resu
     assert_eq!((annotations["kept"].as_str(), annotations["other"].as_str()), ("yes", "19"));
     assert_eq!(found.labels()["other"], "19");
     // The API server records the field managers.
-    let ours: Vec<_> =
+    let own: Vec<_> =
         found.managed_fields().iter().filter(|all| all.manager.as_deref() == Some("granary-mesh")).collect();
-    assert_eq!(ours.len(), 1);
+    assert_eq!(own.len(), 1);
     let fields = json!({"f:metadata": {"f:annotations": {format!("f:{PUBLIC_KEY_ANNOTATION}"): {}}}});
-    assert_eq!(serde_json::to_value(&ours[0].fields_v1)?, fields);
+    assert_eq!(serde_json::to_value(&own[0].fields_v1)?, fields);
     mesh.stop().await
 }
 
@@ -152,9 +152,9 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
 }
 
 /// A privileged pod in the host network can delete the route or a peer, or change the port of the interface.
-async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let every = Duration::from_millis(100);
-    let mesh = Mesh::looking_every(every, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
+async fn a_reset_interface_is_configured_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let interval = Duration::from_millis(100);
+    let mesh = Mesh::with_interval(interval, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
     mesh.healthy().await?;
     mesh.device.forget();
     let state = mesh.peers(peers([2])).await?;
@@ -213,19 +213,19 @@ async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Clu
     mesh.stop().await
 }
 
-async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_rejected_node_is_logged_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut shadow, mut twin) = (node("shadow", 3), node("twin", 4));
     shadow["spec"] = node("older", 2)["spec"].clone();
     twin["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(key(2).to_string());
-    let (every, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
-    let mesh = Mesh::looking_every(every, &cluster, with_own(others), Peers::new()).await?;
+    let (interval, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
+    let mesh = Mesh::with_interval(interval, &cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
     eventually(PATIENCE, "it to look again", async || {
         let looks = mesh.device.state().looks;
         Ok::<_, kube::Error>(if looks > 3 { Seen::Done(()) } else { Seen::NotYet(looks.to_string()) })
     })
     .await?;
-    let warnings = mesh.said.warnings("Node rejected from the mesh, completely or in part");
+    let warnings = mesh.log.warnings("Node rejected from the mesh, completely or in part");
     let [shadow, twin] = &warnings[..] else { panic!("{warnings:#?}") };
     for (warning, published) in [
         (shadow, r#"node="shadow" reason=pod range 10.244.2.0/24 is that of the older node older"#),
@@ -236,13 +236,13 @@ async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<()
     mesh.stop().await
 }
 
-async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_invalid_key_does_not_affect_other_nodes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let bad = |name: &str, number, text: &str| {
         let mut bad = node(name, number);
         bad["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(text);
         bad
     };
-    let others = [bad("bad", 2, "rubbish"), bad("like-us", 3, &key(1).to_string()), node("good", 4)];
+    let others = [bad("bad", 2, "rubbish"), bad("copy", 3, &key(1).to_string()), node("good", 4)];
     let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([4]));

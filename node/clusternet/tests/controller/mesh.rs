@@ -17,7 +17,7 @@ use tracing::instrument::WithSubscriber as _;
 
 use crate::device::{FakeDevice, KernelState};
 use crate::gate::Gate;
-use crate::log::Said;
+use crate::log::CapturedLog;
 
 /// Name of the own Node.
 pub const OWN: &str = "one";
@@ -30,7 +30,7 @@ pub struct Mesh {
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
     pub neighbours: Neighbours,
-    pub said: Said,
+    pub log: CapturedLog,
     registry: Registry,
     controller: Supervisor,
 }
@@ -84,10 +84,10 @@ pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node
 impl Mesh {
     /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run. Its key is number 1.
     pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
-        Self::looking_every(Settings::INTERVAL, cluster, nodes, peers).await
+        Self::with_interval(Settings::INTERVAL, cluster, nodes, peers).await
     }
 
-    pub async fn looking_every(
+    pub async fn with_interval(
         interval: Duration,
         cluster: &Cluster,
         nodes: Vec<Value>,
@@ -101,17 +101,17 @@ impl Mesh {
         let settings = Settings {
             client: gate.client(cluster.storage_of(OWN).await?),
             node: OWN.to_owned(),
-            networks: vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?],
+            networks: vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }],
             device: Arc::<FakeDevice>::clone(&device),
             metrics,
             interval,
         };
-        let said = Said::default();
-        let listener = said.listener();
+        let log = CapturedLog::default();
+        let subscriber = log.subscriber();
         let controller = Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
-            clusternet::run(cx, settings.clone()).with_subscriber(listener.clone())
+            clusternet::run(cx, settings.clone()).with_subscriber(subscriber.clone())
         });
-        Ok(Self { admin, device, gate, neighbours, said, registry, controller })
+        Ok(Self { admin, device, gate, neighbours, log, registry, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {
