@@ -19,13 +19,11 @@ const LONGEST: u8 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Correction {
-    /// Set the clock by this offset.
     Step(Nanoseconds),
     /// Speed up or slow down the clock until it has made up for this offset.
     Slew(Nanoseconds),
 }
 
-/// Permitted corrections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
     /// Any step: no program depends on the clock yet.
@@ -37,7 +35,6 @@ pub(crate) enum Allowed {
 }
 
 impl Correction {
-    /// The correction of an offset.
     pub(crate) const fn of(offset: Nanoseconds, allowed: Allowed) -> Self {
         let may_step = match allowed {
             Allowed::Any => true,
@@ -56,7 +53,6 @@ impl Correction {
     }
 }
 
-/// Poll interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Poll {
     /// Power of two in seconds.
@@ -70,12 +66,10 @@ impl Default for Poll {
 }
 
 impl Poll {
-    /// The interval after an answer with this offset.
     pub(crate) const fn after(self, offset: Nanoseconds) -> Self {
         if offset.unsigned_abs() <= CLOSE.unsigned_abs() { self.longer() } else { Self { exponent: SHORTEST } }
     }
 
-    /// The interval after a failure.
     pub(crate) const fn longer(self) -> Self {
         Self { exponent: if self.exponent < LONGEST { self.exponent + 1 } else { LONGEST } }
     }

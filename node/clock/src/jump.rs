@@ -36,7 +36,6 @@ impl Difference {
         Self { least: least.saturating_sub(after), most: most.saturating_sub(before) }
     }
 
-    /// Whether the clocks may be equal.
     const fn may_be_zero(self) -> bool {
         self.least <= LEAST && self.most >= -LEAST
     }
@@ -57,7 +56,6 @@ pub struct ClockOffsets {
     pub suspended: Difference,
 }
 
-/// A clock jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Jump {
     /// Time that `CLOCK_REALTIME` lacks, by the RTC.
@@ -67,7 +65,6 @@ pub(crate) struct Jump {
 }
 
 impl Jump {
-    /// The jump between two readings, if there was one.
     pub(crate) fn between(before: ClockOffsets, now: ClockOffsets) -> Option<Self> {
         // The kernel sets the RTC from a synchronized clock; then both are equal.
         let rtc = now.rtc.filter(|rtc| !rtc.may_be_zero());

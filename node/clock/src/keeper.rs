@@ -1,5 +1,3 @@
-//! [`Keeper`].
-
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,20 +29,16 @@ const ANSWER: Duration = Duration::from_secs(3);
 #[error("cannot correct the clock")]
 pub struct CorrectError(#[from] Errno);
 
-/// State of the clock.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct ClockState {
     /// The last comparison since the last jump.
     pub last: Option<Comparison>,
-    /// Error of the last attempt.
     pub problem: Option<Arc<str>>,
     /// Number of steps, including those by the kernel after a suspension.
     pub steps: u32,
-    /// Number of jumps.
     pub jumps: u32,
 }
 
-/// A comparison with a time server.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
     pub server: SocketAddr,
@@ -56,14 +50,14 @@ pub struct Comparison {
 pub struct Keeper {
     servers: Vec<SocketAddr>,
     clock: Arc<dyn Clock>,
-    state: watch::Sender<State>,
+    state: watch::Sender<ClockState>,
     missed: watch::Sender<Duration>,
     /// Held during a query, so that only one runs at a time.
     turn: Mutex<()>,
 }
 
 impl Keeper {
-    /// A keeper of `clock` with these servers in order of preference.
+    /// With the servers in order of preference.
     pub fn new(servers: Vec<SocketAddr>, clock: impl Clock) -> Self {
         let (state, missed, turn) = Default::default();
         Self { servers, clock: Arc::new(clock), state, missed, turn }
@@ -73,8 +67,7 @@ impl Keeper {
         &self.servers
     }
 
-    /// The state, now and later.
-    pub fn state(&self) -> watch::Receiver<State> {
+    pub fn state(&self) -> watch::Receiver<ClockState> {
         self.state.subscribe()
     }
 
@@ -232,96 +225,4 @@ impl Keeper {
 }
 
 #[cfg(test)]
-mod tests {
-    use supervisor::{Settings, Supervisor};
-
-    use super::*;
-    use crate::{Difference, Nanoseconds};
-
-    const SECOND: Nanoseconds = 1_000_000_000;
-    const HOUR: Nanoseconds = 3600 * SECOND;
-
-    /// A clock that records its steps, with an RTC and a suspension time.
-    #[derive(Clone, Debug, Default)]
-    struct FakeClock {
-        set: watch::Sender<Nanoseconds>,
-        rtc: watch::Sender<Nanoseconds>,
-        suspended: watch::Sender<Nanoseconds>,
-    }
-
-    impl Clock for FakeClock {
-        fn now(&self) -> Nanoseconds {
-            0
-        }
-
-        fn step(&self, by: Nanoseconds) -> Result<(), Errno> {
-            self.set.send_modify(|set| *set += by);
-            Ok(())
-        }
-
-        fn slew(&self, _: Nanoseconds, _: u8, _: Leap) -> Result<(), Errno> {
-            Ok(())
-        }
-
-        fn offsets(&self) -> ClockOffsets {
-            let [set, rtc, suspended] = [&self.set, &self.rtc, &self.suspended].map(|time| *time.borrow());
-            ClockOffsets {
-                rtc: Some(Difference::new([rtc, rtc + SECOND], [set; 2])),
-                suspended: Difference::new([suspended; 2], [0; 2]),
-            }
-        }
-    }
-
-    /// Result of a recovery without servers.
-    async fn recovered(jump: impl FnOnce(&FakeClock)) -> (Nanoseconds, State, Duration) {
-        let clock = FakeClock::default();
-        let keeper = Arc::new(Keeper::new(Vec::new(), clock.clone()));
-        let (state, mut missed) = (keeper.state(), keeper.missed());
-        let tree = Supervisor::start("clock", Settings::default(), move |cx| Arc::clone(&keeper).run(cx));
-        tree.handle().healthy().await.unwrap();
-        jump(&clock);
-        timeout(30 * LOOK, missed.changed()).await.unwrap().unwrap();
-        tree.stop(Duration::from_secs(5)).await.unwrap();
-        (*clock.set.borrow(), state.borrow().clone(), *missed.borrow())
-    }
-
-    #[tokio::test]
-    async fn without_a_server_the_rtc_sets_the_clock_forward() {
-        let (set, state, missed) = recovered(|clock| _ = clock.rtc.send_replace(HOUR)).await;
-        assert!((set - HOUR).abs() <= SECOND, "{set}");
-        assert_eq!((missed, state.steps, state.jumps), (Duration::from_nanos(set.unsigned_abs()), 1, 1));
-    }
-
-    #[tokio::test]
-    async fn a_suspension_is_reported_as_a_jump_and_a_step() {
-        let (set, state, missed) = recovered(|clock| _ = clock.suspended.send_replace(HOUR)).await;
-        assert_eq!((set, state.steps, state.jumps), (0, 1, 1));
-        assert_eq!(missed, Duration::from_secs(3600));
-    }
-
-    /// Total step and number of steps after answers with these offsets.
-    fn set_by(first: Allowed, offsets: &[Nanoseconds]) -> (Nanoseconds, u32) {
-        let clock = FakeClock::default();
-        let keeper = Keeper::new(Vec::new(), clock.clone());
-        let server = SocketAddr::from(([127, 0, 0, 1], 123));
-        for &offset in offsets {
-            let sample = Sample { offset, delay: 0, leap: Leap::None };
-            keeper.correct(server, sample, Poll::default(), first).unwrap();
-        }
-        let steps = keeper.state.borrow().steps;
-        let by = *clock.set.borrow();
-        (by, steps)
-    }
-
-    #[test]
-    fn before_programs_run_the_clock_is_set_once() {
-        assert_eq!(set_by(Allowed::Any, &[HOUR, HOUR]), (HOUR, 1));
-        assert_eq!(set_by(Allowed::Any, &[-HOUR, -HOUR]), (-HOUR, 1));
-    }
-
-    #[test]
-    fn while_programs_run_the_clock_is_never_set_back() {
-        assert_eq!(set_by(Allowed::Forwards, &[-HOUR, -HOUR]), (0, 0));
-        assert_eq!(set_by(Allowed::Forwards, &[HOUR, HOUR, -HOUR]), (HOUR, 1));
-    }
-}
+mod tests;

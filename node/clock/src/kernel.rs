@@ -14,7 +14,6 @@ const SECOND: Nanoseconds = 1_000_000_000;
 /// The RTC from which the kernel sets `CLOCK_REALTIME` at boot (`CONFIG_RTC_HCTOSYS_DEVICE`), in whole seconds of UTC.
 const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
 
-/// A clock that can be corrected.
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Nanoseconds;
 
@@ -30,7 +29,6 @@ pub trait Clock: Send + Sync + 'static {
     }
 }
 
-/// `CLOCK_REALTIME`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kernel;
 
@@ -63,7 +61,6 @@ fn read(clock: ClockId) -> Nanoseconds {
     clock_gettime(clock).map_or(0, |now| now.tv_sec() * SECOND + now.tv_nsec())
 }
 
-/// The second that the RTC shows, since 1970.
 fn rtc() -> Option<Nanoseconds> {
     let seconds: i64 = fs::read_to_string(RTC).ok()?.trim_end().parse().ok()?;
     seconds.checked_mul(SECOND).filter(|time| *time < Nanoseconds::MAX - SECOND)

@@ -26,7 +26,7 @@ mod sample;
 mod sys;
 
 pub use jump::{ClockOffsets, Difference};
-pub use keeper::{Comparison, CorrectError, Keeper, State};
+pub use keeper::{ClockState, Comparison, CorrectError, Keeper};
 pub use kernel::{Clock, Kernel};
 pub use packet::Leap;
 pub use sample::{Nanoseconds, Sample};

@@ -2,7 +2,6 @@
 
 use crate::Nanoseconds;
 
-/// Length of a message in bytes, without authentication.
 pub(crate) const LENGTH: usize = 48;
 
 /// Leap indicator 0, version 4, mode 3 (client).
@@ -21,7 +20,6 @@ const NANOSECONDS: i64 = 1_000_000_000;
 /// Maximum distance of a server from the time source. The machine's clock may be better than a worse one.
 const ROOT_DISTANCE: Nanoseconds = 5 * NANOSECONDS;
 
-/// Leap second at the end of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leap {
     /// The last minute has 60 seconds.
@@ -32,7 +30,6 @@ pub enum Leap {
     Delete,
 }
 
-/// An unusable answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AnswerError {
     #[error("the answer has {0} bytes instead of {LENGTH}")]
@@ -104,7 +101,6 @@ impl Answer {
     }
 }
 
-/// The eight bytes at offset `at`.
 fn word(bytes: &[u8; LENGTH], at: usize) -> u64 {
     bytes[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
@@ -130,7 +126,6 @@ pub(crate) mod tests {
         ((seconds + UNIX_EPOCH) as u64) << 32 | fraction
     }
 
-    /// A valid answer.
     pub(crate) fn answer(cookie: u64, received: Nanoseconds, sent: Nanoseconds) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[0] = 4 << 3 | SERVER;

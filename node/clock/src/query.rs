@@ -14,7 +14,6 @@ use crate::{Clock, Sample};
 /// Timeout of a request. The delay of later answers makes them too inaccurate.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A request without a usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueryError {
     #[error("cannot query {server}")]
@@ -33,7 +32,7 @@ pub(crate) enum QueryError {
     },
 }
 
-/// Sends one request. Cancel-safe.
+/// Cancel-safe.
 pub(crate) async fn query(server: SocketAddr, clock: &dyn Clock) -> Result<Sample, QueryError> {
     match timeout(TIMEOUT, exchange(server, clock)).await {
         Ok(Ok(Ok(sample))) => Ok(sample),

@@ -5,14 +5,11 @@ use crate::packet::{Answer, Leap};
 /// Nanoseconds since 1970 or between two times. Overflows in 2262.
 pub type Nanoseconds = i64;
 
-/// One comparison with a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Correction for the clock: positive if it is behind. Accurate to half of `delay`.
     pub offset: Nanoseconds,
-    /// Round-trip time.
     pub delay: Nanoseconds,
-    /// Leap second at the end of the day.
     pub leap: Leap,
 }
 

@@ -46,14 +46,6 @@ pub(crate) fn slew(by: Nanoseconds, poll: u8, leap: Leap) -> Result<(), Errno> {
     adjust(&mut change)
 }
 
-/// Whether the clock is synchronized.
-#[cfg(test)]
-fn is_kept() -> Result<bool, Errno> {
-    let mut found = empty();
-    adjust(&mut found)?;
-    Ok(found.status & libc::STA_UNSYNC == 0)
-}
-
 fn empty() -> timex {
     // SAFETY: `struct timex` consists of numbers and padding, for which every bit pattern is valid, including zeros.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -72,6 +64,6 @@ mod tests {
 
     #[test]
     fn an_empty_adjustment_succeeds() {
-        is_kept().unwrap();
+        adjust(&mut empty()).unwrap();
     }
 }

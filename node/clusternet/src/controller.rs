@@ -1,12 +1,11 @@
 //! Reconciles the kernel's peers with the Nodes of the cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::PUBLIC_KEY_ANNOTATION;
 use futures::{FutureExt as _, Stream, StreamExt as _, future};
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::api::{Patch, PatchParams};
@@ -14,25 +13,23 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
+use serde_json::json;
 use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
-use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place};
-use crate::member_error::MemberError;
+use crate::device::{Device, DeviceError, PeerState, Place};
 use crate::metrics::Metrics;
 use crate::network::first_address;
-use crate::peers::{Mesh, OwnNode, Wanted, wanted};
-use crate::{Member, Peers, PodNetwork, PublicKey, annotation, diff};
+use crate::peers::{Mesh, MeshPlan, OwnNode, plan};
+use crate::{Member, Peers, PodNetwork, PublicKey, diff};
 
-/// Field manager for server-side operations.
 const FIELD_MANAGER: &str = "granary-mesh";
 
 /// Events within this time cause one reconciliation.
 const AT_ONCE: usize = 1024;
 
-/// Settings of the controller.
 #[derive(Clone)]
 pub struct Settings {
     /// Client with the node's storage identity: it lists and watches Nodes, and patches the node's own.
@@ -48,27 +45,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Default of [`interval`](Settings::interval).
     pub const INTERVAL: Duration = Duration::from_mins(5);
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings").field("node", &self.node).field("networks", &self.networks).finish_non_exhaustive()
-    }
 }
 
 /// The controller failed and must be restarted. The kernel keeps its peers.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
-    Ensure(#[from] EnsureError),
-    #[error(transparent)]
-    Address(#[from] AddressError),
-    #[error(transparent)]
-    Look(#[from] LookError),
-    #[error(transparent)]
-    Change(#[from] ChangeError),
+    Device(#[from] DeviceError),
     #[error("cannot publish the public key in the node's Node object")]
     Announce(#[source] Box<kube::Error>),
     #[error("a task for the mesh interface panicked")]
@@ -79,8 +63,7 @@ pub enum RunError {
 }
 
 /// Reconciles until cancelled. Reports healthy once the node is part of the mesh: the own Node has a pod range and the
-/// public key, and the kernel has all peers. Retries while the API server is unavailable. [`RunError`]; an API server
-/// that is away is waited for and is none.
+/// public key, and the kernel has all peers. Retries while the API server is unavailable.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let device = Arc::clone(&settings.device);
     let key = spawn_blocking(move || device.ensure()).await??;
@@ -145,26 +128,14 @@ struct Controller {
     known: Option<Peers>,
     /// No other program has changed the peers, as far as known.
     is_sure: bool,
-    /// Places that the interface has.
     places: Option<BTreeSet<Place>>,
-    /// Warnings of the last pass, to log only new ones.
-    nodes: BTreeMap<PublicKey, String>,
-    refused: BTreeSet<(String, MemberError)>,
-    several: BTreeSet<(String, IpAddr)>,
+    /// Plan of the last pass, to log only new warnings.
+    last: MeshPlan,
 }
 
 impl Controller {
-    const fn new(settings: Settings, key: PublicKey) -> Self {
-        Self {
-            settings,
-            key,
-            known: None,
-            is_sure: true,
-            places: None,
-            nodes: BTreeMap::new(),
-            refused: BTreeSet::new(),
-            several: BTreeSet::new(),
-        }
+    fn new(settings: Settings, key: PublicKey) -> Self {
+        Self { settings, key, known: None, is_sure: true, places: None, last: MeshPlan::default() }
     }
 
     /// Marks the kernel's state as unknown: link, key, port, peers, addresses and routes.
@@ -176,17 +147,17 @@ impl Controller {
     /// Reconciles with the Nodes. Returns whether the node is part of the mesh.
     async fn pass(&mut self, members: &[Member]) -> Result<bool, RunError> {
         let mesh = Mesh { node: &self.settings.node, key: self.key, networks: &self.settings.networks };
-        let wanted = wanted(mesh, members);
+        let plan = plan(mesh, members);
         if !self.is_sure {
             let device = Arc::clone(&self.settings.device);
             spawn_blocking(move || device.ensure()).await??;
         }
-        if let Some(own) = &wanted.own {
+        if let Some(own) = &plan.own {
             self.place(own).await?;
         }
-        self.peers(&wanted).await?;
-        self.log_warnings(&wanted);
-        match wanted.own {
+        self.peers(&plan).await?;
+        self.log_warnings(&plan);
+        match plan.own {
             Some(OwnNode { ranges, .. }) if ranges.is_empty() => {
                 debug!("own Node has no pod range yet");
                 Ok(false)
@@ -201,11 +172,10 @@ impl Controller {
         }
     }
 
-    /// Sets the addresses of the interface.
     async fn place(&mut self, own: &OwnNode) -> Result<(), RunError> {
         let networks = &self.settings.networks;
         let place = |range| {
-            let network = networks.iter().find(|network| network.has_part(range))?.network();
+            let network = networks.iter().find(|network| network.has_part(range))?.network;
             Some(Place { address: first_address(range), network })
         };
         let places: BTreeSet<Place> = own.ranges.iter().copied().filter_map(place).collect();
@@ -218,14 +188,13 @@ impl Controller {
         Ok(())
     }
 
-    /// Changes the kernel's peers.
-    async fn peers(&mut self, wanted: &Wanted) -> Result<(), RunError> {
+    async fn peers(&mut self, plan: &MeshPlan) -> Result<(), RunError> {
         let known = self.known.take();
         let have = match known {
             Some(known) if self.is_sure => known,
             known => self.look(known.unwrap_or_default()).await?,
         };
-        let changes = Arc::new(diff(&have, &wanted.peers));
+        let changes = Arc::new(diff(&have, &plan.peers));
         if !changes.is_empty() {
             let (device, planned) = (Arc::clone(&self.settings.device), Arc::clone(&changes));
             spawn_blocking(move || device.change(&planned)).await??;
@@ -233,10 +202,10 @@ impl Controller {
         for change in changes.iter() {
             self.settings.metrics.changed(change);
             let key = change.key();
-            let node = wanted.nodes.get(&key).or_else(|| self.nodes.get(&key)).map_or("?", String::as_str);
+            let node = plan.nodes.get(&key).or_else(|| self.last.nodes.get(&key)).map_or("?", String::as_str);
             info!(node, %key, change = change.name(), "mesh peer changed");
         }
-        self.known = Some(wanted.peers.clone());
+        self.known = Some(plan.peers.clone());
         self.is_sure = true;
         Ok(())
     }
@@ -254,28 +223,25 @@ impl Controller {
         Ok(seen.into_iter().map(peer).collect())
     }
 
-    /// Logs new warnings.
-    fn log_warnings(&mut self, wanted: &Wanted) {
-        for (node, refusal) in wanted.refused.difference(&self.refused) {
+    fn log_warnings(&mut self, plan: &MeshPlan) {
+        for (node, refusal) in plan.refused.difference(&self.last.refused) {
             let reason: &dyn std::error::Error = refusal;
             warn!(node, reason, "Node rejected from the mesh, completely or in part");
         }
-        for (node, address) in wanted.several.difference(&self.several) {
+        for (node, address) in plan.several.difference(&self.last.several) {
             warn!(node, %address, "Node has several InternalIPs, using the first");
         }
-        self.settings.metrics.refused(&wanted.refused);
-        self.settings.metrics.named(&wanted.nodes);
-        self.nodes.clone_from(&wanted.nodes);
-        self.refused.clone_from(&wanted.refused);
-        self.several.clone_from(&wanted.several);
+        self.settings.metrics.refused(&plan.refused);
+        self.settings.metrics.named(&plan.nodes);
+        self.last.clone_from(plan);
     }
 
     /// Writes the key to the own Node. `false` if it was deleted.
     async fn announce(&self) -> Result<bool, RunError> {
         let nodes = Api::<Node>::all(self.settings.client.clone());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let patch = Patch::Merge(annotation::patch(self.key));
-        match nodes.patch_metadata(&self.settings.node, &params, &patch).await {
+        let patch = json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: self.key.to_string()}}});
+        match nodes.patch_metadata(&self.settings.node, &params, &Patch::Merge(patch)).await {
             Ok(_) => {
                 info!(key = %self.key, "public key published");
                 Ok(true)

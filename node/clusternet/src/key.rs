@@ -8,16 +8,12 @@ use base64::engine::general_purpose::STANDARD;
 use dir::{Dir, Ensured, Name};
 use nix::sys::stat::Mode;
 
-/// File of the private key.
 const FILE: &str = "clusternet.key";
 
-/// Mode 0600, owned by root.
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Length of a key in bytes.
 const LENGTH: usize = 32;
 
-/// The text is not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum ParseKeyError {
     #[error("a key must have 44 characters of base64, the last of them `=`")]
@@ -49,7 +45,6 @@ pub struct PublicKey([u8; LENGTH]);
 pub struct PrivateKey([u8; LENGTH]);
 
 impl PublicKey {
-    /// Wraps the bytes of a key; fails for zero.
     pub fn new(bytes: [u8; LENGTH]) -> Result<Self, ParseKeyError> {
         if bytes == [0; LENGTH] { Err(ParseKeyError::Zero) } else { Ok(Self(bytes)) }
     }

@@ -1,8 +1,8 @@
 //! The mesh: WireGuard tunnels for pod traffic between nodes, configured from the Node objects of the cluster.
 //!
 //! A node creates a key ([`PrivateKey::ensure`]) and publishes its public half in an annotation of its Node
-//! ([`ANNOTATION`]). [`run`] watches all Nodes: [`wanted`] determines the peers and the reasons for rejected Nodes,
-//! [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies them.
+//! ([`cluster::PUBLIC_KEY_ANNOTATION`]). [`run`] watches all Nodes: [`plan`] determines the peers and the reasons for
+//! rejected Nodes, [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies them.
 //!
 //! An interface of an earlier run is adopted and never removed, so that traffic continues while the program is
 //! replaced. The AllowedIPs of a peer are limited to the pod range of its Node; WireGuard drops packets from other
@@ -19,8 +19,9 @@
 //! let key = PrivateKey::ensure(&dir::Dir::open("/data/pki".as_ref())?)?;
 //! let device = Arc::new(Wireguard::new(key.into_inner(), Link::default()));
 //! let metrics = Metrics::register(registry, device.clone())?;
-//! let networks = vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?];
-//! let settings = Settings { client, node: "one".into(), networks, device, metrics };
+//! let networks = vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }];
+//! let interval = Settings::INTERVAL;
+//! let settings = Settings { client, node: "one".into(), networks, device, metrics, interval };
 //! let mesh = supervisor::Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
 //!     clusternet::run(cx, settings.clone())
 //! });
@@ -30,7 +31,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod annotation;
 mod controller;
 mod device;
 mod diff;
@@ -47,26 +47,21 @@ mod route;
 mod traffic;
 mod wireguard;
 
-pub use annotation::ANNOTATION;
 pub use controller::{RunError, Settings, run};
-pub use device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place, Traffic};
+pub use device::{Device, DeviceError, PeerState, Place, Traffic};
 pub use diff::{Change, Peer, Peers, diff};
 pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
 pub use member::Member;
-pub use member_error::{MemberError, Reason};
+pub use member_error::MemberError;
 pub use message::{Cost, cost};
 pub use metrics::Metrics;
 pub use neighbours::{Neighbour, Neighbours};
 pub use netlink::RequestError;
-pub use network::{PodNetwork, PodNetworkError};
-pub use peers::{Mesh, OwnNode, Wanted, wanted};
+pub use network::PodNetwork;
+pub use peers::{Mesh, MeshPlan, OwnNode, plan};
 pub use wireguard::{Link, Wireguard};
 
-/// Name of the interface.
 pub const INTERFACE: &str = "clusternet";
-
-/// UDP port of WireGuard on every node.
-pub const PORT: u16 = 7838;
 
 /// Maximum overhead of WireGuard per packet in bytes: 40 for IPv6, 8 for UDP, 32 for its header and tag. With IPv4 it
 /// is 20 less.

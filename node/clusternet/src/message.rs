@@ -32,7 +32,6 @@ pub(crate) fn message(family: u16, cmd: WireguardCmd, attributes: Vec<WireguardA
     message
 }
 
-/// Requests the complete state of the interface.
 pub(crate) fn get(family: u16, interface: &str) -> Message {
     message(family, WireguardCmd::GetDevice, vec![WireguardAttribute::IfName(interface.to_owned())])
 }
@@ -102,13 +101,10 @@ fn allowed_ip(range: IpNet) -> WireguardAllowedIp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub messages: usize,
-    /// Total size including headers.
     pub bytes: usize,
-    /// Size of the largest message.
     pub largest: usize,
 }
 
-/// Cost of these changes with [`Wireguard`](crate::Wireguard).
 pub fn cost(changes: &[Change]) -> Cost {
     // The size does not depend on the value of the family number.
     let frames = self::changes(0, INTERFACE, changes).into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
@@ -119,9 +115,8 @@ pub fn cost(changes: &[Change]) -> Cost {
     })
 }
 
-/// State of an interface in the kernel.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct InterfaceState {
     pub(crate) private: Option<[u8; 32]>,
     pub(crate) public: Option<PublicKey>,
     pub(crate) port: u16,
@@ -129,8 +124,8 @@ pub(crate) struct Found {
 }
 
 /// Combines the messages of a dump: a peer with many ranges continues in the next message, which repeats its key.
-pub(crate) fn found(messages: Vec<Message>) -> Found {
-    let mut found = Found::default();
+pub(crate) fn found(messages: Vec<Message>) -> InterfaceState {
+    let mut found = InterfaceState::default();
     for attribute in messages.into_iter().flat_map(|message| message.payload.attributes) {
         match attribute {
             WireguardAttribute::PrivateKey(key) => found.private = Some(key),
@@ -143,7 +138,7 @@ pub(crate) fn found(messages: Vec<Message>) -> Found {
     found
 }
 
-impl Found {
+impl InterfaceState {
     fn add(&mut self, WireguardPeer(attributes): WireguardPeer) {
         let key = attributes.iter().find_map(|attribute| match attribute {
             WireguardPeerAttribute::PublicKey(key) => PublicKey::new(*key).ok(),
@@ -263,7 +258,7 @@ mod tests {
             let mut bytes = [7; 32];
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             let [.., high, low] = number.to_be_bytes();
-            let endpoint = Some(SocketAddr::from(([192, 0, high, low], crate::PORT)));
+            let endpoint = Some(SocketAddr::from(([192, 0, high, low], cluster::MESH_PORT)));
             let range = IpNet::new(IpAddr::from([10, 64 + high, low, 0]), 24).unwrap();
             (PublicKey::new(bytes).unwrap(), Peer { endpoint, allowed: [range].into() })
         };

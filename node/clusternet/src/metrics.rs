@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
-use crate::member_error::{MemberError, Reason};
+use crate::member_error::MemberError;
 use crate::neighbours::{Names, Neighbours};
 use crate::traffic::Scrape;
 use crate::{Change, Device, PublicKey};
@@ -48,8 +48,8 @@ impl Metrics {
             names: Arc::new(Mutex::new(BTreeMap::new())),
         };
         // Create the series at the start, so that rates are correct from the first event on.
-        for reason in Reason::ALL {
-            metrics.refused.with_label_values(&[reason.name()]);
+        for reason in MemberError::REASONS {
+            metrics.refused.with_label_values(&[reason]);
         }
         for change in ["added", "updated", "removed"] {
             metrics.changes.with_label_values(&[change]);
@@ -66,9 +66,9 @@ impl Metrics {
     }
 
     pub(crate) fn refused(&self, refused: &BTreeSet<(String, MemberError)>) {
-        for reason in Reason::ALL {
+        for reason in MemberError::REASONS {
             let count = refused.iter().filter(|(_, refusal)| refusal.reason() == reason).count();
-            self.refused.with_label_values(&[reason.name()]).set(i64::try_from(count).unwrap_or(i64::MAX));
+            self.refused.with_label_values(&[reason]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 
@@ -76,14 +76,12 @@ impl Metrics {
         &self.names
     }
 
-    /// Sets the Node names of the peers.
     pub(crate) fn named(&self, nodes: &BTreeMap<PublicKey, String>) {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone_from(nodes);
     }
 }
 
 impl Default for Metrics {
-    /// Unregistered metrics.
     fn default() -> Self {
         // Every test would find an invalid name or label.
         Self::new().expect("valid names and labels")

@@ -1,10 +1,9 @@
 //! The kernel's peers with the names of their Nodes.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Device, LookError, Metrics, PeerState, PublicKey};
+use crate::{Device, DeviceError, Metrics, PeerState, PublicKey};
 
 /// Node names of the peers at the last pass.
 pub(crate) type Names = Arc<Mutex<BTreeMap<PublicKey, String>>>;
@@ -16,13 +15,11 @@ pub struct Neighbours {
     device: Arc<dyn Device>,
 }
 
-/// Another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Node name. `None` for a peer of an earlier run until the Nodes are listed.
     pub node: Option<String>,
     pub key: PublicKey,
-    /// State in the kernel.
     pub state: PeerState,
 }
 
@@ -33,16 +30,10 @@ impl Neighbours {
     }
 
     /// Reads all peers, in order of their keys. Blocks on the kernel.
-    pub fn look(&self) -> Result<Vec<Neighbour>, LookError> {
+    pub fn look(&self) -> Result<Vec<Neighbour>, DeviceError> {
         let found = self.device.look()?;
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let neighbour = |(key, state)| Neighbour { node: names.get(&key).cloned(), key, state };
         Ok(found.into_iter().map(neighbour).collect())
-    }
-}
-
-impl fmt::Debug for Neighbours {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Neighbours").field("names", &self.names).finish_non_exhaustive()
     }
 }

@@ -19,13 +19,10 @@ const LONGEST: usize = 64 << 10;
 /// Maximum number of reads of a dump that changes meanwhile.
 const DUMPS: u32 = 10;
 
-/// A netlink request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The socket cannot be created or used.
     #[error("netlink socket failed")]
     Socket(#[from] io::Error),
-    /// The kernel returned an error.
     #[error("the kernel rejected the request")]
     Kernel(#[from] Errno),
     #[error("the answer of the kernel is invalid")]
@@ -38,7 +35,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// Whether the kernel returned this errno.
     pub(crate) fn is(&self, errno: Errno) -> bool {
         matches!(self, Self::Kernel(found) if *found == errno)
     }
@@ -51,12 +47,10 @@ pub(crate) struct Netlink {
 }
 
 impl Netlink {
-    /// A socket for links, addresses and routes, rtnetlink(7).
     pub(crate) fn route() -> Result<Self, RequestError> {
         Self::open(NETLINK_ROUTE)
     }
 
-    /// A socket for generic netlink families such as WireGuard.
     pub(crate) fn generic() -> Result<Self, RequestError> {
         Self::open(NETLINK_GENERIC)
     }
@@ -68,7 +62,6 @@ impl Netlink {
         Ok(Self { socket, number: 0 })
     }
 
-    /// Sends a request with these flags and returns the answer.
     pub(crate) fn request<M>(&mut self, message: M, flags: u16) -> Result<Vec<M>, RequestError>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Debug,
@@ -77,7 +70,6 @@ impl Netlink {
         self.answer().map(|(answer, _)| answer)
     }
 
-    /// Reads a dump.
     pub(crate) fn dump<M>(&mut self, message: &M) -> Result<Vec<M>, RequestError>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
@@ -97,7 +89,6 @@ impl Netlink {
         Ok(())
     }
 
-    /// Reads all messages of an answer.
     fn answer<M: NetlinkDeserializable + Debug>(&self) -> Result<(Vec<M>, Consistent), RequestError> {
         let mut found = Vec::new();
         let mut consistent = Consistent::Yes;
@@ -134,13 +125,11 @@ impl Netlink {
     }
 }
 
-/// Whether a dump is a consistent snapshot.
 enum Consistent {
     Yes,
     No,
 }
 
-/// Encodes a request.
 pub(crate) fn frame<M: NetlinkSerializable>(message: M, flags: u16, number: u32) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;

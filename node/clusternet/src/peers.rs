@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use cluster::MESH_PORT;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::diff::{Peer, Peers};
 use crate::member_error::MemberError;
-use crate::{Member, PORT, PodNetwork, PublicKey};
+use crate::{Member, PodNetwork, PublicKey};
 
 /// Maximum length of foreign text in messages.
 const SHOWN: usize = 64;
@@ -20,7 +21,6 @@ const SHOWN: usize = 64;
 /// The node from whose perspective the peers are determined.
 #[derive(Clone, Copy, Debug)]
 pub struct Mesh<'a> {
-    /// Name of the own Node.
     pub node: &'a str,
     /// The own public key, regardless of the own Node's annotation.
     pub key: PublicKey,
@@ -28,14 +28,11 @@ pub struct Mesh<'a> {
     pub networks: &'a [PodNetwork],
 }
 
-/// Result of [`wanted`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// The own Node, if it exists.
+pub struct MeshPlan {
     pub own: Option<OwnNode>,
     /// Peers; each has an endpoint and at least one range.
     pub peers: Peers,
-    /// Node names of the peers.
     pub nodes: BTreeMap<PublicKey, String>,
     /// Rejected Nodes with the reasons. If only a range is rejected, the Node is still a peer.
     pub refused: BTreeSet<(String, MemberError)>,
@@ -43,7 +40,6 @@ pub struct Wanted {
     pub several: BTreeSet<(String, IpAddr)>,
 }
 
-/// State of the own Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnNode {
     /// Pod ranges; empty if none is assigned yet.
@@ -52,28 +48,12 @@ pub struct OwnNode {
     pub is_announced: bool,
 }
 
-/// Determines the peers.
-pub fn wanted(mesh: Mesh<'_>, members: &[Member]) -> Wanted {
+pub fn plan(mesh: Mesh<'_>, members: &[Member]) -> MeshPlan {
     let mut in_order: Vec<&Member> = members.iter().collect();
     in_order.sort_by(|one, two| age(one).cmp(&age(two)));
-    let mut wanted = Wanted::default();
-    let mut claims = Claims::default();
-    for member in in_order {
-        let ranges = claims.ranges(mesh, member, &mut wanted.refused);
-        if member.name == mesh.node {
-            let own = mesh.key.to_string();
-            wanted.own = Some(OwnNode { ranges, is_announced: member.key.as_ref() == Some(&own) });
-            continue;
-        }
-        let Some(key) = claims.key(mesh, member, &mut wanted.refused) else { continue };
-        let Some(address) = address(mesh, member, &mut wanted) else { continue };
-        if ranges.is_empty() {
-            continue;
-        }
-        wanted.peers.insert(key, Peer { endpoint: Some(SocketAddr::new(address, PORT)), allowed: ranges });
-        wanted.nodes.insert(key, member.name.clone());
-    }
-    wanted
+    let mut planner = Planner { mesh, keys: BTreeMap::new(), ranges: BTreeMap::new(), plan: MeshPlan::default() };
+    in_order.into_iter().for_each(|member| planner.add(member));
+    planner.plan
 }
 
 /// Sort key: creation time, oldest first, Nodes without one last; then the name.
@@ -81,26 +61,42 @@ fn age(member: &Member) -> (bool, Option<Timestamp>, &str) {
     (member.created.is_none(), member.created, &member.name)
 }
 
-/// Keys and ranges of older Nodes.
-#[derive(Default)]
-struct Claims<'m> {
+struct Planner<'m> {
+    mesh: Mesh<'m>,
+    /// Owners of keys and ranges.
     keys: BTreeMap<PublicKey, &'m str>,
     ranges: BTreeMap<IpNet, &'m str>,
+    plan: MeshPlan,
 }
 
-impl<'m> Claims<'m> {
+impl<'m> Planner<'m> {
+    fn add(&mut self, member: &'m Member) {
+        let ranges = self.ranges(member);
+        if member.name == self.mesh.node {
+            let is_announced = member.key.as_ref() == Some(&self.mesh.key.to_string());
+            self.plan.own = Some(OwnNode { ranges, is_announced });
+            return;
+        }
+        let Some(key) = self.key(member) else { return };
+        let Some(address) = self.address(member) else { return };
+        if !ranges.is_empty() {
+            let endpoint = Some(SocketAddr::new(address, MESH_PORT));
+            self.plan.peers.insert(key, Peer { endpoint, allowed: ranges });
+            self.plan.nodes.insert(key, member.name.clone());
+        }
+    }
+
+    fn reject(&mut self, member: &Member, error: MemberError) {
+        self.plan.refused.insert((member.name.clone(), error));
+    }
+
     /// The valid ranges of a member that no older one has.
-    fn ranges(
-        &mut self,
-        mesh: Mesh<'_>,
-        member: &'m Member,
-        refused: &mut BTreeSet<(String, MemberError)>,
-    ) -> BTreeSet<IpNet> {
+    fn ranges(&mut self, member: &'m Member) -> BTreeSet<IpNet> {
         let mut ranges = BTreeSet::new();
         for text in &member.networks {
-            let refusal = match text.parse::<IpNet>() {
+            let error = match text.parse::<IpNet>() {
                 Err(_) => MemberError::Range(shown(text)),
-                Ok(range) if !mesh.networks.iter().any(|network| network.has_part(range)) => {
+                Ok(range) if !self.mesh.networks.iter().any(|network| network.has_part(range)) => {
                     MemberError::Foreign(range)
                 }
                 // Parts have one size, so overlapping ranges are equal.
@@ -112,59 +108,53 @@ impl<'m> Claims<'m> {
                     owner => MemberError::RangeTaken { range, owner: owner.to_owned() },
                 },
             };
-            refused.insert((member.name.clone(), refusal));
+            self.reject(member, error);
         }
         ranges
     }
 
     /// The key of a member, if it is valid and no older member has it.
-    fn key(
-        &mut self,
-        mesh: Mesh<'_>,
-        member: &'m Member,
-        refused: &mut BTreeSet<(String, MemberError)>,
-    ) -> Option<PublicKey> {
-        let refusal = match member.key.as_ref()?.parse::<PublicKey>() {
+    fn key(&mut self, member: &'m Member) -> Option<PublicKey> {
+        let error = match member.key.as_ref()?.parse::<PublicKey>() {
             Err(error) => MemberError::Key(error),
-            Ok(key) if key == mesh.key => MemberError::OwnKey,
+            Ok(key) if key == self.mesh.key => MemberError::OwnKey,
             Ok(key) => match *self.keys.entry(key).or_insert(&member.name) {
                 owner if owner == member.name => return Some(key),
                 owner => MemberError::KeyTaken { owner: owner.to_owned() },
             },
         };
-        refused.insert((member.name.clone(), refusal));
+        self.reject(member, error);
+        None
+    }
+
+    fn address(&mut self, member: &Member) -> Option<IpAddr> {
+        let error = match member.addresses.first().map(|text| (text, text.parse())) {
+            None => MemberError::NoAddress,
+            Some((text, Err(_))) => MemberError::Address(shown(text)),
+            Some((_, Ok(address))) if !is_node(self.mesh, address) => MemberError::UnusableAddress(address),
+            Some((_, Ok(address))) => {
+                if member.addresses.len() > 1 {
+                    self.plan.several.insert((member.name.clone(), address));
+                }
+                return Some(address);
+            }
+        };
+        self.reject(member, error);
         None
     }
 }
 
-/// The address of a member.
-fn address(mesh: Mesh<'_>, member: &Member, wanted: &mut Wanted) -> Option<IpAddr> {
-    let refusal = match member.addresses.first().map(|text| (text, text.parse())) {
-        None => MemberError::NoAddress,
-        Some((text, Err(_))) => MemberError::Address(shown(text)),
-        Some((_, Ok(address))) if !is_node(mesh, address) => MemberError::UnusableAddress(address),
-        Some((_, Ok(address))) => {
-            if member.addresses.len() > 1 {
-                wanted.several.insert((member.name.clone(), address));
-            }
-            return Some(address);
-        }
-    };
-    wanted.refused.insert((member.name.clone(), refusal));
-    None
-}
-
 /// Whether the address can be that of a node. Link-local addresses cannot be endpoints.
 fn is_node(mesh: Mesh<'_>, address: IpAddr) -> bool {
-    let nobody = match address {
+    let is_special = match address {
         IpAddr::V4(address) => address.is_broadcast() || address.octets()[0] == 0,
         IpAddr::V6(address) => address.is_unicast_link_local() || address.to_ipv4_mapped().is_some(),
     };
-    !nobody
+    !is_special
         && !address.is_unspecified()
         && !address.is_loopback()
         && !address.is_multicast()
-        && !mesh.networks.iter().any(|network| network.contains(address))
+        && !mesh.networks.iter().any(|network| network.network.contains(&address))
 }
 
 fn shown(text: &str) -> String {
@@ -176,14 +166,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ParseKeyError, Reason};
+    use crate::ParseKeyError;
 
     fn key(number: u8) -> PublicKey {
         PublicKey::new([number; 32]).unwrap()
     }
 
     fn pods() -> PodNetwork {
-        PodNetwork::new("10.244.0.0/16".parse().unwrap(), 24).unwrap()
+        PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 }
     }
 
     /// Node `number`, created at that second.
@@ -198,15 +188,15 @@ mod tests {
     }
 
     /// The result for node 1.
-    fn seen(others: impl IntoIterator<Item = Member>) -> Wanted {
+    fn seen(others: impl IntoIterator<Item = Member>) -> MeshPlan {
         let members: Vec<_> = [member(1)].into_iter().chain(others).collect();
-        wanted(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members)
+        plan(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members)
     }
 
     #[track_caller]
-    fn rejects(wanted: &Wanted, expected: &[(&str, MemberError)]) {
+    fn rejects(plan: &MeshPlan, expected: &[(&str, MemberError)]) {
         let expected = expected.iter().map(|(node, refusal)| ((*node).to_owned(), refusal.clone())).collect();
-        assert_eq!(wanted.refused, expected);
+        assert_eq!(plan.refused, expected);
     }
 
     #[test]
@@ -233,9 +223,9 @@ mod tests {
     #[test]
     fn a_missing_own_node_is_recognized() {
         let mesh = Mesh { node: "node-001", key: key(1), networks: &[pods()] };
-        assert_eq!(wanted(mesh, &[member(2)]).own, None);
+        assert_eq!(plan(mesh, &[member(2)]).own, None);
         let new = Member { key: Some(key(9).to_string()), networks: vec![], ..member(1) };
-        let own = wanted(mesh, &[new]).own;
+        let own = plan(mesh, &[new]).own;
         assert_eq!(own, Some(OwnNode { ranges: BTreeSet::new(), is_announced: false }));
     }
 
@@ -289,7 +279,7 @@ mod tests {
         for silent in [Member { key: None, ..member(2) }, Member { addresses: vec![], ..member(2) }] {
             let found = seen([Member { networks: member(2).networks, ..member(3) }, silent]);
             assert_eq!(found.peers, Peers::new());
-            assert!(found.refused.iter().any(|(_, refusal)| refusal.reason() == Reason::RangeTaken));
+            assert!(found.refused.iter().any(|(_, refusal)| refusal.reason() == "range_taken"));
         }
     }
 
@@ -330,10 +320,10 @@ mod tests {
     #[test]
     fn a_node_without_a_usable_address_is_rejected() {
         let at = |address: &str| seen([Member { addresses: vec![address.to_owned()], ..member(2) }]);
-        for nobody in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "fe80::1", "::1", "10.244.3.4"] {
-            let found = at(nobody);
-            rejects(&found, &[("node-002", MemberError::UnusableAddress(nobody.parse().unwrap()))]);
-            assert_eq!(found.peers, Peers::new(), "{nobody}");
+        for address in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "fe80::1", "::1", "10.244.3.4"] {
+            let found = at(address);
+            rejects(&found, &[("node-002", MemberError::UnusableAddress(address.parse().unwrap()))]);
+            assert_eq!(found.peers, Peers::new(), "{address}");
         }
         rejects(&at("one.example"), &[("node-002", MemberError::Address("one.example".into()))]);
         rejects(&at(&"x".repeat(9999)), &[("node-002", MemberError::Address("x".repeat(SHOWN)))]);
@@ -376,7 +366,7 @@ mod tests {
     proptest! {
         #[test]
         fn each_address_has_one_owner_within_the_pod_networks(members in any_members()) {
-            let found = wanted(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members);
+            let found = plan(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members);
             let mut ranges: Vec<IpNet> = found.peers.values().flat_map(|peer| peer.allowed.clone()).collect();
             ranges.extend(found.own.iter().flat_map(|own| own.ranges.clone()));
             for (at, one) in ranges.iter().enumerate() {
@@ -395,7 +385,7 @@ mod tests {
             (sorted, shuffled) in any_members().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
         ) {
             let mesh = Mesh { node: "node-001", key: key(1), networks: &[pods()] };
-            prop_assert_eq!(wanted(mesh, &sorted), wanted(mesh, &shuffled));
+            prop_assert_eq!(plan(mesh, &sorted), plan(mesh, &shuffled));
         }
 
         /// If a node has a peer, all other nodes have it with the same range, provided that the annotations are
@@ -405,7 +395,7 @@ mod tests {
             let mut owners: BTreeMap<IpNet, String> = BTreeMap::new();
             for member in &members {
                 let Some(Ok(key)) = member.key.as_ref().map(|key| key.parse()) else { continue };
-                let found = wanted(Mesh { node: &member.name, key, networks: &[pods()] }, &members);
+                let found = plan(Mesh { node: &member.name, key, networks: &[pods()] }, &members);
                 for (key, peer) in &found.peers {
                     for range in &peer.allowed {
                         let owner = owners.entry(*range).or_insert_with(|| found.nodes[key].clone());

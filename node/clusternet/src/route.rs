@@ -14,7 +14,6 @@ use rtnetlink::{LinkUnspec, LinkWireguard, RouteMessageBuilder};
 use crate::device::Place;
 use crate::netlink::{Netlink, RequestError};
 
-/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkState {
     pub(crate) index: u32,
@@ -24,7 +23,6 @@ pub(crate) struct LinkState {
 }
 
 impl Netlink {
-    /// The link with this name, if it exists.
     pub(crate) fn link(&mut self, name: &str) -> Result<Option<LinkState>, RequestError> {
         let mut question = LinkMessage::default();
         question.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -44,7 +42,6 @@ impl Netlink {
         self.request(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL).map(drop)
     }
 
-    /// Sets the MTU and brings the link up.
     pub(crate) fn set_link(&mut self, index: u32, mtu: u32) -> Result<(), RequestError> {
         let link = LinkUnspec::new_with_index(index).mtu(mtu).up().build();
         self.request(RouteNetlinkMessage::SetLink(link), 0).map(drop)
@@ -65,7 +62,7 @@ impl Netlink {
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
         let mut message = address_message(index, address.into());
         // Without duplicate address detection, because an IPv6 address would be tentative first, and the kernel rejects
-        // routes from it (EINVAL). WireGuard links have no neighbours with duplicates. the link could have it.
+        // routes from it (EINVAL). WireGuard links have no other hosts.
         message.header.flags = AddressHeaderFlags::Nodad;
         let message = RouteNetlinkMessage::NewAddress(message);
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
@@ -79,7 +76,6 @@ impl Netlink {
         }
     }
 
-    /// State of the route to this network.
     pub(crate) fn route_to(&mut self, index: u32, place: Place) -> Result<Route, RequestError> {
         let mut question = RouteMessage::default();
         question.header.address_family = family(place.network.addr());
@@ -113,7 +109,6 @@ impl Netlink {
     }
 }
 
-/// State of a route to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     None,
@@ -169,7 +164,6 @@ fn address_of(message: &AddressMessage) -> Option<IpNet> {
     IpNet::new(found?, message.header.prefix_len).ok()
 }
 
-/// Link and source of a route to the network in the main table.
 fn route_of(message: &RouteMessage, network: IpNet) -> Option<(Option<u32>, Option<IpAddr>)> {
     let header = &message.header;
     if header.table != RouteHeader::RT_TABLE_MAIN || header.destination_prefix_length != network.prefix_len() {

@@ -8,12 +8,10 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 
-use crate::{LookError, Neighbour, Traffic};
+use crate::{DeviceError, Neighbour, Traffic};
 
-/// Collector of the kernel's peers.
 pub(crate) struct Scrape<L> {
     look: L,
-    /// Locked during a scrape.
     gauges: Mutex<Gauges>,
     descs: Vec<Desc>,
 }
@@ -26,8 +24,7 @@ struct Gauges {
     errors: IntCounter,
 }
 
-impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Scrape<L> {
-    /// Calls `look` at each scrape.
+impl<L: Fn() -> Result<Vec<Neighbour>, DeviceError> + Send + Sync> Scrape<L> {
     pub(crate) fn new(look: L) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
@@ -35,7 +32,7 @@ impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Scrape<L> {
     }
 }
 
-impl<L: Fn() -> Result<Vec<Neighbour>, LookError> + Send + Sync> Collector for Scrape<L> {
+impl<L: Fn() -> Result<Vec<Neighbour>, DeviceError> + Send + Sync> Collector for Scrape<L> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
@@ -101,7 +98,6 @@ impl Gauges {
     }
 }
 
-/// A peer with traffic.
 #[cfg(test)]
 pub(crate) fn example() -> Vec<Neighbour> {
     use std::time::Duration;
@@ -159,7 +155,7 @@ mod tests {
         let turn = AtomicU32::new(0);
         let look = move || match turn.fetch_add(1, Ordering::Relaxed) {
             0 => Ok(Vec::new()),
-            _ => Err(LookError { interface: "clusternet".into(), source: RequestError::TooLong }),
+            _ => Err(DeviceError::Unsupported(RequestError::TooLong)),
         };
         registry.register(Box::new(Scrape::new(look).unwrap())).unwrap();
         assert_eq!(values(&registry), ["granary_mesh_peers 0", "granary_mesh_scrape_errors_total 0"]);

@@ -1,134 +1,85 @@
-//! The configuration, and how it is checked.
-
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use cluster::{Addresses, Overcommit, PodProcesses, Static, Uplink, address};
 use kmod::ModuleName;
-use programs::PodProcesses;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
 use proto::node::storage::Disk as DiskMessage;
 use units::Bytes;
-use volume::Overcommit;
 
-use crate::address::{self, Interface};
 use crate::json::Json;
 use crate::message;
 use crate::name::NodeName;
-use crate::problem::{ParseError, Path, Problem, What};
+use crate::problem::{FieldPath, ParseError, Problem, Violation};
 use crate::role::Role;
 
-/// What a node is told. [`Default`] is what `{}` says.
+/// Configuration of a node. [`Default`] is that of `{}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Its name in the cluster.
     pub node: NodeName,
-    /// What it is to the cluster.
     pub role: Role,
-    /// The network that it is in.
-    pub network: Network,
-    /// Servers that the clock is set by, the preferred one first; without any, those of DHCP.
+    pub network: Uplink,
+    /// NTP servers in order of preference; those of DHCP if empty.
     pub time_servers: Vec<Ipv4Addr>,
-    /// The data disk.
     pub storage: Storage,
-    /// What to do when the node cannot start.
     pub on_failure: FailureAction,
-    /// Most processes and threads of one pod.
     pub pod_processes: PodProcesses,
-    /// Modules that are loaded beside those of every node. Whether the image has them is not checked.
+    /// Modules to load in addition to those of every node. Whether the image contains them is not checked.
     pub kernel_modules: Vec<ModuleName>,
 }
 
-/// IPv4 asks for 576 of everybody (RFC 791); a device cannot say more than 16 bits.
+/// IPv4 requires 576 (RFC 791); the MTU of a device has 16 bits.
 const MTU: (u32, u32) = (576, 65_535);
-/// A resolver reads no more, resolv.conf(5).
+/// A resolver uses no more, resolv.conf(5).
 const NAME_SERVERS: usize = 3;
 const TIME_SERVERS: usize = 8;
 const KERNEL_MODULES: usize = 128;
-/// Programs in Go have a thread for each of dozens of system calls at once. Above this, one pod takes what the others need.
+/// A Go program has dozens of threads in system calls. Above the maximum, one pod can exhaust the PIDs of the node.
 const POD_PROCESSES: (u32, u32) = (64, 65_536);
 
-/// The network that the node is in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
-    /// Where the address comes from.
-    pub addresses: Addresses,
-    /// The largest packet in bytes, if it is not left to DHCP or the device.
-    pub mtu: Option<u32>,
-    /// Name servers; without any, those of DHCP.
-    pub name_servers: Vec<Ipv4Addr>,
-}
-
-/// Where the address comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Addresses {
-    /// From a DHCP server.
-    #[default]
-    Dhcp,
-    /// From the configuration.
-    Static(Static),
-}
-
-/// An address that does not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Static {
-    /// With its network.
-    pub interface: Interface,
-    /// A router in the same network.
-    pub gateway: Option<Ipv4Addr>,
+pub struct Storage {
+    pub disk: Disk,
+    /// Bytes that are not reserved for volumes.
+    pub keep_free: Bytes,
+    pub overcommit: Overcommit,
 }
 
 /// The data disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Storage {
-    /// Which it is.
-    pub disk: Disk,
-    /// What volumes are never promised.
-    pub keep_free: Bytes,
-    /// How many times the rest is promised.
-    pub overcommit: Overcommit,
-}
-
-/// Which disk holds the data.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Disk {
-    /// The one that is designated by type or serial number, else the one empty disk.
+    /// The one that is designated by type or serial number, otherwise the only empty disk.
     #[default]
     Any,
-    /// The disk with this serial number.
     Serial(String),
-    /// The partition with this name.
+    /// Name of a partition.
     Partition(String),
 }
 
-/// What the machine does when the node cannot start.
+/// Action if the node cannot start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailureAction {
-    /// It powers off.
     #[default]
     PowerOff,
-    /// It restarts.
     Reboot,
 }
 
 impl Config {
-    /// Reads the JSON form of `granary.node.v1.Config`, and checks all of it.
-    ///
-    /// # Errors
-    /// [`ParseError`], with every problem that there is.
+    /// Parses the JSON form of `granary.node.v1.Config`. The error contains all problems.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let json: Json = serde_json::from_str(text).map_err(ParseError::Syntax)?;
         let (message, mut problems) = message::read(&json)?;
         let mut check = Check::default();
         let config = check.config(&message);
-        // What could not be read is not there to be checked: that is said once.
+        // A field that could not be read is missing in the message; report only the first problem.
         let unread: Vec<String> = problems.iter().map(|problem| problem.field.clone()).collect();
         problems.extend(check.problems.into_iter().filter(|problem| !unread.contains(&problem.field)));
         if problems.is_empty() { Ok(config) } else { Err(ParseError::Problems(problems)) }
     }
 }
 
-/// Collects problems. Where there is one the default is taken, so that the rest can be checked.
+/// Collects problems. Continues with defaults for invalid fields, so that the others are checked.
 #[derive(Default)]
 pub(crate) struct Check {
     problems: Vec<Problem>,
@@ -136,80 +87,50 @@ pub(crate) struct Check {
 
 impl Check {
     fn config(&mut self, message: &node::Config) -> Config {
-        let top = Path::default();
+        let top = FieldPath::default();
         let network = self.network(message.network.as_ref(), &top.field("network"));
+        let pod_processes = self.in_range(message.pod_processes, POD_PROCESSES, &top.field("podProcesses"));
         Config {
             node: self.text(message.node_name.as_deref(), &top.field("nodeName")).unwrap_or_default(),
             role: self.role(message.role.as_ref(), &network, &top),
             network,
-            time_servers: self.hosts(&message.time_servers, TIME_SERVERS, &top.field("timeServers")),
+            time_servers: self.list(&message.time_servers, TIME_SERVERS, address::host, &top.field("timeServers")),
             storage: self.storage(message.storage.as_ref(), &top.field("storage")),
             on_failure: match message.on_failure() {
                 node::FailureAction::Unspecified | node::FailureAction::PowerOff => FailureAction::PowerOff,
                 node::FailureAction::Reboot => FailureAction::Reboot,
             },
-            pod_processes: self.pod_processes(message.pod_processes, &top.field("podProcesses")),
-            kernel_modules: self.kernel_modules(&message.kernel_modules, &top.field("kernelModules")),
+            pod_processes: pod_processes.map(PodProcesses::new).unwrap_or_default(),
+            kernel_modules: self.list(&message.kernel_modules, KERNEL_MODULES, str::parse, &top.field("kernelModules")),
         }
     }
 
-    fn pod_processes(&mut self, message: Option<u32>, path: &Path) -> PodProcesses {
-        let (least, most) = POD_PROCESSES;
-        match message {
-            None => PodProcesses::default(),
-            Some(found) => {
-                if !(least..=most).contains(&found) {
-                    self.problem(path, What::Range { found: found.into(), least: least.into(), most: most.into() });
-                }
-                PodProcesses::new(found)
-            }
-        }
-    }
-
-    fn kernel_modules(&mut self, names: &[String], path: &Path) -> Vec<ModuleName> {
-        if names.len() > KERNEL_MODULES {
-            self.problem(path, What::Many { found: names.len(), most: KERNEL_MODULES });
-        }
-        let each = names.iter().enumerate();
-        each.filter_map(|(index, name)| self.text(Some(name), &path.item(index))).collect()
-    }
-
-    fn network(&mut self, message: Option<&node::Network>, path: &Path) -> Network {
-        let Some(message) = message else { return Network::default() };
-        let (least, most) = MTU;
-        let mtu = message.mtu.filter(|mtu| (least..=most).contains(mtu));
-        if let (Some(found), None) = (message.mtu, mtu) {
-            let what = What::Range { found: found.into(), least: least.into(), most: most.into() };
-            self.problem(&path.field("mtu"), what);
-        }
-        Network {
+    fn network(&mut self, message: Option<&node::Network>, path: &FieldPath) -> Uplink {
+        let Some(message) = message else { return Uplink::default() };
+        Uplink {
+            mtu: self.in_range(message.mtu, MTU, &path.field("mtu")),
             addresses: match &message.addresses {
                 None | Some(AddressesMessage::Dhcp(node::Dhcp {})) => Addresses::Dhcp,
                 Some(AddressesMessage::Static(message)) => {
                     self.fixed(message, &path.field("static")).map_or(Addresses::Dhcp, Addresses::Static)
                 }
             },
-            mtu,
-            name_servers: self.hosts(&message.name_servers, NAME_SERVERS, &path.field("nameServers")),
+            name_servers: self.list(&message.name_servers, NAME_SERVERS, address::host, &path.field("nameServers")),
         }
     }
 
-    fn fixed(&mut self, message: &node::Static, path: &Path) -> Option<Static> {
-        let at_address = path.field("address");
-        if message.address.is_none() {
-            self.problem(&at_address, What::Missing);
-        }
-        let at_gateway = path.field("gateway");
-        let gateway = message.gateway.as_deref().and_then(|text| self.host(text, &at_gateway));
-        let interface: Interface = self.text(message.address.as_deref(), &at_address)?;
-        if let Some(gateway) = gateway.filter(|gateway| !interface.reaches(*gateway)) {
-            let Interface { address, prefix } = interface;
-            self.problem(&at_gateway, What::Unreachable { gateway, address, prefix });
+    fn fixed(&mut self, message: &node::Static, path: &FieldPath) -> Option<Static> {
+        let (at_address, at_gateway) = (path.field("address"), path.field("gateway"));
+        self.require(message.address.is_some(), &at_address);
+        let gateway = self.parse(message.gateway.as_deref(), address::host, &at_gateway);
+        let interface = self.parse(message.address.as_deref(), address::interface, &at_address)?;
+        if let Some(gateway) = gateway.filter(|gateway| !address::reaches(interface, *gateway)) {
+            self.problem(&at_gateway, Violation::Unreachable { gateway, interface });
         }
         Some(Static { interface, gateway })
     }
 
-    fn storage(&mut self, message: Option<&node::Storage>, path: &Path) -> Storage {
+    fn storage(&mut self, message: Option<&node::Storage>, path: &FieldPath) -> Storage {
         let Some(message) = message else { return Storage::default() };
         Storage {
             disk: match &message.disk {
@@ -222,36 +143,58 @@ impl Check {
         }
     }
 
-    fn disk(&mut self, name: &str, path: &Path) -> String {
-        // Partitions' names have 36 characters of UTF-16, serial numbers rarely more.
-        let fine = (1..=64).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c.is_whitespace());
-        if !fine {
-            self.problem(path, What::Disk);
+    fn disk(&mut self, name: &str, path: &FieldPath) -> String {
+        // Names of partitions have at most 36 UTF-16 code units, serial numbers rarely more.
+        if !(1..=64).contains(&name.len()) || name.contains(|c: char| c.is_control() || c.is_whitespace()) {
+            self.problem(path, Violation::Disk);
         }
         name.to_owned()
     }
 
-    fn hosts(&mut self, texts: &[String], most: usize, path: &Path) -> Vec<Ipv4Addr> {
+    pub(crate) fn in_range(&mut self, number: Option<u32>, range: (u32, u32), path: &FieldPath) -> Option<u32> {
+        let (found, (least, most)) = (number?, range);
+        if (least..=most).contains(&found) {
+            return number;
+        }
+        self.problem(path, Violation::Range { found, least, most });
+        None
+    }
+
+    fn list<T, E: Into<Violation>>(
+        &mut self,
+        texts: &[String],
+        most: usize,
+        parse: impl Fn(&str) -> Result<T, E>,
+        path: &FieldPath,
+    ) -> Vec<T> {
         if texts.len() > most {
-            self.problem(path, What::Many { found: texts.len(), most });
+            self.problem(path, Violation::Many { found: texts.len(), most });
         }
         let each = texts.iter().enumerate();
-        each.filter_map(|(index, text)| self.host(text, &path.item(index))).collect()
+        each.filter_map(|(index, text)| self.parse(Some(text), &parse, &path.item(index))).collect()
     }
 
-    fn host(&mut self, text: &str, path: &Path) -> Option<Ipv4Addr> {
-        address::host(text).map_err(|error| self.problem(path, error)).ok()
+    pub(crate) fn parse<T, E: Into<Violation>>(
+        &mut self,
+        text: Option<&str>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+        path: &FieldPath,
+    ) -> Option<T> {
+        parse(text?).map_err(|error| self.problem(path, error)).ok()
     }
 
-    pub(crate) fn text<T: FromStr>(&mut self, text: Option<&str>, path: &Path) -> Option<T>
-    where
-        What: From<T::Err>,
-    {
-        text?.parse().map_err(|error: T::Err| self.problem(path, error)).ok()
+    pub(crate) fn text<T: FromStr<Err: Into<Violation>>>(&mut self, text: Option<&str>, path: &FieldPath) -> Option<T> {
+        self.parse(text, str::parse, path)
     }
 
-    pub(crate) fn problem(&mut self, path: &Path, what: impl Into<What>) {
-        self.problems.push(path.problem(what));
+    pub(crate) fn require(&mut self, is_set: bool, path: &FieldPath) {
+        if !is_set {
+            self.problem(path, Violation::Missing);
+        }
+    }
+
+    pub(crate) fn problem(&mut self, path: &FieldPath, violation: impl Into<Violation>) {
+        self.problems.push(path.problem(violation));
     }
 }
 

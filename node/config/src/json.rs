@@ -1,16 +1,15 @@
-//! JSON as it was written: the fields of an object in order, also those that stand twice.
+//! JSON values that keep the order of fields, and fields that occur twice.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
     Null,
     Bool(bool),
-    /// A whole number that is not negative.
+    /// A non-negative integer.
     Count(u64),
     /// Any other number.
     Number(f64),
@@ -20,14 +19,13 @@ pub(crate) enum Json {
 }
 
 impl Json {
-    /// For messages: `a number`.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
-            Self::Bool(_) => "true or false",
+            Self::Bool(_) => "a boolean",
             Self::Count(_) | Self::Number(_) => "a number",
-            Self::Text(_) => "a text",
-            Self::List(_) => "a list",
+            Self::Text(_) => "a string",
+            Self::List(_) => "an array",
             Self::Object(_) => "an object",
         }
     }
@@ -35,13 +33,13 @@ impl Json {
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AsWritten)
+        deserializer.deserialize_any(JsonVisitor)
     }
 }
 
-struct AsWritten;
+struct JsonVisitor;
 
-impl<'de> Visitor<'de> for AsWritten {
+impl<'de> Visitor<'de> for JsonVisitor {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +58,7 @@ impl<'de> Visitor<'de> for AsWritten {
         Ok(Json::Count(value))
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "only told to a person: no field takes a negative number")]
+    #[expect(clippy::cast_precision_loss, reason = "only printed: no field accepts a negative number")]
     fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
         Ok(u64::try_from(value).map_or(Json::Number(value as f64), Json::Count))
     }

@@ -1,8 +1,7 @@
-//! What a node is told at its boot: the JSON form of `proto/node/v1/config.proto`, read and checked as a whole.
+//! Parses and validates the configuration of a node, the JSON form of `proto/node/v1/config.proto`.
 //!
-//! [`Config::parse`] is pure. What it gives is fit to be used without another look; what it refuses, it refuses with
-//! every problem at once, each with its field and the remedy, because a person who mends a node's configuration sees
-//! the result only after a boot.
+//! [`Config::parse`] returns either a valid configuration or all problems, each with its field and the remedy, because
+//! an operator sees the result of a change only after the next boot.
 //!
 //! ```
 //! use config::Config;
@@ -16,9 +15,7 @@
 //! # Ok::<(), config::ParseError>(())
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
-mod address;
 mod config;
 mod json;
 mod message;
@@ -26,9 +23,7 @@ mod name;
 mod problem;
 mod role;
 
-pub use address::{AddressError, Interface, Server};
-pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storage};
+pub use config::{Config, Disk, FailureAction, Storage};
 pub use name::{NameError, NodeName};
-pub use problem::{ParseError, Problem, What};
-pub use programs::{NODE_PREFIX, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+pub use problem::{ParseError, Problem, Violation};
 pub use role::{ControlPlane, Networks, Role, Worker};

@@ -1,7 +1,7 @@
-//! From JSON to the message, by its descriptors: the JSON form of Protocol Buffers, with all problems at once.
+//! Converts JSON to the message by its descriptors, and collects all problems.
 //!
-//! Readers that are generated (`pbjson`) or general (`prost-reflect`'s own) end at the first problem, and do not say
-//! which field it is in. This one knows the kinds of fields that our file has, and no others.
+//! Generated readers (`pbjson`) and that of `prost-reflect` stop at the first problem and do not name its field. This one
+//! supports only the kinds of fields that `config.proto` has.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -10,53 +10,55 @@ use prost_reflect::{DescriptorPool, DynamicMessage, EnumDescriptor, FieldDescrip
 use proto::node;
 
 use crate::json::Json;
-use crate::problem::{ParseError, Path, Problem, What};
+use crate::problem::{FieldPath, ParseError, Problem, Violation};
 
-/// `None` is a broken build.
-static CONFIG: LazyLock<Option<MessageDescriptor>> =
+/// `None` if the descriptors of the build are invalid.
+pub(crate) static CONFIG: LazyLock<Option<MessageDescriptor>> =
     LazyLock::new(|| DescriptorPool::decode(node::DESCRIPTORS).ok()?.get_message_by_name("granary.node.v1.Config"));
 
-/// The message, less the fields that have problems, and these problems.
-///
-/// # Errors
-/// [`ParseError::Build`].
+/// Returns the message without the fields that have problems, and these problems.
 pub(crate) fn read(json: &Json) -> Result<(node::Config, Vec<Problem>), ParseError> {
     let config = CONFIG.as_ref().ok_or(ParseError::Build)?;
     let mut problems = Vec::new();
-    let read = match message(config, json, &Path::default(), &mut problems) {
+    let read = match message(config, json, &FieldPath::default(), &mut problems) {
         Some(message) => message.transcode_to().map_err(|_| ParseError::Build)?,
         None => node::Config::default(),
     };
     Ok((read, problems))
 }
 
-fn message(kind: &MessageDescriptor, json: &Json, path: &Path, problems: &mut Vec<Problem>) -> Option<DynamicMessage> {
+fn message(
+    kind: &MessageDescriptor,
+    json: &Json,
+    path: &FieldPath,
+    problems: &mut Vec<Problem>,
+) -> Option<DynamicMessage> {
     let Json::Object(fields) = json else {
-        problems.push(path.problem(What::Kind { wanted: "an object, {…}", found: json.kind() }));
+        problems.push(path.problem(Violation::Kind { wanted: "an object", found: json.kind() }));
         return None;
     };
     let mut message = DynamicMessage::new(kind.clone());
-    // Each field and each choice, with the field that took it.
-    let mut taken: BTreeMap<String, String> = BTreeMap::new();
+    // Fields and oneofs that are set, with the name of the field.
+    let mut set: BTreeMap<String, String> = BTreeMap::new();
     for (name, json) in fields {
         let here = path.field(name);
         let Some(field) = kind.get_field_by_json_name(name).or_else(|| kind.get_field_by_name(name)) else {
             let known = kind.fields().map(|field| field.json_name().to_owned()).collect();
-            problems.push(here.problem(What::Unknown { known }));
+            problems.push(here.problem(Violation::UnknownField { known }));
             continue;
         };
-        if taken.insert(field.full_name().to_owned(), name.clone()).is_some() {
-            problems.push(here.problem(What::Twice));
+        if set.insert(field.full_name().to_owned(), name.clone()).is_some() {
+            problems.push(here.problem(Violation::Twice));
             continue;
         }
-        // A field that is null counts as left out.
+        // Null is the same as a missing field.
         if *json == Json::Null {
             continue;
         }
         if let Some(choice) = field.containing_oneof().filter(|choice| !choice.is_synthetic())
-            && let Some(other) = taken.insert(choice.full_name().to_owned(), name.clone())
+            && let Some(other) = set.insert(choice.full_name().to_owned(), name.clone())
         {
-            problems.push(here.problem(What::Excludes { other }));
+            problems.push(here.problem(Violation::Excludes { other }));
             continue;
         }
         let value = if field.is_list() {
@@ -71,46 +73,46 @@ fn message(kind: &MessageDescriptor, json: &Json, path: &Path, problems: &mut Ve
     Some(message)
 }
 
-fn list(field: &FieldDescriptor, json: &Json, path: &Path, problems: &mut Vec<Problem>) -> Option<Value> {
+fn list(field: &FieldDescriptor, json: &Json, path: &FieldPath, problems: &mut Vec<Problem>) -> Option<Value> {
     let Json::List(items) = json else {
-        problems.push(path.problem(What::Kind { wanted: "a list, […]", found: json.kind() }));
+        problems.push(path.problem(Violation::Kind { wanted: "an array", found: json.kind() }));
         return None;
     };
     let each = items.iter().enumerate();
     let values: Vec<_> =
         each.filter_map(|(index, item)| single(&field.kind(), item, &path.item(index), problems)).collect();
-    // Items keep their places, or later problems would name the wrong ones.
+    // Without an invalid item, later problems would have wrong indexes.
     (values.len() == items.len()).then_some(Value::List(values))
 }
 
-/// The kinds that the file uses; a test looks that it uses no other.
-fn single(kind: &Kind, json: &Json, path: &Path, problems: &mut Vec<Problem>) -> Option<Value> {
+/// A test checks that `config.proto` has no other kinds of fields.
+fn single(kind: &Kind, json: &Json, path: &FieldPath, problems: &mut Vec<Problem>) -> Option<Value> {
     let wanted = match (kind, json) {
         (Kind::Message(kind), json) => return message(kind, json, path, problems).map(Value::Message),
         (Kind::String, Json::Text(text)) => return Some(Value::String(text.clone())),
-        (Kind::String, _) => "a text, \"…\"",
+        (Kind::String, _) => "a string",
         (Kind::Uint32, Json::Count(number)) if u32::try_from(*number).is_ok() => {
             return u32::try_from(*number).ok().map(Value::U32);
         }
         // JSON of Protocol Buffers may have numbers in quotes.
         (Kind::Uint32, Json::Text(text)) if text.parse::<u32>().is_ok() => return text.parse().ok().map(Value::U32),
-        (Kind::Uint32, _) => "a whole number from 0 to 4294967295",
+        (Kind::Uint32, _) => "an integer from 0 to 4294967295",
         (Kind::Enum(kind), Json::Text(text)) => return word(kind, text, path, problems),
-        (Kind::Enum(_), _) => "one of its words, in quotes",
+        (Kind::Enum(_), _) => "a string",
         _ => "of a kind that this release cannot read",
     };
-    problems.push(path.problem(What::Kind { wanted, found: json.kind() }));
+    problems.push(path.problem(Violation::Kind { wanted, found: json.kind() }));
     None
 }
 
-fn word(kind: &EnumDescriptor, text: &str, path: &Path, problems: &mut Vec<Problem>) -> Option<Value> {
-    // Zero stands for what was not said.
-    let mut words = kind.values().filter(|word| word.number() != 0);
-    if let Some(found) = words.find(|word| word.name() == text) {
+fn word(kind: &EnumDescriptor, text: &str, path: &FieldPath, problems: &mut Vec<Problem>) -> Option<Value> {
+    // Zero means unspecified.
+    let words: Vec<_> = kind.values().filter(|word| word.number() != 0).collect();
+    if let Some(found) = words.iter().find(|word| word.name() == text) {
         return Some(Value::EnumNumber(found.number()));
     }
-    let known = kind.values().filter(|word| word.number() != 0).map(|word| word.name().to_owned()).collect();
-    problems.push(path.problem(What::Word { found: text.to_owned(), known }));
+    let known = words.iter().map(|word| word.name().to_owned()).collect();
+    problems.push(path.problem(Violation::Word { found: text.to_owned(), known }));
     None
 }
 
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_is_of_a_kind_that_is_read() {
+    fn the_kinds_of_all_fields_are_supported() {
         let config = CONFIG.as_ref().expect("descriptors of the build");
         for message in config.parent_pool().all_messages() {
             for field in message.fields() {
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_of_the_file_are_read_as_well_as_those_of_json() {
+    fn names_of_the_proto_file_are_read_too() {
         for text in [r#"{"nodeName": "a"}"#, r#"{"node_name": "a"}"#] {
             let (config, problems) = read(&serde_json::from_str(text).unwrap()).unwrap();
             assert_eq!((config.node_name.as_deref(), problems), (Some("a"), vec![]));

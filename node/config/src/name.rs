@@ -1,26 +1,21 @@
-//! The name of a node.
-
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a node, a DNS label (RFC 1123): lower-case letters, digits and `-`, at most 63.
+/// Name of a node, a DNS label (RFC 1123).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName(Box<str>);
 
-/// The text is no name of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a name has 1 to 63 lower-case letters, digits and '-', with a letter or digit at both ends")]
 pub struct NameError;
 
 impl NodeName {
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Default for NodeName {
-    /// `granary`.
     fn default() -> Self {
         Self("granary".into())
     }
@@ -37,8 +32,8 @@ impl FromStr for NodeName {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let fine =
+        let is_label =
             (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
-        if fine { Ok(Self(text.into())) } else { Err(NameError) }
+        if is_label { Ok(Self(text.into())) } else { Err(NameError) }
     }
 }

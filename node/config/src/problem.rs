@@ -1,25 +1,18 @@
-//! What is wrong with a configuration, field by field.
-
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use programs::discovery::NotADigest;
-use programs::{Network, NetworkError, NotAToken};
-use volume::OvercommitError;
+use cluster::{AddressError, DigestError, OvercommitError, TokenError};
+use ipnet::Ipv4Net;
 
-use crate::address::AddressError;
 use crate::name::NameError;
 
-/// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// It is no JSON at all.
-    #[error("the configuration is no JSON: mend it at the place that is named")]
+    #[error("configuration is not valid JSON")]
     Syntax(#[source] serde_json::Error),
-    /// The program cannot read any configuration.
-    #[error("this build of the node cannot read configurations: build it anew")]
+    #[error("this build of the node cannot read configurations: its descriptors are invalid; build it again")]
     Build,
-    /// Every problem that there is, a line each.
+    /// All problems, one per line.
     #[error("{}", lines(.0))]
     Problems(Vec<Problem>),
 }
@@ -36,140 +29,58 @@ fn lines(problems: &[Problem]) -> String {
     text
 }
 
-/// What is wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {what}")]
+#[error("{field}: {violation}")]
 pub struct Problem {
-    /// The field, as its path from the top: `network.static.address`, `timeServers[1]`. The top itself is `(top)`.
+    /// Path of the field: `network.static.address`, `timeServers[1]`, or `(top)` for the whole configuration.
     pub field: String,
-    /// What is wrong, and what would be right.
-    pub what: What,
+    pub violation: Violation,
 }
 
-/// What is wrong with a field.
+/// The texts name the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum What {
-    /// There is no such field.
+pub enum Violation {
     #[error("there is no such field here; there {}", listed(.known))]
-    Unknown {
-        /// Those that there are.
-        known: Vec<String>,
-    },
-    /// It stands there more than once.
-    #[error("it stands here twice; leave one")]
+    UnknownField { known: Vec<String> },
+    #[error("the field is set twice; remove one")]
     Twice,
-    /// It excludes another that is there too.
-    #[error("only one of it and {other} can be there; leave one")]
-    Excludes {
-        /// The other.
-        other: String,
-    },
-    /// It is of another kind.
-    #[error("it is {found}, and has to be {wanted}")]
-    Kind {
-        /// What it has to be.
-        wanted: &'static str,
-        /// What it is.
-        found: &'static str,
-    },
-    /// No such word.
-    #[error("{found:?} is none of its values, {}", .known.join(", "))]
-    Word {
-        /// What it is.
-        found: String,
-        /// The words that there are.
-        known: Vec<String>,
-    },
-    /// It has to be there.
-    #[error("it is missing, and cannot be left out here")]
+    #[error("only one of this field and {other} can be set; remove one")]
+    Excludes { other: String },
+    #[error("must be {wanted}, not {found}")]
+    Kind { wanted: &'static str, found: &'static str },
+    #[error("{found:?} is not one of {}", .known.join(", "))]
+    Word { found: String, known: Vec<String> },
+    #[error("the required field is missing")]
     Missing,
-    /// No name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// Not a name of a kernel module.
     #[error(transparent)]
     Module(#[from] kmod::NameError),
-    /// No address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No network.
+    #[error("the prefix must have {least} to {most} bits, not {found}")]
+    Prefix { least: u8, most: u8, found: u8 },
+    #[error("{network} and {other}, which is {owner}, overlap; choose another")]
+    Overlap { network: Ipv4Net, other: Ipv4Net, owner: String },
+    #[error("{address} is inside {network}, which is {owner}; choose another network for the cluster")]
+    Inside { address: Ipv4Addr, network: Ipv4Net, owner: String },
+    #[error("{0} is the node's own address; write that of the control plane")]
+    OwnAddress(Ipv4Addr),
     #[error(transparent)]
-    Network(#[from] NetworkError),
-    /// A network of an unfit size.
-    #[error("a network with a prefix of {least} to {most} bits is wanted, not of {found}")]
-    Size {
-        /// The least.
-        least: u8,
-        /// The most.
-        most: u8,
-        /// What it has.
-        found: u8,
-    },
-    /// Two networks that have addresses in common.
-    #[error("{network} and {other}, which is {whose}, have addresses in common; choose another")]
-    Overlap {
-        /// The network.
-        network: Network,
-        /// The other.
-        other: Network,
-        /// The field of the other.
-        whose: String,
-    },
-    /// An address in a network that belongs to the cluster.
-    #[error("{address} is inside {network}, which is {whose}; choose another network for the cluster")]
-    Inside {
-        /// The address.
-        address: Ipv4Addr,
-        /// The network.
-        network: Network,
-        /// The field of the network.
-        whose: String,
-    },
-    /// The node's address where another machine's is wanted.
-    #[error("{0} is the node's own address; the control plane's is wanted")]
-    Own(Ipv4Addr),
-    /// No digest.
+    Digest(#[from] DigestError),
     #[error(transparent)]
-    Digest(#[from] NotADigest),
-    /// No token. What stands there is not shown.
-    #[error(transparent)]
-    Token(#[from] NotAToken),
-    /// A router that the node cannot reach.
-    #[error("{gateway} is not another address of the network of {address}/{prefix}, so that it cannot be reached")]
-    Unreachable {
-        /// The router.
-        gateway: Ipv4Addr,
-        /// The node's own address.
-        address: Ipv4Addr,
-        /// Bits of its network's prefix.
-        prefix: u8,
-    },
-    /// A number out of its range.
+    Token(#[from] TokenError),
+    #[error("{gateway} is not another address of the network of {interface}, so that it cannot be reached")]
+    Unreachable { gateway: Ipv4Addr, interface: Ipv4Net },
     #[error("{found} is out of range: {least} to {most} is possible")]
-    Range {
-        /// What it is.
-        found: u64,
-        /// The least.
-        least: u64,
-        /// The most.
-        most: u64,
-    },
-    /// More items than can be used.
-    #[error("it has {found} items, {most} at most are used")]
-    Many {
-        /// How many.
-        found: usize,
-        /// How many at most.
-        most: usize,
-    },
-    /// No size.
-    #[error("{0}; a size is wanted, such as 10GiB")]
+    Range { found: u32, least: u32, most: u32 },
+    #[error("the list has {found} items; at most {most} are possible")]
+    Many { found: usize, most: usize },
+    #[error("{0}; write a size such as 10GiB")]
     Bytes(#[from] units::ParseError),
-    /// No factor.
     #[error(transparent)]
     Overcommit(#[from] OvercommitError),
-    /// No name of a disk.
-    #[error("a disk's name is 1 to 64 characters without spaces or control characters")]
+    #[error("the name of a disk must have 1 to 64 characters, without spaces and control characters")]
     Disk,
 }
 
@@ -181,12 +92,11 @@ fn listed(known: &[String]) -> String {
     }
 }
 
-/// Where in the configuration something is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Path(String);
+pub(crate) struct FieldPath(String);
 
-impl Path {
-    /// A name that could not be one of ours is quoted: it ends on a console.
+impl FieldPath {
+    /// Quotes a name with other characters than those of fields, because it is printed on a console.
     pub(crate) fn field(&self, name: &str) -> Self {
         let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.".contains(&byte));
         let name = if plain { name.to_owned() } else { format!("{name:?}") };
@@ -197,12 +107,12 @@ impl Path {
         Self(format!("{}[{index}]", self.0))
     }
 
-    pub(crate) fn problem(&self, what: impl Into<What>) -> Problem {
-        Problem { field: self.to_string(), what: what.into() }
+    pub(crate) fn problem(&self, violation: impl Into<Violation>) -> Problem {
+        Problem { field: self.to_string(), violation: violation.into() }
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for FieldPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_empty() { "(top)" } else { &self.0 })
     }

@@ -1,43 +1,39 @@
-//! What a node is to its cluster.
-
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use programs::discovery::AuthorityDigest;
-use programs::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
+use cluster::{
+    API_PORT, Addresses, CaDigest, NODE_PREFIX, PodSecurity, SecretKey, SecretStorage, Static, Token, Uplink, address,
+};
+use ipnet::Ipv4Net;
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 
-use crate::address::Server;
-use crate::config::{Addresses, Check, Network, Static};
-use crate::problem::{Path, What};
+use crate::config::Check;
+use crate::problem::{FieldPath, Violation};
 
-/// What a node is to its cluster.
+/// Role of a node in its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It has a cluster of its own.
     ControlPlane(ControlPlane),
-    /// It joins the cluster of a control plane.
     Worker(Worker),
 }
 
 impl Role {
-    /// The cluster's networks.
     pub fn networks(&self) -> Networks {
         match self {
-            Self::ControlPlane(own) => own.networks,
+            Self::ControlPlane(control_plane) => control_plane.networks,
             Self::Worker(worker) => worker.networks,
         }
     }
 
-    /// The API server of a node with this address.
+    /// The API server for a node with this address.
     pub fn api_server(&self, address: Ipv4Addr) -> SocketAddrV4 {
         match self {
             Self::ControlPlane(_) => SocketAddrV4::new(address, API_PORT),
-            Self::Worker(Worker { server, .. }) => SocketAddrV4::new(server.address, server.port),
+            Self::Worker(worker) => worker.server,
         }
     }
 
-    /// The field of the configuration that has this role.
+    /// The field of the configuration that contains this role.
     pub fn field(&self) -> &'static str {
         match self {
             Self::ControlPlane(_) => "controlPlane",
@@ -52,44 +48,36 @@ impl Default for Role {
     }
 }
 
-/// A node with a cluster of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlPlane {
-    /// The cluster's networks.
     pub networks: Networks,
-    /// What the API server enforces in namespaces without a label.
     pub pod_security: PodSecurity,
-    /// How the API server stores Secrets.
     pub secret_storage: SecretStorage,
-    /// The key that encrypts Secrets.
     pub secret_key: SecretKey,
 }
 
-/// A node that joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// The control plane's API server.
-    pub server: Server,
-    /// The cluster's authority.
-    pub authority: AuthorityDigest,
-    /// What it joins with, if it has not joined before.
+    /// API server of the control plane.
+    pub server: SocketAddrV4,
+    pub ca: CaDigest,
+    /// Not needed after the first join.
     pub token: Option<Token>,
-    /// As the control plane has them.
+    /// As on the control plane.
     pub networks: Networks,
 }
 
-/// The cluster's networks, which have no address in common.
+/// The cluster's networks, which do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Networks {
-    /// Of all pods; has a part of [`NODE_PREFIX`] bits for each node.
-    pub pods: Subnet,
-    /// Of Services.
-    pub services: Subnet,
+    /// Each node gets a part with a prefix of [`NODE_PREFIX`].
+    pub pods: Ipv4Net,
+    pub services: Ipv4Net,
 }
 
-const PODS: Subnet = const { Subnet::new(Ipv4Addr::new(10, 244, 0, 0), 16).unwrap() };
-const SERVICES: Subnet = const { Subnet::new(Ipv4Addr::new(10, 96, 0, 0), 16).unwrap() };
-/// The API server wants an address, DNS another, and there are more Services; it takes no larger network.
+const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16);
+const SERVICES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16);
+/// The API server supports at most 2^20 Services; API server, DNS and other Services need some addresses.
 const SERVICE_PREFIXES: (u8, u8) = (12, 27);
 const POD_PREFIXES: (u8, u8) = (8, NODE_PREFIX);
 
@@ -100,12 +88,12 @@ impl Default for Networks {
 }
 
 impl Check {
-    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Network, top: &Path) -> Role {
-        let usual = RoleMessage::ControlPlane(node::ControlPlane::default());
-        match role.unwrap_or(&usual) {
+    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Uplink, top: &FieldPath) -> Role {
+        match role.unwrap_or(&RoleMessage::ControlPlane(node::ControlPlane::default())) {
             RoleMessage::ControlPlane(message) => {
                 let here = top.field("controlPlane");
                 let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
+                let secret_key = self.in_range(message.secret_key, (1, u32::MAX), &here.field("secretKey"));
                 Role::ControlPlane(ControlPlane {
                     networks: self.networks(pods, services, network, &here, top),
                     pod_security: match message.pod_security() {
@@ -117,81 +105,71 @@ impl Check {
                         node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
                         node::SecretStorage::Plain => SecretStorage::Plain,
                     },
-                    secret_key: message.secret_key.map_or_else(SecretKey::default, |found| {
-                        SecretKey::new(found).unwrap_or_else(|| {
-                            let range = What::Range { found: found.into(), least: 1, most: u32::MAX.into() };
-                            self.problem(&here.field("secretKey"), range);
-                            SecretKey::default()
-                        })
-                    }),
+                    secret_key: secret_key.and_then(SecretKey::new).unwrap_or_default(),
                 })
             }
-            // One that cannot be had is not used: the problems are told.
+            // The problems of an invalid role are collected.
             RoleMessage::Worker(message) => self.worker(message, network, top).map_or_else(Role::default, Role::Worker),
         }
     }
 
-    fn worker(&mut self, message: &node::Worker, network: &Network, top: &Path) -> Option<Worker> {
+    fn worker(&mut self, message: &node::Worker, network: &Uplink, top: &FieldPath) -> Option<Worker> {
         let here = top.field("worker");
-        let at_server = here.field("server");
-        for (field, given) in [("server", &message.server), ("authority", &message.authority)] {
-            if given.is_none() {
-                self.problem(&here.field(field), What::Missing);
-            }
-        }
+        let (at_server, at_ca) = (here.field("server"), here.field("authority"));
+        self.require(message.server.is_some(), &at_server);
+        self.require(message.authority.is_some(), &at_ca);
         let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
         let networks = self.networks(pods, services, network, &here, top);
-        let server = self.text::<Server>(message.server.as_deref(), &at_server);
-        if let Some(Server { address, .. }) = server {
+        let server = self.parse(message.server.as_deref(), address::server, &at_server);
+        if let Some(address) = server.map(|server| *server.ip()) {
             self.is_outside(address, networks, &at_server, &here);
-            if matches!(network.addresses, Addresses::Static(Static { interface, .. }) if interface.address == address)
-            {
-                self.problem(&at_server, What::Own(address));
+            if matches!(network.addresses, Addresses::Static(Static { interface, .. }) if interface.addr() == address) {
+                self.problem(&at_server, Violation::OwnAddress(address));
             }
         }
-        let authority = self.text(message.authority.as_deref(), &here.field("authority"));
+        let ca = self.text(message.authority.as_deref(), &at_ca);
         let token = self.text(message.token.as_deref(), &here.field("token"));
-        Some(Worker { server: server?, authority: authority?, token, networks })
+        Some(Worker { server: server?, ca: ca?, token, networks })
     }
 
     fn networks(
         &mut self,
         pods: Option<&str>,
         services: Option<&str>,
-        network: &Network,
-        here: &Path,
-        top: &Path,
+        network: &Uplink,
+        here: &FieldPath,
+        top: &FieldPath,
     ) -> Networks {
         let at_services = here.field("serviceNetwork");
         let pods = self.subnet(pods, POD_PREFIXES, PODS, &here.field("podNetwork"));
         let services = self.subnet(services, SERVICE_PREFIXES, SERVICES, &at_services);
-        if pods.overlaps(services) {
-            let whose = here.field("podNetwork").to_string();
-            self.problem(&at_services, What::Overlap { network: services, other: pods, whose });
+        if pods.contains(&services) || services.contains(&pods) {
+            let owner = here.field("podNetwork").to_string();
+            self.problem(&at_services, Violation::Overlap { network: services, other: pods, owner });
         }
         let networks = Networks { pods, services };
         if let Addresses::Static(Static { interface, .. }) = network.addresses {
-            self.is_outside(interface.address, networks, &top.field("network.static.address"), here);
+            self.is_outside(interface.addr(), networks, &top.field("network.static.address"), here);
         }
         networks
     }
 
-    /// No machine has an address of the cluster's networks, which stand `here`.
-    fn is_outside(&mut self, address: Ipv4Addr, networks: Networks, path: &Path, here: &Path) {
+    /// Machines have no addresses in the cluster's networks, which are fields of `here`.
+    fn is_outside(&mut self, address: Ipv4Addr, networks: Networks, path: &FieldPath, here: &FieldPath) {
         for (network, field) in [(networks.pods, "podNetwork"), (networks.services, "serviceNetwork")] {
-            if network.contains(address) {
-                self.problem(path, What::Inside { address, network, whose: here.field(field).to_string() });
+            if network.contains(&address) {
+                self.problem(path, Violation::Inside { address, network, owner: here.field(field).to_string() });
             }
         }
     }
 
-    fn subnet(&mut self, text: Option<&str>, (least, most): (u8, u8), usual: Subnet, path: &Path) -> Subnet {
-        let Some(subnet) = self.text::<Subnet>(text, path) else { return usual };
-        let found = subnet.prefix();
+    fn subnet(&mut self, text: Option<&str>, (least, most): (u8, u8), default: Ipv4Net, path: &FieldPath) -> Ipv4Net {
+        let Some(subnet) = self.parse(text, address::network, path) else { return default };
+        let found = subnet.prefix_len();
         if (least..=most).contains(&found) {
             return subnet;
         }
-        self.problem(path, What::Size { least, most, found });
-        usual
+        self.problem(path, Violation::Prefix { least, most, found });
+        default
     }
 }

@@ -56,7 +56,11 @@ impl Certificates {
     ///
     /// # Errors
     /// [`KeepError`].
-    pub async fn run(self: Arc<Self>, cx: Context, mut clock: watch::Receiver<clock::State>) -> Result<(), KeepError> {
+    pub async fn run(
+        self: Arc<Self>,
+        cx: Context,
+        mut clock: watch::Receiver<clock::ClockState>,
+    ) -> Result<(), KeepError> {
         let mut requested = self.credentials.requested();
         loop {
             let steps = clock.borrow_and_update().steps;
@@ -94,7 +98,7 @@ impl Certificates {
 }
 
 /// Waits until the clock has been set another time than so often. Cancel-safe.
-async fn is_set(clock: &mut watch::Receiver<clock::State>, steps: u32) {
+async fn is_set(clock: &mut watch::Receiver<clock::ClockState>, steps: u32) {
     if clock.wait_for(|state| state.steps != steps).await.is_err() {
         // Nobody keeps the clock any more.
         std::future::pending::<()>().await;
@@ -102,7 +106,7 @@ async fn is_set(clock: &mut watch::Receiver<clock::State>, steps: u32) {
 }
 
 /// Waits until it is time for another certificate, and looks at once when the clock is set. Cancel-safe.
-pub(crate) async fn renewal(lasting: Lasting, mut clock: watch::Receiver<clock::State>) {
+pub(crate) async fn renewal(lasting: Lasting, mut clock: watch::Receiver<clock::ClockState>) {
     loop {
         let steps = clock.borrow().steps;
         tokio::select! {
@@ -134,7 +138,7 @@ mod tests {
         let old = credentials.admin_kubeconfig();
         let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
-        let clock = watch::Sender::new(clock::State::default());
+        let clock = watch::Sender::new(clock::ClockState::default());
         let state = clock.subscribe();
         let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
             Arc::clone(&certificates).run(cx, state.clone())
@@ -161,7 +165,7 @@ mod tests {
         let credentials = Credentials::ensure(&config(&pki), OffsetDateTime::now_utc()).unwrap();
         let certificates = Arc::new(Certificates::new(Arc::new(credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
-        let clock = watch::Sender::new(clock::State::default());
+        let clock = watch::Sender::new(clock::ClockState::default());
         let state = clock.subscribe();
         let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
             Arc::clone(&certificates).run(cx, state.clone())
@@ -182,7 +186,7 @@ mod tests {
         let credentials = Arc::new(Credentials::joining(&worker, "10.0.2.15:6443", &authority).unwrap());
         let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
         let mut kept = certificates.kept();
-        let clock = watch::Sender::new(clock::State::default()).subscribe();
+        let clock = watch::Sender::new(clock::ClockState::default()).subscribe();
         let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
             Arc::clone(&certificates).run(cx, clock.clone())
         });

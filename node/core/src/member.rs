@@ -187,7 +187,7 @@ pub(crate) enum Server {
 pub(crate) struct Own {
     credentials: Arc<Credentials>,
     certificate: Arc<Requested>,
-    clock: watch::Receiver<::clock::State>,
+    clock: watch::Receiver<::clock::ClockState>,
     server: Server,
 }
 
@@ -243,7 +243,7 @@ impl Own {
 /// Waits until the clock has jumped another time than so often, if the API server runs on another node: it may have closed
 /// connections while this node stood still, and a watch, which only listens, would see that after minutes. On the control
 /// plane both ends stood still. Cancel-safe.
-async fn disconnected(mut clock: watch::Receiver<::clock::State>, jumps: u32, server: Server) {
+async fn disconnected(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32, server: Server) {
     if server == Server::Here || clock.wait_for(|state| state.jumps != jumps).await.is_err() {
         pending().await
     }
@@ -266,7 +266,7 @@ mod tests {
     /// A watch of an API server that had closed the connection waited for minutes.
     #[tokio::test]
     async fn a_jump_has_clients_of_another_nodes_api_server_connect_again() {
-        let sender = watch::Sender::new(::clock::State::default());
+        let sender = watch::Sender::new(::clock::ClockState::default());
         let disconnected = |server| disconnected(sender.subscribe(), 0, server).now_or_never();
         assert_eq!(disconnected(Server::Elsewhere), None);
         sender.send_modify(|state| state.jumps = 1);

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use clock::State;
+use clock::ClockState;
 use programs::Expiry;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
@@ -56,7 +56,7 @@ impl Metrics {
     pub fn gather(
         &self,
         services: &[Service],
-        clock: &State,
+        clock: &ClockState,
         certificates: &[Expiry],
         out_of_memory: &[(&str, u64)],
     ) -> Vec<MetricFamily> {
@@ -123,7 +123,7 @@ impl Gauges {
         ]
     }
 
-    fn set(&self, services: &[Service], clock: &State, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
+    fn set(&self, services: &[Service], clock: &ClockState, certificates: &[Expiry], out_of_memory: &[(&str, u64)]) {
         self.memory.set(system::own_memory().and_then(|bytes| bytes.get().try_into().ok()).unwrap_or_default());
         self.ready.reset();
         self.restarts.reset();
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let gauges = Gauges::new().unwrap();
-        gauges.set(&services(), &State::default(), &[EXPIRY], &[("etcd", 1)]);
+        gauges.set(&services(), &ClockState::default(), &[EXPIRY], &[("etcd", 1)]);
         metricsdocs::assert_described("Node", gauges.collectors());
     }
 
@@ -181,7 +181,7 @@ mod tests {
     fn a_scrape_tells_how_the_node_is_now() {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
-            let clock = State { jumps: 1, ..State::default() };
+            let clock = ClockState { jumps: 1, ..ClockState::default() };
             let families = metrics.gather(services, &clock, &[EXPIRY], &[("etcd", 2)]);
             TextEncoder::new().encode_to_string(&families).unwrap()
         };

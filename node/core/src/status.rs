@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use prometheus::TextEncoder;
 use prometheus::proto::MetricFamily;
@@ -23,9 +24,6 @@ use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::metrics::Metrics;
-
-/// Where it listens, on the node's address.
-pub const PORT: u16 = 7839;
 
 /// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
 const ORPHANS: &str = "granary_orphans";
@@ -82,7 +80,7 @@ impl From<NodeSystemInfo> for Kubernetes {
 /// # Errors
 /// [`ListenError`].
 pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
-    let address = SocketAddr::from((own, PORT));
+    let address = SocketAddr::from((own, STATUS_PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
     cx.healthy();
     let node = Arc::new(Node { tree: cx.clone(), facts });
@@ -143,7 +141,7 @@ impl Node {
 }
 
 /// As the metric `granary_clock_synchronized` has it: a server that is lost is not one that answered.
-fn clock(state: clock::State, servers: &[SocketAddr]) -> status::Clock {
+fn clock(state: clock::ClockState, servers: &[SocketAddr]) -> status::Clock {
     match (state.last, state.problem, servers) {
         (None, None, []) => status::Clock::Alone,
         (Some(last), None, _) => status::Clock::Synchronized {
@@ -365,7 +363,7 @@ mod tests {
         let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
         let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
         let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
-            clock(clock::State { last, problem: problem.map(Into::into), ..clock::State::default() }, servers)
+            clock(clock::ClockState { last, problem: problem.map(Into::into), ..clock::ClockState::default() }, servers)
         };
         assert_eq!(told(None, None, &[]), status::Clock::Alone);
         assert!(matches!(

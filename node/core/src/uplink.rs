@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use network::{Addressing, LinkError, Network};
+use network::{Addressing, Network, NetworkError};
 use supervisor::Context;
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
@@ -49,8 +49,8 @@ impl Uplink {
     /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
     ///
     /// # Errors
-    /// [`LinkError`].
-    pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), LinkError> {
+    /// [`NetworkError`].
+    pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), NetworkError> {
         cx.healthy();
         let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
             Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),

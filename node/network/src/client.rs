@@ -17,15 +17,14 @@ const KEEP: Duration = Duration::from_secs(30);
 
 /// A message and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Send {
-    pub request: Request,
+pub(crate) struct Send {
+    pub(crate) request: Request,
     /// A server, or 255.255.255.255.
-    pub to: Ipv4Addr,
+    pub(crate) to: Ipv4Addr,
 }
 
-/// A change of the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// The address can be used, newly or still.
     Bound(Lease),
     /// The lease has expired without an answer from a server. The client continues to ask.
@@ -50,18 +49,15 @@ enum State {
     },
 }
 
-/// DHCP client of one device.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub(crate) struct Client {
     hardware: Hardware,
     state: State,
-    /// Transaction ID.
     transaction: u32,
     /// Number of messages without a valid answer.
     attempts: u32,
     /// Start of the current attempt to get a lease.
     began: Duration,
-    /// Next action.
     deadline: Option<Duration>,
     /// State of the random number generator.
     seed: u64,
@@ -70,7 +66,7 @@ pub struct Client {
 impl Client {
     /// A client with a message to send immediately. Use different seeds, so that clients that start at the same time do
     /// not keep sending at the same time.
-    pub fn new(hardware: Hardware, seed: u64) -> Self {
+    pub(crate) fn new(hardware: Hardware, seed: u64) -> Self {
         let mut client = Self {
             hardware,
             state: State::Selecting { wished: None },
@@ -85,17 +81,17 @@ impl Client {
     }
 
     /// When to call [`Client::wake`]; `None` for never.
-    pub fn deadline(&self) -> Option<Duration> {
+    pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
     /// Number of messages since the last valid answer.
-    pub fn attempts(&self) -> u32 {
+    pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 
     /// Acts on the deadline. Does nothing before it.
-    pub fn wake(&mut self, now: Duration) -> (Option<Send>, Option<Change>) {
+    pub(crate) fn wake(&mut self, now: Duration) -> (Option<Send>, Option<Change>) {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return (None, None);
         }
@@ -108,7 +104,7 @@ impl Client {
     }
 
     /// Processes a message. Ignores messages for other clients, and those that do not fit the state.
-    pub fn receive(&mut self, now: Duration, reply: &Reply) -> (Option<Send>, Option<Change>) {
+    pub(crate) fn receive(&mut self, now: Duration, reply: &Reply) -> (Option<Send>, Option<Change>) {
         if reply.transaction != self.transaction || reply.hardware != self.hardware {
             return (None, None);
         }
@@ -139,7 +135,6 @@ impl Client {
         }
     }
 
-    /// Starts from the beginning.
     fn select(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
         self.attempts = 0;
         self.began = now;
@@ -149,14 +144,15 @@ impl Client {
     }
 
     fn discover(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
-        let send = self.send(now, Purpose::Discover { wished }, Ipv4Addr::BROADCAST);
-        self.deadline = Some(now.saturating_add(self.pause()));
-        self.attempts = self.attempts.saturating_add(1);
-        send
+        self.request(now, Purpose::Discover { wished })
     }
 
     fn take(&mut self, now: Duration, offer: &Lease) -> Send {
-        let purpose = Purpose::Take { address: offer.interface.address, server: offer.server };
+        self.request(now, Purpose::Take { address: offer.interface.addr(), server: offer.server })
+    }
+
+    /// Broadcasts a request and waits for an answer.
+    fn request(&mut self, now: Duration, purpose: Purpose) -> Send {
         let send = self.send(now, purpose, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
         self.attempts = self.attempts.saturating_add(1);
@@ -177,7 +173,7 @@ impl Client {
             return (None, None);
         };
         let (rebinding, end) = (since.saturating_add(rebinding), since.saturating_add(end));
-        let address = lease.interface.address;
+        let address = lease.interface.addr();
         if now >= end {
             return (Some(self.select(now, Some(address))), Some(Change::Expired(lease)));
         }
@@ -260,7 +256,7 @@ mod tests {
         let mut client = Client::new(HARDWARE, 1);
         let discover = client.wake(Duration::ZERO).0.unwrap();
         let take = client.receive(Duration::ZERO, &serve(discover, &lease(time))).0.unwrap();
-        assert_eq!(take.request.purpose, Purpose::Take { address: lease(time).interface.address, server: SERVER });
+        assert_eq!(take.request.purpose, Purpose::Take { address: lease(time).interface.addr(), server: SERVER });
         assert_eq!(
             client.receive(Duration::ZERO, &serve(take, &lease(time))),
             (None, Some(Change::Bound(lease(time))))
@@ -291,7 +287,7 @@ mod tests {
         assert_eq!(client.deadline(), Some(HOUR / 2));
         assert_eq!(client.wake(HOUR / 2 - Duration::from_secs(1)), (None, None));
         let keep = client.wake(HOUR / 2).0.unwrap();
-        assert_eq!((keep.request.purpose, keep.to), (Purpose::Keep { address: lease(HOUR).interface.address }, SERVER));
+        assert_eq!((keep.request.purpose, keep.to), (Purpose::Keep { address: lease(HOUR).interface.addr() }, SERVER));
         let (send, change) = client.receive(HOUR / 2, &serve(keep, &lease(HOUR)));
         assert_eq!((send, change), (None, Some(Change::Bound(lease(HOUR)))));
         assert_eq!(client.deadline(), Some(HOUR));
@@ -313,7 +309,7 @@ mod tests {
             rebinding += u32::from(send.to == Ipv4Addr::BROADCAST);
             assert_eq!(send.to == SERVER, now < HOUR / 8 * 7);
         };
-        let wished = Some(lease(HOUR).interface.address);
+        let wished = Some(lease(HOUR).interface.addr());
         assert_eq!(expired.0.request.purpose, Purpose::Discover { wished });
         assert_eq!(expired.1, Change::Expired(lease(HOUR)));
         assert!((8..30).contains(&asked) && rebinding > 2, "{asked} {rebinding}");

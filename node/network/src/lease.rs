@@ -3,28 +3,27 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use config::Interface;
+use ipnet::Ipv4Net;
 
-/// A lease of an address with its network parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
-    pub interface: Interface,
+pub(crate) struct Lease {
+    pub(crate) interface: Ipv4Net,
     /// The server that gave the lease.
-    pub server: Ipv4Addr,
+    pub(crate) server: Ipv4Addr,
     /// Router in the network of the address.
-    pub gateway: Option<Ipv4Addr>,
+    pub(crate) gateway: Option<Ipv4Addr>,
     /// Name servers in order of preference.
-    pub name_servers: Vec<Ipv4Addr>,
+    pub(crate) name_servers: Vec<Ipv4Addr>,
     /// NTP servers in order of preference.
-    pub time_servers: Vec<Ipv4Addr>,
+    pub(crate) time_servers: Vec<Ipv4Addr>,
     /// MTU in bytes, at least 576.
-    pub mtu: Option<u16>,
+    pub(crate) mtu: Option<u16>,
     /// Duration; `None` for an infinite lease.
-    pub time: Option<Duration>,
+    pub(crate) time: Option<Duration>,
     /// Renewal time (T1), if the server sent one.
-    pub renewal: Option<Duration>,
+    pub(crate) renewal: Option<Duration>,
     /// Rebinding time (T2), if the server sent one.
-    pub rebinding: Option<Duration>,
+    pub(crate) rebinding: Option<Duration>,
 }
 
 /// Minimum duration, so that short leases do not cause constant requests.

@@ -10,103 +10,104 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), network::NetworkError> {
-//! let network = network::Network::open(config::Network::default()).await?;
+//! let network = network::Network::open(cluster::Uplink::default()).await?;
 //! let addressing = network.configure().await?;
-//! println!("this node is {}", addressing.interface.address);
+//! println!("this node is {}", addressing.interface.addr());
 //! # Ok(())
 //! # }
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod client;
+mod client;
 mod lease;
 mod link;
-pub mod message;
+mod message;
 mod session;
 
 use std::error::Error;
 use std::future;
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use config::{Addresses, Static};
+use cluster::{Addresses, Static, Uplink};
 use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::client::Change;
-pub use crate::lease::Lease;
-pub use crate::link::{Addressing, Link, LinkError};
-pub use crate::session::{Session, SessionError};
+use crate::lease::Lease;
+pub use crate::link::{Addressing, Link};
+use crate::session::{CLIENT_PORT, Session};
 
-/// The network cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
+    #[error("cannot open a netlink socket")]
+    Netlink(#[source] io::Error),
+    #[error("cannot {step}")]
+    Request {
+        step: &'static str,
+        #[source]
+        source: rtnetlink::Error,
+    },
+    #[error("no network interface found; add a virtio network device to the machine")]
+    NoInterface,
+    #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
+    NotEthernet(String),
+    #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
+    Dhcp {
+        device: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot read random numbers")]
+    Random(#[source] io::Error),
+    /// The source address check of the device cannot be disabled.
+    #[error("cannot write {}", path.display())]
+    SourceCheck {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// Interval of attempts to configure the device after an error of the kernel.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_secs(10);
 
-/// Source of leases.
+/// Source of leases: a [`Session`], or a fake in tests.
 trait Leases: Send {
-    /// The next change. Cancel-safe.
+    /// Waits for the next change, without limit. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Change> + Send;
-    /// Sets the time by which leases are older than timers show.
+    /// Sets the sum of clock jumps, by which leases are older than timers show.
     fn set_missed(&mut self, missed: Duration);
 }
 
-impl Leases for Session {
-    fn next(&mut self) -> impl Future<Output = Change> + Send {
-        Self::next(self)
-    }
-
-    fn set_missed(&mut self, missed: Duration) {
-        Self::set_missed(self, missed);
-    }
-}
-
-/// Target of leases.
+/// Target of leases: a [`Link`], or a fake in tests.
 trait Device: Sync {
+    /// Name in the kernel.
     fn name(&self) -> &str;
-    fn apply(&self, what: &Addressing) -> impl Future<Output = Result<(), LinkError>> + Send;
-    fn clear(&self) -> impl Future<Output = Result<(), LinkError>> + Send;
+    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
+    fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
+    /// Removes all addresses, which also removes their routes.
+    fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
 }
 
-impl Device for Link {
-    fn name(&self) -> &str {
-        Self::name(self)
-    }
-
-    fn apply(&self, what: &Addressing) -> impl Future<Output = Result<(), LinkError>> + Send {
-        Self::apply(self, what)
-    }
-
-    fn clear(&self) -> impl Future<Output = Result<(), LinkError>> + Send {
-        Self::clear(self)
-    }
-}
-
-/// The network of a node.
 #[derive(Debug)]
 pub struct Network {
-    settings: config::Network,
+    settings: Uplink,
     link: Link,
     /// DHCP session; `None` with a static address.
     session: Option<Mutex<Session>>,
 }
 
 impl Network {
-    /// Brings the devices up, without addresses.
-    pub async fn open(settings: config::Network) -> Result<Self, NetworkError> {
-        let link = Link::first().await?;
-        Self::on(link, settings).await
+    /// Brings loopback and the first other device up, without addresses.
+    pub async fn open(settings: Uplink) -> Result<Self, NetworkError> {
+        Self::on(Link::first().await?, settings).await
     }
 
     /// Like [`Network::open`], on a given device.
-    pub async fn on(link: Link, settings: config::Network) -> Result<Self, NetworkError> {
+    pub async fn on(link: Link, settings: Uplink) -> Result<Self, NetworkError> {
         let session = match settings.addresses {
             Addresses::Dhcp => Some(Mutex::new(Session::open(&link).await?)),
             Addresses::Static(_) => None,
@@ -122,7 +123,7 @@ impl Network {
 
     /// Configures the address of the device. With DHCP, waits without limit for a lease that the kernel accepts; with a
     /// static address, fails if the kernel rejects it. Cancel-safe.
-    pub async fn configure(&self) -> Result<Addressing, LinkError> {
+    pub async fn configure(&self) -> Result<Addressing, NetworkError> {
         match (self.settings.addresses, &self.session) {
             (Addresses::Static(Static { interface, gateway }), _) => {
                 let addressing = Addressing {
@@ -137,7 +138,7 @@ impl Network {
             }
             (Addresses::Dhcp, Some(session)) => {
                 let mut session = session.lock().await;
-                Ok(first_taken(&mut *session, &self.link, &self.settings).await)
+                Ok(first_accepted(&mut *session, &self.link, &self.settings).await)
             }
             (Addresses::Dhcp, None) => future::pending().await,
         }
@@ -154,24 +155,24 @@ impl Network {
         now: &Addressing,
         missed: watch::Receiver<Duration>,
         changed: impl FnMut(&Addressing),
-    ) -> Result<Addressing, LinkError> {
+    ) -> Result<Addressing, NetworkError> {
         let Some(session) = &self.session else { return future::pending().await };
         let mut session = session.lock().await;
-        keep_taken(&mut *session, &self.link, &self.settings, now.clone(), missed, changed).await
+        keep_accepted(&mut *session, &self.link, &self.settings, now.clone(), missed, changed).await
     }
 }
 
 /// Waits for the first lease that the device accepts.
-async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &config::Network) -> Addressing {
+async fn first_accepted(leases: &mut impl Leases, device: &impl Device, settings: &Uplink) -> Addressing {
     let mut given = None;
     loop {
-        match next_or_again(leases, given.is_some()).await {
+        match next_or_retry(leases, given.is_some()).await {
             Some(Change::Bound(lease)) => given = Some(with(settings, lease)),
             Some(Change::Expired(_) | Change::Lost(_)) => given = None,
             None => {}
         }
         if let Some(given) = &given
-            && took(device, given).await
+            && accepts(device, given).await
         {
             return given.clone();
         }
@@ -179,20 +180,20 @@ async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &
 }
 
 /// Applies leases until one has another address.
-async fn keep_taken(
+async fn keep_accepted(
     leases: &mut impl Leases,
     device: &impl Device,
-    settings: &config::Network,
+    settings: &Uplink,
     mut now: Addressing,
     mut missed: watch::Receiver<Duration>,
     mut changed: impl FnMut(&Addressing),
-) -> Result<Addressing, LinkError> {
+) -> Result<Addressing, NetworkError> {
     // Not applied yet.
     let mut given = None;
     leases.set_missed(*missed.borrow_and_update());
     loop {
         let change = tokio::select! {
-            change = next_or_again(leases, given.is_some()) => change,
+            change = next_or_retry(leases, given.is_some()) => change,
             Ok(()) = missed.changed() => {
                 leases.set_missed(*missed.borrow_and_update());
                 continue;
@@ -208,19 +209,19 @@ async fn keep_taken(
                 given = Some(next);
             }
             Some(Change::Expired(lease)) => {
-                let (device, address) = (device.name(), lease.interface.address);
+                let (device, address) = (device.name(), lease.interface.addr());
                 warn!(device, %address, "lease expired without an answer from a DHCP server; keeping the address, will retry");
             }
             Some(Change::Lost(lease)) => {
                 given = None;
-                let (name, address) = (device.name(), lease.interface.address);
+                let (name, address) = (device.name(), lease.interface.addr());
                 error!(device = name, %address, "DHCP server withdrew the address; requesting another one");
                 device.clear().await?;
             }
             None => {}
         }
         if let Some(next) = given.take() {
-            if !took(device, &next).await {
+            if !accepts(device, &next).await {
                 given = Some(next);
             } else if next != now {
                 changed(&next);
@@ -231,15 +232,15 @@ async fn keep_taken(
 }
 
 /// The next change; `None` if the retry interval ends first.
-async fn next_or_again(leases: &mut impl Leases, again: bool) -> Option<Change> {
+async fn next_or_retry(leases: &mut impl Leases, retry: bool) -> Option<Change> {
     tokio::select! {
         change = leases.next() => Some(change),
-        () = sleep(AGAIN), if again => None,
+        () = sleep(RETRY), if retry => None,
     }
 }
 
 /// Applies the address. A rejection by the kernel may be a mistake of the server, or temporary.
-async fn took(device: &impl Device, given: &Addressing) -> bool {
+async fn accepts(device: &impl Device, given: &Addressing) -> bool {
     let Err(error) = device.apply(given).await else { return true };
     let mut why = error.to_string();
     if let Some(source) = error.source() {
@@ -251,8 +252,8 @@ async fn took(device: &impl Device, given: &Addressing) -> bool {
 }
 
 /// Combines configuration and lease; the configuration takes precedence.
-fn with(settings: &config::Network, lease: Lease) -> Addressing {
-    let config::Network { mtu, name_servers, .. } = settings;
+fn with(settings: &Uplink, lease: Lease) -> Addressing {
+    let Uplink { mtu, name_servers, .. } = settings;
     Addressing {
         interface: lease.interface,
         gateway: lease.gateway,
@@ -305,16 +306,16 @@ mod tests {
             "fake0"
         }
 
-        async fn apply(&self, _: &Addressing) -> Result<(), LinkError> {
+        async fn apply(&self, _: &Addressing) -> Result<(), NetworkError> {
             let less = |left: u32| left.checked_sub(1);
             if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
-                return Err(LinkError::None);
+                return Err(NetworkError::NoInterface);
             }
             self.applied.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
 
-        async fn clear(&self) -> Result<(), LinkError> {
+        async fn clear(&self) -> Result<(), NetworkError> {
             Ok(())
         }
     }
@@ -336,32 +337,32 @@ mod tests {
     /// Regression: it ended the boot.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_the_device_rejects_is_retried() {
-        let settings = config::Network::default();
+        let settings = Uplink::default();
         let mut leases = FakeLeases([Change::Bound(lease())].into());
         let begin = Instant::now();
-        let found = timeout(HOUR, first_taken(&mut leases, &FakeDevice::rejecting(3), &settings)).await.unwrap();
+        let found = timeout(HOUR, first_accepted(&mut leases, &FakeDevice::rejecting(3), &settings)).await.unwrap();
         assert_eq!(found, with(&settings, lease()));
-        assert!((AGAIN * 3..AGAIN * 4).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!((RETRY * 3..RETRY * 4).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_withdrawn_address_is_not_retried() {
         let mut leases = FakeLeases([Change::Bound(lease()), Change::Lost(lease())].into());
         let device = FakeDevice::rejecting(1);
-        let settings = config::Network::default();
-        assert!(timeout(HOUR, first_taken(&mut leases, &device, &settings)).await.is_err());
+        let settings = Uplink::default();
+        assert!(timeout(HOUR, first_accepted(&mut leases, &device, &settings)).await.is_err());
         assert_eq!(device.applied.load(Ordering::Relaxed), 0);
     }
 
     /// Regression: the node had no address until the next renewal.
     #[tokio::test(start_paused = true)]
     async fn a_returned_address_that_is_rejected_is_retried() {
-        let settings = config::Network::default();
+        let settings = Uplink::default();
         let mut leases = FakeLeases([Change::Lost(lease()), Change::Bound(lease())].into());
         let device = FakeDevice::rejecting(2);
         let now = with(&settings, lease());
         let missed = watch::Sender::default().subscribe();
-        let kept = keep_taken(&mut leases, &device, &settings, now, missed, |_| panic!("nothing has changed"));
+        let kept = keep_accepted(&mut leases, &device, &settings, now, missed, |_| panic!("nothing has changed"));
         assert!(timeout(HOUR, kept).await.is_err());
         assert_eq!(device.applied.load(Ordering::Relaxed), 1);
     }

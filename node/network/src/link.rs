@@ -1,10 +1,9 @@
 //! The network device, configured by netlink.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
-use config::Interface;
 use futures::TryStreamExt;
+use ipnet::Ipv4Net;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
@@ -12,32 +11,11 @@ use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
 use crate::message::Hardware;
+use crate::{Device, NetworkError};
 
-/// The device cannot be configured.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    #[error("cannot open a netlink socket")]
-    Socket(#[source] io::Error),
-    /// The kernel rejected a request.
-    #[error("cannot {step}")]
-    Request {
-        step: &'static str,
-        #[source]
-        source: rtnetlink::Error,
-    },
-    /// The machine has only loopback.
-    #[error("no network interface found; add a virtio network device to the machine")]
-    None,
-    /// The device is not an Ethernet device.
-    #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
-    NotEthernet(String),
-}
-
-/// Configuration of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addressing {
-    pub interface: Interface,
-    /// Default route.
+    pub interface: Ipv4Net,
     pub gateway: Option<Ipv4Addr>,
     /// MTU in bytes, if it differs from that of the device.
     pub mtu: Option<u32>,
@@ -47,7 +25,6 @@ pub struct Addressing {
     pub time_servers: Vec<Ipv4Addr>,
 }
 
-/// A device that is up.
 #[derive(Debug)]
 pub struct Link {
     netlink: Handle,
@@ -58,23 +35,23 @@ pub struct Link {
     hardware: Option<Hardware>,
 }
 
-fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> LinkError {
-    move |source| LinkError::Request { step, source }
+fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
+    move |source| NetworkError::Request { step, source }
 }
 
 impl Link {
     /// Brings up loopback and the first other device.
-    pub async fn first() -> Result<Self, LinkError> {
+    pub async fn first() -> Result<Self, NetworkError> {
         Self::find(|_| true).await
     }
 
     /// Brings up loopback and the device with this name.
-    pub async fn named(name: &str) -> Result<Self, LinkError> {
+    pub async fn named(name: &str) -> Result<Self, NetworkError> {
         Self::find(|link| name_of(link) == Some(name)).await
     }
 
-    async fn find(wanted: impl Fn(&LinkMessage) -> bool) -> Result<Self, LinkError> {
-        let (connection, netlink, _) = rtnetlink::new_connection().map_err(LinkError::Socket)?;
+    async fn find(wanted: impl Fn(&LinkMessage) -> bool) -> Result<Self, NetworkError> {
+        let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Netlink)?;
         let mut driver = JoinSet::new();
         driver.spawn(connection);
         let links: Vec<LinkMessage> =
@@ -85,7 +62,7 @@ impl Link {
             let up = LinkUnspec::new_with_index(link.header.index).up().build();
             netlink.link().set(up).execute().await.map_err(step("bring loopback up"))?;
         }
-        let link = others.iter().find(|link| wanted(link)).ok_or(LinkError::None)?;
+        let link = others.iter().find(|link| wanted(link)).ok_or(NetworkError::NoInterface)?;
         let index = link.header.index;
         let up = LinkUnspec::new_with_index(index).up().build();
         netlink.link().set(up).execute().await.map_err(step("bring the network interface up"))?;
@@ -93,43 +70,11 @@ impl Link {
         Ok(Self { netlink, _driver: driver, index, name: name_of(link).unwrap_or("?").to_owned(), hardware })
     }
 
-    /// Name in the kernel.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn hardware(&self) -> Result<Hardware, NetworkError> {
+        self.hardware.ok_or_else(|| NetworkError::NotEthernet(self.name.clone()))
     }
 
-    /// Ethernet address, or [`LinkError::NotEthernet`].
-    pub fn hardware(&self) -> Result<Hardware, LinkError> {
-        self.hardware.ok_or_else(|| LinkError::NotEthernet(self.name.clone()))
-    }
-
-    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
-    pub async fn apply(&self, what: &Addressing) -> Result<(), LinkError> {
-        let Interface { address, prefix } = what.interface;
-        let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
-        new.await.map_err(step("set the address of the network interface"))?;
-        self.remove_but(Some(what.interface)).await?;
-        if let Some(mtu) = what.mtu {
-            let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
-            // The device may not support the MTU; the network works without it.
-            if let Err(error) = self.netlink.link().set(set).execute().await {
-                tracing::warn!(device = self.name, mtu, %error, "cannot set the MTU");
-            }
-        }
-        if let Some(gateway) = what.gateway {
-            let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();
-            self.netlink.route().add(route).replace().execute().await.map_err(step("set the default route"))?;
-        }
-        tracing::info!(device = self.name, address = %what.interface, "network configured");
-        Ok(())
-    }
-
-    /// Removes all addresses, which also removes their routes.
-    pub async fn clear(&self) -> Result<(), LinkError> {
-        self.remove_but(None).await
-    }
-
-    async fn remove_but(&self, wanted: Option<Interface>) -> Result<(), LinkError> {
+    async fn remove_but(&self, wanted: Option<Ipv4Net>) -> Result<(), NetworkError> {
         let all = self.netlink.address().get().set_link_index_filter(self.index).execute();
         let all: Vec<AddressMessage> = all.try_collect().await.map_err(step("list the addresses"))?;
         let others = all.into_iter().filter(|message| message.header.family == AddressFamily::Inet);
@@ -137,6 +82,36 @@ impl Link {
             self.netlink.address().del(message).execute().await.map_err(step("remove an address"))?;
         }
         Ok(())
+    }
+}
+
+impl Device for Link {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn apply(&self, addressing: &Addressing) -> Result<(), NetworkError> {
+        let (address, prefix) = (addressing.interface.addr(), addressing.interface.prefix_len());
+        let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
+        new.await.map_err(step("set the address of the network interface"))?;
+        self.remove_but(Some(addressing.interface)).await?;
+        if let Some(mtu) = addressing.mtu {
+            let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
+            // The device may not support the MTU; the network works without it.
+            if let Err(error) = self.netlink.link().set(set).execute().await {
+                tracing::warn!(device = self.name, mtu, %error, "cannot set the MTU");
+            }
+        }
+        if let Some(gateway) = addressing.gateway {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();
+            self.netlink.route().add(route).replace().execute().await.map_err(step("set the default route"))?;
+        }
+        tracing::info!(device = self.name, address = %addressing.interface, "network configured");
+        Ok(())
+    }
+
+    async fn clear(&self) -> Result<(), NetworkError> {
+        self.remove_but(None).await
     }
 }
 
@@ -157,11 +132,9 @@ fn hardware_of(link: &LinkMessage) -> Option<Hardware> {
 }
 
 /// Address of the device itself: `IFA_LOCAL`, rtnetlink(7).
-fn interface_of(message: &AddressMessage) -> Option<Interface> {
+fn interface_of(message: &AddressMessage) -> Option<Ipv4Net> {
     message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(IpAddr::V4(address)) => {
-            Some(Interface { address: *address, prefix: message.header.prefix_len })
-        }
+        AddressAttribute::Local(IpAddr::V4(address)) => Ipv4Net::new(*address, message.header.prefix_len).ok(),
         _ => None,
     })
 }

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use config::Interface;
+use cluster::address::{self, reaches};
 
 use crate::lease::Lease;
 
-/// Ethernet address.
-pub type Hardware = [u8; 6];
+pub(crate) type Hardware = [u8; 6];
 
 /// Length of the fixed part before the options.
 const HEAD: usize = 236;
@@ -27,7 +26,6 @@ const HARDWARE_LENGTH: u8 = 6;
 /// Broadcast flag: without an address, a UDP socket receives only broadcasts.
 const BROADCAST: u16 = 0x8000;
 
-/// Option codes.
 mod option {
     pub(super) const PAD: u8 = 0;
     pub(super) const MASK: u8 = 1;
@@ -57,9 +55,8 @@ const NAK: u8 = 6;
 /// Maximum size of a message; every host must accept 576 bytes.
 pub(crate) const LARGEST: usize = 1472;
 
-/// Purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// Requests offers, if possible of the previous address.
     Discover { wished: Option<Ipv4Addr> },
     /// Requests the offered address.
@@ -68,21 +65,18 @@ pub enum Purpose {
     Keep { address: Ipv4Addr },
 }
 
-/// A message of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    pub purpose: Purpose,
+pub(crate) struct Request {
+    pub(crate) purpose: Purpose,
     /// Transaction ID, which the answer repeats.
-    pub transaction: u32,
+    pub(crate) transaction: u32,
     /// Time since the client started to ask.
-    pub elapsed: Duration,
-    /// Ethernet address of the device.
-    pub hardware: Hardware,
+    pub(crate) elapsed: Duration,
+    pub(crate) hardware: Hardware,
 }
 
 impl Request {
-    /// Formats the payload of the UDP packet.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let seconds = u16::try_from(self.elapsed.as_secs()).unwrap_or(u16::MAX);
         let (flags, own) = match self.purpose {
             Purpose::Keep { address } => (0, address),
@@ -123,32 +117,25 @@ impl Request {
     }
 }
 
-/// A message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
-    pub answer: Answer,
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
     /// Transaction ID of the request.
-    pub transaction: u32,
-    /// Ethernet address of the client.
-    pub hardware: Hardware,
-    /// Address of the server.
-    pub server: Ipv4Addr,
+    pub(crate) transaction: u32,
+    pub(crate) hardware: Hardware,
+    pub(crate) server: Ipv4Addr,
 }
 
-/// Content of a server's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// DHCPOFFER.
+pub(crate) enum Answer {
     Offer(Lease),
-    /// DHCPACK.
     Acknowledge(Lease),
-    /// DHCPNAK.
     Nak,
 }
 
 /// The bytes are not a valid message of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReplyError {
+pub(crate) enum ReplyError {
     #[error("the message is truncated")]
     Short,
     /// BOOTP without DHCP, a request, or another protocol.
@@ -162,8 +149,7 @@ pub enum ReplyError {
 }
 
 impl Reply {
-    /// Parses a message.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ReplyError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ReplyError> {
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or(ReplyError::Short)?;
         let rest = rest.strip_prefix(&COOKIE).ok_or(ReplyError::Other)?;
         if head[..3] != [BOOTREPLY, ETHERNET, HARDWARE_LENGTH] {
@@ -239,14 +225,13 @@ fn lease(yours: Ipv4Addr, server: Ipv4Addr, options: &Options) -> Result<Lease, 
     if mask.checked_shl(prefix).unwrap_or(0) != 0 {
         return Err(ReplyError::Unusable("network mask"));
     }
-    // The parser of addresses validates it.
-    let interface: Interface =
-        format!("{yours}/{prefix}").parse().map_err(|_| ReplyError::Unusable("address for the node"))?;
+    let interface = address::interface(&format!("{yours}/{prefix}"));
+    let interface = interface.map_err(|_| ReplyError::Unusable("address for the node"))?;
     let time = number(options, option::LEASE_TIME).map(u32::from_be_bytes).ok_or(ReplyError::Unusable("lease time"))?;
     Ok(Lease {
         interface,
         server,
-        gateway: addresses(options, option::ROUTER).into_iter().find(|router| interface.reaches(*router)),
+        gateway: addresses(options, option::ROUTER).into_iter().find(|router| reaches(interface, *router)),
         name_servers: addresses(options, option::NAME_SERVERS),
         time_servers: addresses(options, option::TIME_SERVERS),
         // The minimum MTU of IP is 68; some servers send 0.
@@ -266,7 +251,6 @@ pub(crate) mod tests {
 
     const HARDWARE: Hardware = [0x52, 0x54, 0, 1, 2, 3];
 
-    /// A server's message with these options.
     pub(crate) fn reply(transaction: u32, hardware: Hardware, yours: [u8; 4], options: &[(u8, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0; HEAD];
         bytes[..3].copy_from_slice(&[BOOTREPLY, ETHERNET, HARDWARE_LENGTH]);

@@ -2,9 +2,9 @@
 
 use std::fs::{self, File};
 use std::future;
-use std::io::{self, Read};
+use std::io::Read as _;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
@@ -12,36 +12,15 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::client::{Change, Client, Send};
-use crate::link::{Link, LinkError};
+use crate::link::Link;
 use crate::message::{LARGEST, Reply};
+use crate::{Device as _, Leases, NetworkError};
 
-const CLIENT_PORT: u16 = 68;
+pub(crate) const CLIENT_PORT: u16 = 68;
 const SERVER_PORT: u16 = 67;
 
 /// Delay after a failed receive, which returns immediately if the device is down.
 const REST: Duration = Duration::from_secs(1);
-
-/// The client cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
-    Socket {
-        device: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot read random numbers")]
-    Random(#[source] io::Error),
-    /// The source address check of the device cannot be disabled.
-    #[error("cannot write {}", path.display())]
-    SourceCheck {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// The client with its socket and clock.
 ///
@@ -50,7 +29,7 @@ pub enum SessionError {
 /// other devices have addresses, which is the case only after a server withdrew the node's address, Linux sends from
 /// theirs.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     client: Client,
     socket: UdpSocket,
     device: String,
@@ -61,36 +40,50 @@ pub struct Session {
 impl Session {
     /// Opens the socket without sending. Disables `rp_filter` of the device, which drops the servers' answers while
     /// there is no route.
-    pub async fn open(link: &Link) -> Result<Self, SessionError> {
+    pub(crate) async fn open(link: &Link) -> Result<Self, NetworkError> {
         let device = link.name().to_owned();
         let hardware = link.hardware()?;
         let mut seed = [0; 8];
-        File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed)).map_err(SessionError::Random)?;
+        File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed)).map_err(NetworkError::Random)?;
         let path = Path::new("/proc/sys/net/ipv4/conf").join(&device).join("rp_filter");
-        fs::write(&path, "0").map_err(|source| SessionError::SourceCheck { path, source })?;
+        fs::write(&path, "0").map_err(|source| NetworkError::SourceCheck { path, source })?;
         let open = async {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, CLIENT_PORT)).await?;
             socket.bind_device(Some(device.as_bytes()))?;
             socket.set_broadcast(true)?;
             Ok(socket)
         };
-        let socket = open.await.map_err(|source| SessionError::Socket { device: device.clone(), source })?;
+        let socket = open.await.map_err(|source| NetworkError::Dhcp { device: device.clone(), source })?;
         let (client, start) = (Client::new(hardware, u64::from_ne_bytes(seed)), Instant::now());
         Ok(Self { client, socket, device, start, missed: Duration::ZERO })
-    }
-
-    /// Sets the sum of clock jumps, by which leases are older than timers show.
-    pub(crate) fn set_missed(&mut self, missed: Duration) {
-        self.missed = missed;
     }
 
     fn now(&self) -> Duration {
         self.start.elapsed().saturating_add(self.missed)
     }
 
-    /// Waits for the next change, without limit; logs missing answers. Cancel-safe: an unsent message is sent at the
-    /// next deadline.
-    pub async fn next(&mut self) -> Change {
+    async fn send(&self, send: Send) {
+        // The first attempt often precedes the time at which a switch forwards packets of a new device.
+        if self.client.attempts() > 1 {
+            let attempt = self.client.attempts();
+            warn!(
+                device = self.device,
+                attempt, "no answer from a DHCP server, will retry; check the network or configure a static address"
+            );
+        }
+        if let Err(error) = self.socket.send_to(&send.request.encode(), (send.to, SERVER_PORT)).await {
+            warn!(device = self.device, %error, "cannot send to the DHCP server");
+        }
+    }
+}
+
+impl Leases for Session {
+    fn set_missed(&mut self, missed: Duration) {
+        self.missed = missed;
+    }
+
+    /// Logs missing answers. An unsent message is sent at the next deadline.
+    async fn next(&mut self) -> Change {
         let mut bytes = [0; LARGEST];
         loop {
             let (send, change) = self.client.wake(self.now());
@@ -129,20 +122,6 @@ impl Session {
                     sleep(REST).await;
                 }
             }
-        }
-    }
-
-    async fn send(&self, send: Send) {
-        // The first attempt often precedes the time at which a switch forwards packets of a new device.
-        if self.client.attempts() > 1 {
-            let attempt = self.client.attempts();
-            warn!(
-                device = self.device,
-                attempt, "no answer from a DHCP server, will retry; check the network or configure a static address"
-            );
-        }
-        if let Err(error) = self.socket.send_to(&send.request.encode(), (send.to, SERVER_PORT)).await {
-            warn!(device = self.device, %error, "cannot send to the DHCP server");
         }
     }
 }

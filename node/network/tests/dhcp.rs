@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::{Duration, Instant};
 
-use config::{Addresses, Static};
+use cluster::{Addresses, Static, Uplink};
 use futures::TryStreamExt;
 use network::{Link, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -26,7 +26,7 @@ const GIVEN: [u8; 4] = [192, 0, 2, 10];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Held by each test: all devices share the client's port, and Linux would send from the address of another device.
-static TURN: Mutex<()> = Mutex::const_new(());
+static SERIAL: Mutex<()> = Mutex::const_new(());
 
 /// A pair of connected devices.
 struct Cable {
@@ -59,27 +59,26 @@ impl Cable {
         let mut driver = JoinSet::new();
         driver.spawn(connection);
         let all: Vec<_> = netlink.address().get().execute().try_collect().await.unwrap();
-        let ours =
-            all.iter().filter(|message| message.attributes.contains(&AddressAttribute::Label(self.near.clone())));
+        let own = all.iter().filter(|message| message.attributes.contains(&AddressAttribute::Label(self.near.clone())));
         let local = |attribute: &AddressAttribute| match attribute {
             AddressAttribute::Local(std::net::IpAddr::V4(address)) => Some(*address),
             _ => None,
         };
-        ours.filter_map(|message| Some((message.attributes.iter().find_map(local)?, message.header.prefix_len)))
+        own.filter_map(|message| Some((message.attributes.iter().find_map(local)?, message.header.prefix_len)))
             .collect()
     }
 }
 
 /// Captured log of a test.
 #[derive(Clone, Default)]
-struct Said(Arc<SyncMutex<Vec<u8>>>);
+struct CapturedLog(Arc<SyncMutex<Vec<u8>>>);
 
-impl Said {
+impl CapturedLog {
     /// Captures the log of this thread until the guard is dropped.
-    fn listen(&self) -> DefaultGuard {
-        let said = self.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || said.clone());
-        tracing::subscriber::set_default(log.with_max_level(Level::WARN).finish())
+    fn capture(&self) -> DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone());
+        tracing::subscriber::set_default(subscriber.with_max_level(Level::WARN).finish())
     }
 
     fn lines(&self) -> Vec<String> {
@@ -87,7 +86,7 @@ impl Said {
     }
 }
 
-impl Write for Said {
+impl Write for CapturedLog {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(text)
     }
@@ -97,8 +96,8 @@ impl Write for Said {
     }
 }
 
-/// Runs a server until it is dropped. Ignores the first `deaf` messages; `heard` counts all.
-async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
+/// Runs a server until it is dropped. Ignores the first `ignored` messages; `received` counts all.
+async fn serve(cable: &Cable, ignored: u32, received: &AtomicU32) {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).await.unwrap();
     socket.bind_device(Some(cable.far.as_bytes())).unwrap();
     socket.set_broadcast(true).unwrap();
@@ -106,7 +105,7 @@ async fn serve(cable: &Cable, deaf: u32, heard: &AtomicU32) {
     loop {
         let (length, from) = socket.recv_from(&mut bytes).await.unwrap();
         assert_eq!(from.port(), 68);
-        if heard.fetch_add(1, Ordering::SeqCst) < deaf {
+        if received.fetch_add(1, Ordering::SeqCst) < ignored {
             continue;
         }
         // The message type is the first option.
@@ -143,25 +142,25 @@ fn gateways(device: &str) -> Vec<Ipv4Addr> {
 
 #[tokio::test]
 async fn a_late_answer_configures_the_device() {
-    let _turn = TURN.lock().await;
+    let _guard = SERIAL.lock().await;
     let cable = Cable::lay(0).await;
     let link = Link::named(&cable.near).await.unwrap();
     // The value of a device that appears after the default was changed.
     let source_check = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", cable.near);
     fs::write(&source_check, "1").unwrap();
-    let network = Network::on(link, config::Network::default()).await.unwrap();
-    let (heard, start, said) = (AtomicU32::new(0), Instant::now(), Said::default());
-    let _listens = said.listen();
+    let network = Network::on(link, Uplink::default()).await.unwrap();
+    let (received, start, log) = (AtomicU32::new(0), Instant::now(), CapturedLog::default());
+    let _capture = log.capture();
     let addressing = tokio::select! {
-        () = serve(&cable, 1, &heard) => unreachable!("it never returns"),
+        () = serve(&cable, 1, &received) => unreachable!("it never returns"),
         given = timeout(LIMIT, network.configure()) => given.expect("an answer in time").unwrap(),
     };
     // The second attempt follows after about four seconds and gets an offer.
     assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
-    assert_eq!(heard.load(Ordering::SeqCst), 3);
+    assert_eq!(received.load(Ordering::SeqCst), 3);
     assert_eq!(fs::read_to_string(source_check).unwrap(), "0\n", "answers of servers without a route are dropped");
     // Missing answers are logged, once per attempt except the first.
-    let lines = said.lines();
+    let lines = log.lines();
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert!(
         line.contains("no answer from a DHCP server, will retry; check the network or configure a static address"),
@@ -179,21 +178,21 @@ async fn a_late_answer_configures_the_device() {
 /// Regression: the node used the address until half of the lease had passed by its timers.
 #[tokio::test]
 async fn a_lease_that_expired_during_a_suspension_is_renewed() {
-    let _turn = TURN.lock().await;
+    let _guard = SERIAL.lock().await;
     let cable = Cable::lay(2).await;
     // Both ends belong to this machine: each receives packets from the machine's own address.
     for end in [&cable.near, &cable.far] {
         fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
     }
-    let network = Network::on(Link::named(&cable.near).await.unwrap(), config::Network::default()).await.unwrap();
-    let (heard, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
+    let network = Network::on(Link::named(&cable.near).await.unwrap(), Uplink::default()).await.unwrap();
+    let (received, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
     let renewed = async {
         let given = network.configure().await.unwrap();
         // Two messages, and one more for each that was lost while the link came up.
-        let before = heard.load(Ordering::SeqCst);
+        let before = received.load(Ordering::SeqCst);
         let renewed = async {
             missed.send_replace(Duration::from_secs(7200));
-            while heard.load(Ordering::SeqCst) < before + 2 {
+            while received.load(Ordering::SeqCst) < before + 2 {
                 sleep(Duration::from_millis(20)).await;
             }
         };
@@ -204,7 +203,7 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
         }
     };
     tokio::select! {
-        () = serve(&cable, 0, &heard) => unreachable!("it never returns"),
+        () = serve(&cable, 0, &received) => unreachable!("it never returns"),
         renewed = timeout(LIMIT, renewed) => renewed.expect("the client asks again in time"),
     }
     assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
@@ -213,9 +212,9 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
 
 #[tokio::test]
 async fn a_static_address_replaces_another() {
-    let _turn = TURN.lock().await;
+    let _guard = SERIAL.lock().await;
     let cable = Cable::lay(1).await;
-    let fixed = |address: &str| config::Network {
+    let fixed = |address: &str| Uplink {
         addresses: Addresses::Static(Static { interface: address.parse().unwrap(), gateway: None }),
         mtu: Some(1280),
         name_servers: vec![Ipv4Addr::from(SERVER)],

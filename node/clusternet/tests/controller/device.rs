@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use clusternet::{
-    AddressError, Change, ChangeError, Device, EnsureError, LookError, PeerState, Peers, Place, PublicKey, Traffic,
-};
+use clusternet::{Change, Device, DeviceError, PeerState, Peers, Place, PublicKey, Traffic};
 
 /// State of the interface.
 pub struct FakeDevice {
@@ -49,24 +47,24 @@ impl FakeDevice {
 }
 
 impl Device for FakeDevice {
-    fn ensure(&self) -> Result<PublicKey, EnsureError> {
+    fn ensure(&self) -> Result<PublicKey, DeviceError> {
         self.lock().is_right = true;
         Ok(self.key)
     }
 
-    fn place(&self, places: &BTreeSet<Place>) -> Result<(), AddressError> {
+    fn place(&self, places: &BTreeSet<Place>) -> Result<(), DeviceError> {
         self.lock().places.push(places.clone());
         Ok(())
     }
 
-    fn look(&self) -> Result<BTreeMap<PublicKey, PeerState>, LookError> {
+    fn look(&self) -> Result<BTreeMap<PublicKey, PeerState>, DeviceError> {
         let mut state = self.lock();
         state.looks += 1;
         let seen = |(key, peer)| (key, PeerState { peer, traffic: Traffic::default() });
         Ok(state.peers.clone().into_iter().map(seen).collect())
     }
 
-    fn change(&self, changes: &[Change]) -> Result<(), ChangeError> {
+    fn change(&self, changes: &[Change]) -> Result<(), DeviceError> {
         let mut state = self.lock();
         changes.iter().for_each(|change| change.apply(&mut state.peers));
         state.batches.push(changes.to_vec());

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clusternet::{ANNOTATION, Change, Peer, Peers};
+use cluster::PUBLIC_KEY_ANNOTATION;
+use clusternet::{Change, Peer, Peers};
 use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -19,28 +20,28 @@ use crate::mesh::{Mesh, OWN, create, key, node, own};
 
 fn main() -> ExitCode {
     Suite::new()
-        .case("all_nodes_that_are_there_are_one_batch", all_nodes_that_are_there_are_one_batch)
+        .case("all_listed_nodes_are_one_batch", all_listed_nodes_are_one_batch)
         .case("peers_have_node_names_once_nodes_are_listed", peers_have_node_names_once_nodes_are_listed)
-        .case("the_key_is_told_and_nothing_else_changes", the_key_is_told_and_nothing_else_changes)
+        .case("only_the_key_annotation_is_changed", only_the_key_annotation_is_changed)
         .case("an_overwritten_key_is_published_again", an_overwritten_key_is_published_again)
         .case("a_missing_own_node_is_awaited", a_missing_own_node_is_awaited)
         .case("peers_of_an_earlier_run_are_reconciled", peers_of_an_earlier_run_are_reconciled)
         .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
-        .case("what_the_kernel_has_is_looked_at_again", what_the_kernel_has_is_looked_at_again)
+        .case("a_reset_interface_is_configured_again", a_reset_interface_is_configured_again)
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
         .case("events_missed_by_a_lost_watch_are_recovered", events_missed_by_a_lost_watch_are_recovered)
         .case(
             "conflicting_nodes_are_reported_and_the_older_is_a_peer",
             conflicting_nodes_are_reported_and_the_older_is_a_peer,
         )
-        .case("a_node_that_is_refused_is_told_once", a_node_that_is_refused_is_told_once)
-        .case("a_bad_key_keeps_nobody_else_out", a_bad_key_keeps_nobody_else_out)
+        .case("a_rejected_node_is_logged_once", a_rejected_node_is_logged_once)
+        .case("an_invalid_key_does_not_affect_other_nodes", an_invalid_key_does_not_affect_other_nodes)
         .run()
 }
 
 /// The peer of Node `number`.
 fn peer(number: u8) -> Peer {
-    let endpoint = Some(([192, 0, 2, number], clusternet::PORT).into());
+    let endpoint = Some(([192, 0, 2, number], cluster::MESH_PORT).into());
     Peer { endpoint, allowed: [format!("10.244.{number}.0/24").parse().expect("a network")].into() }
 }
 
@@ -52,7 +53,7 @@ fn with_own(others: impl IntoIterator<Item = Value>) -> Vec<Value> {
     [own()].into_iter().chain(others).collect()
 }
 
-async fn all_nodes_that_are_there_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn all_listed_nodes_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let others = (2..=40).map(|number| node(&format!("node-{number}"), number));
     let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
@@ -76,7 +77,7 @@ async fn peers_have_node_names_once_nodes_are_listed(cluster: Arc<Cluster>) -> R
     mesh.stop().await
 }
 
-async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn only_the_key_annotation_is_changed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
     // Another client writes the same object concurrently.
     for number in 0..20 {
@@ -89,11 +90,11 @@ async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Resu
     assert_eq!((annotations["kept"].as_str(), annotations["other"].as_str()), ("yes", "19"));
     assert_eq!(found.labels()["other"], "19");
     // The API server records the field managers.
-    let ours: Vec<_> =
+    let own: Vec<_> =
         found.managed_fields().iter().filter(|all| all.manager.as_deref() == Some("granary-mesh")).collect();
-    assert_eq!(ours.len(), 1);
-    let fields = json!({"f:metadata": {"f:annotations": {format!("f:{ANNOTATION}"): {}}}});
-    assert_eq!(serde_json::to_value(&ours[0].fields_v1)?, fields);
+    assert_eq!(own.len(), 1);
+    let fields = json!({"f:metadata": {"f:annotations": {format!("f:{PUBLIC_KEY_ANNOTATION}"): {}}}});
+    assert_eq!(serde_json::to_value(&own[0].fields_v1)?, fields);
     mesh.stop().await
 }
 
@@ -101,7 +102,7 @@ async fn an_overwritten_key_is_published_again(cluster: Arc<Cluster>) -> Result<
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
     mesh.published().await?;
     for other in [json!(key(9).to_string()), Value::Null] {
-        mesh.patch(OWN, json!({"metadata": {"annotations": {ANNOTATION: other}}})).await?;
+        mesh.patch(OWN, json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: other}}})).await?;
         mesh.published().await?;
     }
     mesh.stop().await
@@ -121,7 +122,7 @@ async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Fail
     let state = mesh.peers(peers([2, 3])).await?;
     assert!(!mesh.is_healthy());
     assert!(state.places.is_empty());
-    assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(ANNOTATION), "it could not answer yet");
+    assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(PUBLIC_KEY_ANNOTATION), "it could not answer yet");
     mesh.patch(OWN, json!({"spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}})).await?;
     mesh.healthy().await?;
     mesh.published().await?;
@@ -142,7 +143,7 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
     mesh.healthy().await?;
     // Unrelated fields cause no change.
     mesh.patch("two", json!({"metadata": {"labels": {"some": "label"}}})).await?;
-    mesh.patch("two", json!({"metadata": {"annotations": {ANNOTATION: key(5).to_string()}}})).await?;
+    mesh.patch("two", json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key(5).to_string()}}})).await?;
     let state = mesh.peers([(key(3), peer(3)), (key(5), peer(2))]).await?;
     assert_eq!(state.batches[1..], [[Change::Remove(key(2)), Change::Add(key(5), peer(2))]]);
     assert_eq!(state.looks, 1);
@@ -150,9 +151,9 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
 }
 
 /// A privileged pod in the host network can delete the route or a peer, or change the port of the interface.
-async fn what_the_kernel_has_is_looked_at_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let every = Duration::from_millis(100);
-    let mesh = Mesh::looking_every(every, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
+async fn a_reset_interface_is_configured_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let interval = Duration::from_millis(100);
+    let mesh = Mesh::with_interval(interval, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
     mesh.healthy().await?;
     mesh.device.forget();
     let state = mesh.peers(peers([2])).await?;
@@ -193,7 +194,7 @@ async fn events_missed_by_a_lost_watch_are_recovered(cluster: Arc<Cluster>) -> R
 
 async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut twin = node("twin", 3);
-    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
+    twin["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(key(2).to_string());
     let mesh = Mesh::start(&cluster, with_own([node("older", 2), twin]), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([2]));
@@ -211,19 +212,19 @@ async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Clu
     mesh.stop().await
 }
 
-async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_rejected_node_is_logged_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut shadow, mut twin) = (node("shadow", 3), node("twin", 4));
     shadow["spec"] = node("older", 2)["spec"].clone();
-    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
-    let (every, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
-    let mesh = Mesh::looking_every(every, &cluster, with_own(others), Peers::new()).await?;
+    twin["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(key(2).to_string());
+    let (interval, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
+    let mesh = Mesh::with_interval(interval, &cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
     eventually(PATIENCE, "it to look again", async || {
         let looks = mesh.device.state().looks;
         Ok::<_, kube::Error>(if looks > 3 { Seen::Done(()) } else { Seen::NotYet(looks.to_string()) })
     })
     .await?;
-    let warnings = mesh.said.warnings("Node rejected from the mesh, completely or in part");
+    let warnings = mesh.log.warnings("Node rejected from the mesh, completely or in part");
     let [shadow, twin] = &warnings[..] else { panic!("{warnings:#?}") };
     for (warning, published) in [
         (shadow, r#"node="shadow" reason=pod range 10.244.2.0/24 is that of the older node older"#),
@@ -234,19 +235,19 @@ async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<()
     mesh.stop().await
 }
 
-async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_invalid_key_does_not_affect_other_nodes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let bad = |name: &str, number, text: &str| {
         let mut bad = node(name, number);
-        bad["metadata"]["annotations"][ANNOTATION] = json!(text);
+        bad["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(text);
         bad
     };
-    let others = [bad("bad", 2, "rubbish"), bad("like-us", 3, &key(1).to_string()), node("good", 4)];
+    let others = [bad("bad", 2, "rubbish"), bad("copy", 3, &key(1).to_string()), node("good", 4)];
     let mesh = Mesh::start(&cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([4]));
     mesh.counts([r#"granary_mesh_refused{reason="key"} 1"#, r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     // It becomes a peer once the conflict is resolved.
-    mesh.patch("bad", json!({"metadata": {"annotations": {ANNOTATION: key(2).to_string()}}})).await?;
+    mesh.patch("bad", json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key(2).to_string()}}})).await?;
     mesh.peers(peers([2, 4])).await?;
     mesh.stop().await
 }

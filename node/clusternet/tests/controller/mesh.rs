@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use clusternet::{ANNOTATION, Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
+use cluster::PUBLIC_KEY_ANNOTATION;
+use clusternet::{Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -15,7 +16,7 @@ use tracing::instrument::WithSubscriber as _;
 
 use crate::device::{FakeDevice, KernelState};
 use crate::gate::Gate;
-use crate::log::Said;
+use crate::log::CapturedLog;
 
 /// Name of the own Node.
 pub const OWN: &str = "one";
@@ -28,7 +29,7 @@ pub struct Mesh {
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
     pub neighbours: Neighbours,
-    pub said: Said,
+    pub log: CapturedLog,
     registry: Registry,
     controller: Supervisor,
 }
@@ -41,7 +42,7 @@ pub fn key(number: u8) -> PublicKey {
 /// A Node as the kubelet and the controller manager create it, with the key of `number`.
 pub fn node(name: &str, number: u8) -> Value {
     json!({
-        "metadata": {"name": name, "annotations": {ANNOTATION: key(number).to_string()}},
+        "metadata": {"name": name, "annotations": {PUBLIC_KEY_ANNOTATION: key(number).to_string()}},
         "spec": {"podCIDR": format!("10.244.{number}.0/24"), "podCIDRs": [format!("10.244.{number}.0/24")]},
         "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
     })
@@ -82,10 +83,10 @@ pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node
 impl Mesh {
     /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run. Its key is number 1.
     pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
-        Self::looking_every(Settings::INTERVAL, cluster, nodes, peers).await
+        Self::with_interval(Settings::INTERVAL, cluster, nodes, peers).await
     }
 
-    pub async fn looking_every(
+    pub async fn with_interval(
         interval: Duration,
         cluster: &Cluster,
         nodes: Vec<Value>,
@@ -99,17 +100,17 @@ impl Mesh {
         let settings = Settings {
             client: gate.client(cluster.storage_of(OWN).await?),
             node: OWN.to_owned(),
-            networks: vec![PodNetwork::new("10.244.0.0/16".parse()?, 24)?],
+            networks: vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }],
             device: Arc::<FakeDevice>::clone(&device),
             metrics,
             interval,
         };
-        let said = Said::default();
-        let listener = said.listener();
+        let log = CapturedLog::default();
+        let subscriber = log.subscriber();
         let controller = Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
-            clusternet::run(cx, settings.clone()).with_subscriber(listener.clone())
+            clusternet::run(cx, settings.clone()).with_subscriber(subscriber.clone())
         });
-        Ok(Self { admin, device, gate, neighbours, said, registry, controller })
+        Ok(Self { admin, device, gate, neighbours, log, registry, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {
@@ -150,7 +151,7 @@ impl Mesh {
     pub async fn published(&self) -> Result<Node, Failure> {
         let published = eventually(PATIENCE, "the public key in the own Node", async || {
             let node = self.admin.get(OWN).await?;
-            let found = node.annotations().get(ANNOTATION).cloned();
+            let found = node.annotations().get(PUBLIC_KEY_ANNOTATION).cloned();
             Ok::<_, kube::Error>(if found == Some(key(1).to_string()) {
                 Seen::Done(node)
             } else {

@@ -1,7 +1,7 @@
 //! The mesh of two hosts in one kernel, with real packets and interfaces.
 
 mod node;
-mod raw;
+mod wg;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::UNIX_EPOCH;
 
 use clusternet::{
     Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Neighbours, Peer, PeerState, Peers,
-    PodNetwork, PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, wanted,
+    PodNetwork, PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, plan,
 };
 use dir::Dir;
 use futures::TryStreamExt as _;
@@ -71,9 +71,9 @@ fn neighbours_are_listed_with_their_traffic() {
 
     // From here on, only the kernel sends.
     node::eventually("wg to show the same", || {
-        let told = one.seen()[&two.key].traffic;
-        let seconds = told.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
-        raw::traffic(&one.host, INTERFACE) == [(two.key.to_string(), [seconds, told.received, told.sent])]
+        let traffic = one.seen()[&two.key].traffic;
+        let seconds = traffic.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
+        wg::traffic(&one.host, INTERFACE) == [(two.key.to_string(), [seconds, traffic.received, traffic.sent])]
     });
 }
 
@@ -91,7 +91,7 @@ fn an_existing_interface_is_adopted_with_its_peers() {
 }
 
 #[test]
-fn what_is_right_is_not_touched() {
+fn a_correct_interface_is_not_changed() {
     let (one, _two) = mesh();
     let device = std::sync::Arc::clone(&one.device);
     let calls = one.host.run(move || {
@@ -112,21 +112,21 @@ fn a_modified_interface_is_repaired_and_keeps_its_peers() {
         netlink.link().set(LinkUnspec::new_with_name(INTERFACE).mtu(1280).down().build()).execute().await
     });
     let disk = tempfile::tempdir().unwrap();
-    let (there, stranger) = (Dir::open(disk.path()).unwrap(), Link { port: 1234, ..Link::default() });
+    let (there, other_port) = (Dir::open(disk.path()).unwrap(), Link { port: 1234, ..Link::default() });
     let other = one.host.run(move || {
         let key = PrivateKey::ensure(&there).unwrap().into_inner();
-        Wireguard::new(key, stranger).ensure().unwrap()
+        Wireguard::new(key, other_port).ensure().unwrap()
     });
     assert_ne!(other, one.key);
     let key = one.with(|device| device.ensure().unwrap());
     assert_eq!(key, one.key);
-    assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1);
+    assert_eq!(wg::peers(&one.host, INTERFACE).len(), 1);
     assert_eq!(mtu(&one.host), 1420);
     two.reaches(&one, "it listens on its port");
 }
 
 #[test]
-fn an_interface_of_another_kind_is_refused() {
+fn an_interface_of_another_kind_is_rejected() {
     let host = Namespace::new();
     host.netlink(async |netlink| netlink.link().add(LinkDummy::new(INTERFACE).build()).execute().await);
     let disk = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn a_node_with_a_new_key_is_reached_only_by_it() {
     assert_ne!(two.key, old);
     let changes = one.peers(Peers::from([two.peer("192.0.2.")]));
     assert_eq!(changes, [Change::Remove(old), Change::Add(two.key, two.peer("192.0.2.").1)]);
-    assert_eq!(raw::peers(&one.host, INTERFACE), [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key)]);
+    assert_eq!(wg::peers(&one.host, INTERFACE), [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key)]);
     one.reaches(&two, "by the new key");
 }
 
@@ -162,7 +162,7 @@ fn a_node_that_was_removed_meanwhile_loses_access() {
     // A new run has no state of this one.
     one.restart();
     assert_eq!(one.peers(Peers::new()), [Change::Remove(two.key)]);
-    assert_eq!(raw::peers(&one.host, INTERFACE), [""; 0]);
+    assert_eq!(wg::peers(&one.host, INTERFACE), [""; 0]);
     assert!(one.is_cut_off_from(&two));
 
     // In the other direction, by the session that the other node still has.
@@ -187,13 +187,13 @@ fn nodes_reach_each_other_by_ipv6() {
     one.peers(Peers::from([two.peer("2001:db8::")]));
     two.peers(Peers::from([one.peer("2001:db8::")]));
     assert_eq!(one.reaches(&two, "by IPv6"), one.address());
-    assert_eq!(raw::peers(&one.host, INTERFACE), [format!("{} [2001:db8::2]:7838 10.244.2.0/24", two.key)]);
+    assert_eq!(wg::peers(&one.host, INTERFACE), [format!("{} [2001:db8::2]:7838 10.244.2.0/24", two.key)]);
     // The sockets are equivalent: nothing changes.
     assert_eq!(one.peers(Peers::from([two.peer("2001:db8::")])), []);
 }
 
 #[test]
-fn a_bad_key_leaves_the_others_in_peace() {
+fn an_invalid_key_does_not_affect_other_peers() {
     let (one, two) = two();
     let member = |number: u8, key: String| Member {
         name: format!("node-{number}"),
@@ -210,14 +210,14 @@ fn a_bad_key_leaves_the_others_in_peace() {
         member(4, one.key.to_string()),
         member(5, good.to_string()),
     ];
-    let network = PodNetwork::new("10.244.0.0/16".parse().unwrap(), 24).unwrap();
-    let found = wanted(Mesh { node: "node-1", key: one.key, networks: &[network] }, &members);
+    let network = PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 };
+    let found = plan(Mesh { node: "node-1", key: one.key, networks: &[network] }, &members);
     assert_eq!(found.refused.len(), 2);
     one.peers(found.peers.clone());
     let mut expected =
         [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key), format!("{good} 192.0.2.5:7838 10.244.5.0/24")];
     expected.sort();
-    assert_eq!(raw::peers(&one.host, INTERFACE), expected);
+    assert_eq!(wg::peers(&one.host, INTERFACE), expected);
     assert_eq!(one.peers(found.peers), []);
 }
 
@@ -256,25 +256,13 @@ fn the_host_sends_to_pods_from_its_mesh_address() {
 fn a_route_without_source_is_repaired_and_foreign_ones_kept() {
     let (one, _two) = two();
     let number = index(&one);
-    one.host.netlink(async move |netlink| {
-        let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
-            .destination_prefix([10, 244, 0, 0].into(), 16)
-            .output_interface(number)
-            .build();
-        netlink.route().add(route).replace().execute().await
-    });
+    route_pods(&one.host, number);
     assert_eq!(sources(&one.host), [IpAddr::from([0; 4])]);
     one.place([one.range()]);
     assert_eq!(sources(&one.host), [one.address()]);
 
     let cable = one.host.run(|| nix::net::if_::if_nametoindex("cable1").unwrap());
-    one.host.netlink(async move |netlink| {
-        let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
-            .destination_prefix([10, 244, 0, 0].into(), 16)
-            .output_interface(cable)
-            .build();
-        netlink.route().add(route).replace().execute().await
-    });
+    route_pods(&one.host, cable);
     one.place([one.range()]);
     assert_eq!(sources(&one.host), [IpAddr::from([0; 4])]);
 }
@@ -315,7 +303,7 @@ fn a_thousand_nodes_need_few_messages() {
     // Less than half of a socket buffer.
     assert!(expected.largest < 212_992 / 2);
 
-    let shown = raw::peers(&one.host, INTERFACE);
+    let shown = wg::peers(&one.host, INTERFACE);
     assert_eq!(shown.len(), 1000);
     let mut lines: Vec<String> = all.iter().map(line).collect();
     lines.sort();
@@ -329,15 +317,15 @@ fn a_thousand_nodes_need_few_messages() {
     let mut less = more.clone();
     less.remove(&peer(7).0);
     assert_eq!(sends(&one, &diff(&more, &less)), 1);
-    assert_eq!(raw::peers(&one.host, INTERFACE).len(), 1000);
+    assert_eq!(wg::peers(&one.host, INTERFACE).len(), 1000);
 }
 
 /// Number of messages of the changes, counted by a tracer.
 fn sends(node: &node::Node, changes: &[Change]) -> usize {
     let (device, changes) = (std::sync::Arc::clone(&node.device), changes.to_vec());
     node.host.run(move || {
-        let made = process::calls(|| device.change(&changes).unwrap());
-        made.into_iter().filter(|call| *call == SYS_sendto).count()
+        let calls = process::calls(|| device.change(&changes).unwrap());
+        calls.into_iter().filter(|call| *call == SYS_sendto).count()
     })
 }
 
@@ -355,18 +343,26 @@ fn line((key, peer): (&PublicKey, &Peer)) -> String {
     format!("{key} {} {}", peer.endpoint.unwrap(), ranges.join(","))
 }
 
+/// Routes the pod network through this interface, without a source.
+fn route_pods(host: &Namespace, interface: u32) {
+    host.netlink(async move |netlink| {
+        let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new().destination_prefix([10, 244, 0, 0].into(), 16);
+        netlink.route().add(route.output_interface(interface).build()).replace().execute().await
+    });
+}
+
 /// Preferred sources of the routes to the pod network, 0.0.0.0 for none.
 fn sources(host: &Namespace) -> Vec<IpAddr> {
     host.netlink(async |netlink| {
         let question = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();
         let all: Vec<_> = netlink.route().get(question).execute().try_collect().await?;
         let to = RouteAttribute::Destination(RouteAddress::Inet([10, 244, 0, 0].into()));
-        let ours = all.iter().filter(|route| route.attributes.contains(&to));
+        let routes = all.iter().filter(|route| route.attributes.contains(&to));
         let source = |attribute: &RouteAttribute| match attribute {
             RouteAttribute::PrefSource(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
             _ => None,
         };
-        Ok(ours.map(|route| route.attributes.iter().find_map(source).unwrap_or(IpAddr::from([0; 4]))).collect())
+        Ok(routes.map(|route| route.attributes.iter().find_map(source).unwrap_or(IpAddr::from([0; 4]))).collect())
     })
 }
 

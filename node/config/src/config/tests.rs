@@ -1,12 +1,14 @@
+use std::net::SocketAddrV4;
+
+use cluster::{PodSecurity, SecretKey, SecretStorage, Token};
+use ipnet::Ipv4Net;
 use proptest::collection::{hash_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::address::Server;
 use crate::role::{ControlPlane, Networks, Worker};
-use programs::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -16,7 +18,7 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn nothing_said_is_a_control_plane_with_dhcp() {
+fn an_empty_configuration_is_a_control_plane_with_dhcp() {
     let config = Config::parse("{}").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
@@ -60,7 +62,7 @@ fn a_full_configuration_is_read() {
     let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
-    assert_eq!((networks.pods.prefix(), networks.services.prefix()), (16, 20));
+    assert_eq!((networks.pods.prefix_len(), networks.services.prefix_len()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
     assert_eq!(Some(secret_key), SecretKey::new(2));
     assert_eq!(config.pod_processes, PodProcesses::new(4096));
@@ -78,8 +80,8 @@ fn a_full_configuration_is_read() {
 }
 
 #[test]
-fn all_problems_are_told_at_once_each_with_its_remedy() {
-    let told = problems(
+fn all_problems_are_reported_with_their_remedies() {
+    let found = problems(
         r#"{
             "nodeName": "Node_1",
             "hostname": "n",
@@ -90,26 +92,26 @@ fn all_problems_are_told_at_once_each_with_its_remedy() {
         }"#,
     );
     assert_eq!(
-        told,
+        found,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
              storage, onFailure, podProcesses, kernelModules",
             "network.static.adress: there is no such field here; there are address, gateway",
-            "network.dhcp: only one of it and static can be there; leave one",
-            "network.mtu: it is a text, and has to be a whole number from 0 to 4294967295",
-            "timeServers[2]: it is a number, and has to be a text, \"…\"",
-            "storage.keepFree: it stands here twice; leave one",
-            "storage.overcommit: it is a number, and has to be a text, \"…\"",
-            "onFailure: \"PANIC\" is none of its values, POWER_OFF, REBOOT",
-            "network.static.address: it is missing, and cannot be left out here",
-            "network.static.gateway: \"router\" is no IPv4 address, such as 192.0.2.1",
+            "network.dhcp: only one of this field and static can be set; remove one",
+            "network.mtu: must be an integer from 0 to 4294967295, not a string",
+            "timeServers[2]: must be a string, not a number",
+            "storage.keepFree: the field is set twice; remove one",
+            "storage.overcommit: must be a string, not a number",
+            "onFailure: \"PANIC\" is not one of POWER_OFF, REBOOT",
+            "network.static.address: the required field is missing",
+            "network.static.gateway: \"router\" is not an IPv4 address, such as 192.0.2.1",
             "nodeName: a name has 1 to 63 lower-case letters, digits and '-', with a letter or digit at both ends",
         ]
     );
 }
 
 #[test]
-fn fields_that_do_not_fit_each_other_are_refused() {
+fn invalid_values_and_conflicts_are_rejected() {
     for (text, field) in [
         (r#"{"controlPlane": {"podNetwork": "10.96.0.0/20"}}"#, "controlPlane.serviceNetwork"),
         (r#"{"controlPlane": {"podNetwork": "10.244.0.0/25"}}"#, "controlPlane.podNetwork"),
@@ -132,13 +134,13 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"storage": {"overcommit": "0.5"}}"#, "storage.overcommit"),
         (r#"{"storage": {"keepFree": ""}}"#, "storage.keepFree"),
         (r#"{"worker": {"server": "192.0.2.10", "authority": "sha256:0"}}"#, "worker.authority"),
-        (r#"{"worker": {"server": "", "authority": "AUTHORITY"}}"#, "worker.server"),
-        (r#"{"worker": {"authority": "AUTHORITY"}}"#, "worker.server"),
-        (r#"{"worker": {"server": "10.244.0.1", "authority": "AUTHORITY"}}"#, "worker.server"),
-        (r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY", "token": "secret"}}"#, "worker.token"),
-        (r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY"}, "controlPlane": {}}"#, "controlPlane"),
+        (r#"{"worker": {"server": "", "authority": "DIGEST"}}"#, "worker.server"),
+        (r#"{"worker": {"authority": "DIGEST"}}"#, "worker.server"),
+        (r#"{"worker": {"server": "10.244.0.1", "authority": "DIGEST"}}"#, "worker.server"),
+        (r#"{"worker": {"server": "192.0.2.1", "authority": "DIGEST", "token": "secret"}}"#, "worker.token"),
+        (r#"{"worker": {"server": "192.0.2.1", "authority": "DIGEST"}, "controlPlane": {}}"#, "controlPlane"),
         (
-            r#"{"worker": {"server": "192.0.2.1", "authority": "AUTHORITY"}, "network": {"static": {"address": "192.0.2.1/24"}}}"#,
+            r#"{"worker": {"server": "192.0.2.1", "authority": "DIGEST"}, "network": {"static": {"address": "192.0.2.1/24"}}}"#,
             "worker.server",
         ),
         (r#"{"nodeName": ""}"#, "nodeName"),
@@ -147,40 +149,40 @@ fn fields_that_do_not_fit_each_other_are_refused() {
         (r#"{"controlPlane": []}"#, "controlPlane"),
         ("[]", "(top)"),
     ] {
-        let told = problems(&text.replace("AUTHORITY", &format!("sha256:{:064}", 0)));
-        assert_eq!(told.len(), 1, "{text}: {told:?}");
-        assert!(told[0].starts_with(&format!("{field}: ")), "{text}: {told:?}");
+        let found = problems(&text.replace("DIGEST", &format!("sha256:{:064}", 0)));
+        assert_eq!(found.len(), 1, "{text}: {found:?}");
+        assert!(found[0].starts_with(&format!("{field}: ")), "{text}: {found:?}");
     }
 }
 
 #[test]
-fn an_unknown_pod_security_level_is_rejected_with_the_list_of_levels() {
+fn the_error_lists_the_pod_security_levels() {
     for level in ["baseline", "POD_SECURITY_UNSPECIFIED", "2"] {
         assert_eq!(
             problems(&json!({"controlPlane": {"podSecurity": level}}).to_string()),
-            [format!("controlPlane.podSecurity: {level:?} is none of its values, PRIVILEGED, BASELINE, RESTRICTED")]
+            [format!("controlPlane.podSecurity: {level:?} is not one of PRIVILEGED, BASELINE, RESTRICTED")]
         );
     }
 }
 
 #[test]
-fn a_worker_is_told_where_its_cluster_is() {
+fn a_worker_has_server_digest_and_token() {
     let digest = format!("sha256:{:064}", 7);
     let text = json!({"worker": {"server": "192.0.2.10", "authority": digest, "token": "abcdef.0123456789abcdef"}});
     let Role::Worker(worker) = Config::parse(&text.to_string()).unwrap().role else { panic!("{text}") };
     assert_eq!(worker.server.to_string(), "192.0.2.10:6443");
-    assert_eq!(worker.authority.to_string(), digest);
+    assert_eq!(worker.ca.to_string(), digest);
     assert_eq!(worker.token.unwrap().id(), "abcdef");
     assert_eq!(worker.networks, Networks::default());
 }
 
 #[test]
-fn a_token_is_never_shown() {
+fn errors_and_debug_output_omit_the_token() {
     let digest = format!("sha256:{:064}", 7);
     for token in ["abcdef.0123456789abcdef", "0123456789abcdef", "abcdef.0123456789abcdef "] {
         let text = json!({"nodeName": "A", "worker": {"server": "192.0.2.10", "authority": digest, "token": token}});
-        let told = problems(&text.to_string());
-        assert!(told.iter().all(|line| !line.contains("0123456789abcdef")), "{told:?}");
+        let found = problems(&text.to_string());
+        assert!(found.iter().all(|line| !line.contains("0123456789abcdef")), "{found:?}");
     }
     let text = json!({"worker": {"server": "192.0.2.10", "authority": digest, "token": "abcdef.0123456789abcdef"}});
     let config = Config::parse(&text.to_string()).unwrap();
@@ -188,34 +190,34 @@ fn a_token_is_never_shown() {
 }
 
 #[test]
-fn null_is_a_field_that_was_left_out() {
+fn null_is_the_same_as_a_missing_field() {
     let config =
         Config::parse(r#"{"nodeName": null, "network": {"dhcp": null, "static": {"address": "192.0.2.1/24"}}}"#);
     assert!(matches!(config.unwrap().network.addresses, Addresses::Static(_)));
 }
 
 #[test]
-fn what_is_no_json_is_told_with_its_place() {
-    let Err(ParseError::Syntax(error)) = Config::parse("{\n\"nodeName\": \"a\",\n}") else { panic!("it is none") };
+fn a_syntax_error_has_its_line() {
+    let Err(ParseError::Syntax(error)) = Config::parse("{\n\"nodeName\": \"a\",\n}") else { panic!("no syntax error") };
     assert_eq!(error.line(), 3);
 }
 
-/// What was parsed, as somebody would write it.
+/// The JSON of a configuration.
 fn written(config: &Config) -> Value {
     let networks = config.role.networks();
     let mut role = json!({"podNetwork": networks.pods.to_string(), "serviceNetwork": networks.services.to_string()});
     match &config.role {
-        Role::ControlPlane(own) => {
-            role["podSecurity"] = json!(own.pod_security.to_string().to_uppercase());
-            role["secretStorage"] = json!(match own.secret_storage {
+        Role::ControlPlane(control_plane) => {
+            role["podSecurity"] = json!(control_plane.pod_security.to_string().to_uppercase());
+            role["secretStorage"] = json!(match control_plane.secret_storage {
                 SecretStorage::Encrypted => "ENCRYPTED",
                 SecretStorage::Plain => "PLAIN",
             });
-            role["secretKey"] = json!(own.secret_key.get());
+            role["secretKey"] = json!(control_plane.secret_key.get());
         }
         Role::Worker(worker) => {
             role["server"] = json!(worker.server.to_string());
-            role["authority"] = json!(worker.authority.to_string());
+            role["authority"] = json!(worker.ca.to_string());
             role["token"] = json!(worker.token.as_ref().map(Token::reveal));
         }
     }
@@ -255,16 +257,18 @@ fn hosts(most: usize) -> impl Strategy<Value = Vec<Ipv4Addr>> {
     vec((1_u32..0x7f00_0000).prop_filter("a machine's", |bits| bits >> 24 != 0).prop_map(Ipv4Addr::from), 0..=most)
 }
 
-fn network() -> impl Strategy<Value = Network> {
+fn network() -> impl Strategy<Value = Uplink> {
     let interface = (1_u8..254, 2_u8..=254, 20_u8..=24)
-        .prop_map(|(third, last, prefix)| Interface { address: Ipv4Addr::new(192, 168, third, last), prefix });
+        .prop_map(|(third, last, prefix)| Ipv4Net::new_assert(Ipv4Addr::new(192, 168, third, last), prefix));
     let fixed = (interface, any::<bool>()).prop_map(|(interface, routed)| {
-        let Interface { address, .. } = interface;
-        let gateway = Ipv4Addr::from(address.to_bits() ^ 3);
-        Addresses::Static(Static { interface, gateway: (routed && interface.reaches(gateway)).then_some(gateway) })
+        let gateway = Ipv4Addr::from(interface.addr().to_bits() ^ 3);
+        Addresses::Static(Static {
+            interface,
+            gateway: (routed && address::reaches(interface, gateway)).then_some(gateway),
+        })
     });
     let addresses = prop_oneof![Just(Addresses::Dhcp), fixed];
-    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Network {
+    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Uplink {
         addresses,
         mtu,
         name_servers,
@@ -282,16 +286,16 @@ fn configs() -> impl Strategy<Value = Config> {
     });
     let networks = || {
         (8_u8..=24, 12_u8..=27).prop_map(|(pods, services)| {
-            let at = |first, prefix| Subnet::new(Ipv4Addr::new(first, 0, 0, 0), prefix).unwrap();
+            let at = |first, prefix| Ipv4Net::new_assert(Ipv4Addr::new(first, 0, 0, 0), prefix);
             Networks { pods: at(10, pods), services: at(11, services) }
         })
     };
-    let server = (1_u8..254, 1_u16..).prop_map(|(last, port)| Server { address: Ipv4Addr::new(192, 0, 2, last), port });
-    let authority = "sha256:[0-9a-f]{64}".prop_map(|text| text.parse().unwrap());
+    let server = (1_u8..254, 1_u16..).prop_map(|(last, port)| SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, last), port));
+    let ca = "sha256:[0-9a-f]{64}".prop_map(|text| text.parse().unwrap());
     let token = option::of("[a-z0-9]{6}\\.[a-z0-9]{16}".prop_map(|text| text.parse().unwrap()));
-    let worker = (server, authority, token, networks()).prop_map(|(server, authority, token, networks)| Worker {
+    let worker = (server, ca, token, networks()).prop_map(|(server, ca, token, networks)| Worker {
         server,
-        authority,
+        ca,
         token,
         networks,
     });
@@ -317,41 +321,12 @@ fn configs() -> impl Strategy<Value = Config> {
         })
 }
 
-/// JSON that is made of our fields' names as well as of others, any deeper or not.
+/// JSON with names of fields and other names, at any depth.
 fn anything() -> impl Strategy<Value = Value> {
-    let name = prop_oneof![
-        proptest::sample::select(vec![
-            "nodeName",
-            "controlPlane",
-            "worker",
-            "server",
-            "authority",
-            "token",
-            "podNetwork",
-            "serviceNetwork",
-            "network",
-            "dhcp",
-            "static",
-            "address",
-            "gateway",
-            "mtu",
-            "nameServers",
-            "timeServers",
-            "storage",
-            "serial",
-            "partition",
-            "keepFree",
-            "overcommit",
-            "onFailure",
-            "podProcesses",
-            "kernelModules",
-            "podSecurity",
-            "secretStorage",
-            "secretKey",
-        ])
-        .prop_map(str::to_owned),
-        "[^.]{0,8}",
-    ];
+    let fields = message::CONFIG.as_ref().unwrap().parent_pool().all_messages();
+    let fields =
+        fields.flat_map(|message| message.fields().map(|field| field.json_name().to_owned()).collect::<Vec<_>>());
+    let name = prop_oneof![proptest::sample::select(fields.collect::<Vec<_>>()), "[^.]{0,8}"];
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -370,19 +345,19 @@ fn anything() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn a_valid_configuration_reads_back(config in configs()) {
+    fn a_configuration_is_parsed_from_its_json(config in configs()) {
         prop_assert_eq!(Config::parse(&written(&config).to_string()).unwrap(), config);
     }
 
     #[test]
-    fn whatever_is_written_is_read_or_refused_with_a_field_and_a_reason(json in anything(), text in ".{0,64}") {
+    fn any_json_is_accepted_or_rejected_by_field(json in anything(), text in ".{0,64}") {
         let _ = Config::parse(&text);
         if let Err(error) = Config::parse(&json.to_string()) {
             let ParseError::Problems(problems) = error else { panic!("{json} is JSON: {error}") };
             prop_assert!(!problems.is_empty());
-            for Problem { field, what } in problems {
-                prop_assert!(!field.is_empty() && !what.to_string().is_empty());
-                // Defaults have no problems with each other, so that the path leads to what was written.
+            for Problem { field, violation } in problems {
+                prop_assert!(!field.is_empty() && !violation.to_string().is_empty());
+                // The defaults are valid, so the path is one of the JSON.
                 let top = field.split(['.', '[']).next().unwrap_or_default();
                 let odd = field == "(top)" || field.starts_with('"');
                 prop_assert!(odd || json.get(top).is_some(), "{}", field);
@@ -393,11 +368,11 @@ proptest! {
     #[test]
     fn each_unknown_field_is_named(names in hash_set("x[a-z]{1,8}", 1..6)) {
         let json = Value::Object(names.iter().map(|name| (name.clone(), Value::Null)).collect());
-        let told = problems(&json.to_string());
-        prop_assert_eq!(told.len(), names.len());
+        let found = problems(&json.to_string());
+        prop_assert_eq!(found.len(), names.len());
         for name in names {
-            let said = told.iter().any(|line| line.starts_with(&format!("{name}: ")));
-            prop_assert!(said, "{}", name);
+            let is_named = found.iter().any(|line| line.starts_with(&format!("{name}: ")));
+            prop_assert!(is_named, "{}", name);
         }
     }
 }

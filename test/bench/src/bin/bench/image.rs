@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use announce::StageState;
 use bench::{BootSample, Part};
 use envtest::{Seen, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -15,7 +14,7 @@ use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceA
 use kube::api::{ListParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
-use launch::{Data, Event, Image, Node, Options, SHUTDOWN_LIMIT};
+use launch::{Data, Event, Image, Node, Options, SHUTDOWN_LIMIT, StageState};
 use serde_json::json;
 
 const NODE: &str = "granary";
@@ -146,7 +145,7 @@ fn claim(name: &str, node: Option<&str>) -> Result<PersistentVolumeClaim, serde_
     let annotations = node.map(|node| {
         json!({
             "volume.kubernetes.io/selected-node": node,
-            "volume.kubernetes.io/storage-provisioner": volume::DRIVER_NAME,
+            "volume.kubernetes.io/storage-provisioner": cluster::DRIVER_NAME,
         })
     });
     serde_json::from_value(json!({
