@@ -22,9 +22,11 @@
 #![warn(missing_docs)]
 
 mod cluster;
+mod faults;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
+pub use faults::{Fault, FaultyServer};
 pub use programs::Identity;
 pub use suite::{Failure, Suite};
 
