@@ -56,7 +56,19 @@ pub(crate) fn of_worker(site: &Site, authority: CaDigest, token: &Token) -> Stri
         "authority": authority.to_string(),
         "token": token.reveal(),
     });
+    for (name, network) in cluster_networks(site) {
+        told["worker"][name] = network;
+    }
     told.to_string()
+}
+
+/// The networks that the control plane's configuration sets: workers must have the same ones. Empty if the control plane has
+/// the default networks, or rejects its configuration.
+fn cluster_networks(site: &Site) -> Vec<(&'static str, Value)> {
+    let configuration = site.options.configuration.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let configuration: Value = configuration.unwrap_or_default();
+    let networks = ["podNetwork", "serviceNetwork"].into_iter();
+    networks.filter_map(|name| Some((name, configuration["controlPlane"].get(name)?.clone()))).collect()
 }
 
 /// User networking has a DHCP server.
@@ -117,6 +129,21 @@ mod tests {
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
         assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
         assert_eq!((worker.ca, worker.token), (authority, Some(token)));
+    }
+
+    #[test]
+    fn a_worker_has_the_networks_of_its_control_plane() {
+        let mut site = sites(Path::new("/tmp")).swap_remove(1);
+        let networks = json!({"podNetwork": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
+        site.options.configuration = Some(json!({"controlPlane": networks}).to_string());
+        let authority = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+        let text = of_worker(&site, authority, &"abcdef.0123456789abcdef".parse().unwrap());
+        assert!(Config::parse(&text).is_ok(), "{text}");
+        let worker: Value = serde_json::from_str(&text).unwrap();
+        for name in ["podNetwork", "serviceNetwork"] {
+            assert_eq!(worker["worker"][name], networks[name]);
+        }
+        assert_eq!(worker["nodeName"], "granary-1");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(crate) struct Site {
     pub(crate) name: String,
     /// 0 is the control plane's.
     pub(crate) index: u8,
-    /// Its own. A worker's port is nobody's.
+    /// A worker has no port; its configuration is the control plane's, from which it takes the networks.
     pub(crate) options: Options,
     /// Where its frames are written.
     pub(crate) capture: Option<PathBuf>,
@@ -34,7 +34,6 @@ impl Site {
         let mut options = cluster.control_plane.clone();
         options.memory = cluster.worker_memory;
         options.port = None;
-        options.configuration = None;
         options.origin = Origin::Boot;
         if let Data::File(path) = &mut options.data {
             path.as_mut_os_string().push(format!(".{index}"));

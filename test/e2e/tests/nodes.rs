@@ -6,6 +6,7 @@ use std::path::Path;
 use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
 use e2e::{eventually, has_the_hosts_time};
 use envtest::chain;
+use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolume, Pod as PodObject, Secret, Service};
@@ -36,9 +37,9 @@ const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_are_one_cluster() {
     let setting = Setting::from_target().expect("the test's files");
-    let mut options = ClusterOptions::new(setting.options(), "2".parse().expect("a number"));
+    let mut options = ClusterOptions::new(setting.common_options(), "2".parse().expect("a number"));
     options.capture = launch::Capture::On;
-    if let Err(failure) = live(&options).await {
+    if let Err(failure) = live(&setting, &options).await {
         for (node, console) in options.consoles() {
             let lines = qemu::console_tail(&console, 200).unwrap_or_default();
             println!("\nend of the console of {node}:\n{}", lines.join("\n"));
@@ -47,10 +48,9 @@ async fn two_nodes_are_one_cluster() {
     }
 }
 
-async fn live(options: &ClusterOptions) -> Result<(), Failure> {
-    // The saved node has other networks than the launcher's workers.
-    let booted = Cluster::boot(options, |node, event| println!("{node}: {event}")).await;
-    let mut cluster = booted.unwrap_or_else(|error| panic!("{}", chain(&error)));
+async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure> {
+    let ready = setting.ready_cluster(options).await;
+    let mut cluster = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
     has_the_hosts_time(&cluster.client()).await?;
     let case = Case::begin(cluster.client(), NAMESPACE.to_owned()).await?;
 
@@ -289,7 +289,8 @@ impl Webhook {
 async fn nothing_is_in_the_clear(case: &Case, cluster: &Cluster) -> Result<(), Failure> {
     let capture = captured(cluster);
     let [here, there] = [internal(case, CONTROL_PLANE).await?, internal(case, WORKER).await?];
-    let of_the_cluster = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if matches!(ip.octets(), [10, 244 | 96, ..]));
+    let networks = e2e::NETWORKS.map(|network| network.parse::<IpNet>().expect("a network"));
+    let of_the_cluster = |ip: IpAddr| networks.iter().any(|network| network.contains(&ip));
     let mut encrypted = [0, 0];
     for packet in &capture.packets {
         let ends = [packet.source, packet.destination];

@@ -8,11 +8,13 @@
 mod cluster;
 mod eventually;
 mod fakevolumes;
+mod faults;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
 pub use eventually::{Late, Seen, chain, eventually};
 pub use fakevolumes::FakeVolumes;
+pub use faults::{Fault, FaultyServer};
 pub use programs::Identity;
 pub use suite::{Failure, Suite};
 

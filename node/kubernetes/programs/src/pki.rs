@@ -211,7 +211,7 @@ impl Credentials {
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
         };
         let config = read.await.map_err(|source| ClientError::Kubeconfig { path: path.clone(), source })?;
-        kube::Client::try_from(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
+        apiclient::client(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
     }
 
     /// How far the Secrets in etcd are stored as configured. A node that has joined has none.

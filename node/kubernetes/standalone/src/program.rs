@@ -232,7 +232,7 @@ where
 fn client() -> Result<Client, ProgramError> {
     // By the address in the environment: a static program looks up no names.
     let config = kube::Config::incluster_env().map_err(ProgramError::NotInCluster)?;
-    Client::try_from(config).map_err(|source| ProgramError::Client(Box::new(source)))
+    apiclient::client(config).map_err(|source| ProgramError::Client(Box::new(source)))
 }
 
 async fn bind(address: SocketAddr) -> Result<Arc<TcpListener>, ProgramError> {

@@ -8,6 +8,7 @@ mod claims;
 mod comparison;
 mod deletion;
 mod expansion;
+mod faults;
 mod kills;
 mod node;
 mod scheduling;
@@ -59,6 +60,11 @@ fn main() -> ExitCode {
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_answer_of_the_api_server_deletes_nothing,
         comparison::the_api_server_may_be_away_for_a_while,
+        faults::recovers_from_swallowed_responses,
+        faults::recovers_from_cut_responses,
+        faults::recovers_from_late_responses,
+        faults::recovers_from_a_burst_of_429,
+        faults::recovers_from_a_burst_of_500,
     ];
     // From here on there is a Node.
     let suite = capacity::cases(suite);

@@ -73,7 +73,8 @@ pub struct Node {
     pub notices: Notices,
     queue: NoticeQueue,
     metrics: Metrics,
-    storage: Client,
+    /// How the provisioner reaches the API server.
+    pub storage: Client,
     running: Option<Supervisor>,
 }
 

@@ -1,0 +1,131 @@
+//! The layer that ends requests.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::{Method, Request, Response};
+use http_body::Body as HttpBody;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tower::{BoxError, Service};
+use tower_http::timeout::TimeoutBody;
+
+use crate::Deadlines;
+use crate::kind::Kind;
+
+/// The API server did not answer in time. Whether it has carried the request out is unknown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the API server has not answered {method} {path} within {} s", limit.as_secs_f32())]
+pub struct DeadlineError {
+    /// The request's method.
+    pub method: Method,
+    /// The path of the request's URI.
+    pub path: String,
+    /// The deadline.
+    pub limit: Duration,
+}
+
+/// A service whose calls end.
+#[derive(Clone)]
+pub(crate) struct WithDeadlines<S> {
+    inner: S,
+    deadlines: Deadlines,
+    /// Counts missed deadlines. Each of them ends all streams.
+    missed: Arc<watch::Sender<u64>>,
+}
+
+impl<S> WithDeadlines<S> {
+    pub(crate) fn new(inner: S, deadlines: Deadlines) -> Self {
+        Self { inner, deadlines, missed: Arc::default() }
+    }
+}
+
+type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, BoxError>> + Send>>;
+
+impl<S, Sent, Received> Service<Request<Sent>> for WithDeadlines<S>
+where
+    S: Service<Request<Sent>, Response = Response<Received>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    Received: HttpBody<Data = Bytes> + Send + 'static,
+    Received::Error: Into<BoxError>,
+{
+    type Response = Response<ResponseBody>;
+    type Error = BoxError;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Sent>) -> Answer {
+        let (kind, Deadlines { object, list, idle }) = (Kind::of(&request), self.deadlines);
+        let limit = if kind == Kind::List { list } else { object };
+        let late = DeadlineError { method: request.method().clone(), path: request.uri().path().to_owned(), limit };
+        // Before the request is sent: a stream that opens during a missed deadline ends, too.
+        let (missed, ended) = (Arc::clone(&self.missed), self.missed.subscribe());
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            let answered = timeout(limit, async {
+                let (head, body) = response.await.map_err(Into::into)?.into_parts();
+                let body = match kind {
+                    Kind::Stream => stream(body, idle, Arc::clone(&missed), ended),
+                    Kind::Object | Kind::List => {
+                        let complete = body.collect().await.map_err(Into::into)?.to_bytes();
+                        Full::new(complete).map_err(|never| match never {}).boxed_unsync()
+                    }
+                };
+                Ok(Response::from_parts(head, body))
+            });
+            answered.await.unwrap_or_else(|_| {
+                missed.send_modify(|count| *count += 1);
+                Err(late.into())
+            })
+        })
+    }
+}
+
+/// A body that fails after a time without data, and ends when a request of the same client misses its deadline.
+fn stream<B>(body: B, idle: Duration, missed: Arc<watch::Sender<u64>>, mut ended: watch::Receiver<u64>) -> ResponseBody
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let frames = BodyStream::new(TimeoutBody::new(idle, body));
+    // The sender stays: a client that is dropped does not end its streams.
+    let end = Box::pin(async move {
+        _ = ended.changed().await;
+        drop(missed);
+    });
+    StreamBody::new(frames.take_until(end)).boxed_unsync()
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use http_body::Frame;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_lasts_while_data_arrives_and_after_its_client_is_dropped() {
+        let idle = Duration::from_secs(75);
+        let frames = stream::iter(0..4).then(move |_| async move {
+            sleep(idle * 2 / 3).await;
+            Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"event")))
+        });
+        let client = Arc::<watch::Sender<u64>>::default();
+        let body = super::stream(StreamBody::new(frames), idle, Arc::clone(&client), client.subscribe());
+        drop(client);
+        let received = body.collect().await.expect("four events").to_bytes();
+        assert_eq!(received.len(), 4 * b"event".len());
+    }
+}

@@ -1,0 +1,86 @@
+//! A client of the API server whose requests end although the server does not answer.
+//!
+//! If the machine of the API server loses power after it has acknowledged a request, TCP has nothing to retransmit and
+//! reports no error. Therefore each unary request has a deadline, each watch has a limit without data, and idle
+//! connections are probed. A request that misses its deadline ends the client's watches too, since they probably wait for
+//! the same machine: a watch continues from its last resource version by a new connection.
+
+#![forbid(unsafe_code)]
+
+mod deadline;
+mod kind;
+
+use std::time::Duration;
+
+use http::Request;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
+use kube::{Client, Config};
+use tower::retry::RetryLayer;
+use tower::{BoxError, ServiceBuilder};
+
+pub use crate::deadline::DeadlineError;
+use crate::deadline::WithDeadlines;
+
+/// How long the API server may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// For the complete response to a request about one object.
+    pub object: Duration,
+    /// For the complete response to a list of objects.
+    pub list: Duration,
+    /// Without any data of a watch. The API server sends a bookmark every minute.
+    pub idle: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { object: seconds(30), list: seconds(120), idle: seconds(75) }
+    }
+}
+
+/// A client with the default [`Deadlines`].
+///
+/// # Errors
+/// The configuration's certificates or credentials are invalid.
+pub fn client(config: Config) -> kube::Result<Client> {
+    client_with(config, Deadlines::default())
+}
+
+/// A client with these deadlines. A proxy of the configuration is ignored.
+///
+/// # Errors
+/// As [`client`].
+pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client> {
+    let connector = config.rustls_https_connector_with_connector(connector(config.connect_timeout))?;
+    let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .layer_fn(|inner| WithDeadlines::new(inner, deadlines))
+        .layer(config.base_uri_layer())
+        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .map_request(|request: Request<Body>| request)
+        .service(connections);
+    Ok(ClientBuilder::new(service, config.default_namespace).build())
+}
+
+/// Connections whose peer is probed: a dead one ends after about a minute, whether data is on the way or not.
+fn connector(connect_timeout: Option<Duration>) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(connect_timeout);
+    connector.set_keepalive(Some(Duration::from_secs(30)));
+    connector.set_keepalive_interval(Some(Duration::from_secs(10)));
+    connector.set_keepalive_retries(Some(3));
+    connector.set_tcp_user_timeout(Some(Duration::from_secs(60)));
+    connector
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The client against a server that does not answer.
+
+use std::error::Error as _;
+use std::io;
+use std::pin::pin;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume};
+use kube::Api;
+use kube::api::{ListParams, WatchParams};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// Long enough for a response on a busy machine, where one is expected.
+const SHORT: Deadlines = Deadlines {
+    object: Duration::from_millis(300),
+    list: Duration::from_millis(600),
+    idle: Duration::from_millis(400),
+};
+/// No deadline of the test is reached by itself.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Reads one request and returns its first line.
+async fn request(connection: &mut TcpStream) -> io::Result<String> {
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n\r\n") {
+        let byte = connection.read_u8().await?;
+        text.push(byte);
+    }
+    Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned())
+}
+
+async fn answer(connection: &mut TcpStream, content: &str) {
+    let head =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", content.len());
+    connection.write_all(format!("{head}{content}").as_bytes()).await.expect("a response");
+}
+
+async fn server(deadlines: Deadlines) -> (TcpListener, Client) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("its address"));
+    let client = client_with(Config::new(address.parse().expect("a URI")), deadlines).expect("a client");
+    (listener, client)
+}
+
+/// The deadline error among the causes of an error.
+fn deadline(error: &kube::Error) -> Option<&DeadlineError> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
+    while let Some(found) = cause {
+        if let Some(late) = found.downcast_ref::<DeadlineError>() {
+            return Some(late);
+        }
+        cause = found.source();
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_ends_and_the_next_one_has_a_new_connection() {
+    let (listener, client) = server(SHORT).await;
+    let maps = Api::<ConfigMap>::namespaced(client, "default");
+    let answering = tokio::spawn(async move {
+        let (mut silent, _) = listener.accept().await.expect("a connection");
+        request(&mut silent).await.expect("a request");
+        // Half of a response is no response.
+        silent.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{").await.expect("a write");
+        let (mut second, _) = listener.accept().await.expect("another connection");
+        request(&mut second).await.expect("a request");
+        answer(&mut second, r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"one"}}"#).await;
+        silent
+    });
+    let error = maps.get("one").await.expect_err("no answer");
+    let late = deadline(&error).unwrap_or_else(|| panic!("{error:?}"));
+    assert_eq!((late.method.as_str(), late.limit), ("GET", SHORT.object));
+    assert_eq!(late.path, "/api/v1/namespaces/default/configmaps/one");
+    assert_eq!(maps.get("one").await.expect("an answer").metadata.name.as_deref(), Some("one"));
+    answering.await.expect("the server");
+}
+
+#[tokio::test]
+async fn a_list_has_the_deadline_of_lists() {
+    let (listener, client) = server(SHORT).await;
+    let accepting = tokio::spawn(async move { listener.accept().await });
+    let error = Api::<PersistentVolume>::all(client).list(&ListParams::default()).await.expect_err("no answer");
+    assert_eq!(deadline(&error).map(|late| late.limit), Some(SHORT.list), "{error:?}");
+    accepting.await.expect("the server").expect("a connection");
+}
+
+/// Opens a watch whose first event arrives, and whose connection is silent after that.
+async fn silent_watch(listener: &TcpListener) -> TcpStream {
+    let (mut connection, _) = listener.accept().await.expect("a connection");
+    let line = request(&mut connection).await.expect("a request");
+    assert!(line.contains("watch=true"), "{line}");
+    let event = r#"{"type":"ADDED","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"one"}}}"#;
+    let chunk = format!("{:x}\r\n{event}\n\r\n", event.len() + 1);
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    connection.write_all(format!("{head}{chunk}").as_bytes()).await.expect("an event");
+    connection
+}
+
+#[tokio::test]
+async fn a_watch_without_data_fails_after_its_limit() {
+    let (listener, client) = server(SHORT).await;
+    let watching = tokio::spawn(async move { silent_watch(&listener).await });
+    let maps = Api::<ConfigMap>::namespaced(client, "default");
+    let mut events = pin!(maps.watch(&WatchParams::default(), "0").await.expect("a watch"));
+    assert!(matches!(events.next().await, Some(Ok(_))));
+    assert!(!matches!(events.next().await, Some(Ok(_))), "an event that nobody sent");
+    watching.await.expect("the server");
+}
+
+#[tokio::test]
+async fn a_missed_deadline_ends_the_watches_of_the_client() {
+    let (listener, client) = server(Deadlines { idle: LONG, ..SHORT }).await;
+    let serving = tokio::spawn(async move {
+        let watching = silent_watch(&listener).await;
+        let (mut silent, _) = listener.accept().await.expect("a connection");
+        request(&mut silent).await.expect("a request");
+        (watching, silent)
+    });
+    let maps = Api::<ConfigMap>::namespaced(client, "default");
+    let mut events = pin!(maps.watch(&WatchParams::default(), "0").await.expect("a watch"));
+    assert!(matches!(events.next().await, Some(Ok(_))));
+    let error = maps.get("one").await.expect_err("no answer");
+    assert!(deadline(&error).is_some(), "{error:?}");
+    assert!(events.next().await.is_none(), "the watch goes on");
+    serving.await.expect("the server");
+}

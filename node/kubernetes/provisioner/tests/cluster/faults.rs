@@ -1,0 +1,88 @@
+//! The API server fails while a claim is created, another one grows, and a third one is deleted. After the fault, all three
+//! come to their end within a minute, and the provisioner was not restarted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use apiclient::Deadlines;
+use envtest::{Cluster, Failure, Fault, FaultyServer, Identity, PATIENCE, Seen, eventually};
+use http::StatusCode;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use tokio::time::timeout;
+use units::Bytes;
+
+use crate::node::Node;
+
+/// Much shorter than those of a node, so that the test does not wait for them.
+const DEADLINES: Deadlines =
+    Deadlines { object: Duration::from_secs(1), list: Duration::from_secs(2), idle: Duration::from_secs(3) };
+/// From the end of the fault on.
+const RECOVERY: Duration = Duration::from_secs(60);
+/// Requests and responses that a fault hits, at least.
+const HITS: u64 = 5;
+
+pub async fn recovers_from_swallowed_responses(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    recovers(&cluster, "swallowed", Fault::Swallow).await
+}
+
+pub async fn recovers_from_cut_responses(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    recovers(&cluster, "cut", Fault::Cut).await
+}
+
+pub async fn recovers_from_late_responses(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    recovers(&cluster, "late", Fault::Delay(DEADLINES.list * 2)).await
+}
+
+pub async fn recovers_from_a_burst_of_429(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    recovers(&cluster, "throttled", Fault::Status(StatusCode::TOO_MANY_REQUESTS)).await
+}
+
+pub async fn recovers_from_a_burst_of_500(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    recovers(&cluster, "broken", Fault::Status(StatusCode::INTERNAL_SERVER_ERROR)).await
+}
+
+async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<(), Failure> {
+    let mut node = Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?;
+    let server = FaultyServer::start(cluster.client(Identity::Storage).await?).await?;
+    node.storage = apiclient::client_with(server.config(), DEADLINES)?;
+    node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    node.run().await?;
+    node.claim_here("grown", json!({})).await?;
+    node.claim_here("deleted", json!({})).await?;
+    let (grown, deleted) = (node.bound("grown").await?, node.bound("deleted").await?);
+    for pv in [&grown, &deleted] {
+        node.settled(&pv.name_any().parse()?).await?;
+    }
+    let attempts = node.attempts();
+
+    server.set(fault);
+    node.claim_here("new", json!({})).await?;
+    let larger = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
+    node.claims().patch("grown", &PatchParams::default(), &larger).await?;
+    node.claims().delete("deleted", &DeleteParams::default()).await?;
+    eventually(PATIENCE, "the fault", async || {
+        let hits = server.inflicted();
+        Ok::<_, kube::Error>(if hits >= HITS { Seen::Done(()) } else { Seen::NotYet(format!("{hits} hits")) })
+    })
+    .await?;
+    server.set(Fault::None);
+
+    let size = eventually(PATIENCE, "the new size of the claim", async || {
+        let status = node.claims().get("grown").await?.status.unwrap_or_default();
+        let size = status.capacity.and_then(|mut capacity| capacity.remove("storage"));
+        Ok::<_, kube::Error>(match size {
+            Some(size) if size.0 == "2Gi" => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    });
+    let all = async {
+        tokio::try_join!(node.bound("new"), async { Ok(size.await?) }, node.gone(&deleted))?;
+        Ok::<_, Failure>(())
+    };
+    let in_time = timeout(RECOVERY, all).await;
+    in_time.map_err(|_| format!("not done {} s after {fault:?}", RECOVERY.as_secs()))??;
+    assert_eq!(node.attempts(), attempts, "the provisioner was started again");
+    node.end().await
+}

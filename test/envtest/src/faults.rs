@@ -1,0 +1,174 @@
+//! An API server that does not answer, breaks connections off, is slow, or returns errors.
+
+use std::convert::Infallible;
+use std::future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use http::{Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use kube::client::Body;
+use kube::{Client, Config};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// What happens to requests, and to the responses that are not complete yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// They pass.
+    None,
+    /// The API server carries requests out, and no response arrives. Open watches fall silent.
+    Swallow,
+    /// Connections end in the middle of a response.
+    Cut,
+    /// Each request waits this long.
+    Delay(Duration),
+    /// The API server returns this status, and carries nothing out.
+    Status(StatusCode),
+}
+
+/// A proxy on loopback, by which requests reach the API server with the rights of the proxy's client.
+pub struct FaultyServer {
+    address: SocketAddr,
+    shared: Shared,
+    serving: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Shared {
+    client: Client,
+    fault: Arc<watch::Sender<Fault>>,
+    inflicted: Arc<AtomicU64>,
+}
+
+impl FaultyServer {
+    /// Starts a proxy without a fault. It ends when it is dropped.
+    ///
+    /// # Errors
+    /// No port of the loopback device is free.
+    pub async fn start(client: Client) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let shared = Shared { client, fault: Arc::new(watch::Sender::new(Fault::None)), inflicted: Arc::default() };
+        let serving = tokio::spawn(serve(listener, shared.clone()));
+        Ok(Self { address, shared, serving })
+    }
+
+    /// To connect to the proxy.
+    pub fn config(&self) -> Config {
+        let address = format!("http://{}", self.address);
+        Config::new(address.parse().expect("an IP address and a port are a URI"))
+    }
+
+    /// From now on.
+    pub fn set(&self, fault: Fault) {
+        self.shared.fault.send_replace(fault);
+    }
+
+    /// How many requests and responses a fault has hit.
+    pub fn inflicted(&self) -> u64 {
+        self.shared.inflicted.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FaultyServer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, shared: Shared) {
+    let mut connections = JoinSet::new();
+    while let Ok((connection, _)) = listener.accept().await {
+        connections.spawn(answer(connection, shared.clone()));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn answer(connection: TcpStream, shared: Shared) {
+    let service = service_fn(|request| forward(request, shared.clone()));
+    // A connection that a fault cuts is an error.
+    _ = http1::Builder::new().serve_connection(TokioIo::new(connection), service).await;
+}
+
+async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<ResponseBody>, BoxError> {
+    let fault = *shared.fault.borrow();
+    match fault {
+        Fault::Delay(delay) => {
+            shared.count();
+            sleep(delay).await;
+        }
+        Fault::Status(status) => {
+            shared.count();
+            return Ok(failure(status));
+        }
+        Fault::None | Fault::Swallow | Fault::Cut => {}
+    }
+    let (mut head, body) = request.into_parts();
+    head.headers.remove(header::HOST);
+    let request = Request::from_parts(head, Body::from(body.collect().await?.to_bytes()));
+    let (mut head, body) = shared.client.send(request).await?.into_parts();
+    // The body of a response that is cut is shorter.
+    head.headers.remove(header::CONTENT_LENGTH);
+    head.headers.remove(header::TRANSFER_ENCODING);
+    if fault == Fault::Swallow {
+        shared.count();
+        match future::pending::<Infallible>().await {}
+    }
+    let frames = BodyStream::new(body).then(move |frame| pass(frame.map_err(BoxError::from), shared.clone()));
+    Ok(Response::from_parts(head, StreamBody::new(frames.flat_map(stream::iter)).boxed_unsync()))
+}
+
+/// What becomes of a part of a response.
+async fn pass(part: Result<Frame<Bytes>, BoxError>, shared: Shared) -> Vec<Result<Frame<Bytes>, BoxError>> {
+    let fault = *shared.fault.borrow();
+    if matches!(fault, Fault::Swallow | Fault::Cut) {
+        shared.count();
+    }
+    match (fault, part) {
+        (Fault::Swallow, _) => match future::pending::<Infallible>().await {},
+        (Fault::Cut, Ok(part)) => {
+            let data = part.into_data().unwrap_or_default();
+            let half = data.slice(..data.len() / 2);
+            vec![Ok(Frame::data(half)), Err(io::Error::from(io::ErrorKind::ConnectionReset).into())]
+        }
+        (_, part) => vec![part],
+    }
+}
+
+/// A response as the API server fails with.
+fn failure(status: StatusCode) -> Response<ResponseBody> {
+    let content = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(),
+        "reason": status.canonical_reason(), "message": "a fault of the test",
+    });
+    let body = Full::from(content.to_string()).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+impl Shared {
+    fn count(&self) {
+        self.inflicted.fetch_add(1, Ordering::SeqCst);
+    }
+}
