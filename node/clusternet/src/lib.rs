@@ -7,7 +7,7 @@
 //! An interface of an earlier run is adopted and never removed, so that traffic continues while the program is
 //! replaced. The AllowedIPs of a peer are limited to the pod range of its Node; WireGuard drops packets from other
 //! addresses. Admission policies, not this crate, control who may create Nodes and which ranges they get.
-//! [`Neighbours`] lists the peers.
+//! [`Metrics::neighbours`] lists the peers.
 //!
 //! Requires `CAP_NET_ADMIN` and Linux 5.6 with the module `wireguard` loaded.
 //!
@@ -39,7 +39,6 @@ mod member;
 mod member_error;
 mod message;
 mod metrics;
-mod neighbours;
 mod netlink;
 mod network;
 mod peers;
@@ -54,8 +53,7 @@ pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
 pub use member::Member;
 pub use member_error::MemberError;
 pub use message::{Cost, cost};
-pub use metrics::Metrics;
-pub use neighbours::{Neighbour, Neighbours};
+pub use metrics::{Metrics, Neighbour};
 pub use netlink::RequestError;
 pub use network::PodNetwork;
 pub use peers::{Mesh, MeshPlan, OwnNode, plan};

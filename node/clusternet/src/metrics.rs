@@ -7,16 +7,25 @@ use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::member_error::MemberError;
-use crate::neighbours::{Names, Neighbours};
 use crate::traffic::Scrape;
-use crate::{Change, Device, PublicKey};
+use crate::{Change, Device, DeviceError, PeerState, PublicKey};
+
+/// A peer in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Node name. `None` for a peer of an earlier run until the Nodes are listed.
+    pub node: Option<String>,
+    pub key: PublicKey,
+    pub state: PeerState,
+}
 
 /// Metrics of a node's mesh. Clones share them; they outlive a restarted controller.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     refused: IntGaugeVec,
     changes: IntCounterVec,
-    names: Names,
+    /// Node names of the peers at the last pass.
+    names: Arc<Mutex<BTreeMap<PublicKey, String>>>,
 }
 
 impl Metrics {
@@ -27,8 +36,8 @@ impl Metrics {
         for collector in metrics.collectors() {
             registry.register(collector)?;
         }
-        let neighbours = Neighbours::new(&metrics, device);
-        registry.register(Box::new(Scrape::new(move || neighbours.look())?))?;
+        let shared = metrics.clone();
+        registry.register(Box::new(Scrape::new(move || shared.neighbours(&*device))?))?;
         Ok(metrics)
     }
 
@@ -45,7 +54,7 @@ impl Metrics {
                 Opts::new("granary_mesh_changes_total", "Peers added, updated and removed."),
                 &["change"],
             )?,
-            names: Arc::new(Mutex::new(BTreeMap::new())),
+            names: Arc::default(),
         };
         // Create the series at the start, so that rates are correct from the first event on.
         for reason in MemberError::REASONS {
@@ -72,8 +81,12 @@ impl Metrics {
         }
     }
 
-    pub(crate) const fn names(&self) -> &Names {
-        &self.names
+    /// Reads all peers, in order of their keys. Blocks on the kernel.
+    pub fn neighbours(&self, device: &dyn Device) -> Result<Vec<Neighbour>, DeviceError> {
+        let found = device.look()?;
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let neighbour = |(key, state)| Neighbour { node: names.get(&key).cloned(), key, state };
+        Ok(found.into_iter().map(neighbour).collect())
     }
 
     pub(crate) fn named(&self, nodes: &BTreeMap<PublicKey, String>) {

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use cluster::{MESH_PORT, NODE_PREFIX};
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PeerState, PodNetwork, PrivateKey, RunError,
-    Settings, Wireguard,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, OVERHEAD, PeerState, PodNetwork, PrivateKey, RunError, Settings,
+    Wireguard,
 };
 use dir::Dir;
 use ipnet::Ipv4Net;
@@ -84,7 +84,7 @@ impl Mesh {
     /// What the status page tells of it: the other nodes. Nothing before it ran.
     pub fn told(&self) -> Option<status::Mesh> {
         let (device, metrics) = self.made.get()?.clone();
-        Some(match Neighbours::new(&metrics, device).look() {
+        Some(match metrics.neighbours(&*device) {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),
             Err(error) => {
                 let error: &dyn Error = &error;

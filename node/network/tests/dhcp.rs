@@ -11,7 +11,7 @@ use cluster::{Addresses, Static, Uplink};
 use futures::TryStreamExt;
 use network::{Link, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::{LinkUnspec, LinkVeth};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth};
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
@@ -30,6 +30,8 @@ static SERIAL: Mutex<()> = Mutex::const_new(());
 
 /// A pair of connected devices.
 struct Cable {
+    netlink: Handle,
+    _driver: JoinSet<()>,
     near: String,
     far: String,
 }
@@ -42,23 +44,17 @@ impl Cable {
         let (near, far) = (format!("near{number}"), format!("far{number}"));
         netlink.link().add(LinkVeth::new(&near, &far).build()).execute().await.unwrap();
         netlink.link().set(LinkUnspec::new_with_name(&far).up().build()).execute().await.unwrap();
-        Self { near, far }
+        Self { netlink, _driver: driver, near, far }
     }
 
     async fn cut(self) {
-        let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
-        let mut driver = JoinSet::new();
-        driver.spawn(connection);
-        let ends: Vec<_> = netlink.link().get().match_name(self.far).execute().try_collect().await.unwrap();
-        netlink.link().del(ends[0].header.index).execute().await.unwrap();
+        let ends: Vec<_> = self.netlink.link().get().match_name(self.far).execute().try_collect().await.unwrap();
+        self.netlink.link().del(ends[0].header.index).execute().await.unwrap();
     }
 
     /// Addresses of the near end with prefix lengths.
     async fn addresses(&self) -> Vec<(Ipv4Addr, u8)> {
-        let (connection, netlink, _) = rtnetlink::new_connection().unwrap();
-        let mut driver = JoinSet::new();
-        driver.spawn(connection);
-        let all: Vec<_> = netlink.address().get().execute().try_collect().await.unwrap();
+        let all: Vec<_> = self.netlink.address().get().execute().try_collect().await.unwrap();
         let own = all.iter().filter(|message| message.attributes.contains(&AddressAttribute::Label(self.near.clone())));
         let local = |attribute: &AddressAttribute| match attribute {
             AddressAttribute::Local(std::net::IpAddr::V4(address)) => Some(*address),

@@ -71,7 +71,7 @@ async fn all_listed_nodes_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Fai
 async fn peers_have_node_names_once_nodes_are_listed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([node("two", 2), node("three", 3)]), peers([3])).await?;
     mesh.healthy().await?;
-    let found = mesh.neighbours.look()?;
+    let found = mesh.metrics.neighbours(&*mesh.device)?;
     let found: Vec<_> = found.iter().map(|peer| (peer.node.as_deref(), peer.key, &peer.state.peer)).collect();
     assert_eq!(found, [(Some("two"), key(2), &peer(2)), (Some("three"), key(3), &peer(3))]);
     mesh.stop().await

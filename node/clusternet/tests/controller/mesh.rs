@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::PUBLIC_KEY_ANNOTATION;
-use clusternet::{Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
+use clusternet::{Metrics, Peer, Peers, PodNetwork, PublicKey, Settings};
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -28,7 +28,7 @@ pub struct Mesh {
     pub admin: Api<Node>,
     pub device: Arc<FakeDevice>,
     pub gate: Gate,
-    pub neighbours: Neighbours,
+    pub metrics: Metrics,
     pub log: CapturedLog,
     registry: Registry,
     controller: Supervisor,
@@ -96,13 +96,12 @@ impl Mesh {
         let (device, gate) = (Arc::new(FakeDevice::with(key(1), peers)), Gate::default());
         let registry = Registry::new();
         let metrics = Metrics::register(&registry, Arc::<FakeDevice>::clone(&device))?;
-        let neighbours = Neighbours::new(&metrics, Arc::<FakeDevice>::clone(&device));
         let settings = Settings {
             client: gate.client(cluster.storage_of(OWN).await?),
             node: OWN.to_owned(),
             networks: vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }],
             device: Arc::<FakeDevice>::clone(&device),
-            metrics,
+            metrics: metrics.clone(),
             interval,
         };
         let log = CapturedLog::default();
@@ -110,7 +109,7 @@ impl Mesh {
         let controller = Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
             clusternet::run(cx, settings.clone()).with_subscriber(subscriber.clone())
         });
-        Ok(Self { admin, device, gate, neighbours, log, registry, controller })
+        Ok(Self { admin, device, gate, metrics, log, registry, controller })
     }
 
     pub async fn healthy(&self) -> Result<(), Failure> {

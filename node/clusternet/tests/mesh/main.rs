@@ -9,8 +9,8 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use clusternet::{
-    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Neighbours, Peer, PeerState, Peers,
-    PodNetwork, PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, plan,
+    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Peer, PeerState, Peers, PodNetwork,
+    PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, plan,
 };
 use dir::Dir;
 use futures::TryStreamExt as _;
@@ -58,7 +58,7 @@ fn neighbours_are_listed_with_their_traffic() {
     let (one, two) = mesh();
     let neighbours = || {
         let device = std::sync::Arc::clone(&one.device);
-        one.host.run(move || Neighbours::new(&Metrics::default(), device).look().unwrap())
+        one.host.run(move || Metrics::default().neighbours(&*device).unwrap())
     };
     let (key, peer) = two.peer("192.0.2.");
     let silent = PeerState { peer, traffic: Traffic::default() };
