@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use buildinfo::lock::{self, Package};
-use buildinfo::program::Program;
-use buildinfo::sysroot::Sysroot;
+use imagetools::lock::{self, Package};
+use imagetools::program::Program;
+use imagetools::sysroot::Sysroot;
 use serde_json::Value;
 
 /// How the name of a crate's directory begins, of those that crate_universe fetches.

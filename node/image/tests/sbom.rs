@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use buildinfo::program::Program;
+use imagetools::program::Program;
+use imagetools::sha256;
 use image::{CRATE, Parts};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
 /// What /usr/share/sbom and /usr/share/licenses may weigh.
 const LIMIT: usize = 4 << 20;
@@ -21,9 +21,6 @@ const WITHOUT_TEXT: [(&str, &str); 6] = [
 ];
 const APACHE: &str = "the text of Apache-2.0, which is the licence or a choice";
 
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_else(|| panic!("no {field}: {value}"))

@@ -2,7 +2,7 @@
 
 use crate::system::{ParseSystemError, System};
 
-/// File in the initramfs of a disk image that contains the system. `tools/disk` writes it into the executable together
+/// File in the initramfs of a disk image that contains the system. `tools/image` writes it into the executable together
 /// with the kernel.
 pub const FILE: &str = "/system-partition";
 

@@ -37,26 +37,21 @@ pub enum Slot {
 /// The disk image cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// System and hash tree exceed the size of a slot.
     #[error(
         "system and hash tree of {wanted} bytes exceed the size of a slot, {SLOT} bytes; remove files from the system, \
          such as image archives, or enlarge the slots"
     )]
     Full { wanted: u64 },
-    /// A partition overlaps with others.
     #[error("partition {name} does not fit into the layout")]
     Partition {
         name: &'static str,
         #[source]
         source: gpt::AddError,
     },
-    /// The partition table cannot be created.
     #[error("cannot create the partition table")]
     Table(#[from] gpt::ParseError),
-    /// The partitions exceed the disk.
     #[error("the partitions do not fit on the disk image")]
     Size(#[from] gpt::SizeError),
-    /// Reading or writing failed.
     #[error("cannot write the disk image")]
     Io(#[from] io::Error),
 }

@@ -12,16 +12,12 @@ use object::{U16, U32};
 /// The sections cannot be added to the stub.
 #[derive(Debug, thiserror::Error)]
 pub enum StubError {
-    /// The stub is not a 64-bit PE executable.
     #[error("the stub is not a UEFI executable for x86-64")]
     Format(#[source] object::Error),
-    /// The headers are outside of the file.
     #[error("the headers of the stub are outside of the file")]
     Headers,
-    /// There is no space for more section headers.
     #[error("the stub has no space for {0} more section headers")]
     Full(usize),
-    /// The file exceeds 4 GiB, the maximum of UEFI executables.
     #[error("the executable is larger than 4 GiB")]
     Large,
 }
@@ -38,8 +34,8 @@ pub fn unified(stub: &[u8], sections: &[(&str, &[u8])]) -> Result<Vec<u8>, StubE
     let count = u16::try_from(present.len() + sections.len()).map_err(|_| StubError::Full(sections.len()))?;
 
     let first = usize::try_from(end).map_err(|_| StubError::Headers)? + size_of_val(present.iter().as_slice());
-    let room = first..first + sections.len() * size_of::<ImageSectionHeader>();
-    if room.end > optional.size_of_headers.get(LE) as usize {
+    let place = first..first + sections.len() * size_of::<ImageSectionHeader>();
+    if place.end > optional.size_of_headers.get(LE) as usize {
         return Err(StubError::Full(sections.len()));
     }
     let ends = present.iter().map(|section| section.virtual_address.get(LE).checked_add(section.virtual_size.get(LE)));
@@ -56,7 +52,7 @@ pub fn unified(stub: &[u8], sections: &[(&str, &[u8])]) -> Result<Vec<u8>, StubE
         address = address.checked_add(length(content.len())?).ok_or(StubError::Large)?;
     }
     executable.resize(align(length(executable.len())?, unit)? as usize, 0);
-    executable.get_mut(room).ok_or(StubError::Headers)?.copy_from_slice(&headers);
+    executable.get_mut(place).ok_or(StubError::Headers)?.copy_from_slice(&headers);
 
     let start = usize::try_from(start).map_err(|_| StubError::Headers)?;
     let bytes = executable.get_mut(start..).ok_or(StubError::Headers)?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sha2::{Digest as _, Sha256};
+use imagetools::sha256;
 
 /// Texts by SHA-256.
 #[derive(Debug, Default)]
@@ -19,11 +19,6 @@ impl Texts {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.0.iter().map(|(name, text)| (&**name, &**text))
     }
-}
-
-/// SHA-256 in hexadecimal.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether a file name indicates a licence text or notice.

@@ -15,7 +15,6 @@ const LABEL: [u8; 11] = *b"GRANARY ESP";
 /// The partition cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EspError {
-    /// The executable does not fit. The FAT takes some of the space.
     #[error(
         "the UEFI executable of {wanted} bytes does not fit on the EFI system partition of {SIZE} bytes; remove \
          files from the initramfs or enlarge the partition"
@@ -25,7 +24,6 @@ pub enum EspError {
         #[source]
         source: io::Error,
     },
-    /// Another operation failed.
     #[error("cannot {step} the EFI system partition")]
     Make {
         step: &'static str,

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use imagetools::sha256;
 use serde::Serialize;
 
 use crate::licence::{Expression, identifier};
 use crate::package::{Ecosystem, Package, Texts};
 use crate::spdx::{self, Creation, DOCUMENT, Described, Document, Extracted, Kind, Relationship};
-use crate::texts::sha256;
 
 /// Bill of materials of an image.
 #[derive(Debug)]

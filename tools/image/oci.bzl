@@ -45,7 +45,7 @@ oci_archive = rule(
         ),
         "_oci": attr.label(
             cfg = "exec",
-            default = "//tools/oci",
+            default = "//tools/image:oci",
             executable = True,
         ),
     },

@@ -5,12 +5,13 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, fs, io};
+use std::{env, fs};
 
-use buildinfo::files::{self, Examined, FileError};
-use buildinfo::lock::Package;
+use imagetools::files::{self, Examined, FileError};
+use imagetools::lock::Package;
 use serde::{Deserialize, Serialize};
 
 /// Input.
@@ -41,34 +42,16 @@ struct Built {
     libraries: BTreeSet<String>,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum MainError {
-    #[error("usage: buildinfo DESCRIPTION OUT")]
-    Usage,
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot serialize the report")]
-    Json(#[from] serde_json::Error),
-}
-
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", causes::lines(&error));
-            ExitCode::FAILURE
-        }
-    }
+    causes::exit_code(run())
 }
 
-fn run() -> Result<(), MainError> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
-    let [description, out] = &*arguments else { return Err(MainError::Usage) };
+    let [description, out] = &*arguments else { return Err("usage: buildinfo DESCRIPTION OUT".into()) };
     let mut report = serde_json::to_string_pretty(&report(files::description(description)?)?)?;
     report.push('\n');
-    fs::write(out, report).map_err(|source| MainError::Write { path: out.clone(), source })
+    Ok(fs::write(out, report).map_err(FileError::of("write", out))?)
 }
 
 fn report(described: Description) -> Result<Report, FileError> {

@@ -34,7 +34,7 @@ pub(crate) struct Expression(String);
 /// The text is not a valid expression.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseExpressionError {
-    #[error("licence `{0}` is unknown; review it and add it to KNOWN in tools/sbom/src/licence.rs")]
+    #[error("licence `{0}` is unknown; review it and add it to KNOWN in tools/image/src/bin/sbom/licence.rs")]
     Unknown(String),
     #[error("`{0}` is not an SPDX licence expression")]
     Form(String),

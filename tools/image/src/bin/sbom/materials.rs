@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use buildinfo::files::{self, Examined, FileError};
-use buildinfo::go::Info;
-use buildinfo::lock;
-use buildinfo::program::Program;
-use buildinfo::sysroot::Sysroot;
+use imagetools::files::{self, Examined, FileError};
+use imagetools::go::Info;
+use imagetools::lock;
+use imagetools::program::Program;
+use imagetools::sysroot::Sysroot;
 
 use crate::bill::{AmbiguousError, Bill};
 use crate::debian::Documents;
 use crate::description::{Crate, Description};
 use crate::licence::{self, Expression, ParseExpressionError};
-use crate::manifest::{self, ParseManifestError};
+use crate::manifest;
 use crate::package::{self, Ecosystem, Package};
 use crate::texts::{Texts, is_licence, is_text};
 use crate::vendor::Vendor;
@@ -43,9 +43,9 @@ pub(crate) struct Materials {
 pub(crate) enum MaterialsError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("cannot read the manifest of crate {}", path.display())]
-    Manifest { path: PathBuf, source: ParseManifestError },
-    #[error("Go module {module} has no known licence text; review it and extend PHRASES in tools/sbom/src/licence.rs")]
+    #[error(
+        "Go module {module} has no known licence text; review it and extend PHRASES in tools/image/src/bin/sbom/licence.rs"
+    )]
     Module { module: String },
     #[error("Debian package {package} has no copyright file; add the package that its symbolic link points to")]
     Copyright { package: String, source: io::Error },
@@ -68,7 +68,7 @@ impl Materials {
         }
         let archive = |path: &Path, root| {
             let vendor = File::open(path).and_then(|file| Vendor::read(file, root));
-            vendor.map_err(|source| FileError::Read { path: path.to_owned(), source })
+            vendor.map_err(FileError::of("read", path))
         };
         let debian = &described.debian;
         let libraries = files::lock(&debian.lock)?.into_iter().map(|package| (package.package.clone(), package));
@@ -156,7 +156,7 @@ impl Materials {
 
 fn of_crate(texts: &mut Texts, apache: &str, found: &Crate) -> Result<Package, MaterialsError> {
     let manifest = manifest::parse(&files::text(&found.manifest)?)
-        .map_err(|source| MaterialsError::Manifest { path: found.manifest.clone(), source })?;
+        .map_err(FileError::of("parse the manifest of a crate,", &found.manifest))?;
     let mut own = package::Texts::default();
     for path in &found.texts {
         if path.file_name().is_some_and(|name| is_text(&name.to_string_lossy())) {

@@ -22,43 +22,24 @@ mod spdx;
 mod texts;
 mod vendor;
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs, io};
+use std::{env, fs};
 
-use buildinfo::files::{self, FileError};
+use imagetools::files::{self, FileError};
 use serde::Serialize;
 
 use crate::description::Description;
-use crate::materials::{Materials, MaterialsError};
-
-#[derive(Debug, thiserror::Error)]
-enum MainError {
-    #[error("usage: sbom DESCRIPTION OUT")]
-    Usage,
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Materials(#[from] MaterialsError),
-    #[error("cannot serialize the document")]
-    Json(#[from] serde_json::Error),
-}
+use crate::materials::Materials;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", causes::lines(&error));
-            ExitCode::FAILURE
-        }
-    }
+    causes::exit_code(run())
 }
 
-fn run() -> Result<(), MainError> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
-    let [description, out] = &*arguments else { return Err(MainError::Usage) };
+    let [description, out] = &*arguments else { return Err("usage: sbom DESCRIPTION OUT".into()) };
     let described: Description = files::description(description)?;
     let mut materials = Materials::read(&described)?;
     let bill = materials.bill(&described)?;
@@ -77,8 +58,7 @@ fn json(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     Ok(text)
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<(), MainError> {
-    let fail = |source| MainError::Write { path: path.to_owned(), source };
-    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(fail)?;
-    fs::write(path, content).map_err(fail)
+fn write(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(FileError::of("create the directory of", path))?;
+    fs::write(path, content).map_err(FileError::of("write", path))
 }

@@ -2,7 +2,6 @@
 
 use crate::archive::Archive;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -144,7 +143,7 @@ fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
 
 impl Layout {
     fn add(&mut self, media_type: &'static str, content: Vec<u8>) -> Descriptor {
-        let hex: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = imagetools::sha256(&content);
         let digest = format!("sha256:{hex}");
         let size = content.len();
         self.blobs.insert(hex, content);
