@@ -156,9 +156,11 @@ pub struct Disk {
     /// Reserved for other uses than volumes.
     pub reserve: Bytes,
     /// Allocatable to volumes.
-    pub promisable: Bytes,
+    #[serde(rename = "promisable")]
+    pub allocatable: Bytes,
     /// Allocated to volumes.
-    pub promised: Bytes,
+    #[serde(rename = "promised")]
+    pub allocated: Bytes,
     /// Available for new volumes.
     pub free: Bytes,
 }
@@ -241,7 +243,7 @@ impl Condition {
     /// The condition for these values.
     pub fn of(life: Life, mode: Mode, [used, limit]: [Bytes; 2], inodes: Option<Inodes>) -> Self {
         let almost = |used: u64, limit: u64| u128::from(used) * 100 >= u128::from(limit) * u128::from(ALMOST_FULL);
-        // A block image is allocated completely; only its user knows how full it is.
+        // A block image is allocated completely; only its file system has the number of used blocks.
         let full = || {
             mode == Mode::Filesystem
                 && (almost(used.get(), limit.get()) || inodes.is_some_and(|inodes| almost(inodes.used, inodes.limit)))

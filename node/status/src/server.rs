@@ -76,7 +76,7 @@ pub enum Audience {
         server: Option<Ipv4Addr>,
     },
     /// All clients that reach the port: the port of a pod, which the cluster's network protects.
-    Everybody,
+    All,
 }
 
 /// Answers the audience. Never returns; dropping the future closes the connections.
@@ -106,7 +106,7 @@ impl Audience {
             Self::Node { own, server } => {
                 peer.is_loopback() || [Some(own), server].into_iter().flatten().any(|one| peer == IpAddr::V4(one))
             }
-            Self::Everybody => true,
+            Self::All => true,
         }
     }
 }
@@ -427,7 +427,7 @@ mod tests {
         assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
         for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
             assert!(!node.has(IpAddr::from(other)), "{other:?}");
-            assert!(Audience::Everybody.has(IpAddr::from(other)), "{other:?}");
+            assert!(Audience::All.has(IpAddr::from(other)), "{other:?}");
         }
         let worker = Audience::Node { own: Ipv4Addr::new(10, 0, 2, 16), server: Some(own) };
         assert!(worker.has(IpAddr::V4(own)));

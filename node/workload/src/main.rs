@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     match run(&request) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = chain(error.as_ref());
+            let text = format!("error: {}", causes::lines(&*error));
             eprintln!("{text}");
             if request.report {
                 // The error is on standard error already: this copy is a service.
@@ -36,14 +36,4 @@ fn run(request: &Request) -> Result<(), Box<dyn Error>> {
         std::fs::write(Request::REPORT_FILE, finding)?;
     }
     Ok(())
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = format!("error: {error}");
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!("\ncaused by: {cause}"));
-        next = cause.source();
-    }
-    text
 }

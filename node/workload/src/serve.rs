@@ -5,7 +5,6 @@
 
 use crate::{Check, CheckError, Finding, file, make};
 use serde::de::DeserializeOwned;
-use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -94,7 +93,7 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
         Some(Check::Serve { .. } | Check::Webhook { .. }) | None => {
             ("400 Bad Request", text(&Err("this is no check".to_owned()))?)
         }
-        Some(check) => ("200 OK", text(&make(&check).map_err(|error| chain(&error)))?),
+        Some(check) => ("200 OK", text(&make(&check).map_err(|error| causes::lines(&error).to_string()))?),
     };
     let mut writer = stream;
     write!(
@@ -118,17 +117,6 @@ fn check(line: &str) -> Option<Check> {
     let words: Option<Vec<String>> = query.split('&').map(decode).collect();
     let words = words?;
     Check::parse(&words.iter().map(String::as_str).collect::<Vec<&str>>())
-}
-
-/// The error and its causes, a line each.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!("\ncaused by: {cause}"));
-        next = cause.source();
-    }
-    text
 }
 
 /// Percent-encoding of all that RFC 3986 does not call unreserved (2.3).

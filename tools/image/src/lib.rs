@@ -7,6 +7,7 @@
 pub mod files;
 pub mod go;
 pub mod lock;
+pub mod parts;
 pub mod program;
 pub mod sysroot;
 

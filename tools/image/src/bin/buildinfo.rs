@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{env, fs};
 
-use imagetools::files::{self, Examined, FileError};
-use imagetools::lock::Package;
+use image::files::{self, Examined, FileError};
+use image::lock::Package;
 use serde::{Deserialize, Serialize};
 
 /// Input.

@@ -15,7 +15,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use imagetools::files::{self, FileError};
+use image::files::{self, FileError};
 
 use crate::layout::Slot;
 

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
-mod image;
+mod layout;
 
 use std::env;
 use std::error::Error;
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use imagetools::files::{self, FileError};
+use image::files::{self, FileError};
 
 fn main() -> ExitCode {
     causes::exit_code(run())
@@ -24,6 +24,6 @@ fn run() -> Result<(), Box<dyn Error>> {
     let [description, program, output] = &*arguments else {
         return Err("usage: oci DESCRIPTION PROGRAM OUTPUT".into());
     };
-    let layout = image::layout(&files::description(description)?, &files::bytes(program)?)?;
+    let layout = layout::layout(&files::description(description)?, &files::bytes(program)?)?;
     Ok(layout.write(File::create(output).map_err(FileError::of("create", output))?)?)
 }

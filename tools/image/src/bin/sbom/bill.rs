@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use imagetools::sha256;
+use image::sha256;
 use serde::Serialize;
 
 use crate::licence::{Expression, identifier};

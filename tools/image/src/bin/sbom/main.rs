@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-use imagetools::files::{self, FileError};
+use image::files::{self, FileError};
 use serde::Serialize;
 
 use crate::description::Description;

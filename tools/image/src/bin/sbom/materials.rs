@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use imagetools::files::{self, Examined, FileError};
-use imagetools::go::Info;
-use imagetools::lock;
-use imagetools::program::Program;
-use imagetools::sysroot::Sysroot;
+use image::files::{self, Examined, FileError};
+use image::go::Info;
+use image::lock;
+use image::program::Program;
+use image::sysroot::Sysroot;
 
 use crate::bill::{AmbiguousError, Bill};
 use crate::debian::Documents;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use imagetools::sha256;
+use image::sha256;
 
 /// Texts by SHA-256.
 #[derive(Debug, Default)]

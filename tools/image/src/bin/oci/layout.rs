@@ -143,7 +143,7 @@ fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
 
 impl Layout {
     fn add(&mut self, media_type: &'static str, content: Vec<u8>) -> Descriptor {
-        let hex = imagetools::sha256(&content);
+        let hex = image::sha256(&content);
         let digest = format!("sha256:{hex}");
         let size = content.len();
         self.blobs.insert(hex, content);

@@ -1,29 +1,24 @@
-//! What tests of the image look at: its parts, as the build hands them to a test.
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
+//! The parts of the built image, which Bazel passes to the tests of //node/image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use imagetools::lock::{self, Package};
-use imagetools::program::Program;
-use imagetools::sysroot::Sysroot;
 use serde_json::Value;
 
-/// How the name of a crate's directory begins, of those that crate_universe fetches.
+use crate::lock::{self, Package};
+use crate::program::Program;
+use crate::sysroot::Sysroot;
+
+/// Prefix of the directories of crates that crate_universe fetches.
 pub const CRATE: &str = "crates__";
 
-/// The parts, where the build says.
+/// The parts of the image.
 #[derive(Debug)]
 pub struct Parts(());
 
 impl Parts {
-    /// Those of the image that the build of this test made.
-    ///
-    /// # Panics
-    /// The test was not started by Bazel.
-    #[must_use]
+    /// The parts that belong to this test. Panics if Bazel did not start it.
     pub fn built() -> Self {
         assert!(
             env::var_os("IMAGE_PROGRAMS").is_some(),
@@ -32,21 +27,18 @@ impl Parts {
         Self(())
     }
 
-    /// The programs, by their paths in the image. Each is read when it is its turn: together they have 300 MB.
+    /// The programs by path in the image, read one after the other: together they have 300 MB.
     pub fn programs(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
         let list = variable("IMAGE_PROGRAMS");
         let pairs: Vec<(String, PathBuf)> = list
             .split(' ')
-            .map(|pair| pair.split_once('=').unwrap_or_else(|| panic!("{pair} is no path=file")))
+            .map(|pair| pair.split_once('=').unwrap_or_else(|| panic!("{pair} is not PATH=FILE")))
             .map(|(path, file)| (path.to_owned(), file.into()))
             .collect();
         pairs.into_iter().map(|(path, file)| (path, read(&file)))
     }
 
-    /// What the programs tell of themselves, by their paths in the image.
-    ///
-    /// # Panics
-    /// One does not tell.
+    /// Build information of the programs by path in the image.
     pub fn described(&self) -> impl Iterator<Item = (String, Program)> {
         self.programs().map(|(path, bytes)| {
             let program = Program::read(&bytes).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -54,31 +46,27 @@ impl Parts {
         })
     }
 
-    /// The version of the Rust compiler that rust-toolchain.toml pins.
-    #[must_use]
+    /// Version of the Rust compiler that rust-toolchain.toml pins.
     pub fn rust(&self) -> String {
         let text = String::from_utf8(read(Path::new(&variable("IMAGE_RUST")))).unwrap();
         let channel = text.lines().find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"'));
         channel.unwrap_or_else(|| panic!("no channel in {text}")).to_owned()
     }
 
-    /// The list of the libraries that are pinned.
-    #[must_use]
+    /// The pinned libraries.
     pub fn sysroot(&self) -> Sysroot {
         let text = String::from_utf8(read(Path::new(&variable("IMAGE_LIBRARIES")))).unwrap();
         Sysroot::parse(&text).unwrap()
     }
 
-    /// The packages of Debian whose files are in the image.
-    #[must_use]
+    /// The Debian packages whose files are in the image.
     pub fn installed(&self) -> Vec<Package> {
         let locks = variable("IMAGE_LOCKS");
         let texts = locks.split(' ').map(|path| String::from_utf8(read(Path::new(path))).unwrap());
         texts.flat_map(|text| lock::parse(&text).unwrap()).collect()
     }
 
-    /// The crates of Cargo.lock as `NAME VERSION`, by the directory, without [`CRATE`], that the build keeps each in.
-    #[must_use]
+    /// The crates of Cargo.lock as `NAME VERSION`, by directory without [`CRATE`].
     pub fn locked_crates(&self) -> BTreeMap<String, String> {
         let text = String::from_utf8(read(Path::new(&variable("IMAGE_CARGO_LOCK")))).unwrap();
         let packages = text.split("[[package]]").skip(1).map(|package| {
@@ -90,11 +78,7 @@ impl Parts {
         packages.collect()
     }
 
-    /// The crates of a registry that the build links into each program, by the program's path in the image.
-    ///
-    /// # Panics
-    /// Cargo.lock does not have one.
-    #[must_use]
+    /// The crates of the registry that the build links into each program, by path in the image.
     pub fn linked_crates(&self, locked: &BTreeMap<String, String>) -> BTreeMap<String, BTreeSet<String>> {
         let linked: Value = serde_json::from_slice(&read(Path::new(&variable("IMAGE_LINKED")))).unwrap();
         let named = |directory: &Value| {
@@ -108,13 +92,11 @@ impl Parts {
     }
 
     /// A JSON file below /usr/share.
-    #[must_use]
     pub fn json(&self, path: &str) -> Value {
         serde_json::from_slice(&read(&Path::new(&variable("IMAGE_SHARE")).join(path))).unwrap()
     }
 
-    /// The texts of licences in /usr/share/licenses: name -> text.
-    #[must_use]
+    /// The licence texts in /usr/share/licenses by name.
     pub fn texts(&self) -> BTreeMap<String, Vec<u8>> {
         let directory = Path::new(&variable("IMAGE_SHARE")).join("licenses");
         let files = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());

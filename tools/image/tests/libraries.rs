@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use image::Parts;
+use image::parts::Parts;
 
 #[test]
 fn every_program_has_only_pinned_libraries_in_it() {
