@@ -158,7 +158,7 @@ fn a_data_file_that_cannot_be_made_is_refused_with_the_remedy() {
 fn a_number_of_nodes_that_cannot_be_is_refused_with_those_that_can() {
     let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=9"]).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.text);
-    assert!(ended.text.contains("\"9\" is no number of nodes; choose one from 1 to 8"), "{}", ended.text);
+    assert!(ended.text.contains("\"9\" is not a number of nodes; choose one from 1 to 8"), "{}", ended.text);
     assert!(ended.logs.is_empty(), "{:?}", ended.logs);
 }
 

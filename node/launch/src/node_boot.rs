@@ -1,13 +1,13 @@
-//! A guest that is on its way to become a node.
+//! The boot of a node.
 
-use crate::console::{Console, Early};
-use crate::error::{BootError, ShutdownError};
+use crate::console::{Console, EarlyStages};
+use crate::error::{BootError, ShutdownError, StepError};
 use crate::event::{Event, Unfinished};
-use crate::guest::{self, Guest, Host, Machine, Surroundings, Uplink};
+use crate::guest::{self, Guest, GuestNetwork, Host, Machine, Uplink};
 use crate::node::{CREDENTIALS, Node};
 use crate::options::{Options, Origin};
 use crate::power;
-use crate::site::Site;
+use crate::spec::NodeSpec;
 use crate::{announcements, configuration, kubeconfig, watch};
 use cluster::CaDigest;
 use cluster::announcement::Announcement;
@@ -26,22 +26,22 @@ use tokio::time::{interval, timeout};
 
 use announcements::Announcements;
 
-/// How often the console is looked at, until the node announces what it does.
-const LOOK: Duration = Duration::from_millis(100);
-/// The stage from which on the node writes to its data disk.
+/// Interval of reading the console, until the first announcement.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// From this stage on, the node writes to its data disk.
 const DATA_DISK: &str = "data-disk";
 
-/// A guest that is on its way to become a node. Dropping it is a power cut.
-pub(crate) struct Rising {
+/// A guest that boots. Dropping it kills the guest.
+pub(crate) struct NodeBoot {
     name: String,
     vm: Arc<Vm>,
     uplink: Option<Uplink>,
     announcements: Announcements,
-    early: Early,
+    early: EarlyStages,
     disk: Disk,
     role: Role,
     console: PathBuf,
-    /// The node reports its state at this time or later.
+    /// The Node is Ready if it reported its state at this time or later.
     since: Timestamp,
     /// The directory of the saved node that the guest continues.
     saved: Option<PathBuf>,
@@ -52,89 +52,89 @@ pub(crate) struct Rising {
 /// The data disk of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
-    /// The guest did not yet open it.
-    Untouched,
+    /// The guest has not opened it.
+    Unused,
     /// Its file system may be mounted.
     InUse,
 }
 
-/// What a node is to the cluster.
 pub(crate) enum Role {
-    /// It announces the way in, which leads through a port of this machine.
-    ControlPlane { api: u16, kubeconfig: PathBuf },
-    /// The way in is known.
+    /// It announces credentials; the port forwards to its API server.
+    ControlPlane {
+        api: u16,
+        kubeconfig: PathBuf,
+    },
     Worker(Access),
 }
 
-/// An administrator's way into the cluster.
+/// An administrator's access to the cluster.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) client: Client,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) api: u16,
-    /// Whom machines that join are to trust, if the kubeconfig says so.
-    pub(crate) authority: Option<CaDigest>,
+    /// Digest of the CA, if the kubeconfig has one.
+    pub(crate) ca: Option<CaDigest>,
 }
 
-/// A guest that was just started.
 pub(crate) struct Started {
     pub(crate) host: Host,
     pub(crate) guest: Guest,
-    /// From before the start.
-    pub(crate) begun: Timestamp,
+    /// Time before the start.
+    pub(crate) since: Timestamp,
     pub(crate) role: Role,
 }
 
-impl Rising {
-    /// Checks the machine and starts a node without others.
+impl NodeBoot {
+    /// Checks the machine and starts a single node.
     pub(crate) async fn alone(options: &Options, on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
-        let site = Site::control_plane(options);
-        let owned = site.clone();
+        let spec = NodeSpec::control_plane(options);
+        let owned = spec.clone();
         let start = move || -> Result<Started, BootError> {
-            let begun = Timestamp::now();
+            let since = Timestamp::now();
             let host = Host::find(std::slice::from_ref(&owned), &owned.options.state)?;
             let machine = Machine::prepare(&host, &owned)?;
             let api = guest::api_port(&owned)?;
-            let told = configuration::of_control_plane(&owned);
+            let configuration = configuration::of_control_plane(&owned);
             let segment = match owned.options.origin {
                 Origin::Boot => None,
                 Origin::Savable(_) | Origin::Saved(_) => Some(guest::segment(&host, api)?),
             };
-            let surroundings = segment.as_ref().map_or(Surroundings::Alone { api }, Surroundings::Segment);
-            let guest = machine.start(&host, &owned, &told, &surroundings)?;
-            Ok(Started { host, guest, begun, role: Role::of_control_plane(&owned, api) })
+            let network = segment.as_ref().map_or(GuestNetwork::Alone { api }, GuestNetwork::Segment);
+            let guest = machine.start(&host, &owned, &configuration, &network)?;
+            Ok(Started { host, guest, since, role: Role::of_control_plane(&owned, api) })
         };
-        let started = spawn_blocking(start).await.map_err(BootError::Panicked)??;
-        Self::of(&site, started, on_event)
+        let started = spawn_blocking(start).await.map_err(StepError::of("start QEMU"))??;
+        Self::of(&spec, started, on_event)
     }
 
-    pub(crate) fn of(site: &Site, started: Started, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
-        let Started { host, guest, begun, role } = started;
-        let console = site.console();
-        let (saved, since) = match &site.options.origin {
-            Origin::Boot | Origin::Savable(_) => (None, begun),
-            // It was ready when it was saved, and reports that again after minutes only.
+    pub(crate) fn of(spec: &NodeSpec, started: Started, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
+        let Started { host, guest, since, role } = started;
+        let console = spec.console();
+        let (saved, since) = match &spec.options.origin {
+            Origin::Boot | Origin::Savable(_) => (None, since),
+            // It was Ready when it was saved, and reports its state only every few minutes.
             Origin::Saved(dir) => (Some(dir.clone()), Timestamp::MIN),
         };
-        let (early, first) = Early::begin(&site.options.boot, &console);
+        let (early, first) = EarlyStages::begin(&spec.options.boot, &console);
         let mut unfinished = Unfinished::default();
-        let runs = Event::Started { version: host.program.version(), accelerator: host.accelerator };
-        for event in [runs, first] {
+        let started = Event::Started { version: host.program.version(), accelerator: host.accelerator };
+        for event in [started, first] {
             unfinished.note(&event);
             on_event(&event);
         }
         Ok(Self {
-            name: site.name.clone(),
+            name: spec.name.clone(),
             vm: Arc::new(guest.vm),
             uplink: guest.uplink,
             announcements: announcements::of(guest.port)?,
             early,
-            disk: if saved.is_some() { Disk::InUse } else { Disk::Untouched },
+            disk: if saved.is_some() { Disk::InUse } else { Disk::Unused },
             role,
             console,
             since,
             saved,
-            limit: site.options.limit,
+            limit: spec.options.limit,
             unfinished,
         })
     }
@@ -143,14 +143,11 @@ impl Rising {
         &self.name
     }
 
-    /// Whether the guest has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.vm.exit().is_some()
     }
 
-    /// Waits until the cluster calls the node ready.
-    ///
-    /// Cancel-safe: the guest goes on when the future is dropped.
+    /// Waits until the Node is Ready. Cancel-safe: the guest continues.
     pub(crate) async fn until_ready(&mut self, on_event: impl FnMut(&Event)) -> Result<Access, BootError> {
         let limit = self.limit;
         let mut lost = None;
@@ -165,7 +162,7 @@ impl Rising {
         }
     }
 
-    /// Follows a node that is ready while others are not. Returns only with the reason for its end. Cancel-safe.
+    /// Reads the announcements of a Ready node until it ends. Cancel-safe.
     pub(crate) async fn stay(&mut self, mut on_event: impl FnMut(&Event)) -> Result<Infallible, BootError> {
         loop {
             self.next(&mut on_event).await?;
@@ -186,17 +183,17 @@ impl Rising {
         };
         let nodes: Api<core::Node> = Api::all(access.client.clone());
         let name = self.name.clone();
-        // The node's clock is this machine's.
+        // The node uses the clock of this machine.
         let since = self.since;
         let is_ready = |node: Option<&core::Node>| node.is_some_and(|node| kubelet::is_ready(node, since));
-        let mut ready = std::pin::pin!(watch::seen(nodes, &name, is_ready, lost));
+        let mut ready = std::pin::pin!(watch::wait_for(nodes, &name, is_ready, lost));
         loop {
             tokio::select! {
                 _ = &mut ready => {
-                    self.tell(vec![Event::NodeReady], &mut on_event);
+                    self.emit(vec![Event::NodeReady], &mut on_event);
                     return Ok(access);
                 }
-                // Credentials are announced again with a renewed certificate: the first is valid for long enough.
+                // Announced again with a renewed certificate; the first one is valid long enough.
                 announced = self.next(&mut on_event) => drop(announced?),
             }
         }
@@ -207,7 +204,7 @@ impl Rising {
         let announced = match &self.saved {
             Some(dir) => {
                 let path = dir.join(CREDENTIALS);
-                std::fs::read_to_string(&path).map_err(|source| BootError::RestoreCredentials { path, source })?
+                std::fs::read_to_string(&path).map_err(StepError::of(format!("read {}", path.display())))?
             }
             None => loop {
                 if let Some(kubeconfig) = self.next(on_event).await? {
@@ -215,34 +212,34 @@ impl Rising {
                 }
             },
         };
-        self.tell(vec![Event::Answers], on_event);
+        self.emit(vec![Event::Answers], on_event);
         let kubeconfig = kubeconfig::from_outside(&announced, api)?;
         kubeconfig::write(&kubeconfig, &path)?;
-        let authority = kubeconfig::authority(&kubeconfig);
-        Ok(Access { client: kubeconfig::client(kubeconfig).await?, kubeconfig: path, api, authority })
+        let ca = kubeconfig::announced_ca(&kubeconfig);
+        Ok(Access { client: kubeconfig::client(kubeconfig).await?, kubeconfig: path, api, ca })
     }
 
-    /// Follows to the next announcement, which may be a kubeconfig. Cancel-safe.
+    /// Waits for the next announcement, and returns its kubeconfig if it has one. Cancel-safe.
     async fn next(&mut self, on_event: &mut impl FnMut(&Event)) -> Result<Option<String>, BootError> {
-        let mut looks = interval(LOOK);
+        let mut ticks = interval(INTERVAL);
         let announcement = loop {
             tokio::select! {
                 announcement = announcements::next(&mut self.announcements, &self.vm, &self.console) => break announcement?,
-                _ = looks.tick(), if !self.early.is_over() => {
-                    // What the console does not show is told by the node.
-                    let events = self.early.look().unwrap_or_default();
-                    self.tell(events, on_event);
+                _ = ticks.tick(), if !self.early.is_over() => {
+                    // Events that the console does not show follow with the first announcement.
+                    let events = self.early.read().unwrap_or_default();
+                    self.emit(events, on_event);
                 }
             }
         };
-        let passed = self.early.rest();
-        self.tell(passed, on_event);
+        let passed = self.early.finish();
+        self.emit(passed, on_event);
         match announcement {
             Announcement::Stage { name, state, .. } => {
                 if name == DATA_DISK {
                     self.disk = Disk::InUse;
                 }
-                self.tell(vec![Event::Stage { name, state }], on_event);
+                self.emit(vec![Event::Stage { name, state }], on_event);
                 Ok(None)
             }
             Announcement::Credentials { kubeconfig } => Ok(Some(kubeconfig)),
@@ -250,33 +247,31 @@ impl Rising {
         }
     }
 
-    fn tell(&mut self, events: Vec<Event>, on_event: &mut impl FnMut(&Event)) {
+    fn emit(&mut self, events: Vec<Event>, on_event: &mut impl FnMut(&Event)) {
         for event in events {
             self.unfinished.note(&event);
             on_event(&event);
         }
     }
 
-    /// The node that the guest has become.
     pub(crate) fn into_node(self, access: Access) -> Node {
-        let mut rest = JoinSet::new();
-        rest.spawn(announcements::drain(self.announcements));
-        Node::new(self.name, self.vm, self.uplink, access, self.console, rest)
+        let mut reader = JoinSet::new();
+        reader.spawn(announcements::drain(self.announcements));
+        Node::new(self.name, self.vm, self.uplink, access, self.console, reader)
     }
 
-    /// Ends the guest in the middle of its boot. One that has nothing of its data disk in use is cut off; another is
-    /// shut down as [`Node::shut_down`] does it.
+    /// Ends the guest during its boot: kills it if it does not use its data disk, otherwise shuts it down in order.
     pub(crate) async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
         match self.disk {
-            Disk::Untouched => {
+            Disk::Unused => {
                 power::cut(self.vm).await;
                 Ok(())
             }
             Disk::InUse => {
-                // The guest never waits for a reader.
-                let mut rest = JoinSet::new();
-                rest.spawn(announcements::drain(self.announcements));
-                // It has its network until it is off.
+                // The guest must not wait for a reader.
+                let mut reader = JoinSet::new();
+                reader.spawn(announcements::drain(self.announcements));
+                // Keep the network until the guest is off.
                 let _uplink = self.uplink;
                 power::off(self.vm, limit, &self.console).await
             }
@@ -285,7 +280,7 @@ impl Rising {
 }
 
 impl Role {
-    pub(crate) fn of_control_plane(site: &Site, api: u16) -> Self {
-        Self::ControlPlane { api, kubeconfig: site.file(&site.options.state, "kubeconfig") }
+    pub(crate) fn of_control_plane(spec: &NodeSpec, api: u16) -> Self {
+        Self::ControlPlane { api, kubeconfig: spec.file(&spec.options.state, "kubeconfig") }
     }
 }

@@ -1,25 +1,22 @@
-//! The nodes of a cluster before anything of them runs.
+//! The nodes of a cluster before they are started.
 
 use crate::options::{Capture, ClusterOptions, Data, Options, Origin};
 use std::path::{Path, PathBuf};
 
-/// The control plane's name in the cluster. Workers have it with their number.
+/// Name of the control plane, and prefix of the names of workers.
 pub(crate) const NAME: &str = "granary";
 
-/// A node that can be booted.
 #[derive(Clone, Debug)]
-pub(crate) struct Site {
-    /// Its name in the cluster.
+pub(crate) struct NodeSpec {
     pub(crate) name: String,
-    /// 0 is the control plane's.
+    /// 0 for the control plane.
     pub(crate) index: u8,
-    /// Its own. A worker's port is nobody's.
     pub(crate) options: Options,
-    /// Where its frames are written.
+    /// File for Ethernet frames.
     pub(crate) capture: Option<PathBuf>,
 }
 
-impl Site {
+impl NodeSpec {
     pub(crate) fn control_plane(options: &Options) -> Self {
         Self { name: NAME.to_owned(), index: 0, options: options.clone(), capture: None }
     }
@@ -39,19 +36,19 @@ impl Site {
         if let Data::File(path) = &mut options.data {
             path.as_mut_os_string().push(format!(".{index}"));
         }
-        let mut site = Self { name: format!("{NAME}-{index}"), index, options, capture: None };
+        let mut spec = Self { name: format!("{NAME}-{index}"), index, options, capture: None };
         if cluster.capture == Capture::On {
-            site.capture = Some(site.file(&site.options.logs, "wire.pcap"));
+            spec.capture = Some(spec.file(&spec.options.logs, "wire.pcap"));
         }
-        site
+        spec
     }
 
-    /// The kernel's messages, and all that the guest writes to its serial line.
+    /// Log of the serial console.
     pub(crate) fn console(&self) -> PathBuf {
         self.file(&self.options.logs, "console.log")
     }
 
-    /// A file of this node, in a directory that all nodes have.
+    /// A file of this node in a directory of all nodes.
     pub(crate) fn file(&self, directory: &Path, name: &str) -> PathBuf {
         match self.index {
             0 => directory.join(name),
@@ -75,25 +72,25 @@ mod tests {
     }
 
     #[test]
-    fn no_two_nodes_have_a_name_or_a_file_in_common() {
-        let sites = Site::all(&cluster(Data::File("/disks/data.img".into())));
-        let distinct = |of: &dyn Fn(&Site) -> String| sites.iter().map(of).collect::<BTreeSet<_>>().len();
-        assert_eq!(distinct(&|site| site.name.clone()), 8);
-        assert_eq!(distinct(&|site| site.console().display().to_string()), 8);
-        assert_eq!(distinct(&|site| format!("{:?}", site.options.data)), 8);
-        assert_eq!(distinct(&|site| format!("{:?}", site.capture)), 8);
+    fn nodes_have_different_names_and_files() {
+        let specs = NodeSpec::all(&cluster(Data::File("/disks/data.img".into())));
+        let distinct = |of: &dyn Fn(&NodeSpec) -> String| specs.iter().map(of).collect::<BTreeSet<_>>().len();
+        assert_eq!(distinct(&|spec| spec.name.clone()), 8);
+        assert_eq!(distinct(&|spec| spec.console().display().to_string()), 8);
+        assert_eq!(distinct(&|spec| format!("{:?}", spec.options.data)), 8);
+        assert_eq!(distinct(&|spec| format!("{:?}", spec.capture)), 8);
     }
 
     #[test]
-    fn the_control_plane_is_as_without_workers_and_a_worker_has_its_own_disk_and_memory() {
+    fn workers_have_their_own_disks_and_memory() {
         let cluster = cluster(Data::File("/disks/data.img".into()));
-        let sites = Site::all(&cluster);
-        assert_eq!((sites[0].name.as_str(), &sites[0].options), ("granary", &cluster.control_plane));
-        assert_eq!(sites[0].console(), Path::new("/tmp/run/console.log"));
-        assert_eq!(sites[2].name, "granary-2");
-        assert_eq!(sites[2].options.data, Data::File("/disks/data.img.2".into()));
-        assert_eq!(sites[2].options.memory, Bytes::GIB);
-        assert_eq!(sites[2].console(), Path::new("/tmp/run/granary-2.console.log"));
-        assert_eq!(sites[2].capture.as_deref(), Some(Path::new("/tmp/run/granary-2.wire.pcap")));
+        let specs = NodeSpec::all(&cluster);
+        assert_eq!((specs[0].name.as_str(), &specs[0].options), ("granary", &cluster.control_plane));
+        assert_eq!(specs[0].console(), Path::new("/tmp/run/console.log"));
+        assert_eq!(specs[2].name, "granary-2");
+        assert_eq!(specs[2].options.data, Data::File("/disks/data.img.2".into()));
+        assert_eq!(specs[2].options.memory, Bytes::GIB);
+        assert_eq!(specs[2].console(), Path::new("/tmp/run/granary-2.console.log"));
+        assert_eq!(specs[2].capture.as_deref(), Some(Path::new("/tmp/run/granary-2.wire.pcap")));
     }
 }
