@@ -1,8 +1,8 @@
-//! What a check saw, as it is printed.
+//! Results of checks, printed as JSON.
 
 use serde::{Deserialize, Serialize};
 
-/// What a check saw; in JSON an object whose `check` names the check.
+/// The result of a check; in JSON an object with the name of the `check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "check", rename_all = "kebab-case")]
 pub enum Finding {
@@ -98,7 +98,7 @@ pub struct Fill {
 pub struct FillInodes {
     /// The file system before.
     pub before: Space,
-    /// Inodes that were made: the files and the one directory that they are in.
+    /// Number of created files, and the directory.
     pub created: u64,
     /// Name of the error that stopped the last one.
     pub errno: String,
@@ -162,7 +162,7 @@ pub struct Device {
     pub logical_block: u64,
     /// Whether the device itself refuses writes.
     pub read_only: bool,
-    /// Whether a loop device goes past the page cache to its file; absent if it is no loop device.
+    /// Whether a loop device goes past the page cache to its file; absent for other devices.
     pub direct: Option<bool>,
     /// Major and minor number, like `7:0`.
     pub number: String,
@@ -225,7 +225,7 @@ pub struct Demo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Volumes {
-    /// What lies below the directory, two levels deep.
+    /// Entries below the directory, two levels deep.
     pub entries: Vec<Entry>,
     /// Every project that has a limit or uses anything.
     pub projects: Vec<Project>,
@@ -255,7 +255,7 @@ pub struct Entry {
 pub struct Image {
     /// Its size in bytes.
     pub size: u64,
-    /// What it takes of the disk, in bytes.
+    /// Allocated bytes.
     pub allocated: u64,
 }
 
@@ -285,7 +285,7 @@ pub struct Loop {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// What of its file system is mounted.
+    /// Root of the mount in its file system.
     pub root: String,
     /// Where.
     pub point: String,
