@@ -87,7 +87,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.records.with_label_values(&["info"]).inc();
         metrics.suppressed.with_label_values(&["kubelet"]).inc();
-        metricsdocs::assert_described("Log", metrics.collectors());
+        docs::assert_described("Log", metrics.collectors());
     }
 
     #[test]

@@ -29,7 +29,7 @@ struct State {
     is_closed: bool,
 }
 
-/// What the writing thread takes.
+/// The content of the queue, for the writing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) lines: Vec<Vec<u8>>,

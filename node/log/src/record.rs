@@ -226,7 +226,7 @@ mod tests {
             origin: Origin::Module("provisioner::claims".into()),
             spans: vec!["provision"],
             message: "not yet".to_owned(),
-            fields: vec![("volume".into(), "pvc-1".to_owned()), ("error".into(), "no room".to_owned())],
+            fields: vec![("volume".into(), "pvc-1".to_owned()), ("error".into(), "no space".to_owned())],
         }
     }
 
@@ -236,13 +236,13 @@ mod tests {
             String::from_utf8(record().line()).unwrap(),
             "{\"time\":\"2026-07-05T00:00:00.123456Z\",\"uptime\":12.345678,\"level\":\"warning\",\
              \"source\":\"provisioner::claims\",\"span\":\"provision\",\"message\":\"not yet\",\
-             \"fields\":{\"volume\":\"pvc-1\",\"error\":\"no room\"}}\n"
+             \"fields\":{\"volume\":\"pvc-1\",\"error\":\"no space\"}}\n"
         );
     }
 
     #[test]
     fn a_record_is_displayed_as_a_line() {
-        assert_eq!(record().display(), "  12.345  WARN provision: not yet volume=pvc-1 error=\"no room\"");
+        assert_eq!(record().display(), "  12.345  WARN provision: not yet volume=pvc-1 error=\"no space\"");
         let program = Record { origin: Origin::Program("etcd".to_owned()), spans: vec![], fields: vec![], ..record() };
         assert_eq!(program.display(), "  12.345  WARN etcd: not yet");
     }

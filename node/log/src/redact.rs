@@ -173,8 +173,8 @@ mod tests {
     fn an_incomplete_key_suppresses_a_limited_number_of_lines() {
         let mut redactor = Redactor::default();
         redactor.line("-----BEGIN PRIVATE KEY-----");
-        let heard = (0..1000).find(|_| redactor.line("still here") == "still here");
-        assert!(heard.is_some_and(|lines| lines >= 200), "{heard:?}");
+        let shown = (0..1000).find(|_| redactor.line("still here") == "still here");
+        assert!(shown.is_some_and(|lines| lines >= 200), "{shown:?}");
     }
 
     /// A text with a secret, and the part that must be redacted.
