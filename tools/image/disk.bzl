@@ -19,7 +19,7 @@ def _disk_image_impl(ctx):
         inputs = inputs,
         outputs = [out],
         mnemonic = "DiskImage",
-        progress_message = "Making the disk of %{label}",
+        progress_message = "Creating the disk of %{label}",
         # Takes half a second; a cache would store the holes of the sparse file as zeros.
         execution_requirements = {"no-cache": "1"},
     )

@@ -15,7 +15,7 @@ def _oci_archive_impl(ctx):
         inputs = [description, ctx.executable.binary],
         outputs = [archive],
         mnemonic = "OciArchive",
-        progress_message = "Making image %{label}",
+        progress_message = "Creating image %{label}",
     )
     return [DefaultInfo(files = depset([archive]))]
 

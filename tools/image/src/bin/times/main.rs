@@ -11,31 +11,20 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::{env, fs, io};
+use std::{env, fs};
 
-#[derive(Debug, thiserror::Error)]
-enum MainError {
-    #[error("usage: times [PROFILE [EVENTS]]; without arguments, run it with: bazel run //tools/times")]
-    Usage,
-    #[error("cannot read {}; run bazel test first or give the paths", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a complete Bazel profile or event file", path.display())]
-    Format { path: PathBuf, source: serde_json::Error },
-}
+use image::files::FileError;
+
+const USAGE: &str = "usage: times [PROFILE [EVENTS]]; without arguments, run it with: bazel run //tools/image:times";
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", causes::lines(&error));
-            ExitCode::FAILURE
-        }
-    }
+    causes::exit_code(run())
 }
 
-fn run() -> Result<(), MainError> {
+fn run() -> Result<(), Box<dyn Error>> {
     // `bazel run` starts programs in another directory.
     let from = |variable| env::var_os(variable).map(PathBuf::from);
     let arguments: Vec<PathBuf> =
@@ -44,15 +33,15 @@ fn run() -> Result<(), MainError> {
         ([], Some(workspace)) => (workspace.join("bazel-profile.json"), Some(workspace.join("bazel-events.json"))),
         ([profile], _) => (profile.clone(), None),
         ([profile, events], _) => (profile.clone(), Some(events.clone())),
-        _ => return Err(MainError::Usage),
+        _ => return Err(USAGE.into()),
     };
-    let steps = profile::steps(&read(&profile)?).map_err(|source| MainError::Format { path: profile, source })?;
+    let steps = profile::steps(&read(&profile)?).map_err(FileError::of("parse the profile", &profile))?;
     // A later run of the test may have replaced the log.
     let log = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let run = match events {
         None => events::Run::default(),
         Some(path) => events::run(&String::from_utf8_lossy(&read(&path)?), log)
-            .map_err(|source| MainError::Format { path, source })?,
+            .map_err(FileError::of("parse the events", &path))?,
     };
     println!("{}\n{}", report::setup(&run, &steps), report::build(&run, &steps));
     if !run.tests.is_empty() {
@@ -64,11 +53,11 @@ fn run() -> Result<(), MainError> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, MainError> {
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let content = if path.extension().is_some_and(|extension| extension == "gz") {
         Command::new("gzip").arg("-dc").arg(path).output().map(|output| output.stdout)
     } else {
         fs::read(path)
     };
-    content.map_err(|source| MainError::Read { path: path.to_owned(), source })
+    content.map_err(FileError::of("read (run bazel test first, or give the path)", path))
 }
