@@ -12,7 +12,6 @@ use ktest_support::Disk;
 use verity::{BLOCK, Tree};
 
 const SECTOR: u32 = 512;
-/// Offset of the partition.
 const START: u64 = 1 << 20;
 const BLOCKS: usize = 300;
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
@@ -66,7 +65,6 @@ impl Installed {
     }
 }
 
-/// Runs a tool that must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));

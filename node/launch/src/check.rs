@@ -23,7 +23,6 @@ const LEAST_DATA: Bytes = Bytes::GIB;
 /// Space for the console's log, the kubeconfig and other small files.
 const SMALL_FILES: Bytes = Bytes::new(64 << 20);
 
-/// The machine cannot run the nodes.
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
     #[error(
@@ -54,7 +53,6 @@ pub enum PreflightError {
     Read { path: PathBuf, source: io::Error },
 }
 
-/// The data file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataFileError {
     #[error("it is neither a regular file nor a block device; name a file, which is created if it is missing")]
@@ -71,7 +69,6 @@ pub enum DataFileError {
     Open(#[source] io::Error),
 }
 
-/// State of the machine.
 #[derive(Debug)]
 struct Machine {
     available: Bytes,
@@ -102,7 +99,6 @@ enum DataFile {
     Usable(Bytes),
     /// Neither a file nor a block device.
     Other,
-    /// A block device for several nodes.
     SharedDevice,
     Unusable(io::Error),
 }

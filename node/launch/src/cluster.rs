@@ -56,7 +56,6 @@ impl Cluster {
         &mut self.workers
     }
 
-    /// A client with an administrator's rights.
     pub fn client(&self) -> Client {
         self.control_plane.client()
     }

@@ -10,11 +10,9 @@ use tempfile::NamedTempFile;
 
 use crate::spec::{NAME, NodeSpec};
 
-/// Name that the node reads.
 const FW_CFG: &str = "opt/dev.granary/config";
 /// Address of the control plane: the first one that DHCP of user networking assigns.
 const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// Addresses of user networking.
 const GATEWAY: &str = "10.0.2.2";
 const NAME_SERVER: &str = "10.0.2.3";
 

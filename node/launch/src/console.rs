@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// Number of lines in errors.
 const LINES: usize = 25;
 
 /// The last lines of the guest's console.
@@ -69,7 +68,6 @@ impl EarlyStages {
         self.left.is_empty()
     }
 
-    /// New events.
     pub(crate) fn read(&mut self) -> io::Result<Vec<Event>> {
         let mut head = Vec::new();
         File::open(&self.console)?.take(WINDOW).read_to_end(&mut head)?;

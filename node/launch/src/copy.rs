@@ -11,7 +11,6 @@ use units::Bytes;
 
 use crate::error::StepError;
 
-/// Size of a read.
 const STEP: u64 = 1 << 20;
 /// Blocks of zeros of this size become holes of the copy.
 const HOLE: usize = 64 << 10;
@@ -44,7 +43,6 @@ impl Copy {
         &self.path
     }
 
-    /// Keeps the file.
     pub(crate) fn keep(self) {
         // Skips `Drop`, which removes the name.
         std::mem::forget(self);

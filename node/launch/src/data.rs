@@ -13,7 +13,6 @@ use units::Bytes;
 #[derive(Debug)]
 pub(crate) struct DataDisk {
     path: PathBuf,
-    /// The base of an overlay.
     base: Option<PathBuf>,
     kept: bool,
 }

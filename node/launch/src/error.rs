@@ -11,7 +11,6 @@ use tokio::task;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
-/// A failed step with its object.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
 pub struct StepError {

@@ -6,13 +6,17 @@ use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// QEMU runs the guest.
-    Started { version: Version, accelerator: Accelerator },
+    Started {
+        version: Version,
+        accelerator: Accelerator,
+    },
     /// A stage of the boot: `firmware`, `kernel`, or one that the node announces.
-    Stage { name: String, state: StageState },
+    Stage {
+        name: String,
+        state: StageState,
+    },
     /// The API server answers; the registration of the node follows.
     Answers,
-    /// The Node is Ready.
     NodeReady,
 }
 
@@ -45,7 +49,6 @@ impl fmt::Display for Event {
 pub struct Unfinished(Vec<String>);
 
 impl Unfinished {
-    /// Updates the stages.
     pub fn note(&mut self, event: &Event) {
         match event {
             Event::Stage { name, state: StageState::Started } if !self.0.contains(name) => self.0.push(name.clone()),

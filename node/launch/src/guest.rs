@@ -22,7 +22,6 @@ const SAVED_DATA: &str = "data.img";
 
 pub(crate) struct Guest {
     pub(crate) vm: Vm,
-    /// Port for announcements.
     pub(crate) port: UnixStream,
     pub(crate) uplink: Option<Uplink>,
 }
@@ -73,7 +72,6 @@ pub(crate) enum GuestNetwork<'a> {
 }
 
 impl Machine {
-    /// Creates missing files.
     pub(crate) fn prepare(host: &Host, spec: &NodeSpec) -> Result<Self, BootError> {
         match (&spec.options.boot, &spec.options.origin) {
             (Boot::Kernel, _) => direct(spec, host.accelerator),

@@ -13,7 +13,6 @@ use std::path::Path;
 
 use crate::error::StepError;
 
-/// The step of a client.
 const PARSE: &str = "use the kubeconfig that the node announced";
 
 /// Replaces the address of the API server with the forwarded port.

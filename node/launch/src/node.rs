@@ -54,7 +54,6 @@ impl Node {
         &self.name
     }
 
-    /// A client with an administrator's rights.
     pub fn client(&self) -> Client {
         self.access.client.clone()
     }

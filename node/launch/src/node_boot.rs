@@ -49,7 +49,6 @@ pub(crate) struct NodeBoot {
     unfinished: Unfinished,
 }
 
-/// The data disk of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
     /// The guest has not opened it.
@@ -67,7 +66,6 @@ pub(crate) enum Role {
     Worker(Access),
 }
 
-/// An administrator's access to the cluster.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) client: Client,

@@ -46,7 +46,6 @@ pub(crate) async fn cut(vm: Arc<Vm>) {
     _ = spawn_blocking(move || vm.wait(QEMU_EXIT)).await;
 }
 
-/// Kills the guest on drop.
 struct KillOnDrop(Arc<Vm>);
 
 impl Drop for KillOnDrop {

@@ -12,7 +12,6 @@ pub(crate) struct NodeSpec {
     /// 0 for the control plane.
     pub(crate) index: u8,
     pub(crate) options: Options,
-    /// File for Ethernet frames.
     pub(crate) capture: Option<PathBuf>,
 }
 
@@ -43,7 +42,6 @@ impl NodeSpec {
         spec
     }
 
-    /// Log of the serial console.
     pub(crate) fn console(&self) -> PathBuf {
         self.file(&self.options.logs, "console.log")
     }

@@ -147,7 +147,6 @@ mod tests {
     /// More lines than fit into the queue twice, because the thread may take it when it is nearly full.
     const MANY: u64 = 20_000;
 
-    /// A rate that suppresses nothing.
     const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
     /// A terminal that can block writes. Clones share it.

@@ -53,7 +53,6 @@ struct Current {
     is_torn: bool,
 }
 
-/// Result of a write.
 #[derive(Debug)]
 pub(crate) struct Written {
     /// Bytes of complete lines that were written.
@@ -92,7 +91,6 @@ impl Files {
         Written { bytes, error: None }
     }
 
-    /// Space in the current file.
     fn space(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| self.bounds.size.get().saturating_sub(current.size))
     }
@@ -155,7 +153,6 @@ impl Files {
     }
 }
 
-/// Approximate size of a write.
 const BATCH: usize = 64 << 10;
 
 impl Current {

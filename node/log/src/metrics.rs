@@ -12,7 +12,6 @@ pub struct Metrics {
     pub(crate) written: IntCounter,
 }
 
-/// Where a record was dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
     /// The queue of the disk was full.

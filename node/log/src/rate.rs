@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Rate limit of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Maximum number of lines at once.
     pub burst: u32,
-    /// Average number of lines per second.
     pub per_second: u32,
     /// Time after which suppressed lines are reported.
     pub window: Duration,
@@ -27,7 +25,6 @@ impl Default for Rate {
 pub struct Bucket {
     /// Available tokens in thousandths of a line.
     left: u64,
-    /// Time of the last update.
     at: Duration,
     /// Number of suppressed lines that were not reported yet, and the time of the first.
     suppressed: Option<(u64, Duration)>,
@@ -70,7 +67,6 @@ impl Bucket {
     }
 }
 
-/// Buckets by source.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     rate: Rate,

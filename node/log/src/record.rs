@@ -20,7 +20,6 @@ const VALUE: usize = 4 << 10;
 /// Maximum number of fields.
 const FIELDS: usize = 32;
 
-/// Source of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A module of the node's own program, such as `provisioner::claims`.
@@ -34,7 +33,6 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Name in the log files.
     pub fn name(&self) -> &str {
         match self {
             Self::Module(module) => module,
@@ -53,7 +51,6 @@ impl Origin {
     }
 }
 
-/// Name and value.
 pub type Field = (Cow<'static, str>, String);
 
 /// A log record. Any combination of values is valid.
@@ -72,7 +69,6 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record with the current time.
     pub fn now(level: Level, origin: Origin, message: impl Into<String>) -> Self {
         Self {
             at: SystemTime::now(),
@@ -90,7 +86,6 @@ impl Record {
         word(self.level)
     }
 
-    /// Redacts and truncates the record.
     pub(crate) fn clean(self) -> Self {
         let text = |text: String, most| match redact(&text) {
             Cow::Borrowed(_) => clip(text, most),

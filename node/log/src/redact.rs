@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex, RegexBuilder};
 
-/// Replacement of a secret.
 pub const REDACTED: &str = "REDACTED";
 
 /// Maximum number of lines that are redacted after the beginning of a private key: an RSA key with 16384 bits has 200.
@@ -80,7 +79,6 @@ pub struct Redactor {
 }
 
 impl Redactor {
-    /// Redacts the next line.
     pub fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
         let rest = match self.key {
             None => line,

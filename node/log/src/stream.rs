@@ -26,10 +26,8 @@ pub trait Sink: Send + Sync {
     fn take(&self, record: &Record);
 }
 
-/// The stream cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A metric is already registered.
     #[error("cannot create the metrics of the log")]
     Metrics(#[from] prometheus::Error),
     #[error("cannot start a log thread")]

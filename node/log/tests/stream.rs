@@ -17,10 +17,8 @@ use units::{Bytes, Inodes};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A rate that suppresses nothing.
 const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
-/// Stores the records.
 #[derive(Clone, Default)]
 struct FakeSink(Arc<Mutex<Vec<Record>>>);
 
@@ -35,7 +33,6 @@ impl FakeSink {
         self.0.lock().unwrap().iter().find(|record| wanted(record)).cloned()
     }
 
-    /// Waits for a record.
     fn wait(&self, what: &str, wanted: impl Fn(&Record) -> bool) -> Record {
         wait(what, || self.find(&wanted).ok_or_else(|| format!("{:?}", self.0.lock().unwrap().last())))
     }
@@ -103,7 +100,6 @@ fn written(directory: &Path) -> (u64, Vec<usize>) {
     (text.iter().map(|text| text.len() as u64).sum(), numbers)
 }
 
-/// A directory with a limit.
 fn limited(disk: &XfsDisk, limit: Bytes) -> PathBuf {
     let directory = disk.path().join("node");
     fs::create_dir(&directory).unwrap();

@@ -41,14 +41,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
-/// Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The page loads, runs and sends nothing and must not be framed; its style is inline.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Provides the data.
 pub trait Source: Send + Sync + 'static {
     /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
@@ -65,12 +63,10 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self) -> Result<String, BoxError>;
 }
 
-/// The clients that are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Clients on the node: from loopback or its own address; on a worker also the API server.
     Node {
-        /// Address of the node.
         own: Ipv4Addr,
         /// Address of the API server, if it is not this node. The network must prevent spoofing of this address.
         server: Option<Ipv4Addr>,
@@ -111,7 +107,6 @@ impl Audience {
     }
 }
 
-/// Answers one request.
 async fn converse(stream: TcpStream, server: Arc<Server>) {
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);

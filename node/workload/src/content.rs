@@ -27,7 +27,6 @@ pub(crate) fn paint(path: &Path, text: &str) -> Result<Paint, CheckError> {
     Ok(Paint { written, errno: fill::name(&refusal) })
 }
 
-/// Looks for the text.
 pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
     let mut found = Scan { bytes: 0, data: 0, found: 0 };
     if path.is_dir() {
@@ -120,7 +119,6 @@ pub(crate) fn beginning(path: &Path, limit: u64) -> Result<String, CheckError> {
     Ok(String::from_utf8_lossy(&content[..end]).into_owned())
 }
 
-/// Writes the beginning of a device.
 pub(crate) fn begin(path: &Path, text: &str) -> Result<(), CheckError> {
     let mut content = text.as_bytes().to_vec();
     // The text ends at the zero; the rest is of an earlier text.

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A failed step.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {}", path.display())]
 pub struct CheckError {

@@ -12,7 +12,6 @@ pub struct Request {
     pub report: bool,
 }
 
-/// The command line is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown check: {given:?}; use one of: {}; and --report for a copy in the status of the pod", Check::FORMS)]
 pub struct UsageError {

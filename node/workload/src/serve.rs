@@ -19,7 +19,6 @@ const HEAD: u64 = 16 << 10;
 /// Time limit of reads and writes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Path and query of a check.
 pub fn target(check: &Check) -> String {
     let words: Vec<String> = check.words().iter().map(|word| encode(word)).collect();
     format!("/?{}", words.join("&"))

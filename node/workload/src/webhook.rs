@@ -62,7 +62,6 @@ fn exchange(stream: &mut (impl Read + Write), message: &str) -> io::Result<()> {
     )
 }
 
-/// The body of a request.
 fn request(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut reader = BufReader::new(stream.take(HEAD + BODY));
     let (mut length, mut header) = (0, String::new());
@@ -96,7 +95,6 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Cursor;
 
-    /// Input and output.
     struct Both(Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Both {

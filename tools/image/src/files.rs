@@ -28,14 +28,10 @@ impl FileError {
     }
 }
 
-/// A program of the image.
 #[derive(Debug)]
 pub struct Examined {
-    /// Content of the file.
     pub bytes: Vec<u8>,
-    /// Build information in the file.
     pub program: Program,
-    /// Packages of the linked libraries.
     pub libraries: BTreeSet<String>,
 }
 

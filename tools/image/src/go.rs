@@ -20,7 +20,6 @@ pub struct Module {
     pub version: String,
 }
 
-/// Build information of a Go program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Info {
     /// Toolchain, such as `go1.26.8`.
@@ -31,7 +30,6 @@ pub struct Info {
     pub cgo: bool,
 }
 
-/// The section is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
     #[error("the section does not have the format of Go 1.18 or later")]
@@ -40,7 +38,6 @@ pub enum InfoError {
     Short,
 }
 
-/// Parses the section.
 pub fn parse(section: &[u8]) -> Result<Info, InfoError> {
     if !section.starts_with(MAGIC) || section.get(FLAGS).is_none_or(|flags| flags & INLINE == 0) {
         return Err(InfoError::Form);

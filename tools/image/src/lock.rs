@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// A pinned Debian package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Package {
     pub package: String,

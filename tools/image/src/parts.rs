@@ -13,7 +13,6 @@ use crate::sysroot::Sysroot;
 /// Prefix of the directories of crates that crate_universe fetches.
 pub const CRATE: &str = "crates__";
 
-/// The parts of the image.
 #[derive(Debug)]
 pub struct Parts(());
 
@@ -53,7 +52,6 @@ impl Parts {
         channel.unwrap_or_else(|| panic!("no channel in {text}")).to_owned()
     }
 
-    /// The pinned libraries.
     pub fn sysroot(&self) -> Sysroot {
         let text = String::from_utf8(read(Path::new(&variable("IMAGE_LIBRARIES")))).unwrap();
         Sysroot::parse(&text).unwrap()
@@ -91,7 +89,6 @@ impl Parts {
         programs.map(|(path, program)| (path.clone(), crates(program))).collect()
     }
 
-    /// A JSON file below /usr/share.
     pub fn json(&self, path: &str) -> Value {
         serde_json::from_slice(&read(&Path::new(&variable("IMAGE_SHARE")).join(path))).unwrap()
     }

@@ -16,20 +16,17 @@ const LIBRARIES: &str = ".granary.libraries";
 /// Prefix of rustc's entry in [`COMMENT`].
 const RUSTC: &str = "rustc version ";
 
-/// Build information of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// Compilers and linkers of the program and of its libraries.
     pub with: BTreeSet<String>,
     /// Dynamic loader (`PT_INTERP`); `None` for a static program.
     pub loader: Option<String>,
-    /// Build information of a Go program.
     pub go: Option<Info>,
     /// Linked libraries; `None` if the linker did not record them.
     pub libraries: Option<Vec<Library>>,
 }
 
-/// The program cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadProgramError {
     #[error("not an ELF file")]

@@ -8,7 +8,6 @@ use super::*;
 use crate::model::{Closed, Inodes, Life, Mode};
 use crate::sample::{self, NOW, example, id, peer, volume};
 
-/// The displayed form of a text.
 fn shown(text: &str) -> String {
     text.chars().map(visible).collect()
 }
@@ -283,7 +282,6 @@ fn with(texts: &[String; 8]) -> Page {
     page
 }
 
-/// Names and classes of all elements.
 fn structure(document: &Element) -> Vec<(&str, Option<&str>)> {
     document.all().into_iter().map(|element| (&*element.name, element.attribute("class"))).collect()
 }

@@ -14,7 +14,6 @@ use image::files::{self, Examined, FileError};
 use image::lock::Package;
 use serde::{Deserialize, Serialize};
 
-/// Input.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -32,7 +31,6 @@ struct Description {
 struct Report {
     tools: BTreeMap<String, String>,
     programs: BTreeMap<String, Built>,
-    /// Packages that are linked into programs.
     libraries: BTreeSet<Package>,
 }
 

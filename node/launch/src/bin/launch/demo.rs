@@ -26,19 +26,16 @@ pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct DemoResult {
     pub(crate) claims: Vec<ClaimResult>,
-    /// Empty with one node.
     pub(crate) mesh: Vec<MeshResult>,
 }
 
 #[derive(Debug)]
 pub(crate) struct ClaimResult {
     pub(crate) demo_claim: DemoClaim,
-    /// Name of the volume.
     pub(crate) volume: String,
     pub(crate) finding: workload::Demo,
 }
 
-/// Error of a watch.
 pub(crate) type Lost = Box<watcher::Error>;
 
 #[derive(Debug, thiserror::Error)]
@@ -225,7 +222,6 @@ pub(crate) fn message(pod: Option<&Pod>) -> String {
     terminated.or_else(|| status.message.clone()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// The events of the namespace.
 pub(crate) async fn events(client: Client) -> String {
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
     let events = match timeout(REQUEST, events.list(&ListParams::default())).await {

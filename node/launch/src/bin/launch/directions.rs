@@ -12,7 +12,6 @@ pub(crate) struct Directions<'a> {
     pub(crate) logs: Logs,
 }
 
-/// Whether the logs are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Logs {
     Kept,

@@ -78,7 +78,6 @@ async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Res
     }
 }
 
-/// The address of a running pod.
 fn address(pod: Option<&Pod>) -> Option<IpAddr> {
     let running = demo::phase(pod) == "Running";
     pod.filter(|_| running)?.status.as_ref()?.pod_ip.as_ref()?.parse().ok()

@@ -22,10 +22,8 @@ pub(crate) struct Progress<'a> {
     lanes: Vec<Lane>,
 }
 
-/// The line of a node.
 struct Lane {
     node: String,
-    /// Log of the console.
     log: PathBuf,
     /// Created with the first text.
     bar: OnceCell<ProgressBar>,
@@ -65,7 +63,6 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Prints a completed step.
     pub(crate) fn step(&self, text: &str) {
         self.print_error(&format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text)));
     }
@@ -139,7 +136,6 @@ fn bar(elapsed: Duration) -> ProgressBar {
     }
 }
 
-/// Removes control characters of the guest.
 fn printable(line: &str) -> String {
     line.chars().filter(|character| !character.is_control()).collect()
 }

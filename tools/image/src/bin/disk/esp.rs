@@ -12,7 +12,6 @@ const EXECUTABLE: &str = "EFI/BOOT/BOOTX64.EFI";
 const ID: u32 = 0x5ad0_0001;
 const LABEL: [u8; 11] = *b"GRANARY ESP";
 
-/// The partition cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EspError {
     #[error(

@@ -34,7 +34,6 @@ pub enum Slot {
     B,
 }
 
-/// The disk image cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     #[error(

@@ -10,7 +10,6 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Input of the Bazel rule.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
@@ -36,7 +35,6 @@ pub(crate) enum LayoutError {
     Json(#[from] serde_json::Error),
 }
 
-/// The files of an image layout.
 pub(crate) struct Layout {
     index: Vec<u8>,
     /// Blobs by digest, without `sha256:`.

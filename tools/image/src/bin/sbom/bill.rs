@@ -9,7 +9,6 @@ use crate::licence::{Expression, identifier};
 use crate::package::{Ecosystem, Package, Texts};
 use crate::spdx::{self, Creation, DOCUMENT, Described, Document, Extracted, Kind, Relationship};
 
-/// Bill of materials of an image.
 #[derive(Debug)]
 pub(crate) struct Bill {
     image: Package,

@@ -11,9 +11,7 @@ use serde::Deserialize;
 pub(crate) struct Description {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Programs by path in the image.
     pub(crate) programs: BTreeMap<String, Program>,
-    /// Crates by directory.
     pub(crate) crates: BTreeMap<String, Crate>,
     pub(crate) go: Go,
     pub(crate) debian: Debian,
@@ -26,7 +24,6 @@ pub(crate) struct Description {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Program {
     pub(crate) file: PathBuf,
-    /// Directories of the linked crates.
     pub(crate) crates: Vec<String>,
 }
 

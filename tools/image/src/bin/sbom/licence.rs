@@ -46,7 +46,6 @@ impl Expression {
         Self(format!("LicenseRef-{}", identifier(of)))
     }
 
-    /// Combines the expressions with AND.
     pub(crate) fn all(expressions: impl IntoIterator<Item = Self>) -> Option<Self> {
         let parts: BTreeSet<String> = expressions.into_iter().flat_map(|expression| expression.parts()).collect();
         let alone = parts.len() == 1;

@@ -2,7 +2,6 @@
 
 use crate::licence::{Expression, ParseExpressionError};
 
-/// A crate of a registry.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) name: String,

@@ -20,12 +20,10 @@ use crate::package::{self, Ecosystem, Package};
 use crate::texts::{Texts, is_licence, is_text};
 use crate::vendor::Vendor;
 
-/// Licence of this project.
 const OWN: &str = "Apache-2.0";
 /// Licence of Rust's standard library with its crates.
 const RUST: &str = "MIT OR Apache-2.0";
 
-/// Packages that programs may contain.
 #[derive(Debug)]
 pub(crate) struct Materials {
     texts: Texts,
@@ -38,7 +36,6 @@ pub(crate) struct Materials {
     libraries: BTreeMap<String, lock::Package>,
 }
 
-/// A material is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MaterialsError {
     #[error(transparent)]
@@ -58,7 +55,6 @@ pub(crate) enum MaterialsError {
 }
 
 impl Materials {
-    /// Reads all materials except programs.
     pub(crate) fn read(described: &Description) -> Result<Self, MaterialsError> {
         let mut texts = Texts::default();
         let apache = texts.add(files::bytes(&described.apache)?);

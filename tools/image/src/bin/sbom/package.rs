@@ -18,13 +18,11 @@ pub(crate) struct Package {
     pub(crate) texts: Texts,
 }
 
-/// Registry that defines name and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ecosystem {
     Cargo,
     Debian,
     Go,
-    /// No registry.
     Generic,
 }
 
@@ -38,7 +36,6 @@ pub(crate) struct Texts {
 }
 
 impl Package {
-    /// Identifier in the SPDX document.
     pub(crate) fn id(&self) -> String {
         let kind = match self.ecosystem {
             Ecosystem::Cargo => "Cargo",
@@ -49,7 +46,6 @@ impl Package {
         format!("SPDXRef-{kind}-{}-{}", identifier(&self.name), identifier(&self.version))
     }
 
-    /// Package URL.
     pub(crate) fn purl(&self) -> String {
         let version = encode(&self.version);
         match self.ecosystem {

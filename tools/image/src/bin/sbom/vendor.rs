@@ -5,7 +5,6 @@ use std::io::{self, Read};
 
 use crate::texts::is_text;
 
-/// Licence texts by path.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Vendor(BTreeMap<String, Vec<u8>>);
 

@@ -13,7 +13,6 @@ pub(crate) struct Run {
     pub(crate) cpu: BTreeMap<String, Duration>,
     /// `--build_metadata`.
     pub(crate) metadata: BTreeMap<String, String>,
-    /// Tests by label.
     pub(crate) tests: BTreeMap<String, Test>,
 }
 
@@ -21,7 +20,6 @@ pub(crate) struct Run {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) time: Duration,
-    /// Status of the last attempt.
     pub(crate) status: String,
     pub(crate) is_cached: bool,
     pub(crate) cost: Cost,
