@@ -376,12 +376,9 @@ mod tests {
 
     #[test]
     fn a_file_needs_only_the_space_that_it_lacks() {
-        use crate::options::Image;
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data.img");
-        let nothing = || Path::new("/dev/null").to_path_buf();
-        let image = Image { kernel: nothing(), initramfs: nothing(), system: nothing(), command_line: nothing() };
-        let mut options = Options::new(image, directory.path());
+        let mut options = Options::fake(directory.path());
         let needs = |options: &Options| -> Vec<Bytes> {
             directories(options).unwrap().iter().map(|directory| directory.need).collect()
         };

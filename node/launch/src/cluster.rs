@@ -19,9 +19,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 
 /// A control plane and its workers in one Ethernet segment, see [`Segment`]. Dropping it kills the guests.
 pub struct Cluster {
-    control_plane: Node,
-    workers: Vec<Worker>,
-    segment: Option<Arc<Segment>>,
+    pub(crate) control_plane: Node,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) segment: Option<Arc<Segment>>,
 }
 
 /// A guest or a network that ended by itself.
@@ -38,10 +38,6 @@ impl Cluster {
         let mut boot = ClusterBoot::start(options, &on_event).await?;
         let ready = boot.until_ready(&on_event).await?;
         Ok(boot.into_cluster(ready))
-    }
-
-    pub(crate) fn new(control_plane: Node, workers: Vec<Worker>, segment: Option<Arc<Segment>>) -> Self {
-        Self { control_plane, workers, segment }
     }
 
     pub fn control_plane(&self) -> &Node {
@@ -68,7 +64,7 @@ impl Cluster {
 
     /// Waits until a guest or the network ends by itself. Ignores workers that a call of [`Worker`] ended. Cancel-safe.
     pub async fn ended(&mut self) -> Ended {
-        let workers = self.workers.iter_mut().filter_map(Worker::node_mut);
+        let workers = self.workers.iter_mut().filter_map(|worker| worker.node.as_mut());
         let nodes = std::iter::once(&mut self.control_plane).chain(workers);
         let ends = nodes.map(|node| {
             Box::pin(async move {
@@ -93,7 +89,7 @@ impl Cluster {
                 (name, ended)
             }
         };
-        let workers = self.workers.into_iter().filter_map(Worker::into_node).map(down);
+        let workers = self.workers.into_iter().filter_map(|worker| worker.node).map(down);
         off(workers, down(self.control_plane)).await
     }
 }

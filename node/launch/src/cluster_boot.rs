@@ -99,10 +99,10 @@ impl ClusterBoot {
     pub fn into_cluster(self, Ready(access): Ready) -> Cluster {
         let workers = self.workers.into_iter().map(|(start, boot)| {
             let node = boot.into_node(access.clone());
-            Worker::new(start, access.clone(), node)
+            Worker { start, access: access.clone(), node: Some(node) }
         });
         let workers = workers.collect();
-        Cluster::new(self.control_plane.into_node(access), workers, self.segment)
+        Cluster { control_plane: self.control_plane.into_node(access), workers, segment: self.segment }
     }
 
     /// Ends all guests during the boot, the workers first. Kills those that do not use their data disks, and shuts the others

@@ -73,12 +73,10 @@ mod tests {
     use config::{Config, Role};
 
     use super::*;
-    use crate::options::{ClusterOptions, Image, Options};
+    use crate::options::{ClusterOptions, Options};
 
     fn specs(directory: &Path) -> Vec<NodeSpec> {
-        let [kernel, initramfs, system, command_line] = [const { std::path::PathBuf::new() }; 4];
-        let options = Options::new(Image { kernel, initramfs, system, command_line }, directory);
-        let options = Options { overcommit: "1.50".parse().unwrap(), ..options };
+        let options = Options { overcommit: "1.50".parse().unwrap(), ..Options::fake(directory) };
         NodeSpec::all(&ClusterOptions::new(options, "2".parse().unwrap()))
     }
 

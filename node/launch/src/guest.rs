@@ -242,13 +242,10 @@ fn arguments(accelerator: Accelerator, options: &Options) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Image;
 
     #[test]
     fn mitigations_are_off_only_in_emulation() {
-        let path = || PathBuf::from("image");
-        let image = Image { kernel: path(), initramfs: path(), system: path(), command_line: path() };
-        let mut options = Options::new(image, Path::new("/tmp/run"));
+        let mut options = Options::fake(Path::new("/tmp/run"));
         assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off");
         assert_eq!(arguments(Accelerator::Kvm, &options), "");
         options.kernel_arguments = "granary.log=info".to_owned();

@@ -37,7 +37,7 @@ pub(crate) async fn invite(access: &Access, worker: &NodeSpec) -> Result<String,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Image, Options};
+    use crate::options::Options;
     use http::{Request, Response};
     use kube::Client;
     use kube::client::Body;
@@ -53,9 +53,7 @@ mod tests {
         let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
         let access =
             Access { client: Client::new(service, "default"), kubeconfig: PathBuf::new(), api: 6443, ca: Some(ca) };
-        let [kernel, initramfs, system, command_line] = [const { PathBuf::new() }; 4];
-        let image = Image { kernel, initramfs, system, command_line };
-        let worker = NodeSpec::control_plane(&Options::new(image, Path::new("/tmp")));
+        let worker = NodeSpec::control_plane(&Options::fake(Path::new("/tmp")));
         let error = invite(&access, &worker).await.unwrap_err();
         assert!(error.source().unwrap().to_string().contains("did not answer within 120s"), "{error:?}");
     }

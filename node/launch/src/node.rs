@@ -22,13 +22,13 @@ pub(crate) const CREDENTIALS: &str = "kubeconfig";
 
 /// Dropping it kills the guest.
 pub struct Node {
-    name: String,
-    vm: Arc<Vm>,
-    uplink: Option<Uplink>,
-    access: Access,
-    console: PathBuf,
+    pub(crate) name: String,
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) uplink: Option<Uplink>,
+    pub(crate) access: Access,
+    pub(crate) console: PathBuf,
     /// One task that reads announcements until the guest ends.
-    announcements: JoinSet<Option<String>>,
+    pub(crate) announcements: JoinSet<Option<String>>,
 }
 
 impl Node {
@@ -37,17 +37,6 @@ impl Node {
         let mut boot = NodeBoot::alone(options, &mut on_event).await?;
         let access = boot.until_ready(&mut on_event).await?;
         Ok(boot.into_node(access))
-    }
-
-    pub(crate) fn new(
-        name: String,
-        vm: Arc<Vm>,
-        uplink: Option<Uplink>,
-        access: Access,
-        console: PathBuf,
-        announcements: JoinSet<Option<String>>,
-    ) -> Self {
-        Self { name, vm, uplink, access, console, announcements }
     }
 
     pub fn name(&self) -> &str {

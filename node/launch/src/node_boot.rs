@@ -253,9 +253,9 @@ impl NodeBoot {
     }
 
     pub(crate) fn into_node(self, access: Access) -> Node {
-        let mut reader = JoinSet::new();
-        reader.spawn(announcements::drain(self.announcements));
-        Node::new(self.name, self.vm, self.uplink, access, self.console, reader)
+        let mut announcements = JoinSet::new();
+        announcements.spawn(announcements::drain(self.announcements));
+        Node { name: self.name, vm: self.vm, uplink: self.uplink, access, console: self.console, announcements }
     }
 
     /// Ends the guest during its boot: kills it if it does not use its data disk, otherwise shuts it down in order.

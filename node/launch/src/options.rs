@@ -167,6 +167,15 @@ impl Options {
 }
 
 #[cfg(test)]
+impl Options {
+    /// Options with an image that does not exist.
+    pub(crate) fn fake(directory: &Path) -> Self {
+        let [kernel, initramfs, system, command_line] = [const { PathBuf::new() }; 4];
+        Self::new(Image { kernel, initramfs, system, command_line }, directory)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

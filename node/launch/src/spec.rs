@@ -58,14 +58,11 @@ impl NodeSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Image;
     use std::collections::BTreeSet;
     use units::Bytes;
 
     fn cluster(data: Data) -> ClusterOptions {
-        let [kernel, initramfs, system, command_line] = [const { PathBuf::new() }; 4];
-        let image = Image { kernel, initramfs, system, command_line };
-        let options = Options { data, ..Options::new(image, Path::new("/tmp/run")) };
+        let options = Options { data, ..Options::fake(Path::new("/tmp/run")) };
         ClusterOptions { capture: Capture::On, ..ClusterOptions::new(options, "8".parse().unwrap()) }
     }
 

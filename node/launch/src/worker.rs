@@ -15,9 +15,9 @@ use tokio::task::spawn_blocking;
 
 /// A worker of a [`Cluster`](crate::Cluster). It can be off, and be booted again with its disk.
 pub struct Worker {
-    worker_start: Arc<WorkerStart>,
-    access: Access,
-    node: Option<Node>,
+    pub(crate) start: Arc<WorkerStart>,
+    pub(crate) access: Access,
+    pub(crate) node: Option<Node>,
 }
 
 /// Everything that each start of a worker needs.
@@ -53,12 +53,8 @@ impl WorkerStart {
 }
 
 impl Worker {
-    pub(crate) fn new(worker_start: Arc<WorkerStart>, access: Access, node: Node) -> Self {
-        Self { worker_start, access, node: Some(node) }
-    }
-
     pub fn name(&self) -> &str {
-        &self.worker_start.spec.name
+        &self.start.spec.name
     }
 
     /// `None` if the worker is off.
@@ -66,22 +62,14 @@ impl Worker {
         self.node.as_ref()
     }
 
-    pub(crate) fn node_mut(&mut self) -> Option<&mut Node> {
-        self.node.as_mut()
-    }
-
-    pub(crate) fn into_node(self) -> Option<Node> {
-        self.node
-    }
-
     /// Log of the console of the last boot.
     pub fn console(&self) -> PathBuf {
-        self.worker_start.spec.console()
+        self.start.spec.console()
     }
 
     /// All Ethernet frames since the last start, in pcap format, if [`Capture`](crate::Capture) is on.
     pub fn capture(&self) -> Option<&Path> {
-        self.worker_start.spec.capture.as_deref()
+        self.start.spec.capture.as_deref()
     }
 
     /// Boots a worker that is off with its disk and the configuration of its first boot, and waits until it is Ready.
@@ -91,7 +79,7 @@ impl Worker {
         }
         self.node = None;
         let failed = || ClusterError::of(self.name());
-        let start = Arc::clone(&self.worker_start).start(self.access.clone(), &mut on_event);
+        let start = Arc::clone(&self.start).start(self.access.clone(), &mut on_event);
         let mut rising = start.await.map_err(failed())?;
         let access = rising.until_ready(&mut on_event).await.map_err(failed())?;
         self.node = Some(rising.into_node(access));

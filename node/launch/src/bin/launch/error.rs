@@ -87,7 +87,7 @@ mod tests {
     use launch::{BootError, ShutdownError};
 
     #[test]
-    fn a_failed_demonstration_has_status_1_and_an_interrupted_one_130() {
+    fn the_status_is_1_or_130_after_an_interrupt() {
         assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount(None))).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::OutputClosed).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::Interrupted).status(), 130);
