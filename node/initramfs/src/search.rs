@@ -33,7 +33,7 @@ struct DeviceList<'seen>(&'seen [BlockDevice]);
 impl fmt::Display for DeviceList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("are no disks");
+            return f.write_str("are none");
         }
         write!(f, "are {}", self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
     }
