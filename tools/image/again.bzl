@@ -1,4 +1,4 @@
-"""A rule that builds a target a second time, to check that the build is reproducible."""
+"""A second build of targets, to check that the build is reproducible."""
 
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 
@@ -43,3 +43,26 @@ again = rule(
     },
     doc = "A rule: a target that is built again from its sources by separate actions. Outputs that depend on the output directory, time or chance differ from those of the first build.",
 )
+
+def _replaced(value, again):
+    if type(value) == "list":
+        return [again.get(item, item) for item in value]
+    if type(value) == "dict":
+        return {again.get(key, key): again.get(item, item) for key, item in value.items()}
+    return again.get(value, value)
+
+def built_twice(name, rule, again, **kwargs):
+    """A macro: a target, and `NAME_again`, the same of the second builds of its inputs.
+
+    Args:
+        name: name of the target.
+        rule: the rule or macro.
+        again: label of an input -> label of its second build. All others are shared.
+        **kwargs: attributes of the rule: labels, or lists or dictionaries of labels.
+    """
+    rule(name = name, **kwargs)
+    rule(
+        name = name + "_again",
+        tags = ["manual"],
+        **{key: _replaced(value, again) for key, value in kwargs.items()}
+    )

@@ -49,7 +49,7 @@ build_info = rule(
     attrs = PROGRAMS | {
         "_buildinfo": attr.label(
             cfg = "exec",
-            default = "//tools/buildinfo:program",
+            default = "//tools/image:buildinfo",
             executable = True,
         ),
     },

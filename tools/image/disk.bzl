@@ -19,7 +19,7 @@ def _disk_image_impl(ctx):
         inputs = inputs,
         outputs = [out],
         mnemonic = "DiskImage",
-        progress_message = "Making the disk of %{label}",
+        progress_message = "Creating the disk of %{label}",
         # Takes half a second; a cache would store the holes of the sparse file as zeros.
         execution_requirements = {"no-cache": "1"},
     )
@@ -39,6 +39,6 @@ The builder adds a file with the system partition and its root hash to the initr
         "system": attr.label(mandatory = True, allow_single_file = True, doc = "The read-only file system."),
         # In the target configuration, which optimizes: unoptimized tools hash ten times slower.
         # Both are the same platform.
-        "_disk": attr.label(default = "//tools/disk", executable = True, cfg = "target"),
+        "_disk": attr.label(default = "//tools/image:disk", executable = True, cfg = "target"),
     },
 )

@@ -13,7 +13,7 @@ _TEXTS = [
     "UNLICENSE",
 ]
 
-def _promises_terms(file):
+def _is_licence_text(file):
     name = file.basename.upper()
     for text in _TEXTS:
         if name.startswith(text):
@@ -28,7 +28,7 @@ def _files_of(crate):
     for file in crate.compile_data.to_list():
         if file.path == root + "/Cargo.toml":
             manifest = file
-        elif _promises_terms(file):
+        elif _is_licence_text(file):
             texts.append(file)
     if not manifest:
         fail("{} has no Cargo.toml".format(crate.owner))
@@ -133,7 +133,7 @@ sbom = rule(
         # In the target configuration, which optimizes, because it hashes all programs.
         "_sbom": attr.label(
             cfg = "target",
-            default = "//tools/sbom",
+            default = "//tools/image:sbom",
             executable = True,
         ),
     },

@@ -67,7 +67,7 @@ def rust_binary(name, srcs = None, deps = [], **kwargs):
         **kwargs
     )
 
-def rust_test(name, crate = None, deps = [], rustc_flags = [], size = "small", **kwargs):
+def rust_test(name, crate = None, deps = [], package = None, rustc_flags = [], size = "small", **kwargs):
     """A macro: a rust_test with the `[dev-dependencies]` of the package's Cargo.toml.
 
     Its crate is compiled without optimization and with overflow checks unless `rustc_flags` sets an opt-level. This takes a
@@ -78,6 +78,7 @@ def rust_test(name, crate = None, deps = [], rustc_flags = [], size = "small", *
         name: name of the test.
         crate: the library or program whose unit tests these are. A test without it has `srcs`, and the `[dependencies]` too.
         deps: crates of this workspace.
+        package: package with the Cargo.toml, if it is another one.
         rustc_flags: as for every rust_test.
         size: as for every test.
         **kwargs: other attributes of a rust_test.
@@ -87,11 +88,11 @@ def rust_test(name, crate = None, deps = [], rustc_flags = [], size = "small", *
     _rust_test(
         name = name,
         size = size,
-        aliases = aliases(normal_dev = True, proc_macro_dev = True),
+        aliases = aliases(normal_dev = True, package_name = package, proc_macro_dev = True),
         crate = crate,
-        proc_macro_deps = all_crate_deps(proc_macro_dev = True),
+        proc_macro_deps = all_crate_deps(package_name = package, proc_macro_dev = True),
         rustc_flags = rustc_flags,
-        deps = all_crate_deps(normal = crate == None, normal_dev = True) + deps,
+        deps = all_crate_deps(normal = crate == None, normal_dev = True, package_name = package) + deps,
         **kwargs
     )
 

@@ -113,7 +113,7 @@ mod tests {
     fn metrics_and_their_documentation_match() {
         let metrics = Metrics::default();
         let scrape: Box<dyn Collector> = Box::new(Scrape::new(|| Ok(example())).unwrap());
-        metricsdocs::assert_described("Mesh", metrics.collectors().into_iter().chain([scrape]));
+        docs::assert_described("Mesh", metrics.collectors().into_iter().chain([scrape]));
     }
 
     #[test]

@@ -174,7 +174,7 @@ mod tests {
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let gauges = Gauges::new().unwrap();
         gauges.set(&services(), &ClockState::default(), &[EXPIRY], &[("etcd", 1)]);
-        metricsdocs::assert_described("Node", gauges.collectors());
+        docs::assert_described("Node", gauges.collectors());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is in the system image, asked of the image itself.
+//! The content of the system image.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -8,7 +8,7 @@ use std::{env, fs};
 
 use serde_json::Value;
 
-/// Every program that is there, and every other name of one: no shell, no package manager, no ssh comes in unnoticed.
+/// All programs and their other names: a shell, a package manager or ssh would fail the test.
 const PROGRAMS: [&str; 22] = [
     "init",
     "opt/cni/bin/host-local",
@@ -34,7 +34,7 @@ const PROGRAMS: [&str; 22] = [
     "usr/bin/xfs_repair",
 ];
 
-/// What erofs-utils' fsck takes out of the image.
+/// The image, unpacked by fsck of erofs-utils.
 struct System(tempfile::TempDir);
 
 impl System {
@@ -56,7 +56,7 @@ impl System {
     }
 }
 
-/// Paths below a directory of all that is no directory; links are not followed.
+/// Paths below a directory, except directories; does not follow links.
 fn entries(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut left = vec![directory.to_owned()];
@@ -78,8 +78,7 @@ fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
     entries(directory).into_iter().map(|name| (name.clone(), read(&name))).collect()
 }
 
-/// Whether somebody could start it: whatever is in a directory of programs, and elsewhere what the kernel takes for a
-/// program. Libraries and the kernel's modules have the same format.
+/// Whether the kernel could execute the file: all in directories of programs, elsewhere by format, except libraries and modules.
 fn is_program(path: &str, file: &Path) -> bool {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     if matches!(directory, "opt/cni/bin" | "usr/bin") {
@@ -100,7 +99,7 @@ fn programs(root: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_program_is_seen_wherever_it_lies() {
+fn programs_are_found_in_all_directories() {
     let root = tempfile::tempdir().expect("a directory");
     for (path, content) in [
         ("etc/profile", &b"umask 022\n"[..]),
@@ -111,7 +110,7 @@ fn a_program_is_seen_wherever_it_lies() {
         ("usr/libexec/hook", b"#!/bin/sh\n"),
     ] {
         let path = root.path().join(path);
-        fs::create_dir_all(path.parent().expect("a directory")).expect("it is made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("it is created");
         fs::write(path, content).expect("it is written");
     }
     std::os::unix::fs::symlink("busybox", root.path().join("usr/bin/sh")).expect("it is linked");
@@ -120,7 +119,7 @@ fn a_program_is_seen_wherever_it_lies() {
 }
 
 #[test]
-fn the_image_has_the_programs_of_the_node_and_no_other() {
+fn the_image_has_only_the_programs_of_the_node() {
     let system = System::built();
     let found = programs(&system.path(""));
     let wanted: BTreeSet<String> = PROGRAMS.map(str::to_owned).into();
@@ -133,7 +132,7 @@ fn the_image_has_the_programs_of_the_node_and_no_other() {
 }
 
 #[test]
-fn the_image_says_what_it_was_built_with_and_what_is_in_it() {
+fn the_image_has_build_information_and_bill_of_materials() {
     let system = System::built();
     let text = fs::read_to_string(system.path("etc/build.json")).expect("/etc/build.json");
     let build: Value = serde_json::from_str(&text).expect("JSON");
@@ -142,7 +141,7 @@ fn the_image_says_what_it_was_built_with_and_what_is_in_it() {
         assert!(version.contains(|c: char| c.is_ascii_digit()), "{tool}: {version}");
     }
     for program in build["programs"].as_object().expect("programs").keys() {
-        // Those of container images and of the initramfs are in other files.
+        // Programs of container images and of the initramfs are in other files.
         let own = !program.contains(".tar/") && !program.starts_with("initramfs/");
         assert!(!own || system.path(program.trim_start_matches('/')).is_file(), "{program}");
     }
@@ -156,7 +155,7 @@ fn the_image_says_what_it_was_built_with_and_what_is_in_it() {
     }
 }
 
-/// The kernel rejects any other one (`module.sig_enforce=1`). Whether the signature is Debian's is for the kernel to say.
+/// The kernel rejects unsigned modules (`module.sig_enforce=1`), and verifies the signatures.
 #[test]
 fn each_kernel_module_has_its_signature() {
     let system = System::built();

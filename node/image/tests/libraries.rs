@@ -1,11 +1,11 @@
-//! The programs of the image, and that of the storage image for other clusters, are made of what is pinned alone.
+//! The programs of the image, and of the storage image for other clusters, consist of pinned packages.
 
 use std::collections::BTreeSet;
 
-use image::Parts;
+use image::parts::Parts;
 
 #[test]
-fn every_program_has_only_pinned_libraries_in_it() {
+fn every_program_has_only_pinned_libraries() {
     let parts = Parts::built();
     let sysroot = parts.sysroot();
     let mut linked = BTreeSet::new();
@@ -25,7 +25,7 @@ fn every_program_has_only_pinned_libraries_in_it() {
 #[test]
 fn every_program_is_static() {
     for (path, program) in Parts::built().described() {
-        assert_eq!(program.loader, None, "{path} has to be started by a loader, with libraries that it finds");
+        assert_eq!(program.loader, None, "{path} needs a dynamic loader");
     }
 }
 

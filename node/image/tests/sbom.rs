@@ -1,29 +1,26 @@
-//! The bill of materials and the texts of licences are complete, and true.
+//! The bill of materials and the texts of licences are complete and correct.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use buildinfo::program::Program;
-use image::{CRATE, Parts};
+use image::parts::{CRATE, Parts};
+use image::program::Program;
+use image::sha256;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
-/// What /usr/share/sbom and /usr/share/licenses may weigh.
+/// Maximum size of /usr/share/sbom and /usr/share/licenses.
 const LIMIT: usize = 4 << 20;
 
-/// Crates that are published without the text of their licence, and what the image has in its place.
-const WITHOUT_TEXT: [(&str, &str); 6] = [
+/// Crates without a licence text in their package, and the text that the image has instead.
+const WITHOUT_TEXT: [(&str, &str); 7] = [
     ("crc-catalog", APACHE),
     ("kube", APACHE),
     ("kube-client", APACHE),
     ("kube-core", APACHE),
     ("kube-runtime", APACHE),
+    ("maud", APACHE),
     ("tonic-prost", "nothing: its repository has the MIT licence at the top, outside of the crate"),
 ];
 const APACHE: &str = "the text of Apache-2.0, which is the licence or a choice";
-
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_else(|| panic!("no {field}: {value}"))
@@ -128,7 +125,7 @@ fn every_licence_is_named_or_has_a_text() {
 }
 
 #[test]
-fn every_program_of_the_image_is_there_with_all_that_is_in_it() {
+fn the_bill_has_all_programs_with_their_packages() {
     let parts = Parts::built();
     let bill = Bill::of(&parts);
     let sysroot = parts.sysroot();
@@ -146,7 +143,7 @@ fn every_program_of_the_image_is_there_with_all_that_is_in_it() {
             assert!(!debian || bill.is_linked(&path, name) == wanted, "{path}: {name}");
         }
     }
-    // The standard library is in everything that is Rust; macros are in nothing.
+    // Rust programs contain the standard library, and no procedural macro.
     assert!(bill.named.keys().any(|name| name.starts_with("rust-std ") && bill.is_linked("/init", name)));
     assert!(!bill.named.keys().any(|name| name.starts_with("serde_derive ")));
 }
@@ -159,8 +156,8 @@ fn every_crate_that_is_linked_is_in_the_bill() {
     let linked = parts.linked_crates(&locked);
     for (path, bytes) in parts.programs() {
         let listed = bill.crates(&path);
-        assert_eq!(listed, linked[&path], "{path}: not what the build links");
-        // Panic messages name source files: what is compiled in, also if the build did not say so.
+        assert_eq!(listed, linked[&path], "{path}: differs from the crates that the build links");
+        // Panic messages contain the paths of all compiled crates.
         let compiled = named_crates(&bytes, &locked);
         assert!(listed.is_superset(&compiled), "{path}: {:?}", compiled.difference(&listed).collect::<Vec<_>>());
         let is_rust = Program::read(&bytes).unwrap().with.iter().any(|name| name.starts_with("rustc "));
@@ -169,7 +166,7 @@ fn every_crate_that_is_linked_is_in_the_bill() {
 }
 
 #[test]
-fn every_package_of_debian_is_there_with_its_digest() {
+fn the_bill_has_all_debian_packages_with_digests() {
     let parts = Parts::built();
     let bill = Bill::of(&parts);
     for package in parts.installed() {
@@ -179,7 +176,7 @@ fn every_package_of_debian_is_there_with_its_digest() {
 }
 
 #[test]
-fn every_package_has_its_texts_and_every_text_is_of_one() {
+fn packages_and_licence_texts_match() {
     let parts = Parts::built();
     let index = parts.json("licenses/index.json");
     let texts = parts.texts();
@@ -210,12 +207,12 @@ fn every_package_has_its_texts_and_every_text_is_of_one() {
         }
         used.extend(found.iter().map(|name| name.as_str().unwrap().to_owned()));
     }
-    assert_eq!(remarked, without_text.into_keys().collect(), "take a crate that has a text off the list");
+    assert_eq!(remarked, without_text.into_keys().collect(), "remove crates that have a text from the list");
     assert_eq!(used, texts.keys().cloned().collect());
 }
 
 #[test]
-fn they_stay_small() {
+fn the_documents_are_small() {
     let parts = Parts::built();
     let texts: usize = parts.texts().values().map(Vec::len).sum();
     let all = texts

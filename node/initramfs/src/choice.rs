@@ -2,7 +2,7 @@
 
 use crate::system::{ParseSystemError, System};
 
-/// File in the initramfs of a disk image that contains the system. `tools/disk` writes it into the executable together
+/// File in the initramfs of a disk image that contains the system. `tools/image` writes it into the executable together
 /// with the kernel.
 pub const FILE: &str = "/system-partition";
 
@@ -15,7 +15,6 @@ pub enum ChoiceError {
     /// A direct boot without the argument.
     #[error("the kernel command line selects no system image; add {ARGUMENT}=UUID")]
     Unnamed,
-    /// A direct boot with several arguments.
     #[error("the kernel command line has {ARGUMENT}= more than once; remove all but one")]
     Repeated,
     /// A disk image was started with the argument.
@@ -27,7 +26,6 @@ pub enum ChoiceError {
     /// The disk image selects a system without verification.
     #[error("{FILE} selects a system image without a root hash; build the disk image again")]
     Unverified,
-    /// The value is invalid.
     #[error("{place} contains an invalid system image")]
     Bad {
         /// File or command line with the value.

@@ -9,14 +9,12 @@ use verity::OnCorruption;
 
 use crate::system::{self, BlockDevice, System};
 
-/// Name of the device-mapper device.
 pub const VERIFIED: &str = "system";
 /// Time to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time to wait for another disk if the partition of the first one contains another system.
 const SECOND_DISK: Duration = Duration::from_secs(1);
 
-/// No system can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
     #[error("cannot read /sys/class/block")]
@@ -26,7 +24,6 @@ pub enum SearchError {
     /// The first block does not match the root hash.
     #[error("the system on {partition} is damaged, and was not started; write the image to the disk again")]
     Damaged { partition: String, source: verity::CheckError },
-    /// The dm-verity device cannot be created.
     #[error("cannot open {partition} through dm-verity; if it is too small, write the image to the disk again")]
     Verity { partition: String, source: verity::OpenError },
 }
@@ -36,7 +33,7 @@ struct DeviceList<'seen>(&'seen [BlockDevice]);
 impl fmt::Display for DeviceList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("is no disk at all");
+            return f.write_str("are none");
         }
         write!(f, "are {}", self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
     }

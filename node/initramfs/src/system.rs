@@ -10,7 +10,6 @@ use std::str::FromStr;
 use gpt::Table;
 use verity::{BLOCK, CheckError, Root, RootError};
 
-/// A system image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// The file system with this UUID on any block device.
@@ -113,10 +112,8 @@ pub fn erofs_uuid(head: &[u8]) -> Option<Uuid> {
     superblock.get(48..64)?.try_into().ok().map(Uuid)
 }
 
-/// A block device and its content.
 #[derive(Debug)]
 pub struct BlockDevice {
-    /// Path of the device node.
     pub device: PathBuf,
     /// UUID of the EROFS on it, or why it cannot be read.
     pub image: Result<Option<Uuid>, io::Error>,
@@ -124,7 +121,6 @@ pub struct BlockDevice {
     pub partition: Option<Partition>,
 }
 
-/// Entry of a partition table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Partition ID (PARTUUID).
@@ -143,7 +139,6 @@ impl BlockDevice {
         }
     }
 
-    /// Whether it is the wanted device.
     pub fn is(&self, wanted: &System) -> bool {
         match wanted {
             System::Image(uuid) => matches!(&self.image, Ok(Some(image)) if image == uuid),

@@ -12,7 +12,6 @@ use ktest_support::Disk;
 use verity::{BLOCK, Tree};
 
 const SECTOR: u32 = 512;
-/// Offset of the partition.
 const START: u64 = 1 << 20;
 const BLOCKS: usize = 300;
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
@@ -48,7 +47,7 @@ impl Installed {
 
     /// Verifies and opens the partition like the program, and removes the device again.
     fn opens(&self) -> Result<(), SearchError> {
-        let System::Partition { root, .. } = self.wanted else { panic!("{} is no partition", self.wanted) };
+        let System::Partition { root, .. } = self.wanted else { panic!("{} is not a partition", self.wanted) };
         let device = verified(&find(&self.wanted)?, &root)?;
         let mut block = [0; BLOCK];
         File::open(device).unwrap().read_exact_at(&mut block, BLOCK as u64).unwrap();
@@ -66,7 +65,6 @@ impl Installed {
     }
 }
 
-/// Runs a tool that must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));

@@ -1,7 +1,7 @@
-//! What the node announces while it runs.
+//! Announcements of the node.
 
 use crate::console::Console;
-use crate::error::BootError;
+use crate::error::{BootError, StepError};
 use crate::power;
 use cluster::announcement::Announcement;
 use qemu::Vm;
@@ -14,27 +14,28 @@ use tokio::task::spawn_blocking;
 pub(crate) type Announcements = Lines<BufReader<UnixStream>>;
 
 pub(crate) fn of(port: std::os::unix::net::UnixStream) -> Result<Announcements, BootError> {
-    port.set_nonblocking(true).map_err(BootError::Port)?;
-    let port = UnixStream::from_std(port).map_err(BootError::Port)?;
+    port.set_nonblocking(true).map_err(StepError::of("read the announcements of the node"))?;
+    let port = UnixStream::from_std(port).map_err(StepError::of("read the announcements of the node"))?;
     Ok(BufReader::new(port).lines())
 }
 
-/// The next announcement that is understood. Cancel-safe.
+/// The next valid announcement. Cancel-safe.
 pub(crate) async fn next(from: &mut Announcements, vm: &Arc<Vm>, console: &Path) -> Result<Announcement, BootError> {
-    // A reset of the connection is its end, too.
+    // A reset is handled as the end of the connection.
     while let Ok(Some(line)) = from.next_line().await {
-        // A newer node tells more.
+        // A newer node may send other lines.
         if let Ok(announcement) = Announcement::from_line(&line) {
             return Ok(announcement);
         }
     }
-    // The port is closed by QEMU's end only.
+    // The port is only closed when QEMU ends.
     let ending = Arc::clone(vm);
-    let exit = spawn_blocking(move || ending.shut_down(power::LAST_WORDS)).await.map_err(BootError::Panicked)?;
+    let exit =
+        spawn_blocking(move || ending.shut_down(power::QEMU_EXIT)).await.map_err(StepError::of("wait for QEMU"))?;
     Err(BootError::Ended { exit, console: Console::read(console) })
 }
 
-/// Reads to the guest's end, so that it never waits for a reader; returns why it could not go on.
+/// Reads until the guest ends, so that it never waits for a reader. Returns the last fatal error.
 pub(crate) async fn drain(mut announcements: Announcements) -> Option<String> {
     let mut fatal = None;
     while let Ok(Some(line)) = announcements.next_line().await {
@@ -52,7 +53,7 @@ mod tests {
     use std::os::unix::net::UnixStream as Pair;
 
     #[tokio::test]
-    async fn the_last_fatal_message_is_kept_and_other_lines_are_passed_over() {
+    async fn drain_returns_the_fatal_error_and_ignores_other_lines() {
         let (mut guest, host) = Pair::pair().unwrap();
         let fatal = Announcement::Fatal { message: "the data disk is gone".into() };
         guest.write_all(b"noise\n{\"kind\":\"poem\"}\n").unwrap();

@@ -1,7 +1,7 @@
-//! Whether the machine can run the nodes: looked at before anything is made.
+//! Preflight checks of the machine, before anything is created.
 
 use crate::options::{Boot, Data, Options};
-use crate::site::Site;
+use crate::spec::NodeSpec;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,200 +9,125 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
-/// What QEMU needs beside the guest's memory: its own code, the translator's cache, the disks' caches.
+/// Memory of QEMU in addition to the guest's: its code, the translator's cache, the caches of disks.
 const OVERHEAD: Bytes = Bytes::new(320 << 20);
-/// The least with which the services run; below that the kernel kills one of them.
+/// Minimum memory; with less, the kernel kills a service.
 const LEAST_MEMORY: Bytes = Bytes::new(1280 << 20);
-/// The same for a worker, which has neither etcd nor an API server.
+/// Minimum memory of a worker, which has neither etcd nor an API server.
 const LEAST_WORKER_MEMORY: Bytes = Bytes::new(768 << 20);
-/// What QEMU needs for the network between nodes.
+/// Memory of the QEMU that connects the nodes.
 const SEGMENT: Bytes = Bytes::new(64 << 20);
-/// The least data disk: images, etcd and logs take about half of it. What the machine's disk needs room for, too: QEMU
-/// stops a guest whose sparse file cannot grow.
+/// Minimum size of a data disk: images, etcd and logs take about half of it. The machine's disk needs the same free space,
+/// because QEMU stops a guest whose sparse file cannot grow.
 const LEAST_DATA: Bytes = Bytes::GIB;
-/// For the console's log, the kubeconfig and the like.
+/// Space for the console's log, the kubeconfig and other small files.
 const SMALL_FILES: Bytes = Bytes::new(64 << 20);
 
-/// Why the node is not started.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The guest's memory is not there.
+pub enum PreflightError {
     #[error(
-        "the guest's {memory} and QEMU's {OVERHEAD} do not fit in the {available} that are free; end other programs or choose less with --memory (at least {LEAST_MEMORY})"
+        "the guest's {memory} and QEMU's {OVERHEAD} do not fit in {available} of free memory; end other programs or choose less with --memory (at least {LEAST_MEMORY})"
     )]
-    Memory {
-        /// What the guest was to get.
-        memory: Bytes,
-        /// What the kernel could give.
-        available: Bytes,
-    },
-    /// The memory of all guests is not there.
+    Memory { memory: Bytes, available: Bytes },
     #[error(
-        "the {memory} of {guests} guests and QEMU's {overhead} do not fit in the {available} that are free; end other programs, or choose fewer --nodes, or less with --memory (at least {LEAST_MEMORY}) and --worker-memory (at least {LEAST_WORKER_MEMORY})"
+        "the {memory} of {guests} guests and QEMU's {overhead} do not fit in {available} of free memory; end other programs, or choose fewer --nodes, or less with --memory (at least {LEAST_MEMORY}) and --worker-memory (at least {LEAST_WORKER_MEMORY})"
     )]
-    Memories {
-        /// How many guests there were to be.
-        guests: usize,
-        /// What they were to get together.
-        memory: Bytes,
-        /// What QEMU needs beside it.
-        overhead: Bytes,
-        /// What the kernel could give.
-        available: Bytes,
-    },
-    /// The guest would not run with so little.
+    ClusterMemory { guests: usize, memory: Bytes, overhead: Bytes, available: Bytes },
     #[error("the node does not run with {memory} of memory; choose at least {LEAST_MEMORY} with --memory")]
-    LittleMemory {
-        /// What the guest was to get.
-        memory: Bytes,
-    },
-    /// A worker would not run with so little.
+    LittleMemory { memory: Bytes },
     #[error(
         "a worker does not run with {memory} of memory; choose at least {LEAST_WORKER_MEMORY} with --worker-memory"
     )]
-    LittleWorkerMemory {
-        /// What the guest was to get.
-        memory: Bytes,
-    },
-    /// The port is in use, or not allowed.
+    LittleWorkerMemory { memory: Bytes },
     #[error(
-        "cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with --port (a free one without)"
+        "cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with --port (without it, a free one is used)"
     )]
-    Port {
-        /// The port.
-        port: u16,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The data file is there but cannot be used.
-    #[error("cannot use data file {path}")]
-    Data {
-        /// The file.
-        path: PathBuf,
-        /// What the matter is.
-        #[source]
-        source: DataRefusal,
-    },
-    /// QEMU would stop the guest in the middle.
+    Port { port: u16, source: io::Error },
+    #[error("cannot use data file {}", path.display())]
+    Data { path: PathBuf, source: DataFileError },
     #[error(
-        "a run can write {need} to {directory}, which has {free} free; free some, or choose another place {remedy}"
+        "a run can write {need} to {}, which has {free} free; free some space, or choose another place {remedy}", directory.display()
     )]
-    Room {
-        /// Where files are made.
-        directory: PathBuf,
-        /// What may be written there, and to other directories of its file system.
-        need: Bytes,
-        /// What its file system has for this user.
-        free: Bytes,
-        /// How another place is chosen.
-        remedy: &'static str,
-    },
-    /// Something could not be looked at.
-    #[error("cannot read {path}; start the node by bazel run //:launch, which makes what is missing")]
-    Look {
-        /// What was looked at.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    Full { directory: PathBuf, need: Bytes, free: Bytes, remedy: &'static str },
+    #[error("cannot read {}; start the node with `bazel run //:launch`, which builds missing files", path.display())]
+    Read { path: PathBuf, source: io::Error },
 }
 
-/// What is wrong with a data file.
 #[derive(Debug, thiserror::Error)]
-pub enum DataRefusal {
-    /// A directory, a socket or the like.
-    #[error("it is no regular file and no block device; name a file, it is made if it is missing")]
+pub enum DataFileError {
+    #[error("it is neither a regular file nor a block device; name a file, which is created if it is missing")]
     Kind,
-    /// Several nodes cannot have it.
-    #[error("it is a block device, and every node needs a disk of its own; name a file, the others are made beside it")]
-    OneDevice,
-    /// Nothing is made through a link.
+    #[error("it is a block device, and each node needs its own disk; name a file, the others are created beside it")]
+    SharedDevice,
     #[error(
-        "it is a symbolic link to {target}, which is not there; make that file with truncate --size=8G, or remove the link"
+        "it is a symbolic link to {}, which does not exist; create that file with truncate --size=8G, or remove the link", target.display()
     )]
-    Link {
-        /// Where it leads.
-        target: PathBuf,
-    },
-    /// Too small for a node.
-    #[error("it has {size}, a node needs {LEAST_DATA} at least; remove it, or enlarge it with truncate --size")]
-    Small {
-        /// Its size.
-        size: Bytes,
-    },
-    /// No permission, a missing directory and the like.
+    Link { target: PathBuf },
+    #[error("it has {size}, a node needs at least {LEAST_DATA}; remove it, or enlarge it with truncate --size")]
+    Small { size: Bytes },
     #[error("it cannot be opened for writing; name a file in an existing directory that you may write to")]
     Open(#[source] io::Error),
 }
 
-/// What the machine looks like.
 #[derive(Debug)]
-struct Host {
-    /// Memory that programs can get.
+struct Machine {
     available: Bytes,
-    /// Whether the port can be had, if one is asked for.
+    /// The requested port, and whether it is free.
     port: Option<(u16, Result<(), io::Error>)>,
     data: Vec<(PathBuf, DataFile)>,
-    rooms: Vec<Room>,
+    directories: Vec<Directory>,
 }
 
-/// A directory that files are made in, or that has one that grows.
+/// A directory in which a run writes.
 #[derive(Debug)]
-struct Room {
-    directory: PathBuf,
-    /// Tells file systems apart.
+struct Directory {
+    path: PathBuf,
+    /// Device of the file system.
     device: u64,
     need: Bytes,
     free: Bytes,
     remedy: &'static str,
 }
 
-/// What is at the data file's path.
+/// State of the path of a data file.
 #[derive(Debug)]
 enum DataFile {
-    /// Nothing, in a directory that exists.
+    /// Absent, in a directory that exists.
     Absent,
-    /// A symbolic link to nothing.
+    /// A symbolic link to a missing file.
     Link(PathBuf),
-    /// A file or a block device that can be written.
     Usable(Bytes),
-    /// Neither.
+    /// Neither a file nor a block device.
     Other,
-    /// A block device, where files are needed beside it.
-    OneDevice,
+    SharedDevice,
     Unusable(io::Error),
 }
 
-/// Looks at the machine, which is to run all of these at the same time.
-///
-/// # Errors
-/// [`Refusal`]: they would not run. Nothing was made.
-pub(crate) fn check(sites: &[Site]) -> Result<(), Refusal> {
-    let memories: Vec<Bytes> = sites.iter().map(|site| site.options.memory).collect();
-    decide(&memories, look(sites)?)
+/// Checks that the machine can run all nodes at the same time. Creates nothing.
+pub(crate) fn check(specs: &[NodeSpec]) -> Result<(), PreflightError> {
+    let memories: Vec<Bytes> = specs.iter().map(|spec| spec.options.memory).collect();
+    decide(&memories, inspect(specs)?)
 }
 
-/// The control plane's memory stands first.
-fn decide(memories: &[Bytes], host: Host) -> Result<(), Refusal> {
-    fits(memories, host.available)?;
-    if let Some((port, Err(source))) = host.port {
-        return Err(Refusal::Port { port, source });
+/// The control plane's memory is the first.
+fn decide(memories: &[Bytes], machine: Machine) -> Result<(), PreflightError> {
+    check_memory(memories, machine.available)?;
+    if let Some((port, Err(source))) = machine.port {
+        return Err(PreflightError::Port { port, source });
     }
-    for (path, file) in host.data {
-        take(path, file)?;
+    for (path, file) in machine.data {
+        check_data(path, file)?;
     }
-    enough(host.rooms)
+    check_space(machine.directories)
 }
 
-fn fits(memories: &[Bytes], available: Bytes) -> Result<(), Refusal> {
+fn check_memory(memories: &[Bytes], available: Bytes) -> Result<(), PreflightError> {
     let (control_plane, workers) = memories.split_at(1.min(memories.len()));
     if let Some(memory) = control_plane.iter().copied().find(|memory| *memory < LEAST_MEMORY) {
-        return Err(Refusal::LittleMemory { memory });
+        return Err(PreflightError::LittleMemory { memory });
     }
     if let Some(memory) = workers.iter().copied().find(|memory| *memory < LEAST_WORKER_MEMORY) {
-        return Err(Refusal::LittleWorkerMemory { memory });
+        return Err(PreflightError::LittleWorkerMemory { memory });
     }
     let memory = memories.iter().fold(Bytes::ZERO, |sum, memory| sum.saturating_add(*memory));
     let mut overhead = memories.iter().fold(Bytes::ZERO, |sum, _| sum.saturating_add(OVERHEAD));
@@ -211,64 +136,68 @@ fn fits(memories: &[Bytes], available: Bytes) -> Result<(), Refusal> {
     }
     match memories.len() {
         _ if memory.saturating_add(overhead) <= available => Ok(()),
-        1 => Err(Refusal::Memory { memory, available }),
-        guests => Err(Refusal::Memories { guests, memory, overhead, available }),
+        1 => Err(PreflightError::Memory { memory, available }),
+        guests => Err(PreflightError::ClusterMemory { guests, memory, overhead, available }),
     }
 }
 
-fn take(path: PathBuf, file: DataFile) -> Result<(), Refusal> {
+fn check_data(path: PathBuf, file: DataFile) -> Result<(), PreflightError> {
     match file {
-        DataFile::Usable(size) if size < LEAST_DATA => Err(Refusal::Data { path, source: DataRefusal::Small { size } }),
+        DataFile::Usable(size) if size < LEAST_DATA => {
+            Err(PreflightError::Data { path, source: DataFileError::Small { size } })
+        }
         DataFile::Absent | DataFile::Usable(_) => Ok(()),
-        DataFile::Link(target) => Err(Refusal::Data { path, source: DataRefusal::Link { target } }),
-        DataFile::Other => Err(Refusal::Data { path, source: DataRefusal::Kind }),
-        DataFile::OneDevice => Err(Refusal::Data { path, source: DataRefusal::OneDevice }),
-        DataFile::Unusable(source) => Err(Refusal::Data { path, source: DataRefusal::Open(source) }),
+        DataFile::Link(target) => Err(PreflightError::Data { path, source: DataFileError::Link { target } }),
+        DataFile::Other => Err(PreflightError::Data { path, source: DataFileError::Kind }),
+        DataFile::SharedDevice => Err(PreflightError::Data { path, source: DataFileError::SharedDevice }),
+        DataFile::Unusable(source) => Err(PreflightError::Data { path, source: DataFileError::Open(source) }),
     }
 }
 
-/// Directories of one file system share its room.
-fn enough(rooms: Vec<Room>) -> Result<(), Refusal> {
-    let of = |device| rooms.iter().filter(|room| room.device == device).map(|room| room.need).sum::<Bytes>();
-    let needs: Vec<Bytes> = rooms.iter().map(|room| of(room.device)).collect();
-    match rooms.into_iter().zip(needs).find(|(room, need)| *need > room.free) {
-        Some((Room { directory, free, remedy, .. }, need)) => Err(Refusal::Room { directory, need, free, remedy }),
+/// Directories of one file system share its free space.
+fn check_space(directories: Vec<Directory>) -> Result<(), PreflightError> {
+    let of = |device| directories.iter().filter(|one| one.device == device).map(|one| one.need).sum::<Bytes>();
+    let needs: Vec<Bytes> = directories.iter().map(|directory| of(directory.device)).collect();
+    match directories.into_iter().zip(needs).find(|(directory, need)| *need > directory.free) {
+        Some((Directory { path: directory, free, remedy, .. }, need)) => {
+            Err(PreflightError::Full { directory, need, free, remedy })
+        }
         None => Ok(()),
     }
 }
 
-fn look(sites: &[Site]) -> Result<Host, Refusal> {
-    let files = sites.iter().flat_map(|site| match &site.options.boot {
+fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
+    let files = specs.iter().flat_map(|spec| match &spec.options.boot {
         Boot::Kernel => {
-            let image = &site.options.image;
+            let image = &spec.options.image;
             vec![&image.kernel, &image.initramfs, &image.system, &image.command_line]
         }
         Boot::Firmware(disk) => vec![disk],
     });
     for path in files {
-        fs::File::open(path).map_err(|source| Refusal::Look { path: path.clone(), source })?;
+        fs::File::open(path).map_err(|source| PreflightError::Read { path: path.clone(), source })?;
     }
     let meminfo = Path::new("/proc/meminfo");
     let available = fs::read_to_string(meminfo)
         .and_then(|text| {
-            kerneltext::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("it has no line MemAvailable"))
+            kerneltext::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("MemAvailable is missing"))
         })
-        .map_err(|source| Refusal::Look { path: meminfo.into(), source })?;
-    let port = sites.iter().find_map(|site| site.options.port).map(|port| {
+        .map_err(|source| PreflightError::Read { path: meminfo.into(), source })?;
+    let port = specs.iter().find_map(|spec| spec.options.port).map(|port| {
         let port = port.get();
         (port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop))
     });
-    let data = sites.iter().filter_map(|site| match &site.options.data {
+    let data = specs.iter().filter_map(|spec| match &spec.options.data {
         Data::Temporary => None,
-        Data::File(path) if sites.len() > 1 && is_block_device(path) => Some((path.clone(), DataFile::OneDevice)),
+        Data::File(path) if specs.len() > 1 && is_block_device(path) => Some((path.clone(), DataFile::SharedDevice)),
         Data::File(path) => Some((path.clone(), data_file(path))),
     });
     let data = data.collect();
-    let rooms = sites.iter().map(|site| rooms(&site.options)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Host { available, port, data, rooms: rooms.into_iter().flatten().collect() })
+    let directories = specs.iter().map(|spec| directories(&spec.options)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Machine { available, port, data, directories: directories.into_iter().flatten().collect() })
 }
 
-fn rooms(options: &Options) -> Result<Vec<Room>, Refusal> {
+fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
     let copied = match (&options.boot, &options.data) {
         (Boot::Firmware(image), Data::Temporary) => allocated(image),
         (Boot::Firmware(_) | Boot::Kernel, _) => Bytes::ZERO,
@@ -277,30 +206,31 @@ fn rooms(options: &Options) -> Result<Vec<Room>, Refusal> {
         Data::Temporary => (LEAST_DATA, None),
         Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
     };
-    let mut rooms = vec![room(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
-    // What is wrong with the path itself is told of the file.
+    let mut directories =
+        vec![directory(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
+    // Errors of the path itself are reported for the file.
     if let Some((path, need)) = kept
         && !is_block_device(path)
-        && let Some(directory) = directory_of(path).filter(|directory| directory.is_dir())
+        && let Some(parent) = directory_of(path).filter(|parent| parent.is_dir())
     {
-        rooms.push(room(directory, need, "with --data")?);
+        directories.push(directory(parent, need, "with --data")?);
     }
-    Ok(rooms)
+    Ok(directories)
 }
 
 fn is_block_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-fn room(directory: &Path, need: Bytes, remedy: &'static str) -> Result<Room, Refusal> {
-    let failed = |source: io::Error| Refusal::Look { path: directory.into(), source };
-    let device = fs::metadata(directory).map_err(failed)?.dev();
-    let system = nix::sys::statvfs::statvfs(directory).map_err(|errno| failed(errno.into()))?;
+fn directory(path: &Path, need: Bytes, remedy: &'static str) -> Result<Directory, PreflightError> {
+    let failed = |source: io::Error| PreflightError::Read { path: path.into(), source };
+    let device = fs::metadata(path).map_err(failed)?.dev();
+    let system = nix::sys::statvfs::statvfs(path).map_err(|errno| failed(errno.into()))?;
     let free = Bytes::new(system.blocks_available().saturating_mul(system.fragment_size()));
-    Ok(Room { directory: directory.into(), device, need, free, remedy })
+    Ok(Directory { path: path.into(), device, need, free, remedy })
 }
 
-/// What a file takes of its file system now; nothing if it is not there.
+/// Allocated size of a file; zero if it is missing.
 fn allocated(path: &Path) -> Bytes {
     // In units of 512 bytes, stat(2).
     fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
@@ -326,9 +256,9 @@ fn data_file(path: &Path) -> DataFile {
 
 fn absent(path: &Path) -> DataFile {
     let Some(directory) = directory_of(path) else { return DataFile::Other };
-    // `O_EXCL` does not make what a link leads to, open(2).
+    // `O_EXCL` does not create the target of a link, open(2).
     if let Ok(target) = fs::read_link(path) {
-        // A relative one begins in the link's directory, symlink(7).
+        // A relative target starts at the directory of the link, symlink(7).
         return DataFile::Link(directory.join(target));
     }
     match nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK) {
@@ -348,43 +278,43 @@ mod tests {
 
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
-    fn host() -> Host {
-        Host { available: ENOUGH, port: None, data: Vec::new(), rooms: Vec::new() }
+    fn machine() -> Machine {
+        Machine { available: ENOUGH, port: None, data: Vec::new(), directories: Vec::new() }
     }
 
-    fn with_data(file: DataFile) -> Host {
-        Host { data: vec![("data.img".into(), file)], ..host() }
+    fn with_data(file: DataFile) -> Machine {
+        Machine { data: vec![("data.img".into(), file)], ..machine() }
     }
 
     #[test]
-    fn a_machine_with_everything_is_taken() {
+    fn a_suitable_machine_is_accepted() {
         let port = Some((6443, Ok(())));
-        assert!(decide(&[Bytes::new(2 << 30)], Host { port, ..with_data(DataFile::Absent) }).is_ok());
+        assert!(decide(&[Bytes::new(2 << 30)], Machine { port, ..with_data(DataFile::Absent) }).is_ok());
     }
 
     #[test]
-    fn too_little_free_memory_is_refused_with_the_figures() {
+    fn too_little_free_memory_is_rejected_with_sizes() {
         let available = Bytes::new(2 << 30);
-        let refusal = decide(&[Bytes::new(2 << 30)], Host { available, ..host() }).unwrap_err();
+        let error = decide(&[Bytes::new(2 << 30)], Machine { available, ..machine() }).unwrap_err();
         assert_eq!(
-            refusal.to_string(),
-            "the guest's 2 GiB and QEMU's 320 MiB do not fit in the 2 GiB that are free; \
+            error.to_string(),
+            "the guest's 2 GiB and QEMU's 320 MiB do not fit in 2 GiB of free memory; \
              end other programs or choose less with --memory (at least 1.25 GiB)"
         );
     }
 
     #[test]
-    fn a_guest_that_could_not_run_is_refused() {
-        assert!(matches!(decide(&[Bytes::new(512 << 20)], host()), Err(Refusal::LittleMemory { .. })));
+    fn a_guest_with_too_little_memory_is_rejected() {
+        assert!(matches!(decide(&[Bytes::new(512 << 20)], machine()), Err(PreflightError::LittleMemory { .. })));
     }
 
     #[test]
     fn the_memory_of_all_guests_counts() {
         let memories = [Bytes::new(2 << 30), Bytes::GIB, Bytes::GIB];
-        assert!(fits(&memories, Bytes::new(5 << 30)).is_ok());
+        assert!(check_memory(&memories, Bytes::new(5 << 30)).is_ok());
         assert_eq!(
-            fits(&memories, Bytes::new(9 << 29)).unwrap_err().to_string(),
-            "the 4 GiB of 3 guests and QEMU's 1 GiB do not fit in the 4.5 GiB that are free; end other programs, or choose \
+            check_memory(&memories, Bytes::new(9 << 29)).unwrap_err().to_string(),
+            "the 4 GiB of 3 guests and QEMU's 1 GiB do not fit in 4.5 GiB of free memory; end other programs, or choose \
              fewer --nodes, or less with --memory (at least 1.25 GiB) and --worker-memory (at least 768 MiB)"
         );
     }
@@ -392,65 +322,66 @@ mod tests {
     #[test]
     fn a_worker_needs_less_than_a_control_plane() {
         let least = [LEAST_MEMORY, LEAST_WORKER_MEMORY];
-        assert!(fits(&least, ENOUGH).is_ok());
+        assert!(check_memory(&least, ENOUGH).is_ok());
         let less = [LEAST_MEMORY, Bytes::new(LEAST_WORKER_MEMORY.get() - 1)];
-        assert!(matches!(fits(&less, ENOUGH), Err(Refusal::LittleWorkerMemory { .. })));
-        assert!(matches!(fits(&[LEAST_WORKER_MEMORY], ENOUGH), Err(Refusal::LittleMemory { .. })));
+        assert!(matches!(check_memory(&less, ENOUGH), Err(PreflightError::LittleWorkerMemory { .. })));
+        assert!(matches!(check_memory(&[LEAST_WORKER_MEMORY], ENOUGH), Err(PreflightError::LittleMemory { .. })));
     }
 
     #[test]
     fn a_device_cannot_be_the_disk_of_several_nodes() {
-        let refusal = decide(&[Bytes::new(2 << 30)], with_data(DataFile::OneDevice));
-        assert!(matches!(refusal, Err(Refusal::Data { source: DataRefusal::OneDevice, .. })));
+        let error = decide(&[Bytes::new(2 << 30)], with_data(DataFile::SharedDevice));
+        assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::SharedDevice, .. })));
     }
 
     #[test]
-    fn a_taken_port_is_refused() {
+    fn a_used_port_is_rejected() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let second = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop);
-        let refusal = decide(&[Bytes::new(2 << 30)], Host { port: Some((port, second)), ..host() }).unwrap_err();
-        assert!(matches!(refusal, Refusal::Port { port: refused, .. } if refused == port), "{refusal}");
+        let error = decide(&[Bytes::new(2 << 30)], Machine { port: Some((port, second)), ..machine() }).unwrap_err();
+        assert!(matches!(error, PreflightError::Port { port: used, .. } if used == port), "{error}");
     }
 
     #[test]
-    fn a_small_data_file_is_refused() {
-        let refusal = decide(&[Bytes::new(2 << 30)], with_data(DataFile::Usable(Bytes::MIB)));
-        assert!(matches!(refusal, Err(Refusal::Data { source: DataRefusal::Small { .. }, .. })));
+    fn a_small_data_file_is_rejected() {
+        let error = decide(&[Bytes::new(2 << 30)], with_data(DataFile::Usable(Bytes::MIB)));
+        assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::Small { .. }, .. })));
     }
 
-    fn a_room(directory: &str, device: u64, need: u64, free: u64) -> Room {
+    fn with_space(path: &str, device: u64, need: u64, free: u64) -> Directory {
         let mebi = |count| Bytes::new(count << 20);
-        Room { directory: directory.into(), device, need: mebi(need), free: mebi(free), remedy: "with TMPDIR" }
+        Directory { path: path.into(), device, need: mebi(need), free: mebi(free), remedy: "with TMPDIR" }
     }
 
     #[test]
-    fn a_full_disk_is_refused_with_the_figures_and_another_place() {
-        let rooms = vec![a_room("/tmp", 1, 1088, 512)];
+    fn a_full_disk_is_rejected_with_sizes_and_a_remedy() {
+        let directories = vec![with_space("/tmp", 1, 1088, 512)];
         assert_eq!(
-            decide(&[Bytes::new(2 << 30)], Host { rooms, ..host() }).unwrap_err().to_string(),
-            "a run can write 1.06 GiB (1140850688 B) to /tmp, which has 512 MiB free; free some, or choose another \
-             place with TMPDIR"
+            decide(&[Bytes::new(2 << 30)], Machine { directories, ..machine() }).unwrap_err().to_string(),
+            "a run can write 1.06 GiB (1140850688 B) to /tmp, which has 512 MiB free; free some space, or choose \
+             another place with TMPDIR"
         );
     }
 
     #[test]
-    fn directories_of_one_file_system_share_its_room() {
-        assert!(enough(vec![a_room("/tmp", 1, 600, 1000), a_room("/home", 2, 600, 1000)]).is_ok());
-        let shared = enough(vec![a_room("/tmp", 1, 600, 1000), a_room("/home", 1, 600, 1000)]);
-        assert!(matches!(shared, Err(Refusal::Room { need, .. }) if need == Bytes::new(1200 << 20)), "{shared:?}");
+    fn directories_of_one_file_system_share_its_space() {
+        assert!(check_space(vec![with_space("/tmp", 1, 600, 1000), with_space("/home", 2, 600, 1000)]).is_ok());
+        let shared = check_space(vec![with_space("/tmp", 1, 600, 1000), with_space("/home", 1, 600, 1000)]);
+        assert!(
+            matches!(shared, Err(PreflightError::Full { need, .. }) if need == Bytes::new(1200 << 20)),
+            "{shared:?}"
+        );
     }
 
     #[test]
-    fn a_file_needs_no_room_for_what_it_has() {
-        use crate::options::Image;
+    fn a_file_needs_only_the_space_that_it_lacks() {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data.img");
-        let nothing = || Path::new("/dev/null").to_path_buf();
-        let image = Image { kernel: nothing(), initramfs: nothing(), system: nothing(), command_line: nothing() };
-        let mut options = Options::new(image, directory.path());
-        let needs =
-            |options: &Options| -> Vec<Bytes> { rooms(options).unwrap().iter().map(|room| room.need).collect() };
+        let mut options = Options::fake(directory.path());
+        let needs = |options: &Options| -> Vec<Bytes> {
+            directories(options).unwrap().iter().map(|directory| directory.need).collect()
+        };
         assert_eq!(needs(&options), [SMALL_FILES.saturating_add(LEAST_DATA)]);
         options.data = Data::File(data.clone());
         assert_eq!(needs(&options), [SMALL_FILES, LEAST_DATA]);
@@ -460,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_file_in_a_missing_directory_is_unusable_and_not_made() {
+    fn a_data_file_in_a_missing_directory_is_not_created() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("missing/data.img");
         assert!(matches!(data_file(&path), DataFile::Unusable(error) if error.kind() == io::ErrorKind::NotFound));
@@ -468,13 +399,13 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_no_data_file() {
+    fn a_directory_is_not_a_data_file() {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(data_file(directory.path()), DataFile::Other));
     }
 
     #[test]
-    fn a_data_file_that_can_be_made_is_not_made_by_looking() {
+    fn the_check_creates_no_data_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("data.img");
         assert!(matches!(data_file(&path), DataFile::Absent));
@@ -482,20 +413,20 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nothing_is_refused_with_what_it_leads_to() {
+    fn a_broken_link_is_rejected_with_its_target() {
         let directory = tempfile::tempdir().unwrap();
         let (path, target) = (directory.path().join("data.img"), directory.path().join("disks/gone.img"));
         fs::create_dir(directory.path().join("disks")).unwrap();
         for written in [&*target, Path::new("disks/gone.img")] {
             std::os::unix::fs::symlink(written, &path).unwrap();
-            let refusal = take(path.clone(), data_file(&path)).unwrap_err();
-            assert_eq!(refusal.to_string(), format!("cannot use data file {}", path.display()));
-            let Refusal::Data { source, .. } = refusal else { panic!("{refusal:?}") };
+            let error = check_data(path.clone(), data_file(&path)).unwrap_err();
+            assert_eq!(error.to_string(), format!("cannot use data file {}", path.display()));
+            let PreflightError::Data { source, .. } = error else { panic!("{error:?}") };
             assert_eq!(
                 source.to_string(),
                 format!(
-                    "it is a symbolic link to {}, which is not there; make that file with truncate --size=8G, or remove \
-                     the link",
+                    "it is a symbolic link to {}, which does not exist; create that file with truncate --size=8G, or \
+                     remove the link",
                     target.display()
                 )
             );

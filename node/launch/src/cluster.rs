@@ -1,6 +1,6 @@
-//! Nodes that run in QEMU together.
+//! A booted cluster.
 
-use crate::booting::Booting;
+use crate::cluster_boot::ClusterBoot;
 use crate::error::{ClusterError, ClusterShutdownError, ShutdownError};
 use crate::event::Event;
 use crate::node::Node;
@@ -14,76 +14,57 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::interval;
 
-/// How often the network between the nodes is looked at.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval of checks of the network between the nodes.
+const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A control plane and its workers, which reach each other. Dropping it is a power cut.
-///
-/// All are in one Ethernet segment, see [`Segment`]. Of a cluster without workers the control plane is as
-/// [`Node::boot`] makes it.
+/// A control plane and its workers in one Ethernet segment, see [`Segment`]. Dropping it kills the guests.
 pub struct Cluster {
-    control_plane: Node,
-    workers: Vec<Worker>,
-    segment: Option<Arc<Segment>>,
+    pub(crate) control_plane: Node,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) segment: Option<Arc<Segment>>,
 }
 
-/// What ended by itself.
+/// A guest or a network that ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// A node by its name, or the network between the nodes.
+    /// `node NAME`, or the network between the nodes.
     pub what: String,
-    /// The reason.
     pub reason: String,
 }
 
 impl Cluster {
-    /// Boots all nodes and returns when the cluster calls them ready: [`Booting`] without a way to end in between. An
-    /// event comes with the name of its node.
-    ///
-    /// Cancel-safe: the guests end when the future is dropped.
-    ///
-    /// # Errors
-    /// [`ClusterError`]. No guest runs then, and nothing is left but the logs and data files that were asked for.
+    /// Boots all nodes and waits until they are Ready; see [`ClusterBoot`]. If the future is dropped, the guests are killed.
     pub async fn boot(options: &ClusterOptions, on_event: impl Fn(&str, &Event)) -> Result<Self, ClusterError> {
-        let mut booting = Booting::start(options, &on_event).await?;
-        let ready = booting.until_ready(&on_event).await?;
-        Ok(booting.into_cluster(ready))
+        let mut boot = ClusterBoot::start(options, &on_event).await?;
+        let ready = boot.until_ready(&on_event).await?;
+        Ok(boot.into_cluster(ready))
     }
 
-    pub(crate) fn new(control_plane: Node, workers: Vec<Worker>, segment: Option<Arc<Segment>>) -> Self {
-        Self { control_plane, workers, segment }
-    }
-
-    /// The node with the API server.
     pub fn control_plane(&self) -> &Node {
         &self.control_plane
     }
 
-    /// All others, by their numbers.
     pub fn workers(&self) -> &[Worker] {
         &self.workers
     }
 
-    /// To end one, or to boot it again.
     pub fn workers_mut(&mut self) -> &mut [Worker] {
         &mut self.workers
     }
 
-    /// A client with an administrator's rights.
     pub fn client(&self) -> Client {
         self.control_plane.client()
     }
 
-    /// Names of the nodes that run, the control plane first.
+    /// Names of the running nodes, the control plane first.
     pub fn names(&self) -> Vec<String> {
         let nodes = std::iter::once(&self.control_plane).chain(self.workers.iter().filter_map(Worker::node));
         nodes.filter(|node| !node.has_ended()).map(|node| node.name().to_owned()).collect()
     }
 
-    /// Returns when something ended by itself: a guest, or their network. A worker that was ended by [`Worker`]'s calls
-    /// is not watched. Cancel-safe.
+    /// Waits until a guest or the network ends by itself. Ignores workers that a call of [`Worker`] ended. Cancel-safe.
     pub async fn ended(&mut self) -> Ended {
-        let workers = self.workers.iter_mut().filter_map(Worker::node_mut);
+        let workers = self.workers.iter_mut().filter_map(|worker| worker.node.as_mut());
         let nodes = std::iter::once(&mut self.control_plane).chain(workers);
         let ends = nodes.map(|node| {
             Box::pin(async move {
@@ -99,11 +80,7 @@ impl Cluster {
         }
     }
 
-    /// Shuts all nodes down in order, as [`Node::shut_down`] does it: first the workers, then the control plane. One
-    /// that has ended by itself is passed over. If the future is dropped, those that still run are cut off.
-    ///
-    /// # Errors
-    /// [`ClusterShutdownError`]: one was killed. All have ended.
+    /// Shuts all running nodes down, first the workers, then the control plane; see [`Node::shut_down`].
     pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {
         let down = |node: Node| {
             let name = node.name().to_owned();
@@ -112,12 +89,12 @@ impl Cluster {
                 (name, ended)
             }
         };
-        let workers = self.workers.into_iter().filter_map(Worker::into_node).map(down);
+        let workers = self.workers.into_iter().filter_map(|worker| worker.node).map(down);
         off(workers, down(self.control_plane)).await
     }
 }
 
-/// Ends the workers together, then the control plane, which hears of what they ended.
+/// Ends the workers together, then the control plane, which receives the last reports of the workers.
 pub(crate) async fn off<Worker, Last>(
     workers: impl Iterator<Item = Worker>,
     control_plane: Last,
@@ -139,12 +116,12 @@ where
     }
 }
 
-/// Returns when there is no network any more; never, if the only node has its own.
+/// Waits until the network between the nodes ends; forever without one.
 pub(crate) async fn lost(segment: Option<&Segment>) -> Exit {
     let Some(segment) = segment else { return std::future::pending().await };
-    let mut looks = interval(LOOK);
+    let mut ticks = interval(INTERVAL);
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         if let Some(exit) = segment.exit() {
             return exit;
         }
@@ -161,7 +138,7 @@ mod tests {
     use std::process::ExitStatus;
 
     #[tokio::test]
-    async fn the_control_plane_ends_last_and_whoever_was_killed_is_named() {
+    async fn the_control_plane_ends_last_and_errors_name_the_node() {
         let ended = RefCell::new(Vec::new());
         let down = |name: &'static str, signal: i32| {
             let ended = &ended;

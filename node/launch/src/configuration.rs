@@ -1,4 +1,4 @@
-//! What a node is told, as docs/configuration.md describes it.
+//! Configuration of nodes, see docs/configuration.md.
 
 use cluster::{API_PORT, CaDigest, Overcommit, Token};
 use qemu::FirmwareFile;
@@ -8,17 +8,15 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-use crate::site::{NAME, Site};
+use crate::spec::{NAME, NodeSpec};
 
-/// Where the node looks for it.
 const FW_CFG: &str = "opt/dev.granary/config";
-/// The control plane's address: it is the first that asks user networking for one.
+/// Address of the control plane: the first one that DHCP of user networking assigns.
 const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// Of user networking.
 const GATEWAY: &str = "10.0.2.2";
 const NAME_SERVER: &str = "10.0.2.3";
 
-/// The file that QEMU reads it from when it starts; removed on drop, readable by its owner only.
+/// File that QEMU reads at its start; removed on drop, readable only by its owner.
 pub(crate) struct Configuration(NamedTempFile);
 
 impl Configuration {
@@ -34,44 +32,43 @@ impl Configuration {
     }
 }
 
-/// For the control plane, or the caller's own text.
-pub(crate) fn of_control_plane(site: &Site) -> String {
-    match &site.options.configuration {
+/// Configuration of the control plane, or the text from the options.
+pub(crate) fn of_control_plane(spec: &NodeSpec) -> String {
+    match &spec.options.configuration {
         Some(text) => text.clone(),
-        None => common(NAME, site.options.overcommit).to_string(),
+        None => common(NAME, spec.options.overcommit).to_string(),
     }
 }
 
-/// For a worker. Its token is needed until it has joined. DHCP would give addresses in the order in which workers ask: it
-/// has one of its own, also in the next run with its disk.
-pub(crate) fn of_worker(site: &Site, authority: CaDigest, token: &Token) -> String {
-    let mut told = common(&site.name, site.options.overcommit);
-    let address = Ipv4Addr::from_bits(CONTROL_PLANE.to_bits() + u32::from(site.index));
-    told["network"] = json!({
+/// Configuration of a worker. The token is needed until it has joined. The address is static, because DHCP assigns addresses
+/// in the order of requests, and the next run with the same disk needs the same address.
+pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String {
+    let mut worker = common(&spec.name, spec.options.overcommit);
+    let address = Ipv4Addr::from_bits(CONTROL_PLANE.to_bits() + u32::from(spec.index));
+    worker["network"] = json!({
         "static": {"address": format!("{address}/24"), "gateway": GATEWAY},
         "nameServers": [NAME_SERVER],
     });
-    told["worker"] = json!({
+    worker["worker"] = json!({
         "server": format!("{CONTROL_PLANE}:{API_PORT}"),
-        "authority": authority.to_string(),
+        "authority": ca.to_string(),
         "token": token.reveal(),
     });
-    for (name, network) in cluster_networks(site) {
-        told["worker"][name] = network;
+    for (name, network) in cluster_networks(spec) {
+        worker["worker"][name] = network;
     }
-    told.to_string()
+    worker.to_string()
 }
 
 /// The networks that the control plane's configuration sets: workers must have the same ones. Empty if the control plane has
 /// the default networks, or rejects its configuration.
-fn cluster_networks(site: &Site) -> Vec<(&'static str, Value)> {
-    let configuration = site.options.configuration.as_deref().and_then(|text| serde_json::from_str(text).ok());
+fn cluster_networks(spec: &NodeSpec) -> Vec<(&'static str, Value)> {
+    let configuration = spec.options.configuration.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let configuration: Value = configuration.unwrap_or_default();
     let networks = ["podNetwork", "serviceNetwork"].into_iter();
     networks.filter_map(|name| Some((name, configuration["controlPlane"].get(name)?.clone()))).collect()
 }
 
-/// User networking has a DHCP server.
 fn common(name: &str, overcommit: Overcommit) -> Value {
     json!({
         "nodeName": name,
@@ -88,19 +85,17 @@ mod tests {
     use config::{Config, Role};
 
     use super::*;
-    use crate::options::{ClusterOptions, Image, Options};
+    use crate::options::{ClusterOptions, Options};
 
-    fn sites(directory: &Path) -> Vec<Site> {
-        let [kernel, initramfs, system, command_line] = [const { std::path::PathBuf::new() }; 4];
-        let options = Options::new(Image { kernel, initramfs, system, command_line }, directory);
-        let options = Options { overcommit: "1.50".parse().unwrap(), ..options };
-        Site::all(&ClusterOptions::new(options, "2".parse().unwrap()))
+    fn specs(directory: &Path) -> Vec<NodeSpec> {
+        let options = Options { overcommit: "1.50".parse().unwrap(), ..Options::fake(directory) };
+        NodeSpec::all(&ClusterOptions::new(options, "2".parse().unwrap()))
     }
 
     #[test]
-    fn the_node_understands_what_it_is_told() {
+    fn the_configuration_of_the_control_plane_is_valid() {
         let directory = tempfile::tempdir().unwrap();
-        let text = of_control_plane(&sites(directory.path())[0]);
+        let text = of_control_plane(&specs(directory.path())[0]);
         let configuration = Configuration::write(&text, directory.path()).unwrap();
         let file = configuration.file();
         assert_eq!(file.name, "opt/dev.granary/config");
@@ -111,33 +106,33 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_of_the_callers_own_is_given_as_it_is() {
-        let mut site = sites(Path::new("/tmp")).swap_remove(0);
-        site.options.configuration = Some("{".to_owned());
-        assert_eq!(of_control_plane(&site), "{");
+    fn a_configuration_from_the_options_is_unchanged() {
+        let mut spec = specs(Path::new("/tmp")).swap_remove(0);
+        spec.options.configuration = Some("{".to_owned());
+        assert_eq!(of_control_plane(&spec), "{");
     }
 
     #[test]
-    fn a_worker_is_told_whom_to_trust_and_who_it_is() {
-        let authority: CaDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+    fn the_configuration_of_a_worker_is_valid() {
+        let ca: CaDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
         let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
-        let config = Config::parse(&of_worker(&sites(Path::new("/tmp"))[1], authority, &token)).unwrap();
+        let config = Config::parse(&of_worker(&specs(Path::new("/tmp"))[1], ca, &token)).unwrap();
         assert_eq!(config.node.as_str(), "granary-1");
         let Addresses::Static(Static { interface, gateway }) = config.network.addresses else { panic!("{config:?}") };
         assert_eq!((interface, gateway), ("10.0.2.16/24".parse().unwrap(), Some(Ipv4Addr::new(10, 0, 2, 2))));
         assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
         assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
-        assert_eq!((worker.ca, worker.token), (authority, Some(token)));
+        assert_eq!((worker.ca, worker.token), (ca, Some(token)));
     }
 
     #[test]
     fn a_worker_has_the_networks_of_its_control_plane() {
-        let mut site = sites(Path::new("/tmp")).swap_remove(1);
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
         let networks = json!({"podNetwork": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
-        site.options.configuration = Some(json!({"controlPlane": networks}).to_string());
-        let authority = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
-        let text = of_worker(&site, authority, &"abcdef.0123456789abcdef".parse().unwrap());
+        spec.options.configuration = Some(json!({"controlPlane": networks}).to_string());
+        let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+        let text = of_worker(&spec, ca, &"abcdef.0123456789abcdef".parse().unwrap());
         assert!(Config::parse(&text).is_ok(), "{text}");
         let worker: Value = serde_json::from_str(&text).unwrap();
         for name in ["podNetwork", "serviceNetwork"] {
@@ -147,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_it() {
+    fn the_file_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         drop(Configuration::write("{}", directory.path()).unwrap());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! The guest's serial console: its last words, and the stages that only it tells of.
+//! The guest's serial console: its last lines, and the stages before announcements.
 
 use crate::event::Event;
 use crate::options::Boot;
@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// Lines of the console that an error shows.
 const LINES: usize = 25;
 
 /// The last lines of the guest's console.
@@ -33,30 +32,30 @@ impl fmt::Display for Console {
     }
 }
 
-/// A text of the console that ends one stage.
+/// A text of the console that marks the end of a stage.
 #[derive(Debug, PartialEq, Eq)]
 struct Mark {
     text: &'static str,
     ends: &'static str,
 }
 
-/// What EDK II's boot manager says last.
+/// The last line of EDK II's boot manager.
 const FIRMWARE: Mark = Mark { text: "BdsDxe: starting Boot", ends: "firmware" };
-/// What node/initramfs says first. The kernel itself is quiet.
+/// The first line of node/initramfs. The kernel itself is quiet.
 const KERNEL: Mark = Mark { text: "initramfs: started", ends: "kernel" };
 
-/// Both are among the first lines.
+/// Both marks are within the first lines.
 const WINDOW: u64 = 64 << 10;
 
-/// The stages before the node can announce anything, as the console shows them.
+/// The stages before the first announcement, read from the console.
 #[derive(Debug)]
-pub(crate) struct Early {
+pub(crate) struct EarlyStages {
     console: PathBuf,
     left: &'static [Mark],
 }
 
-impl Early {
-    /// The stages of a boot, and the first of them.
+impl EarlyStages {
+    /// Returns the event of the first stage, too.
     pub(crate) fn begin(boot: &Boot, console: &Path) -> (Self, Event) {
         let left: &[Mark] = match boot {
             Boot::Firmware(_) => &[FIRMWARE, KERNEL],
@@ -69,8 +68,7 @@ impl Early {
         self.left.is_empty()
     }
 
-    /// What the console shows by now that it did not show before.
-    pub(crate) fn look(&mut self) -> io::Result<Vec<Event>> {
+    pub(crate) fn read(&mut self) -> io::Result<Vec<Event>> {
         let mut head = Vec::new();
         File::open(&self.console)?.take(WINDOW).read_to_end(&mut head)?;
         Ok(self.found_in(&String::from_utf8_lossy(&head)))
@@ -81,8 +79,8 @@ impl Early {
         self.pass(shown)
     }
 
-    /// The node announces something: these stages are behind it.
-    pub(crate) fn rest(&mut self) -> Vec<Event> {
+    /// The events of all remaining stages, when the first announcement arrives.
+    pub(crate) fn finish(&mut self) -> Vec<Event> {
         self.pass(self.left.len())
     }
 
@@ -106,15 +104,15 @@ mod tests {
     use StageState::{Ready, Started};
     use proptest::prelude::*;
 
-    /// As OVMF of 2026 and the node's initramfs write it.
+    /// Output of OVMF of 2026 and of the node's initramfs.
     const LINES: [&str; 3] = [
         "\x1b[2J\x1b[001;001HBdsDxe: loading Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
         "BdsDxe: starting Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
         "initramfs: started 1.346 s after the kernel\r\n",
     ];
 
-    fn firmware() -> Early {
-        let (early, first) = Early::begin(&Boot::Firmware("disk.img".into()), Path::new("console.log"));
+    fn firmware() -> EarlyStages {
+        let (early, first) = EarlyStages::begin(&Boot::Firmware("disk.img".into()), Path::new("console.log"));
         assert_eq!(first, Event::stage("firmware", Started));
         early
     }
@@ -124,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stage_is_told_when_the_console_shows_its_end() {
+    fn a_stage_ends_when_the_console_shows_its_mark() {
         let mut early = firmware();
         assert_eq!(early.found_in(""), []);
         assert_eq!(early.found_in(LINES[0]), []);
@@ -135,28 +133,28 @@ mod tests {
     }
 
     #[test]
-    fn what_the_console_did_not_show_in_time_is_told_before_the_first_announcement() {
-        assert_eq!(firmware().rest(), all());
-        let (mut direct, first) = Early::begin(&Boot::Kernel, Path::new("console.log"));
+    fn remaining_stages_end_with_the_first_announcement() {
+        assert_eq!(firmware().finish(), all());
+        let (mut direct, first) = EarlyStages::begin(&Boot::Kernel, Path::new("console.log"));
         assert_eq!(first, Event::stage("kernel", Started));
-        assert_eq!(direct.rest(), [Event::stage("kernel", Ready)]);
-        assert_eq!(direct.rest(), []);
+        assert_eq!(direct.finish(), [Event::stage("kernel", Ready)]);
+        assert_eq!(direct.finish(), []);
     }
 
     proptest! {
         #[test]
-        fn wherever_the_console_is_cut_the_same_is_told_in_the_same_order(cuts: Vec<prop::sample::Index>) {
+        fn events_do_not_depend_on_the_sizes_of_reads(cuts: Vec<prop::sample::Index>) {
             let text = LINES.concat();
             let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
             ends.sort_unstable();
             ends.push(text.len());
             let mut early = firmware();
-            let told: Vec<Event> = ends.iter().flat_map(|end| early.found_in(&text[..*end])).collect();
-            prop_assert_eq!(told, all());
+            let events: Vec<Event> = ends.iter().flat_map(|end| early.found_in(&text[..*end])).collect();
+            prop_assert_eq!(events, all());
         }
 
         #[test]
-        fn any_text_is_looked_at(text: String) {
+        fn any_text_is_accepted(text: String) {
             firmware().found_in(&text);
         }
     }

@@ -1,6 +1,7 @@
 //! The data disk's file.
 
-use crate::boot_disk::{Copy, CopyError};
+use crate::copy::Copy;
+use crate::error::StepError;
 use crate::options::Data;
 use qemu::{Cache, Disk, Serial, Wrap};
 use std::fs::{self, OpenOptions};
@@ -8,70 +9,38 @@ use std::io;
 use std::path::PathBuf;
 use units::Bytes;
 
-/// The data disk cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot make data disk {path} of {size}")]
-pub struct DataError {
-    path: PathBuf,
-    size: Bytes,
-    #[source]
-    source: io::Error,
-}
-
-/// The data disk of a saved node cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
-    /// No overlay.
-    #[error("cannot create {path}, an overlay of the saved node's data disk")]
-    Overlay {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// No copy.
-    #[error("cannot copy the saved node's data disk")]
-    Copy(#[from] CopyError),
-}
-
-/// The file of the data disk; made here, if it was missing.
+/// The file of the data disk. A temporary one is removed on drop.
 #[derive(Debug)]
 pub(crate) struct DataDisk {
     path: PathBuf,
-    /// The file below, if this one is an overlay.
     base: Option<PathBuf>,
     kept: bool,
 }
 
 impl DataDisk {
-    /// Opens or makes it; `temporary` is where temporary data go. A file of the caller's that is there is not touched.
-    pub(crate) fn prepare(data: &Data, size: Bytes, temporary: PathBuf) -> Result<Self, DataError> {
+    /// Creates the file if it is missing; `temporary` is the path of temporary data.
+    pub(crate) fn prepare(data: &Data, size: Bytes, temporary: PathBuf) -> Result<Self, StepError> {
         let disk = match data {
             Data::Temporary => Self { path: temporary, base: None, kept: false },
             Data::File(path) => Self { path: path.clone(), base: None, kept: true },
         };
-        match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
-            Ok(file) => {
-                if let Err(source) = file.set_len(size.get()) {
-                    // Nothing half-made: the next run would take it for a small disk.
-                    _ = fs::remove_file(&disk.path);
-                    return Err(DataError { path: disk.path.clone(), size, source });
-                }
-            }
-            Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(DataError { path: disk.path.clone(), size, source }),
-        }
+        let created = match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
+            // The next run would use an incomplete file as a small disk.
+            Ok(file) => file.set_len(size.get()).inspect_err(|_| _ = fs::remove_file(&disk.path)),
+            Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+        };
+        created.map_err(StepError::of(format!("create data disk {} of {size}", disk.path.display())))?;
         Ok(disk)
     }
 
-    /// Makes a disk with the content of a saved node's one, which does not change. A file must not exist.
-    pub(crate) fn restore(data: &Data, saved: PathBuf, temporary: PathBuf) -> Result<Self, RestoreError> {
+    /// Creates a disk with the content of a saved node's disk. A file must not exist.
+    pub(crate) fn restore(data: &Data, saved: PathBuf, temporary: PathBuf) -> Result<Self, StepError> {
         match data {
             Data::Temporary => {
                 let size = fs::metadata(&saved).map(|metadata| Bytes::new(metadata.len()));
-                let made = size.and_then(|size| qemu::overlay(&temporary, size));
-                made.map_err(|source| RestoreError::Overlay { path: temporary.clone(), source })?;
+                let overlay = size.and_then(|size| qemu::overlay(&temporary, size));
+                overlay.map_err(StepError::of(format!("create {}, an overlay of a data disk", temporary.display())))?;
                 Ok(Self { path: temporary, base: Some(saved), kept: false })
             }
             Data::File(path) => {
@@ -81,7 +50,6 @@ impl DataDisk {
         }
     }
 
-    /// For QEMU.
     pub(crate) fn disk(&self, serial: Serial) -> Disk {
         let mut disk = Disk::new(serial, self.base.as_ref().unwrap_or(&self.path));
         if self.base.is_some() {
@@ -98,8 +66,7 @@ impl DataDisk {
     }
 }
 
-/// Takes the name of a temporary disk away. QEMU holds the file open by then, so that it is gone with
-/// QEMU, however both end.
+/// QEMU has the file open by then, so the file is removed when QEMU ends.
 impl Drop for DataDisk {
     fn drop(&mut self) {
         if !self.kept {
@@ -115,7 +82,7 @@ mod tests {
     const SIZE: Bytes = Bytes::new(8 << 30);
 
     #[test]
-    fn a_temporary_disk_is_sparse_and_leaves_no_name() {
+    fn a_temporary_disk_is_sparse_and_is_removed() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().unwrap();
         let disk = DataDisk::prepare(&Data::Temporary, SIZE, directory.path().join("data.img")).unwrap();
@@ -126,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_keeps_its_content() {
+    fn an_existing_file_keeps_its_content() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kept.img");
         fs::write(&path, "content").unwrap();
@@ -135,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_made_and_kept() {
+    fn a_missing_file_is_created_and_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new.img");
         drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path().join("data.img")).unwrap());
@@ -143,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_disk_is_read_through_an_overlay_or_copied_to_a_file() {
+    fn a_saved_disk_gets_an_overlay_or_is_copied() {
         let directory = tempfile::tempdir().unwrap();
         let saved = directory.path().join("saved.img");
         fs::write(&saved, vec![7; 1 << 20]).unwrap();
@@ -162,6 +129,7 @@ mod tests {
         assert_eq!((disk.path, disk.wrap, disk.cache), (path.clone(), Wrap::None, Cache::WriteBack));
         drop(copy);
         assert_eq!(fs::read(&path).unwrap(), vec![7; 1 << 20]);
-        assert!(matches!(DataDisk::restore(&file, saved, PathBuf::new()), Err(RestoreError::Copy(_))));
+        let error = DataDisk::restore(&file, saved, PathBuf::new()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot copy "), "{error}");
     }
 }

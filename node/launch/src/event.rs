@@ -1,29 +1,22 @@
-//! What happens during a boot.
+//! Events of a boot.
 
 use cluster::announcement::StageState;
 use qemu::{Accelerator, Version};
 use std::fmt;
 
-/// What happens during the boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// QEMU runs the guest.
     Started {
-        /// Its version.
         version: Version,
-        /// What executes the guest.
         accelerator: Accelerator,
     },
-    /// A stage of the boot: `firmware`, `kernel`, and what the node tells of (see [`cluster::announcement`]).
+    /// A stage of the boot: `firmware`, `kernel`, or one that the node announces.
     Stage {
-        /// What it is about.
         name: String,
-        /// How far it is.
         state: StageState,
     },
-    /// The API server answers; what is left is the node's registration.
+    /// The API server answers; the registration of the node follows.
     Answers,
-    /// The cluster calls the node ready.
     NodeReady,
 }
 
@@ -41,7 +34,7 @@ impl fmt::Display for Event {
                 let state = match state {
                     StageState::Started => "started",
                     StageState::Ready => "ready",
-                    StageState::Failed => "failed, tried again",
+                    StageState::Failed => "failed, will retry",
                 };
                 write!(f, "{name}: {state}")
             }
@@ -51,17 +44,16 @@ impl fmt::Display for Event {
     }
 }
 
-/// The stages that have begun and are not done, in the order of their begin.
+/// The started stages that are not ready, in the order of their start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unfinished(Vec<String>);
 
 impl Unfinished {
-    /// Keeps up with an event.
     pub fn note(&mut self, event: &Event) {
         match event {
             Event::Stage { name, state: StageState::Started } if !self.0.contains(name) => self.0.push(name.clone()),
-            Event::Stage { name, state: StageState::Ready } => self.0.retain(|begun| begun != name),
-            // What failed is tried again: it is still waited for.
+            Event::Stage { name, state: StageState::Ready } => self.0.retain(|started| started != name),
+            // A failed stage is retried.
             Event::Started { .. } | Event::Stage { .. } => {}
             Event::Answers => self.0.push("node Ready".to_owned()),
             Event::NodeReady => self.0.clear(),
@@ -80,9 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_reads_as_a_line() {
+    fn an_event_is_displayed_as_a_line() {
         assert_eq!(Event::stage("etcd", StageState::Ready).to_string(), "etcd: ready");
-        assert_eq!(Event::stage("etcd", StageState::Failed).to_string(), "etcd: failed, tried again");
+        assert_eq!(Event::stage("etcd", StageState::Failed).to_string(), "etcd: failed, will retry");
         assert_eq!(Event::NodeReady.to_string(), "the node is Ready");
     }
 
@@ -95,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_began_is_unfinished_until_it_is_ready() {
+    fn a_stage_is_unfinished_until_it_is_ready() {
         use StageState::{Failed, Ready, Started};
         assert_eq!(after(&[("etcd", Started), ("containerd", Started)]), "etcd, containerd");
         assert_eq!(after(&[("etcd", Started), ("containerd", Started), ("etcd", Ready)]), "containerd");
@@ -104,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_answers_waits_for_its_node() {
+    fn registration_follows_the_api_server() {
         let mut unfinished = Unfinished::default();
         unfinished.note(&Event::Answers);
         assert_eq!(unfinished.to_string(), "node Ready");
     }
 
     #[test]
-    fn nothing_is_unfinished_on_a_node_that_is_ready() {
+    fn a_ready_node_has_no_unfinished_stage() {
         let mut unfinished = Unfinished::default();
         unfinished.note(&Event::stage("images", StageState::Started));
         unfinished.note(&Event::NodeReady);

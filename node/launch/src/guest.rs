@@ -1,16 +1,16 @@
-//! The guest, from its options to a QEMU that runs it. Blocks.
+//! Starts QEMU with the options of a node. Blocks.
 
-use crate::boot_disk::Copy;
 use crate::check;
 use crate::configuration::Configuration;
+use crate::copy::Copy;
 use crate::data::DataDisk;
-use crate::error::BootError;
+use crate::error::{BootError, StepError};
 use crate::options::{Boot, Data, Options, Origin};
-use crate::site::Site;
+use crate::spec::NodeSpec;
 use cluster::{API_PORT, announcement};
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
-    Saved, Segment, Serial, Sink, StartError, Vm,
+    Saved, Segment, Serial, Sink, Vm,
 };
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,9 @@ use units::Bytes;
 /// The data disk in the directory of a saved node.
 const SAVED_DATA: &str = "data.img";
 
-/// A guest that runs.
 pub(crate) struct Guest {
     pub(crate) vm: Vm,
-    /// Where the node announces.
     pub(crate) port: UnixStream,
-    /// Its connection to a segment, if it has one.
     pub(crate) uplink: Option<Uplink>,
 }
 
@@ -35,10 +32,10 @@ pub(crate) struct Uplink {
     _segment: Arc<Segment>,
 }
 
-/// systemd-stub (254 or newer) gives this to the kernel behind the command line of its executable.
+/// systemd-stub (254 or newer) appends this SMBIOS string to the command line of its executable.
 const MORE_ARGUMENTS: &str = "io.systemd.stub.kernel-cmdline-extra";
 
-/// What runs guests on this machine.
+/// QEMU and its accelerator on this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) program: Program,
@@ -46,21 +43,19 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Checks the machine: all of the sites are to run at the same time. Who is killed meanwhile leaves a file in the
-    /// directory `scratch`.
-    pub(crate) fn find(sites: &[Site], scratch: &Path) -> Result<Self, BootError> {
-        let program = Program::find()?;
-        if sites.iter().any(|site| site.options.boot != Boot::Kernel) {
-            Firmware::find()?;
+    /// Checks that the machine can run all nodes at the same time. `scratch` is a directory for a temporary file.
+    pub(crate) fn find(specs: &[NodeSpec], scratch: &Path) -> Result<Self, BootError> {
+        let program = Program::find().map_err(StepError::of("find QEMU"))?;
+        if specs.iter().any(|spec| spec.options.boot != Boot::Kernel) {
+            firmware()?;
         }
-        check::check(sites)?;
+        check::check(specs)?;
         let accelerator = Accelerator::probe(&program, scratch);
         Ok(Self { program, accelerator })
     }
 }
 
-/// What QEMU starts, and the files of this run that it uses. They have no names any more when this is
-/// dropped; until then it can be started again.
+/// Boot parameters and files of a guest, which can be started several times. Temporary files are removed on drop.
 pub(crate) struct Machine {
     boot: qemu::Boot,
     disks: Vec<Disk>,
@@ -68,105 +63,121 @@ pub(crate) struct Machine {
     _data: Option<DataDisk>,
 }
 
-/// What a guest's network device is connected to.
-pub(crate) enum Surroundings<'a> {
-    /// This port of the host leads to its API server.
+pub(crate) enum GuestNetwork<'a> {
+    /// User networking, with a forwarded port for the API server.
     Alone { api: u16 },
-    /// Other nodes are there, or the guest is saved or restored: with user networking of its own, a saved guest would
-    /// include the state of that network and could not be restored into another one.
+    /// For several nodes, and for a guest that is saved or restored: a saved guest would contain the state of user networking,
+    /// which cannot be restored.
     Segment(&'a Arc<Segment>),
 }
 
 impl Machine {
-    /// Makes what is missing of its files.
-    pub(crate) fn prepare(host: &Host, site: &Site) -> Result<Self, BootError> {
-        match (&site.options.boot, &site.options.origin) {
-            (Boot::Kernel, _) => direct(site, host.accelerator),
-            (Boot::Firmware(_), Origin::Savable(_) | Origin::Saved(_)) => Err(BootError::SavedFirmware),
-            (Boot::Firmware(disk), Origin::Boot) => with_firmware(site, Firmware::find()?, disk, host.accelerator),
+    pub(crate) fn prepare(host: &Host, spec: &NodeSpec) -> Result<Self, BootError> {
+        match (&spec.options.boot, &spec.options.origin) {
+            (Boot::Kernel, _) => direct(spec, host.accelerator),
+            (Boot::Firmware(_), Origin::Savable(_) | Origin::Saved(_)) => {
+                let cause = "its boot disk is a copy for one run; boot the kernel directly";
+                Err(StepError::of("save or restore a node that boots through firmware")(cause).into())
+            }
+            (Boot::Firmware(disk), Origin::Boot) => with_firmware(spec, firmware()?, disk, host.accelerator),
         }
     }
 
-    /// Starts the guest.
     pub(crate) fn start(
         &self,
         host: &Host,
-        site: &Site,
+        spec: &NodeSpec,
         configuration: &str,
-        surroundings: &Surroundings<'_>,
+        network: &GuestNetwork<'_>,
     ) -> Result<Guest, BootError> {
-        let options = &site.options;
+        let options = &spec.options;
         let mut config = Config::new(self.boot.clone());
         config.memory = options.memory;
         config.cpus = options.cpus;
         config.disks.clone_from(&self.disks);
-        let mac = Mac::of(site.index);
-        let link = match surroundings {
-            Surroundings::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },
-            Surroundings::Segment(_) => Link::Wire,
+        let mac = Mac::of(spec.index);
+        let link = match network {
+            GuestNetwork::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },
+            GuestNetwork::Segment(_) => Link::Wire,
         };
-        config.network = Some(Network { mac: Some(mac), link, capture: site.capture.clone() });
-        config.ports = vec![Port { name: announcement::PORT.parse::<PortName>()?, sink: Sink::Stream }];
-        config.console = Sink::File(site.console());
+        config.network = Some(Network { mac: Some(mac), link, capture: spec.capture.clone() });
+        config.ports = vec![Port {
+            name: announcement::PORT.parse::<PortName>().map_err(StepError::of("configure QEMU"))?,
+            sink: Sink::Stream,
+        }];
+        config.console = Sink::File(spec.console());
         let configuration = Configuration::write(configuration, &options.state)
-            .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
+            .map_err(StepError::of(format!("write the configuration of the node to {}", options.state.display())))?;
         config.firmware_files = vec![configuration.file()];
+        let (program, accelerator) = (&host.program, host.accelerator);
         let vm = match &options.origin {
-            Origin::Boot => Vm::start(&host.program, host.accelerator, &config)?,
-            Origin::Savable(dir) => Vm::start_savable(&host.program, host.accelerator, &config, dir)?,
-            Origin::Saved(dir) => Vm::restore(&host.program, host.accelerator, &config, &Saved::open(dir)?)?,
+            Origin::Boot => Vm::start(program, accelerator, &config).map_err(StepError::of("start the guest"))?,
+            Origin::Savable(dir) => {
+                Vm::start_savable(program, accelerator, &config, dir).map_err(StepError::of("start the guest"))?
+            }
+            Origin::Saved(dir) => Saved::open(dir)
+                .and_then(|saved| Vm::restore(program, accelerator, &config, &saved))
+                .map_err(StepError::of("restore the saved node"))?,
         };
-        let port = vm.take_port(announcement::PORT).ok_or(BootError::NoAnnouncements)?;
-        let uplink = match (surroundings, vm.take_wire()) {
-            (Surroundings::Segment(segment), Some(wire)) => {
-                let plug = segment.connect(mac, wire).map_err(BootError::Connect)?;
+        let port = vm
+            .take_port(announcement::PORT)
+            .ok_or("QEMU has no port for announcements")
+            .map_err(StepError::of("start the guest"))?;
+        let uplink = match (network, vm.take_wire()) {
+            (GuestNetwork::Segment(segment), Some(wire)) => {
+                let plug = segment.connect(mac, wire).map_err(StepError::of("connect the guest to the other nodes"))?;
                 Some(Uplink { plug, _segment: Arc::clone(segment) })
             }
-            (Surroundings::Segment(_) | Surroundings::Alone { .. }, _) => None,
+            (GuestNetwork::Segment(_) | GuestNetwork::Alone { .. }, _) => None,
         };
         if matches!(options.origin, Origin::Saved(_)) {
-            vm.resume().map_err(BootError::Resume)?;
+            vm.resume().map_err(StepError::of("resume the saved node"))?;
         }
         Ok(Guest { vm, port, uplink })
     }
 }
 
-/// A network for nodes, in which this port of the host leads to the API server of the first one.
-pub(crate) fn segment(host: &Host, api: u16) -> Result<Arc<Segment>, StartError> {
-    Segment::start(&host.program, &[Forward { host: api, guest: API_PORT }]).map(Arc::new)
+/// Starts a network for nodes, with a forwarded port for the API server of the first one.
+pub(crate) fn segment(host: &Host, api: u16) -> Result<Arc<Segment>, StepError> {
+    let segment = Segment::start(&host.program, &[Forward { host: api, guest: API_PORT }]);
+    segment.map(Arc::new).map_err(StepError::of("start the network between the nodes"))
 }
 
-/// The port of the host that is to lead to the API server.
-pub(crate) fn api_port(site: &Site) -> Result<u16, BootError> {
-    match site.options.port {
+/// The port of this machine for the API server.
+pub(crate) fn api_port(spec: &NodeSpec) -> Result<u16, StepError> {
+    match spec.options.port {
         Some(port) => Ok(port.get()),
-        None => qemu::free_port().map_err(BootError::NoPort),
+        None => qemu::free_port().map_err(StepError::of("find a free port of 127.0.0.1")),
     }
 }
 
-fn direct(site: &Site, accelerator: Accelerator) -> Result<Machine, BootError> {
-    let options = &site.options;
+fn firmware() -> Result<Firmware, StepError> {
+    Firmware::find().map_err(StepError::of("find the UEFI firmware"))
+}
+
+fn direct(spec: &NodeSpec, accelerator: Accelerator) -> Result<Machine, BootError> {
+    let options = &spec.options;
     let path = &options.image.command_line;
-    let base = std::fs::read_to_string(path).map_err(|source| BootError::CommandLine { path: path.clone(), source })?;
-    let data = data_file(site)?;
+    let base = std::fs::read_to_string(path).map_err(StepError::of(format!("read {}", path.display())))?;
+    let data = data_file(spec)?;
     let boot = qemu::Boot::Kernel {
         kernel: options.image.kernel.clone(),
         initrd: Some(options.image.initramfs.clone()),
         command_line: [base.trim(), &arguments(accelerator, options)].join(" ").trim_end().to_owned(),
     };
-    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(site, &data)?];
+    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(spec, &data)?];
     Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
 }
 
-/// Temporary data are in the free space of a copy of the image: one disk, as on most machines.
+/// Temporary data are in the free space of a copy of the image: one disk, like most machines have.
 fn with_firmware(
-    site: &Site,
+    spec: &NodeSpec,
     firmware: Firmware,
     image: &Path,
     accelerator: Accelerator,
 ) -> Result<Machine, BootError> {
-    let options = &site.options;
-    let variables = Copy::of(&firmware.variables, site.file(&options.state, "variables.fd"), Bytes::ZERO)?;
+    let options = &spec.options;
+    let variables = Copy::of(&firmware.variables, spec.file(&options.state, "variables.fd"), Bytes::ZERO)?;
     let boot = qemu::Boot::Firmware {
         code: firmware.code,
         variables: variables.path().into(),
@@ -177,51 +188,51 @@ fn with_firmware(
     };
     Ok(match &options.data {
         Data::Temporary => {
-            let copy = Copy::of(image, site.file(&options.state, "disk.img"), options.data_size)?;
+            let copy = Copy::of(image, spec.file(&options.state, "disk.img"), options.data_size)?;
             let mut disk = system(copy.path(), Access::ReadWrite)?;
             disk.cache = Cache::Unsafe;
             Machine { boot, disks: vec![disk], _copies: vec![variables, copy], _data: None }
         }
         Data::File(_) => {
-            let data = data_file(site)?;
-            let disks = vec![system(image, Access::ReadOnly)?, data_disk(site, &data)?];
+            let data = data_file(spec)?;
+            let disks = vec![system(image, Access::ReadOnly)?, data_disk(spec, &data)?];
             Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
         }
     })
 }
 
-fn data_file(site: &Site) -> Result<DataDisk, BootError> {
-    let options = &site.options;
+fn data_file(spec: &NodeSpec) -> Result<DataDisk, StepError> {
+    let options = &spec.options;
     Ok(match &options.origin {
-        Origin::Boot => DataDisk::prepare(&options.data, options.data_size, site.file(&options.state, "data.img"))?,
+        Origin::Boot => DataDisk::prepare(&options.data, options.data_size, spec.file(&options.state, "data.img"))?,
         Origin::Savable(dir) => {
             DataDisk::prepare(&Data::File(dir.join(SAVED_DATA)), options.data_size, PathBuf::new())?
         }
         Origin::Saved(dir) => {
-            DataDisk::restore(&options.data, dir.join(SAVED_DATA), site.file(&options.state, "data.qcow2"))?
+            DataDisk::restore(&options.data, dir.join(SAVED_DATA), spec.file(&options.state, "data.qcow2"))?
         }
     })
 }
 
-fn system(path: &Path, access: Access) -> Result<Disk, BootError> {
-    let mut disk = Disk::new("system".parse::<Serial>()?, path);
+fn system(path: &Path, access: Access) -> Result<Disk, StepError> {
+    let mut disk = Disk::new("system".parse::<Serial>().map_err(StepError::of("configure QEMU"))?, path);
     disk.access = access;
     Ok(disk)
 }
 
-fn data_disk(site: &Site, data: &DataDisk) -> Result<Disk, BootError> {
-    let mut disk = data.disk("data".parse::<Serial>()?);
-    // A node that is saved outlives neither this run nor this machine.
-    if matches!(site.options.origin, Origin::Savable(_)) {
+fn data_disk(spec: &NodeSpec, data: &DataDisk) -> Result<Disk, StepError> {
+    let mut disk = data.disk("data".parse::<Serial>().map_err(StepError::of("configure QEMU"))?);
+    // A saved node is not needed after a crash of the machine.
+    if matches!(spec.options.origin, Origin::Savable(_)) {
         disk.cache = Cache::Unsafe;
     }
     Ok(disk)
 }
 
-/// Arguments of the kernel that are not the image's.
+/// Arguments of the kernel in addition to the image's.
 fn arguments(accelerator: Accelerator, options: &Options) -> String {
     let machine = match accelerator {
-        // The guest is one process of the machine: mitigations protect nobody in there.
+        // The guest is one process of the machine, so mitigations in it have no effect.
         Accelerator::Tcg => "mitigations=off",
         Accelerator::Kvm => "",
     };
@@ -231,13 +242,10 @@ fn arguments(accelerator: Accelerator, options: &Options) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Image;
 
     #[test]
-    fn mitigations_stay_on_where_the_cpu_itself_runs_the_guest() {
-        let path = || PathBuf::from("image");
-        let image = Image { kernel: path(), initramfs: path(), system: path(), command_line: path() };
-        let mut options = Options::new(image, Path::new("/tmp/run"));
+    fn mitigations_are_off_only_in_emulation() {
+        let mut options = Options::fake(Path::new("/tmp/run"));
         assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off");
         assert_eq!(arguments(Accelerator::Kvm, &options), "");
         options.kernel_arguments = "granary.log=info".to_owned();

@@ -1,4 +1,4 @@
-//! The administrator's kubeconfig, as it is used from outside of the guest.
+//! The administrator's kubeconfig for use outside of the guest.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -7,36 +7,17 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use programs::discovery::ca_digest;
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The kubeconfig cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum KubeconfigError {
-    /// It is no kubeconfig.
-    #[error("the node announced a kubeconfig that cannot be read")]
-    Parse(#[source] serde_json::Error),
-    /// It lacks something.
-    #[error("the node announced a kubeconfig that is not complete")]
-    Incomplete(#[source] kube::config::KubeconfigError),
-    /// No client can be made from it.
-    #[error("the node announced a kubeconfig with unusable certificates")]
-    Client(#[source] Box<kube::Error>),
-    /// It cannot be written.
-    #[error("cannot write {path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
+use crate::error::StepError;
 
-/// Puts the forwarded port in place of the guest's own address.
-pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Value, KubeconfigError> {
-    let mut kubeconfig: serde_json::Value = serde_json::from_str(announced).map_err(KubeconfigError::Parse)?;
+const PARSE: &str = "use the kubeconfig that the node announced";
+
+/// Replaces the address of the API server with the forwarded port.
+pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Value, StepError> {
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(announced).map_err(StepError::of(PARSE))?;
     let clusters = kubeconfig.get_mut("clusters").and_then(serde_json::Value::as_array_mut);
     for cluster in clusters.into_iter().flatten() {
         if let Some(cluster) = cluster.get_mut("cluster").and_then(serde_json::Value::as_object_mut) {
@@ -46,15 +27,15 @@ pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Val
     Ok(kubeconfig)
 }
 
-/// Whom a machine that joins is to trust. `None` if it does not say.
-pub(crate) fn authority(kubeconfig: &serde_json::Value) -> Option<CaDigest> {
+/// Digest of the CA, for machines that join.
+pub(crate) fn announced_ca(kubeconfig: &serde_json::Value) -> Option<CaDigest> {
     let data = kubeconfig.pointer("/clusters/0/cluster/certificate-authority-data")?.as_str()?;
     let pem = String::from_utf8(BASE64_STANDARD.decode(data).ok()?).ok()?;
     ca_digest(&pem)
 }
 
-/// Writes it for `kubectl`, readable by its owner only: it holds a key.
-pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), KubeconfigError> {
+/// Writes the file for `kubectl`, readable only by its owner because it contains a key.
+pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), StepError> {
     OpenOptions::new()
         .write(true)
         .create(true)
@@ -62,18 +43,17 @@ pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), K
         .mode(0o600)
         .open(path)
         .and_then(|mut file| writeln!(file, "{kubeconfig:#}"))
-        .map_err(|source| KubeconfigError::Write { path: path.into(), source })
+        .map_err(StepError::of(format!("write {}", path.display())))
 }
 
-/// A client for the forwarded port.
-pub(crate) async fn client(kubeconfig: serde_json::Value) -> Result<Client, KubeconfigError> {
-    let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).map_err(KubeconfigError::Parse)?;
+pub(crate) async fn client(kubeconfig: serde_json::Value) -> Result<Client, StepError> {
+    let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).map_err(StepError::of(PARSE))?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
-        .map_err(KubeconfigError::Incomplete)?;
-    // A proxy of the environment does not lead to this machine's loopback.
+        .map_err(StepError::of(PARSE))?;
+    // A proxy of the environment does not reach the loopback of this machine.
     config.proxy_url = None;
-    Client::try_from(config).map_err(|error| KubeconfigError::Client(Box::new(error)))
+    Client::try_from(config).map_err(StepError::of(PARSE))
 }
 
 #[cfg(test)]
@@ -89,8 +69,8 @@ mod tests {
         assert_eq!(kubeconfig["clusters"][0]["cluster"]["certificate-authority-data"], "Q0E=");
     }
 
-    /// An authority that was made for this test, and the SHA-256 of its key as openssl(1) has it.
-    const AUTHORITY: (&str, &str) = (
+    /// A CA for this test, and the SHA-256 of its key according to openssl(1).
+    const CA: (&str, &str) = (
         "-----BEGIN CERTIFICATE-----\n\
          MIIBhjCCASugAwIBAgIUEJRnjqrZJnaCEdpuL7uTI1imsDUwCgYIKoZIzj0EAwIw\n\
          FzEVMBMGA1UEAwwMZ3JhbmFyeS10ZXN0MCAXDTI2MTEyMjEzMjUxMVoYDzIxMjYx\n\
@@ -106,18 +86,18 @@ mod tests {
     );
 
     #[test]
-    fn the_authority_is_known_by_the_digest_of_its_key() {
+    fn the_ca_has_the_digest_of_its_key() {
         let of = |text: &str| {
             let data = BASE64_STANDARD.encode(text);
-            authority(&serde_json::json!({"clusters": [{"cluster": {"certificate-authority-data": data}}]}))
+            announced_ca(&serde_json::json!({"clusters": [{"cluster": {"certificate-authority-data": data}}]}))
         };
-        assert_eq!(of(AUTHORITY.0).unwrap().to_string(), AUTHORITY.1);
+        assert_eq!(of(CA.0).unwrap().to_string(), CA.1);
         assert_eq!(of("no certificate"), None);
-        assert_eq!(authority(&serde_json::json!({})), None);
+        assert_eq!(announced_ca(&serde_json::json!({})), None);
     }
 
     #[test]
-    fn nobody_else_can_read_it() {
+    fn only_the_owner_can_read_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kubeconfig");
         write(&serde_json::json!({}), &path).unwrap();
@@ -125,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_kubeconfig_is_refused() {
-        assert!(matches!(from_outside("no", 1), Err(KubeconfigError::Parse(_))));
+    fn an_invalid_kubeconfig_is_rejected() {
+        assert!(from_outside("no", 1).is_err());
     }
 }

@@ -1,12 +1,11 @@
-//! Booted nodes in QEMU as types, for the launcher and for the tests of whole nodes.
+//! Nodes in QEMU, for the launcher and for the tests of whole nodes.
 //!
-//! [`Node::boot`] looks at the machine first and refuses with a remedy what cannot work, starts the
-//! image, follows what the node announces, and returns when the cluster calls the node ready. The guest
-//! ends with its [`Node`]; what is left behind is in the directory that the caller chose. [`Cluster::boot`] does the same
-//! with a control plane and workers, whose machines can be ended and booted again. Who may want to end in the middle of a
-//! boot has [`Booting`] for it.
+//! [`Node::boot`] checks the machine, starts the image, reads the announcements of the node, and returns when the Node is
+//! Ready. The guest ends with its [`Node`]; only files in the directories of [`Options`] remain. [`Cluster::boot`] does the
+//! same with a control plane and workers, which can be ended and booted again. [`ClusterBoot`] is a boot that can be ended
+//! in order before it is complete.
 //!
-//! Every node has one data disk and is booted by its kernel or by firmware.
+//! Each node has one data disk, and boots directly from its kernel or through firmware.
 //!
 //! ```no_run
 //! use launch::{Cluster, ClusterOptions, Image, Options};
@@ -23,15 +22,14 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod announcements;
-mod boot_disk;
-mod booting;
 mod check;
 mod cluster;
+mod cluster_boot;
 mod configuration;
 mod console;
+mod copy;
 mod data;
 mod error;
 mod event;
@@ -39,25 +37,21 @@ mod guest;
 mod join;
 mod kubeconfig;
 mod node;
+mod node_boot;
 mod options;
 mod power;
-mod rising;
-mod site;
+mod spec;
 mod watch;
 mod worker;
 
 pub use ::cluster::announcement::StageState;
-pub use boot_disk::CopyError;
-pub use booting::{Booting, Ready};
-pub use check::{DataRefusal, Refusal};
+pub use check::{DataFileError, PreflightError};
 pub use cluster::{Cluster, Ended};
+pub use cluster_boot::{ClusterBoot, Ready};
 pub use console::Console;
-pub use data::{DataError, RestoreError};
-pub use error::{BootError, ClusterError, ClusterShutdownError, SaveError, ShutdownError};
+pub use error::{BootError, ClusterError, ClusterShutdownError, ShutdownError, StepError};
 pub use event::{Event, Unfinished};
-pub use join::JoinError;
-pub use kubeconfig::KubeconfigError;
 pub use node::{Node, SHUTDOWN_LIMIT};
 pub use options::{Boot, Capture, ClusterOptions, Data, Image, Nodes, NodesError, Options, Origin};
-pub use watch::seen;
+pub use watch::wait_for;
 pub use worker::Worker;

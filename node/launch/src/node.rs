@@ -1,12 +1,12 @@
-//! A node that runs in QEMU.
+//! A booted node.
 
 use crate::console::Console;
-use crate::error::{BootError, SaveError, ShutdownError};
+use crate::error::{BootError, ShutdownError, StepError};
 use crate::event::Event;
 use crate::guest::Uplink;
+use crate::node_boot::{Access, NodeBoot};
 use crate::options::Options;
 use crate::power;
-use crate::rising::{Access, Rising};
 use kube::Client;
 use qemu::{Cable, Vm};
 use std::path::{Path, PathBuf};
@@ -14,59 +14,40 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::{JoinSet, spawn_blocking};
 
-/// How long a guest gets to stop its pods and services and to unmount its disk.
+/// Time limit for a guest to stop its pods and services and to unmount its disk.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(120);
 
 /// The administrator's kubeconfig in the directory of a saved node.
 pub(crate) const CREDENTIALS: &str = "kubeconfig";
 
-/// A node that runs. Dropping it is a power cut.
+/// Dropping it kills the guest.
 pub struct Node {
-    name: String,
-    vm: Arc<Vm>,
-    uplink: Option<Uplink>,
-    access: Access,
-    console: PathBuf,
-    /// One task that reads announcements until the guest's end.
-    rest: JoinSet<Option<String>>,
+    pub(crate) name: String,
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) uplink: Option<Uplink>,
+    pub(crate) access: Access,
+    pub(crate) console: PathBuf,
+    /// One task that reads announcements until the guest ends.
+    pub(crate) announcements: JoinSet<Option<String>>,
 }
 
 impl Node {
-    /// Boots one node without others and returns when the cluster calls it ready: [`Booting`](crate::Booting) without
-    /// a way to end in between.
-    ///
-    /// Cancel-safe: the guest ends when the future is dropped.
-    ///
-    /// # Errors
-    /// [`BootError`]. No guest runs then, and nothing is left but the logs and a data file that was asked for.
+    /// Boots one node and waits until it is Ready. If the future is dropped, the guest is killed.
     pub async fn boot(options: &Options, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
-        let mut rising = Rising::alone(options, &mut on_event).await?;
-        let access = rising.until_ready(&mut on_event).await?;
-        Ok(rising.into_node(access))
+        let mut boot = NodeBoot::alone(options, &mut on_event).await?;
+        let access = boot.until_ready(&mut on_event).await?;
+        Ok(boot.into_node(access))
     }
 
-    pub(crate) fn new(
-        name: String,
-        vm: Arc<Vm>,
-        uplink: Option<Uplink>,
-        access: Access,
-        console: PathBuf,
-        rest: JoinSet<Option<String>>,
-    ) -> Self {
-        Self { name, vm, uplink, access, console, rest }
-    }
-
-    /// Its name in the cluster.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A client with an administrator's rights.
     pub fn client(&self) -> Client {
         self.access.client.clone()
     }
 
-    /// The kubeconfig of [`Node::client`]. It is the caller's to remove.
+    /// The kubeconfig of [`Node::client`]; the caller removes it.
     pub fn kubeconfig(&self) -> &Path {
         &self.access.kubeconfig
     }
@@ -76,25 +57,23 @@ impl Node {
         self.access.api
     }
 
-    /// The console's log.
     pub fn console(&self) -> &Path {
         &self.console
     }
 
-    /// What connects it to the other nodes, if the cluster was started with several. A node that is saved or restored has
-    /// one, too.
+    /// Connection to the other nodes. Only a single node that is neither savable nor restored has none.
     pub fn cable(&self) -> Option<Cable> {
         self.uplink.as_ref().map(|uplink| uplink.plug.cable())
     }
 
-    /// Returns when the guest ended by itself, with the reason. Cancel-safe.
+    /// Waits until the guest ends by itself, and returns the reason. Cancel-safe.
     pub async fn ended(&mut self) -> String {
-        let fatal = match self.rest.join_next().await {
+        let fatal = match self.announcements.join_next().await {
             Some(Ok(fatal)) => fatal,
             Some(Err(_)) | None => None,
         };
         let vm = Arc::clone(&self.vm);
-        let exit = spawn_blocking(move || vm.wait(power::LAST_WORDS)).await;
+        let exit = spawn_blocking(move || vm.wait(power::QEMU_EXIT)).await;
         match (fatal, exit) {
             (Some(message), _) => message,
             (None, Ok(Some(exit))) => format!("QEMU ended with {exit}; {}", Console::read(&self.console)),
@@ -102,40 +81,33 @@ impl Node {
         }
     }
 
-    /// Whether the guest has ended.
     pub fn has_ended(&self) -> bool {
         self.vm.exit().is_some()
     }
 
-    /// Presses the power button and waits until the guest has powered off. A guest that takes longer
-    /// than `limit` is killed. If the future is dropped, the guest is cut off.
-    ///
-    /// # Errors
-    /// [`ShutdownError::Killed`]: the disk is as after a power cut.
+    /// Presses the power button and waits until the guest has powered off. After `limit`, or if the future is dropped, the
+    /// guest is killed.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
-        // It has its network until it is off.
+        // Keep the network until the guest is off.
         let _uplink = self.uplink;
         power::off(self.vm, limit, &self.console).await
     }
 
-    /// Saves the node, which was booted with [`Origin::Savable`](crate::Origin::Savable), in that directory, and ends
-    /// it. Nodes with the origin [`Origin::Saved`](crate::Origin::Saved) continue from here.
-    ///
-    /// # Errors
-    /// [`SaveError`]: the directory holds no saved node.
-    pub async fn save(self) -> Result<(), SaveError> {
-        let vm = Arc::into_inner(self.vm).ok_or(SaveError::InUse)?;
+    /// Saves a node that was booted with [`Origin::Savable`](crate::Origin::Savable) in that directory, and ends it. Nodes with
+    /// the origin [`Origin::Saved`](crate::Origin::Saved) continue from this state.
+    pub async fn save(self) -> Result<(), StepError> {
+        let vm = Arc::into_inner(self.vm).ok_or("it is in use").map_err(StepError::of("save the node"))?;
         let credentials = self.access.kubeconfig;
         let save = move || {
-            let saved = vm.save()?;
+            let saved = vm.save().map_err(StepError::of("save the guest"))?;
             let path = saved.dir().join(CREDENTIALS);
-            // With the mode of the original: it holds a key.
-            std::fs::copy(credentials, &path).map_err(|source| SaveError::Credentials { path, source })
+            // Keeps the mode of the original, which contains a key.
+            std::fs::copy(credentials, &path).map_err(StepError::of(format!("write {}", path.display())))
         };
-        spawn_blocking(save).await.map_err(SaveError::Panicked)?.map(drop)
+        spawn_blocking(save).await.map_err(StepError::of("save the guest"))?.map(drop)
     }
 
-    /// Ends the guest at once: what it had not flushed may be lost, as after a power cut.
+    /// Kills the guest; data that it did not flush may be lost.
     pub async fn power_cut(self) {
         power::cut(self.vm).await;
     }

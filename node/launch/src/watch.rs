@@ -1,4 +1,4 @@
-//! Objects of the cluster that somebody waits for.
+//! Waiting for objects of the cluster.
 
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
@@ -9,25 +9,25 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::pin::pin;
 
-/// Waits until the object of this name, or that there is none, is what is wanted. Returns it as it was then.
+/// Waits until the object of this name, or its absence, fulfils a condition. Returns the object.
 ///
-/// The API server may be away for a while: a watch that is lost is opened again, and `lost` says why it was lost until
-/// something is seen again. Only success ends it: a caller has a deadline, and tells `lost` with it. Cancel-safe.
-pub async fn seen<K>(
+/// A failed watch is opened again; `lost` is its error until the next event. Never fails: callers have a deadline, and report
+/// `lost` with it. Cancel-safe.
+pub async fn wait_for<K>(
     objects: Api<K>,
     name: &str,
-    wanted: impl Condition<K>,
+    condition: impl Condition<K>,
     lost: &mut Option<watcher::Error>,
 ) -> Option<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let mut seen = pin!(watch_object(objects, name).default_backoff());
-    while let Some(object) = seen.next().await {
+    let mut events = pin!(watch_object(objects, name).default_backoff());
+    while let Some(object) = events.next().await {
         match object {
             Ok(object) => {
                 *lost = None;
-                if wanted.matches_object(object.as_ref()) {
+                if condition.matches_object(object.as_ref()) {
                     return object;
                 }
             }
@@ -57,9 +57,9 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Pods of an API server that is away for so many requests, and then has one pod that does not change.
-    fn pods(away: usize) -> Api<Pod> {
-        let away = Arc::new(AtomicUsize::new(away));
+    /// Pods of an API server that fails this number of requests, and then has one pod that does not change.
+    fn pods(failures: usize) -> Api<Pod> {
+        let away = Arc::new(AtomicUsize::new(failures));
         let service = service_fn(move |request: Request<Body>| {
             let is_away = away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
             let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
@@ -83,18 +83,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_is_lost_is_opened_again() {
+    async fn a_failed_watch_is_opened_again() {
         let mut lost = None;
-        let pod = seen(pods(3), "notes-writer", conditions::is_created(), &mut lost).await;
+        let pod = wait_for(pods(3), "notes-writer", conditions::is_created(), &mut lost).await;
         assert_eq!(pod.unwrap().metadata.uid.as_deref(), Some("one"));
         assert!(lost.is_none(), "{lost:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waited_in_vain_knows_whether_the_watch_was_lost() {
+    async fn the_error_of_a_failed_watch_is_kept() {
         let mut lost = None;
         for (away, is_lost) in [(usize::MAX, true), (1, false)] {
-            let gone = seen(pods(away), "notes-writer", conditions::is_deleted("one"), &mut lost);
+            let gone = wait_for(pods(away), "notes-writer", conditions::is_deleted("one"), &mut lost);
             timeout(LIMIT, gone).await.unwrap_err();
             assert_eq!(lost.is_some(), is_lost, "{lost:?}");
         }

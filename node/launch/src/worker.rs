@@ -1,11 +1,11 @@
 //! A node that has joined a cluster.
 
-use crate::error::{BootError, ClusterError, ShutdownError};
+use crate::error::{BootError, ClusterError, ShutdownError, StepError};
 use crate::event::Event;
-use crate::guest::{Host, Machine, Surroundings};
+use crate::guest::{GuestNetwork, Host, Machine};
 use crate::node::Node;
-use crate::rising::{Access, Rising, Role, Started};
-use crate::site::Site;
+use crate::node_boot::{Access, NodeBoot, Role, Started};
+use crate::spec::NodeSpec;
 use k8s_openapi::jiff::Timestamp;
 use qemu::Segment;
 use std::path::{Path, PathBuf};
@@ -13,95 +13,80 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
-/// A worker of a [`Cluster`](crate::Cluster), which can be off, and be booted again on its disk.
+/// A worker of a [`Cluster`](crate::Cluster). It can be off, and be booted again with its disk.
 pub struct Worker {
-    seat: Arc<Seat>,
-    access: Access,
-    node: Option<Node>,
+    pub(crate) start: Arc<WorkerStart>,
+    pub(crate) access: Access,
+    pub(crate) node: Option<Node>,
 }
 
-/// What a worker is started with, again and again.
-pub(crate) struct Seat {
-    pub(crate) site: Site,
+/// Everything that each start of a worker needs.
+pub(crate) struct WorkerStart {
+    pub(crate) spec: NodeSpec,
     pub(crate) host: Host,
     pub(crate) machine: Machine,
     pub(crate) segment: Arc<Segment>,
     pub(crate) configuration: String,
 }
 
-impl Seat {
+impl WorkerStart {
     pub(crate) async fn start(
         self: Arc<Self>,
         access: Access,
         on_event: impl FnMut(&Event),
-    ) -> Result<Rising, BootError> {
-        let seat = Arc::clone(&self);
+    ) -> Result<NodeBoot, BootError> {
+        let worker_start = Arc::clone(&self);
         let start = move || -> Result<Started, BootError> {
-            let begun = Timestamp::now();
-            let surroundings = Surroundings::Segment(&seat.segment);
-            let guest = seat.machine.start(&seat.host, &seat.site, &seat.configuration, &surroundings)?;
-            Ok(Started { host: seat.host.clone(), guest, begun, role: Role::Worker(access) })
+            let since = Timestamp::now();
+            let network = GuestNetwork::Segment(&worker_start.segment);
+            let guest = worker_start.machine.start(
+                &worker_start.host,
+                &worker_start.spec,
+                &worker_start.configuration,
+                &network,
+            )?;
+            Ok(Started { host: worker_start.host.clone(), guest, since, role: Role::Worker(access) })
         };
-        let started = spawn_blocking(start).await.map_err(BootError::Panicked)??;
-        Rising::of(&self.site, started, on_event)
+        let started = spawn_blocking(start).await.map_err(StepError::of("start QEMU"))??;
+        NodeBoot::of(&self.spec, started, on_event)
     }
 }
 
 impl Worker {
-    pub(crate) fn new(seat: Arc<Seat>, access: Access, node: Node) -> Self {
-        Self { seat, access, node: Some(node) }
-    }
-
-    /// Its name in the cluster.
     pub fn name(&self) -> &str {
-        &self.seat.site.name
+        &self.start.spec.name
     }
 
-    /// The node, unless it is off.
+    /// `None` if the worker is off.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    pub(crate) fn node_mut(&mut self) -> Option<&mut Node> {
-        self.node.as_mut()
-    }
-
-    pub(crate) fn into_node(self) -> Option<Node> {
-        self.node
-    }
-
-    /// The console's log, of its last boot.
+    /// Log of the console of the last boot.
     pub fn console(&self) -> PathBuf {
-        self.seat.site.console()
+        self.start.spec.console()
     }
 
-    /// Every Ethernet frame that it has sent or got since its last start, as pcap has it; if that was asked for.
+    /// All Ethernet frames since the last start, in pcap format, if [`Capture`](crate::Capture) is on.
     pub fn capture(&self) -> Option<&Path> {
-        self.seat.site.capture.as_deref()
+        self.start.spec.capture.as_deref()
     }
 
-    /// Boots it again on its disk, with the configuration of its first boot, and returns when the cluster calls it
-    /// ready. Nothing, if it runs.
-    ///
-    /// # Errors
-    /// [`ClusterError::Boot`]: it is off.
+    /// Boots a worker that is off with its disk and the configuration of its first boot, and waits until it is Ready.
     pub async fn boot(&mut self, mut on_event: impl FnMut(&Event)) -> Result<(), ClusterError> {
         if self.node.as_ref().is_some_and(|node| !node.has_ended()) {
             return Ok(());
         }
         self.node = None;
         let failed = || ClusterError::of(self.name());
-        let start = Arc::clone(&self.seat).start(self.access.clone(), &mut on_event);
+        let start = Arc::clone(&self.start).start(self.access.clone(), &mut on_event);
         let mut rising = start.await.map_err(failed())?;
         let access = rising.until_ready(&mut on_event).await.map_err(failed())?;
         self.node = Some(rising.into_node(access));
         Ok(())
     }
 
-    /// As [`Node::shut_down`]; it can be booted again. Nothing, if it is off.
-    ///
-    /// # Errors
-    /// [`ShutdownError::Killed`]: it is off, and its disk is as after a power cut.
+    /// See [`Node::shut_down`].
     pub async fn shut_down(&mut self, limit: Duration) -> Result<(), ShutdownError> {
         match self.node.take() {
             Some(node) => node.shut_down(limit).await,
@@ -109,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// As [`Node::power_cut`]; it can be booted again. Nothing, if it is off.
+    /// See [`Node::power_cut`].
     pub async fn power_cut(&mut self) {
         if let Some(node) = self.node.take() {
             node.power_cut().await;

@@ -314,7 +314,7 @@ fn put_back(table: &Table, sectors: u64) -> Option<[gpt::Write; 3]> {
     table.writes(image_end(table)?).ok()
 }
 
-/// Where an image with these partitions ends: it has a MiB for the table's second copy (`tools/disk`).
+/// Where an image with these partitions ends: it has a MiB for the table's second copy (`tools/image`).
 fn image_end(table: &Table) -> Option<u64> {
     let mib = (1 << 20) / u64::from(table.sector());
     let behind = table.partitions().map(|partition| partition.last + 1).max().unwrap_or(table.first_usable());

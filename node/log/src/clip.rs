@@ -17,12 +17,12 @@ pub(crate) struct Clipped<'a> {
 
 impl std::fmt::Write for Clipped<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        let room = self.most.saturating_sub(self.text.len());
-        if text.len() <= room {
+        let space = self.most.saturating_sub(self.text.len());
+        if text.len() <= space {
             self.text.push_str(text);
             return Ok(());
         }
-        self.text.push_str(&text[..text.floor_char_boundary(room)]);
+        self.text.push_str(&text[..text.floor_char_boundary(space)]);
         Err(std::fmt::Error)
     }
 }

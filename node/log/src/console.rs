@@ -147,7 +147,6 @@ mod tests {
     /// More lines than fit into the queue twice, because the thread may take it when it is nearly full.
     const MANY: u64 = 20_000;
 
-    /// A rate that suppresses nothing.
     const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
     /// A terminal that can block writes. Clones share it.
@@ -242,13 +241,13 @@ mod tests {
         terminal.stop(false);
         assert!(stream.wait_for_console(LIMIT));
         let lines = terminal.lines();
-        let (mut next, mut told) = (0, 0);
+        let (mut next, mut reported) = (0, 0);
         for line in said(&lines) {
-            let gap = gap(line).inspect(|gap| told += gap);
+            let gap = gap(line).inspect(|gap| reported += gap);
             assert!(gap.is_some() || line == next.to_string(), "{line} instead of {next}");
             next += gap.unwrap_or(1);
         }
-        assert_eq!((next, told), (MANY, missing));
+        assert_eq!((next, reported), (MANY, missing));
 
         say(&stream, "later");
         assert!(stream.wait_for_console(LIMIT));
@@ -306,19 +305,19 @@ mod tests {
             assert!((0..missing).all(|_| console.push(&record(1)).is_err()));
         };
         fill(2);
-        let (first, told) = console.take();
+        let (first, reported) = console.take();
         // While the first text is being written:
         fill(3);
         console.push_always("last words");
         assert!(console.push(&record(1)).is_err());
-        let (second, told_later) = console.take();
+        let (second, reported_later) = console.take();
 
         let texts = [first, second].map(|text| String::from_utf8(text).unwrap());
         let lines = texts.iter().flat_map(|text| text.lines());
         let shown: Vec<_> = lines.map(|line| (gap(line), line.ends_with('x'))).collect();
         let (full, last) = ((None, true), (None, false));
         assert_eq!(shown, [full, (Some(2), false), full, (Some(3), false), last, (Some(1), false)]);
-        assert_eq!([told.len(), told_later.len()], [1, 2]);
+        assert_eq!([reported.len(), reported_later.len()], [1, 2]);
     }
 
     #[test]
@@ -332,8 +331,8 @@ mod tests {
         }
         terminal.stop(false);
         assert!(stream.wait_for_console(LIMIT));
-        let told: u64 = kept.records().iter().filter_map(|record| gap(&record.message)).sum();
-        assert_eq!(told, dropped(&stream));
-        assert!(told > 0);
+        let reported: u64 = kept.records().iter().filter_map(|record| gap(&record.message)).sum();
+        assert_eq!(reported, dropped(&stream));
+        assert!(reported > 0);
     }
 }

@@ -53,7 +53,6 @@ struct Current {
     is_torn: bool,
 }
 
-/// Result of a write.
 #[derive(Debug)]
 pub(crate) struct Written {
     /// Bytes of complete lines that were written.
@@ -79,8 +78,8 @@ impl Files {
     pub(crate) fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a [u8]>) -> Written {
         let (mut lines, mut bytes) = (lines.into_iter().peekable(), 0);
         while lines.peek().is_some() {
-            let (room, mut batch) = (self.room(), Vec::new());
-            let fits = |batch: &Vec<u8>, line: &[u8]| batch.len() < BATCH && (batch.len() + line.len()) as u64 <= room;
+            let (space, mut batch) = (self.space(), Vec::new());
+            let fits = |batch: &Vec<u8>, line: &[u8]| batch.len() < BATCH && (batch.len() + line.len()) as u64 <= space;
             while let Some(line) = lines.next_if(|line| batch.is_empty() || fits(&batch, line)) {
                 batch.extend_from_slice(line);
             }
@@ -92,8 +91,7 @@ impl Files {
         Written { bytes, error: None }
     }
 
-    /// Space in the current file.
-    fn room(&self) -> u64 {
+    fn space(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| self.bounds.size.get().saturating_sub(current.size))
     }
 
@@ -155,7 +153,6 @@ impl Files {
     }
 }
 
-/// Approximate size of a write.
 const BATCH: usize = 64 << 10;
 
 impl Current {

@@ -12,7 +12,6 @@ pub struct Metrics {
     pub(crate) written: IntCounter,
 }
 
-/// Where a record was dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
     /// The queue of the disk was full.
@@ -87,7 +86,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.records.with_label_values(&["info"]).inc();
         metrics.suppressed.with_label_values(&["kubelet"]).inc();
-        metricsdocs::assert_described("Log", metrics.collectors());
+        docs::assert_described("Log", metrics.collectors());
     }
 
     #[test]

@@ -29,15 +29,13 @@ struct State {
     is_closed: bool,
 }
 
-/// What the writing thread takes.
+/// The content of the queue, for the writing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) lines: Vec<Vec<u8>>,
-    /// Number of dropped lines.
     pub(crate) dropped: u64,
     /// New directory, set once per change.
     pub(crate) place: Option<(PathBuf, Bounds)>,
-    /// The queue is closed.
     pub(crate) is_closed: bool,
 }
 
@@ -61,7 +59,6 @@ impl Queue {
         Ok(())
     }
 
-    /// Sets the directory to write to.
     pub(crate) fn place(&self, directory: PathBuf, bounds: Bounds) {
         self.state().place = Some((directory, bounds));
         self.wake.notify_all();
@@ -92,7 +89,6 @@ impl Queue {
     }
 }
 
-/// The queue was full.
 #[derive(Debug)]
 pub(crate) struct Dropped;
 

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Rate limit of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Maximum number of lines at once.
     pub burst: u32,
-    /// Average number of lines per second.
     pub per_second: u32,
     /// Time after which suppressed lines are reported.
     pub window: Duration,
@@ -27,7 +25,6 @@ impl Default for Rate {
 pub struct Bucket {
     /// Available tokens in thousandths of a line.
     left: u64,
-    /// Time of the last update.
     at: Duration,
     /// Number of suppressed lines that were not reported yet, and the time of the first.
     suppressed: Option<(u64, Duration)>,
@@ -70,7 +67,6 @@ impl Bucket {
     }
 }
 
-/// Buckets by source.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     rate: Rate,
@@ -97,8 +93,8 @@ impl Limiter {
 
     /// Sources with their numbers of suppressed lines.
     pub(crate) fn report(&mut self, now: Duration) -> Vec<(String, u64)> {
-        let told = |(name, bucket): (&String, &mut Bucket)| Some((name.clone(), bucket.report(self.rate, now)?));
-        self.buckets.iter_mut().filter_map(told).collect()
+        let reported = |(name, bucket): (&String, &mut Bucket)| Some((name.clone(), bucket.report(self.rate, now)?));
+        self.buckets.iter_mut().filter_map(reported).collect()
     }
 }
 
@@ -154,17 +150,17 @@ mod tests {
             steps in prop::collection::vec((0_u64..3000, 0_usize..12, any::<bool>()), 1..60),
         ) {
             let mut bucket = Bucket::full(RATE, Duration::ZERO);
-            let (mut now, mut passed, mut asked, mut told) = (Duration::ZERO, 0, 0, 0);
+            let (mut now, mut passed, mut asked, mut reported) = (Duration::ZERO, 0, 0, 0);
             for (wait, lines, is_urgent) in steps {
                 now += Duration::from_millis(wait);
                 asked += lines as u64;
                 passed += said(&mut bucket, lines, now, is_urgent) as u64;
-                told += bucket.report(RATE, now).unwrap_or(0);
+                reported += bucket.report(RATE, now).unwrap_or(0);
                 let most = u64::from(RATE.burst) + u64::from(RATE.per_second) * now.as_millis() as u64 / 1000;
                 prop_assert!(passed <= most, "{passed} > {most}");
             }
-            told += bucket.report(RATE, now + RATE.window).unwrap_or(0);
-            prop_assert_eq!(passed + told, asked);
+            reported += bucket.report(RATE, now + RATE.window).unwrap_or(0);
+            prop_assert_eq!(passed + reported, asked);
         }
 
         #[test]

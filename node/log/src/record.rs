@@ -20,7 +20,6 @@ const VALUE: usize = 4 << 10;
 /// Maximum number of fields.
 const FIELDS: usize = 32;
 
-/// Source of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A module of the node's own program, such as `provisioner::claims`.
@@ -34,7 +33,6 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Name in the log files.
     pub fn name(&self) -> &str {
         match self {
             Self::Module(module) => module,
@@ -53,7 +51,6 @@ impl Origin {
     }
 }
 
-/// Name and value.
 pub type Field = (Cow<'static, str>, String);
 
 /// A log record. Any combination of values is valid.
@@ -72,7 +69,6 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record with the current time.
     pub fn now(level: Level, origin: Origin, message: impl Into<String>) -> Self {
         Self {
             at: SystemTime::now(),
@@ -90,7 +86,6 @@ impl Record {
         word(self.level)
     }
 
-    /// Redacts and truncates the record.
     pub(crate) fn clean(self) -> Self {
         let text = |text: String, most| match redact(&text) {
             Cow::Borrowed(_) => clip(text, most),
@@ -226,7 +221,7 @@ mod tests {
             origin: Origin::Module("provisioner::claims".into()),
             spans: vec!["provision"],
             message: "not yet".to_owned(),
-            fields: vec![("volume".into(), "pvc-1".to_owned()), ("error".into(), "no room".to_owned())],
+            fields: vec![("volume".into(), "pvc-1".to_owned()), ("error".into(), "no space".to_owned())],
         }
     }
 
@@ -236,13 +231,13 @@ mod tests {
             String::from_utf8(record().line()).unwrap(),
             "{\"time\":\"2026-07-05T00:00:00.123456Z\",\"uptime\":12.345678,\"level\":\"warning\",\
              \"source\":\"provisioner::claims\",\"span\":\"provision\",\"message\":\"not yet\",\
-             \"fields\":{\"volume\":\"pvc-1\",\"error\":\"no room\"}}\n"
+             \"fields\":{\"volume\":\"pvc-1\",\"error\":\"no space\"}}\n"
         );
     }
 
     #[test]
     fn a_record_is_displayed_as_a_line() {
-        assert_eq!(record().display(), "  12.345  WARN provision: not yet volume=pvc-1 error=\"no room\"");
+        assert_eq!(record().display(), "  12.345  WARN provision: not yet volume=pvc-1 error=\"no space\"");
         let program = Record { origin: Origin::Program("etcd".to_owned()), spans: vec![], fields: vec![], ..record() };
         assert_eq!(program.display(), "  12.345  WARN etcd: not yet");
     }

@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex, RegexBuilder};
 
-/// Replacement of a secret.
 pub const REDACTED: &str = "REDACTED";
 
 /// Maximum number of lines that are redacted after the beginning of a private key: an RSA key with 16384 bits has 200.
@@ -80,7 +79,6 @@ pub struct Redactor {
 }
 
 impl Redactor {
-    /// Redacts the next line.
     pub fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
         let rest = match self.key {
             None => line,
@@ -173,8 +171,8 @@ mod tests {
     fn an_incomplete_key_suppresses_a_limited_number_of_lines() {
         let mut redactor = Redactor::default();
         redactor.line("-----BEGIN PRIVATE KEY-----");
-        let heard = (0..1000).find(|_| redactor.line("still here") == "still here");
-        assert!(heard.is_some_and(|lines| lines >= 200), "{heard:?}");
+        let shown = (0..1000).find(|_| redactor.line("still here") == "still here");
+        assert!(shown.is_some_and(|lines| lines >= 200), "{shown:?}");
     }
 
     /// A text with a secret, and the part that must be redacted.

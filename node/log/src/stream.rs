@@ -26,10 +26,8 @@ pub trait Sink: Send + Sync {
     fn take(&self, record: &Record);
 }
 
-/// The stream cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A metric is already registered.
     #[error("cannot create the metrics of the log")]
     Metrics(#[from] prometheus::Error),
     #[error("cannot start a log thread")]
@@ -198,9 +196,9 @@ impl Shared {
     }
 
     /// Reports suppressed records when their windows are over.
-    pub(crate) fn tell_suppressed(&self) {
-        let told = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).report(uptime());
-        for (source, count) in told {
+    pub(crate) fn report_suppressed(&self) {
+        let reported = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).report(uptime());
+        for (source, count) in reported {
             let text = format!("{count} lines of {source} not logged: rate limit exceeded");
             self.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
         }
@@ -272,12 +270,12 @@ mod tests {
         assert!(stream.close(LIMIT));
         let messages = messages(&kept);
         assert_eq!(messages[..6], ["0", "1", "2", "3", "4", "5"]);
-        let told: u64 = messages[6..]
+        let reported: u64 = messages[6..]
             .iter()
             .map(|message| message.strip_suffix(" lines of kubelet not logged: rate limit exceeded").unwrap())
             .map(|count| count.parse::<u64>().unwrap())
             .sum();
-        assert_eq!(told, 94);
+        assert_eq!(reported, 94);
         assert_eq!(stream.metrics().suppressed.with_label_values(&["kubelet"]).get(), 94);
     }
 

@@ -23,7 +23,7 @@ pub(crate) fn run(shared: &Shared) {
             writer.files = Some(Files::new(directory, bounds));
         }
         writer.write(shared);
-        shared.tell_suppressed();
+        shared.report_suppressed();
         if taken.is_closed {
             return;
         }

@@ -17,10 +17,8 @@ use units::{Bytes, Inodes};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A rate that suppresses nothing.
 const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
 
-/// Stores the records.
 #[derive(Clone, Default)]
 struct FakeSink(Arc<Mutex<Vec<Record>>>);
 
@@ -35,7 +33,6 @@ impl FakeSink {
         self.0.lock().unwrap().iter().find(|record| wanted(record)).cloned()
     }
 
-    /// Waits for a record.
     fn wait(&self, what: &str, wanted: impl Fn(&Record) -> bool) -> Record {
         wait(what, || self.find(&wanted).ok_or_else(|| format!("{:?}", self.0.lock().unwrap().last())))
     }
@@ -103,7 +100,6 @@ fn written(directory: &Path) -> (u64, Vec<usize>) {
     (text.iter().map(|text| text.len() as u64).sum(), numbers)
 }
 
-/// A directory with a limit.
 fn limited(disk: &XfsDisk, limit: Bytes) -> PathBuf {
     let directory = disk.path().join("node");
     fs::create_dir(&directory).unwrap();
@@ -171,9 +167,9 @@ fn a_full_disk_drops_records_and_reports_them_later() {
     log.kept.wait("the warning that it cannot be written", |record| record.message.contains("cannot write the log"));
     drop(file);
     fs::remove_file(&hog).unwrap();
-    let told =
+    let report =
         log.kept.wait("how many are missing", |record| record.message.ends_with("are not in the log on the disk"));
-    assert_eq!(told.message.split_once(' ').unwrap().0, log.dropped().to_string());
+    assert_eq!(report.message.split_once(' ').unwrap().0, log.dropped().to_string());
     log.say(number);
     assert!(log.stream.close(LIMIT));
     let (size, numbers) = written(&directory);
@@ -206,8 +202,8 @@ fn kernel_messages_are_logged_and_losses_counted() {
     }
     let late = Log::start();
     late.stream.follow_kernel().unwrap();
-    let told = late.kept.wait("how many are lost", |record| record.message.contains("were overwritten"));
-    assert_eq!((told.level, told.origin), (Level::WARN, Origin::Kernel));
+    let report = late.kept.wait("how many are lost", |record| record.message.contains("were overwritten"));
+    assert_eq!((report.level, report.origin), (Level::WARN, Origin::Kernel));
     late.kept.wait("the last one", |record| record.message.starts_with("1999 "));
     assert!(late.dropped() > 1000, "{}", late.dropped());
     late.stream.close(LIMIT);

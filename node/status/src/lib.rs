@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 mod format;
-mod html;
 mod mesh;
 mod model;
 mod page;

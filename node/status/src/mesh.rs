@@ -11,12 +11,10 @@ use crate::model::maybe_seconds;
 /// WireGuard's `REJECT_AFTER_TIME`.
 const KEYS_LAST: Duration = Duration::from_secs(180);
 
-/// The peers of the node.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Mesh {
     /// Peers without valid keys first, then by name. `None` if they could not be read, which is among the warnings.
     pub peers: Option<Vec<Peer>>,
-    /// Number of peers that are omitted.
     pub more: usize,
 }
 
@@ -33,16 +31,13 @@ impl Mesh {
     }
 }
 
-/// Another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Peer {
     /// Node name; `None` before the Nodes of the cluster were listed.
     pub node: Option<String>,
     /// Public key in the format of wg(8).
     pub key: String,
-    /// Endpoint.
     pub endpoint: Option<String>,
-    /// Pod ranges.
     pub pods: Vec<String>,
     /// Time since the last handshake; `None` if there was none.
     #[serde(rename = "handshake_seconds_ago", serialize_with = "maybe_seconds")]

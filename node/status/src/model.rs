@@ -12,7 +12,6 @@ use crate::{Mesh, Warning};
 /// Usage of a filesystem volume in percent from which it is reported as almost full.
 pub(crate) const ALMOST_FULL: u64 = 90;
 
-/// Status of a node.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
     pub node: String,
@@ -30,7 +29,6 @@ pub struct Page {
     /// The mesh; `None` on a node without one.
     pub mesh: Option<Mesh>,
     pub clock: Clock,
-    /// Certificates of the node.
     pub certificates: Vec<Certificate>,
     /// Warnings, newest first.
     pub warnings: Vec<Warning>,
@@ -53,7 +51,6 @@ impl Page {
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Versions {
-    /// Version of Granary.
     pub granary: String,
     pub kernel: Kernel,
     /// Version of Kubernetes; `None` until the Node object is Ready.
@@ -73,20 +70,16 @@ pub struct Kernel {
     pub age: Option<Duration>,
 }
 
-/// A service of the supervision tree.
 #[derive(Clone, Debug, Serialize)]
 pub struct Service {
     /// Names from the root to the service.
     pub path: String,
-    /// Last component of the path.
     pub name: String,
     /// Depth; 0 for the root.
     pub depth: usize,
     pub state: State,
-    /// Time in this state.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub since: Duration,
-    /// Number of restarts.
     pub restarts: u32,
     /// Error of the last failure; the service may be healthy again.
     pub last_failure: Option<String>,
@@ -121,15 +114,12 @@ pub fn not_ready(services: &[Service]) -> impl Iterator<Item = &Service> {
     services.iter().filter(|service| !service.is_ready())
 }
 
-/// The data disk and its volumes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Storage {
     pub disk: Disk,
     /// Volumes that need attention first, then by namespace and claim.
     pub volumes: Vec<Volume>,
-    /// Number of volumes that are omitted.
     pub more: usize,
-    /// Volumes with invalid records.
     pub closed: Vec<Closed>,
     /// Orphans by kind, without kinds that have none.
     pub orphans: Vec<Orphans>,
@@ -148,18 +138,14 @@ impl Storage {
     }
 }
 
-/// Sizes of the data disk.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Disk {
-    /// Size of the file system.
     pub size: Bytes,
-    /// Reserved for other uses than volumes.
     pub reserve: Bytes,
-    /// Allocatable to volumes.
-    pub promisable: Bytes,
-    /// Allocated to volumes.
-    pub promised: Bytes,
-    /// Available for new volumes.
+    #[serde(rename = "promisable")]
+    pub allocatable: Bytes,
+    #[serde(rename = "promised")]
+    pub allocated: Bytes,
     pub free: Bytes,
 }
 
@@ -167,16 +153,11 @@ pub struct Disk {
 pub struct Volume {
     /// Name of the volume and its PV.
     pub id: String,
-    /// Namespace of the claim.
     pub namespace: String,
-    /// Name of the claim.
     pub claim: String,
     pub mode: Mode,
-    /// Allocated size.
     pub limit: Bytes,
-    /// Used space on the disk.
     pub used: Bytes,
-    /// Inodes of a filesystem volume.
     pub inodes: Option<Inodes>,
     pub condition: Condition,
 }
@@ -187,7 +168,6 @@ impl Volume {
     }
 }
 
-/// Volume mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -205,10 +185,8 @@ impl Mode {
     }
 }
 
-/// Inodes of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Inodes {
-    /// Limit.
     pub limit: u64,
     pub used: u64,
 }
@@ -218,9 +196,7 @@ pub struct Inodes {
 pub enum Life {
     /// The PV does not exist yet.
     Staged,
-    /// Pods can use the volume.
     Announced,
-    /// The volume is being deleted.
     Retired,
 }
 
@@ -238,10 +214,9 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The condition for these values.
     pub fn of(life: Life, mode: Mode, [used, limit]: [Bytes; 2], inodes: Option<Inodes>) -> Self {
         let almost = |used: u64, limit: u64| u128::from(used) * 100 >= u128::from(limit) * u128::from(ALMOST_FULL);
-        // A block image is allocated completely; only its user knows how full it is.
+        // A block image is allocated completely; only its file system has the number of used blocks.
         let full = || {
             mode == Mode::Filesystem
                 && (almost(used.get(), limit.get()) || inodes.is_some_and(|inodes| almost(inodes.used, inodes.limit)))
@@ -269,7 +244,6 @@ impl Condition {
 #[derive(Clone, Debug, Serialize)]
 pub struct Closed {
     pub id: String,
-    /// Error of the record.
     pub reason: String,
 }
 
@@ -281,11 +255,9 @@ pub struct Orphans {
     pub found: u64,
 }
 
-/// State of the clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Clock {
-    /// A server answered the last request.
     Synchronized {
         server: String,
         /// Offset at that time in microseconds, positive if the clock was behind.
@@ -294,17 +266,13 @@ pub enum Clock {
         #[serde(rename = "seconds_ago", serialize_with = "seconds")]
         ago: Duration,
     },
-    /// No server answered the last request.
     Unsynchronized {
-        /// The first configured server.
         server: String,
-        /// Reason for the missing answer.
         reason: String,
         /// Time since the last answer; `None` if there was none.
         #[serde(rename = "seconds_ago", serialize_with = "maybe_seconds")]
         ago: Option<Duration>,
     },
-    /// No server is configured.
     Alone,
 }
 

@@ -2,419 +2,342 @@
 
 use std::time::Duration;
 
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 use supervisor::State;
 use units::Bytes;
 
 use crate::format::{duration, moment, size};
-use crate::html::Html;
-use crate::model::{ALMOST_FULL, Clock, Condition, Disk, Mode, Page, Service, Storage, Volume, not_ready};
-use crate::{Mesh, Peer, Severity, Warning};
+use crate::model::{ALMOST_FULL, Certificate, Clock, Condition, Disk, Mode, Page, Service, Storage, Volume, not_ready};
+use crate::{Mesh, Peer, Severity, Versions, Warning};
 
 /// Certificates with less remaining time are highlighted: the node should have renewed them.
 const EXPIRES_SOON: i64 = 25 * 86_400;
-
-/// Title and class of a column.
-type Column = (&'static str, &'static str);
-
-const LEFT: &str = "";
-const NUMBER: &str = "number";
-
-const SERVICE: [Column; 5] =
-    [("Service", LEFT), ("State", LEFT), ("For", LEFT), ("Restarts", NUMBER), ("Last failure", LEFT)];
-
-const VOLUME: [Column; 8] = [
-    ("Claim", LEFT),
-    ("Volume", LEFT),
-    ("Mode", LEFT),
-    ("Used", NUMBER),
-    ("Limit", NUMBER),
-    ("Full", LEFT),
-    ("Files", NUMBER),
-    ("Condition", LEFT),
-];
-
-const PEER: [Column; 7] = [
-    ("Node", LEFT),
-    ("Endpoint", LEFT),
-    ("Pods", LEFT),
-    ("Key", LEFT),
-    ("Last handshake", LEFT),
-    ("Received", NUMBER),
-    ("Sent", NUMBER),
-];
-
-const WARNING: [Column; 5] = [("Ago", LEFT), ("Times", NUMBER), ("Kind", LEFT), ("Who", LEFT), ("What", LEFT)];
-
-const CERTIFICATE: [Column; 3] = [("Name", LEFT), ("Expires", LEFT), ("Left", LEFT)];
-
 /// Maximum indentation of services.
 const DEEPEST: usize = 4;
+/// Class of numeric cells.
+const NUMBER: &str = "number";
+
+/// ID, used in links, and heading of a section. IDs must not change.
+#[derive(Clone, Copy)]
+struct Section(&'static str, &'static str);
+
+const SERVICES: Section = Section("services", "Services");
+const STORAGE: Section = Section("storage", "Storage");
+const VOLUMES: Section = Section("volumes", "Volumes");
+const MESH: Section = Section("mesh", "Mesh");
+const WARNINGS: Section = Section("warnings", "Recent warnings");
+const CERTIFICATES: Section = Section("certificates", "Certificates");
+const NODE: Section = Section("node", "Clock and versions");
 
 impl Page {
     /// Renders the page as an HTML document. All data is escaped.
     pub fn html(&self) -> String {
-        let mut html = Html::document();
-        html.element("html", &[("lang", "en")], |html| {
-            html.element("head", &[], |html| {
-                html.void("meta", &[("charset", "utf-8")]);
-                html.void("meta", &[("name", "viewport"), ("content", "width=device-width, initial-scale=1")]);
-                html.line("title", &[], &format!("{} · node status", self.node));
-                html.style(include_str!("style.css"));
-            });
-            html.element("body", &[], |html| {
-                html.element("header", &[], |html| self.heading(html));
-                html.element("main", &[], |html| {
-                    section(html, Section::Services, |html| services(html, &self.services));
-                    match &self.storage {
-                        Some(storage) => storage.show(html),
-                        None => section(html, Section::Storage, |html| {
-                            html.line("p", &[("class", "bad")], "The data disk could not be read; see the warnings.");
-                        }),
-                    }
-                    if let Some(mesh) = &self.mesh {
-                        section(html, Section::Mesh, |html| mesh.show(html));
-                    }
-                    section(html, Section::Warnings, |html| warnings(html, &self.warnings));
-                    section(html, Section::Certificates, |html| self.certificates(html));
-                    section(html, Section::Node, |html| self.facts(html));
-                });
-                html.element("footer", &[], |html| {
-                    html.text("The same as ");
-                    html.line("a", &[("href", "statusz.json")], "JSON");
-                    html.text(", more as ");
-                    html.line("a", &[("href", "metrics")], "metrics");
-                    html.text(".");
-                });
-            });
-        });
-        html.into_string()
-    }
-
-    fn heading(&self, html: &mut Html) {
-        html.line("h1", &[], &self.node);
-        let waiting: Vec<&str> = not_ready(&self.services).map(|service| &*service.path).collect();
-        if waiting.is_empty() {
-            html.line("p", &[("class", "verdict good")], "Ready: every service does its work");
-        } else {
-            html.line("p", &[("class", "verdict bad")], &format!("Not ready: {}", waiting.join(", ")));
-        }
-        let now = moment(i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX)).unwrap_or_default();
-        html.line("p", &[("class", "soft")], &format!("{now} · up {}", duration(self.uptime)));
-        html.element("nav", &[("aria-label", "Sections")], |html| {
-            for section in Section::ALL {
-                let count = match (section, &self.storage) {
-                    (Section::Services, _) => Some(self.services.len()),
-                    (Section::Volumes, None) => continue,
-                    (Section::Volumes, Some(storage)) => Some(storage.volumes.len().saturating_add(storage.more)),
-                    (Section::Mesh, _) => match &self.mesh {
-                        None => continue,
-                        Some(mesh) => mesh.peers.as_ref().map(|peers| peers.len().saturating_add(mesh.more)),
-                    },
-                    (Section::Warnings, _) => Some(self.warnings.len()),
-                    (Section::Storage | Section::Certificates | Section::Node, _) => None,
-                };
-                html.element("a", &[("href", &format!("#{}", section.id()))], |html| {
-                    html.text(section.title());
-                    if let Some(count) = count {
-                        html.text(&format!(" ({count})"));
-                    }
-                });
-                html.text("\n");
-            }
-        });
-    }
-
-    fn certificates(&self, html: &mut Html) {
-        if self.certificates.is_empty() {
-            html.line("p", &[("class", "soft")], "Not looked at yet.");
-            return;
-        }
-        table(html, Section::Certificates, &CERTIFICATE, |html| {
-            for certificate in &self.certificates {
-                let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
-                let left = certificate.expires.saturating_sub(now);
-                html.element("tr", &[], |html| {
-                    html.line("th", &[("scope", "row")], &certificate.name);
-                    html.line("td", &[], &moment(certificate.expires).unwrap_or_default());
-                    match u64::try_from(left) {
-                        Err(_) => html.line("td", &[("class", "bad")], "expired"),
-                        Ok(seconds) => {
-                            let class = if left < EXPIRES_SOON { "wait" } else { LEFT };
-                            html.line("td", &[("class", class)], &duration(Duration::from_secs(seconds)));
+        let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { (self.node) " · node status" }
+                    style { (PreEscaped(include_str!("style.css"))) }
+                }
+                body {
+                    header { (self.header(now)) }
+                    main {
+                        (section(SERVICES, services(&self.services)))
+                        @if let Some(storage) = &self.storage {
+                            (section(STORAGE, storage.html()))
+                            (section(VOLUMES, storage.volumes()))
+                        } @else {
+                            (section(STORAGE, note("bad", "The data disk could not be read; see the warnings.")))
                         }
+                        @if let Some(mesh) = &self.mesh { (section(MESH, mesh.html())) }
+                        (section(WARNINGS, warnings(&self.warnings)))
+                        (section(CERTIFICATES, certificates(&self.certificates, now)))
+                        (section(NODE, facts(&self.clock, &self.versions)))
                     }
-                });
+                    footer {
+                        "The same as " a href="statusz.json" { "JSON" } ", more as " a href="metrics" { "metrics" } "."
+                    }
+                }
             }
-        });
+        };
+        page.into_string().chars().map(visible).collect()
     }
 
-    fn facts(&self, html: &mut Html) {
-        let versions = &self.versions;
-        html.element("dl", &[], |html| {
-            html.line("dt", &[], "Clock");
-            let (class, text) = clock(&self.clock);
-            html.line("dd", &[("class", class)], &text);
-            fact(html, "Granary", &versions.granary);
-            let age = versions.kernel.age.map(|age| format!(", {} old", duration(age))).unwrap_or_default();
-            fact(html, "Kernel", &format!("{} ({}){age}", versions.kernel.release, versions.kernel.version));
-            let unknown = "not known before the node was Ready";
-            fact(html, "Kubernetes", versions.kubernetes.as_deref().unwrap_or(unknown));
-            fact(html, "Container runtime", versions.container_runtime.as_deref().unwrap_or(unknown));
-        });
+    fn header(&self, now: i64) -> Markup {
+        let waiting: Vec<&str> = not_ready(&self.services).map(|service| &*service.path).collect();
+        let volumes = self.storage.as_ref().map(|storage| storage.volumes.len().saturating_add(storage.more));
+        let peers = |mesh: &Mesh| mesh.peers.as_ref().map(|peers| peers.len().saturating_add(mesh.more));
+        let links = [
+            Some((SERVICES, Some(self.services.len()))),
+            Some((STORAGE, None)),
+            volumes.map(|count| (VOLUMES, Some(count))),
+            self.mesh.as_ref().map(|mesh| (MESH, peers(mesh))),
+            Some((WARNINGS, Some(self.warnings.len()))),
+            Some((CERTIFICATES, None)),
+            Some((NODE, None)),
+        ];
+        html! {
+            h1 { (self.node) }
+            @if waiting.is_empty() {
+                p class="verdict good" { "Ready: all services are up" }
+            } @else {
+                p class="verdict bad" { "Not ready: " (waiting.join(", ")) }
+            }
+            (note("soft", &format!("{} · up {}", moment(now).unwrap_or_default(), duration(self.uptime))))
+            nav aria-label="Sections" {
+                @for (Section(id, title), count) in links.into_iter().flatten() {
+                    a href={ "#" (id) } { (title) @if let Some(count) = count { " (" (count) ")" } }
+                    "\n"
+                }
+            }
+        }
     }
 }
 
 impl Storage {
-    fn show(&self, html: &mut Html) {
-        section(html, Section::Storage, |html| {
-            self.disk.show(html);
-            for orphans in &self.orphans {
-                let text = format!("Orphans of kind {}: {}. The log names each.", orphans.kind, orphans.found);
-                html.line("p", &[("class", "bad")], &text);
+    fn html(&self) -> Markup {
+        let Disk { size: whole, reserve, allocatable, allocated, free } = self.disk;
+        html! {
+            // High allocation is normal, so the meter has no warning colour.
+            (meter("wide", [allocated, allocatable], None, "allocated to volumes"))
+            p {
+                (size(allocated)) " of " (size(allocatable)) " allocated to volumes, " (size(free)) " free. The disk has "
+                (size(whole)) ", of which " (size(reserve)) " are reserved for images, logs, emptyDirs and etcd."
             }
-        });
-        section(html, Section::Volumes, |html| self.volumes(html));
-    }
-
-    fn volumes(&self, html: &mut Html) {
-        if self.volumes.is_empty() && self.closed.is_empty() {
-            html.line("p", &[("class", "soft")], "None yet.");
-        }
-        if !self.volumes.is_empty() {
-            table(html, Section::Volumes, &VOLUME, |html| {
-                for volume in &self.volumes {
-                    html.element("tr", &[], |html| volume.show(html));
-                }
-            });
-        }
-        if self.more > 0 {
-            html.line("p", &[("class", "soft")], &format!("And {} more, which the metrics tell of.", self.more));
-        }
-        for closed in &self.closed {
-            html.line("p", &[("class", "bad")], &format!("{} is kept and closed: {}", closed.id, closed.reason));
+            @for orphans in &self.orphans {
+                p class="bad" { "Orphans of kind " (orphans.kind) ": " (orphans.found) ". The log names each." }
+            }
         }
     }
-}
 
-impl Disk {
-    fn show(&self, html: &mut Html) {
-        let Self { size: whole, reserve, promisable, promised, free } = *self;
-        // High allocation is normal, so the meter has no warning colour.
-        meter(html, "wide", [promised, promisable], None, "promised to volumes");
-        let text = format!(
-            "{} of {} promised to volumes, {} free. The disk has {}, of which {} are kept for images, logs, emptyDirs and etcd.",
-            size(promised),
-            size(promisable),
-            size(free),
-            size(whole),
-            size(reserve)
-        );
-        html.line("p", &[], &text);
+    fn volumes(&self) -> Markup {
+        let columns = ["Claim", "Volume", "Mode", "Used", "Limit", "Full", "Files", "Condition"];
+        html! {
+            @if self.volumes.is_empty() && self.closed.is_empty() { (note("soft", "None yet.")) }
+            @if !self.volumes.is_empty() {
+                (table(VOLUMES, &columns, html! { @for volume in &self.volumes { tr { (volume.html()) } } }))
+            }
+            (more(self.more))
+            @for closed in &self.closed {
+                p class="bad" { (closed.id) " is kept, and pods cannot use it: " (closed.reason) }
+            }
+        }
     }
 }
 
 impl Volume {
-    fn show(&self, html: &mut Html) {
-        html.line("th", &[("scope", "row")], &format!("{}/{}", self.namespace, self.claim));
-        html.element("td", &[], |html| html.line("code", &[], &self.id));
-        html.line("td", &[], self.mode.as_str());
-        html.line("td", &[("class", NUMBER), ("title", &self.used.to_string())], &size(self.used));
-        html.line("td", &[("class", NUMBER), ("title", &self.limit.to_string())], &size(self.limit));
+    fn html(&self) -> Markup {
         let almost_full = (self.mode == Mode::Filesystem).then_some(ALMOST_FULL);
-        html.element("td", &[], |html| meter(html, "", [self.used, self.limit], almost_full, "of its limit used"));
-        let files = self.inodes.map(|inodes| format!("{} of {}", inodes.used, inodes.limit)).unwrap_or_default();
-        html.line("td", &[("class", NUMBER)], &files);
         let class = match self.condition {
             Condition::Fine => "good",
             Condition::Staged | Condition::Retired => "wait",
             Condition::AlmostFull => "bad",
         };
-        html.line("td", &[("class", class)], self.condition.as_str());
+        html! {
+            th scope="row" { (self.namespace) "/" (self.claim) }
+            td { code { (self.id) } }
+            td { (self.mode.as_str()) }
+            (bytes(self.used))
+            (bytes(self.limit))
+            td { (meter("", [self.used, self.limit], almost_full, "of its limit used")) }
+            td class=(NUMBER) { @if let Some(inodes) = self.inodes { (inodes.used) " of " (inodes.limit) } }
+            td class=(class) { (self.condition.as_str()) }
+        }
     }
 }
 
 impl Mesh {
-    fn show(&self, html: &mut Html) {
-        match self.peers.as_deref() {
-            None => html.line("p", &[("class", "bad")], "The peers could not be read; see the warnings."),
-            Some([]) => html.line("p", &[("class", "soft")], "No other node yet."),
-            Some(peers) => table(html, Section::Mesh, &PEER, |html| {
-                for peer in peers {
-                    html.element("tr", &[], |html| peer.show(html));
-                }
-            }),
-        }
-        if self.more > 0 {
-            html.line("p", &[("class", "soft")], &format!("And {} more, which the metrics tell of.", self.more));
+    fn html(&self) -> Markup {
+        let columns = ["Node", "Endpoint", "Pods", "Key", "Last handshake", "Received", "Sent"];
+        html! {
+            @match self.peers.as_deref() {
+                None => (note("bad", "The peers could not be read; see the warnings.")),
+                Some([]) => (note("soft", "No other node yet.")),
+                Some(peers) => (table(MESH, &columns, html! { @for peer in peers { tr { (peer.html()) } } })),
+            }
+            (more(self.more))
         }
     }
 }
 
 impl Peer {
-    fn show(&self, html: &mut Html) {
-        html.line("th", &[("scope", "row")], self.node.as_deref().unwrap_or("not known yet"));
-        html.line("td", &[("class", "name")], self.endpoint.as_deref().unwrap_or("none"));
-        html.line("td", &[("class", "name")], &self.pods.join(", "));
-        html.element("td", &[], |html| html.line("code", &[("title", &self.key)], &self.short_key()));
-        let (class, text) = match self.handshake.map(duration) {
-            None => ("text wait", "never: nothing was sent yet, or nothing came back".to_owned()),
+    fn html(&self) -> Markup {
+        let (class, handshake) = match self.handshake.map(duration) {
+            None => ("text wait", "never: nothing was sent yet, or there was no answer".to_owned()),
             Some(ago) if self.has_keys() => ("text", format!("{ago} ago")),
-            Some(ago) => ("text wait", format!("{ago} ago: nothing was sent since, or nothing came back")),
+            Some(ago) => ("text wait", format!("{ago} ago: nothing was sent since, or there was no answer")),
         };
-        html.line("td", &[("class", class)], &text);
-        for bytes in [self.received, self.sent] {
-            html.line("td", &[("class", NUMBER), ("title", &bytes.to_string())], &size(bytes));
+        html! {
+            th scope="row" { (self.node.as_deref().unwrap_or("unknown")) }
+            td class="name" { (self.endpoint.as_deref().unwrap_or("none")) }
+            td class="name" { (self.pods.join(", ")) }
+            td { code title=(self.key) { (self.short_key()) } }
+            td class=(class) { (handshake) }
+            (bytes(self.received))
+            (bytes(self.sent))
         }
     }
 }
 
-fn services(html: &mut Html, services: &[Service]) {
-    table(html, Section::Services, &SERVICE, |html| {
-        for service in services {
-            let class = format!("depth-{}", service.depth.min(DEEPEST));
-            html.element("tr", &[("class", &class)], |html| {
-                html.line("th", &[("scope", "row"), ("title", &service.path)], &service.name);
-                let class = match service.state {
-                    State::Healthy | State::Done => "good",
-                    State::Starting | State::Stopping => "wait",
-                    State::Failed | State::Stopped => "bad",
-                };
-                html.line("td", &[("class", class)], service.state.as_str());
-                html.line("td", &[], &duration(service.since));
-                html.line("td", &[("class", NUMBER)], &service.restarts.to_string());
-                html.line("td", &[("class", "text")], service.last_failure.as_deref().unwrap_or_default());
-            });
+fn services(services: &[Service]) -> Markup {
+    let class = |state| match state {
+        State::Healthy | State::Done => "good",
+        State::Starting | State::Stopping => "wait",
+        State::Failed | State::Stopped => "bad",
+    };
+    let rows = html! {
+        @for service in services {
+            tr class={ "depth-" (service.depth.min(DEEPEST)) } {
+                th scope="row" title=(service.path) { (service.name) }
+                td class=(class(service.state)) { (service.state.as_str()) }
+                td { (duration(service.since)) }
+                td class=(NUMBER) { (service.restarts) }
+                td class="text" { (service.last_failure.as_deref().unwrap_or_default()) }
+            }
         }
-    });
+    };
+    table(SERVICES, &["Service", "State", "For", "Restarts", "Last failure"], rows)
 }
 
-fn warnings(html: &mut Html, warnings: &[Warning]) {
+fn warnings(warnings: &[Warning]) -> Markup {
     if warnings.is_empty() {
-        html.line("p", &[("class", "soft")], "None.");
-        return;
+        return note("soft", "None.");
     }
-    table(html, Section::Warnings, &WARNING, |html| {
-        for warning in warnings {
-            html.element("tr", &[], |html| {
-                html.line("td", &[], &duration(warning.ago));
-                html.line("td", &[("class", NUMBER)], &warning.count.to_string());
-                let class = match warning.severity {
-                    Severity::Warning => "wait",
-                    Severity::Error => "bad",
-                };
-                html.line("td", &[("class", class)], warning.severity.as_str());
-                html.line("td", &[("class", "name")], &warning.source);
-                html.line("td", &[("class", "text")], &warning.text);
-            });
+    let class = |severity| match severity {
+        Severity::Warning => "wait",
+        Severity::Error => "bad",
+    };
+    let rows = html! {
+        @for warning in warnings {
+            tr {
+                td { (duration(warning.ago)) }
+                td class=(NUMBER) { (warning.count) }
+                td class=(class(warning.severity)) { (warning.severity.as_str()) }
+                td class="name" { (warning.source) }
+                td class="text" { (warning.text) }
+            }
         }
-    });
+    };
+    table(WARNINGS, &["Ago", "Times", "Level", "Source", "Message"], rows)
 }
 
-/// Class and text of the clock's state.
-fn clock(clock: &Clock) -> (&'static str, String) {
-    match clock {
+fn certificates(certificates: &[Certificate], now: i64) -> Markup {
+    if certificates.is_empty() {
+        return note("soft", "Not read yet.");
+    }
+    let rows = html! {
+        @for certificate in certificates {
+            @let left = certificate.expires.saturating_sub(now);
+            tr {
+                th scope="row" { (certificate.name) }
+                td { (moment(certificate.expires).unwrap_or_default()) }
+                @if let Ok(seconds) = u64::try_from(left) {
+                    td class=(if left < EXPIRES_SOON { "wait" } else { "" }) { (duration(Duration::from_secs(seconds))) }
+                } @else {
+                    td class="bad" { "expired" }
+                }
+            }
+        }
+    };
+    table(CERTIFICATES, &["Name", "Expires", "Left"], rows)
+}
+
+fn facts(clock: &Clock, versions: &Versions) -> Markup {
+    let (class, time) = match clock {
         Clock::Synchronized { server, offset_us, ago } => {
             let milliseconds = offset_us.unsigned_abs() / 1000;
             let direction = if *offset_us < 0 { "ahead of" } else { "behind" };
-            ("good", format!("{milliseconds} ms {direction} {server}, asked {} ago; it is corrected", duration(*ago)))
+            let ago = duration(*ago);
+            (
+                "good",
+                format!("{milliseconds} ms {direction} {server} in the answer of {ago} ago; it is being corrected"),
+            )
         }
         Clock::Unsynchronized { server, reason, ago } => {
             let since = ago.map_or("yet".to_owned(), |ago| format!("for {}", duration(ago)));
             ("wait", format!("not compared with {server} {since}: {reason}"))
         }
-        Clock::Alone => ("soft", "the machine's own: no server is asked".to_owned()),
-    }
-}
-
-/// Sections of the page in order.
-#[derive(Clone, Copy)]
-enum Section {
-    Services,
-    Storage,
-    Volumes,
-    Mesh,
-    Warnings,
-    Certificates,
-    Node,
-}
-
-impl Section {
-    const ALL: [Self; 7] =
-        [Self::Services, Self::Storage, Self::Volumes, Self::Mesh, Self::Warnings, Self::Certificates, Self::Node];
-
-    /// ID of the element, used in links; must not change.
-    const fn id(self) -> &'static str {
-        match self {
-            Self::Services => "services",
-            Self::Storage => "storage",
-            Self::Volumes => "volumes",
-            Self::Mesh => "mesh",
-            Self::Warnings => "warnings",
-            Self::Certificates => "certificates",
-            Self::Node => "node",
+        Clock::Alone => ("soft", "not synchronized: no time server is configured".to_owned()),
+    };
+    let age = versions.kernel.age.map(|age| format!(", {} old", duration(age))).unwrap_or_default();
+    let unknown = "unknown until the node is Ready";
+    html! {
+        dl {
+            dt { "Clock" } dd class=(class) { (time) }
+            dt { "Granary" } dd { (versions.granary) }
+            dt { "Kernel" } dd { (versions.kernel.release) " (" (versions.kernel.version) ")" (age) }
+            dt { "Kubernetes" } dd { (versions.kubernetes.as_deref().unwrap_or(unknown)) }
+            dt { "Container runtime" } dd { (versions.container_runtime.as_deref().unwrap_or(unknown)) }
         }
     }
+}
 
-    const fn title(self) -> &'static str {
-        match self {
-            Self::Services => "Services",
-            Self::Storage => "Storage",
-            Self::Volumes => "Volumes",
-            Self::Mesh => "Mesh",
-            Self::Warnings => "Recent warnings",
-            Self::Certificates => "Certificates",
-            Self::Node => "Clock and versions",
+/// The heading labels the section and its table for screen readers.
+fn section(Section(id, title): Section, content: Markup) -> Markup {
+    let heading = format!("{id}-title");
+    html! { section id=(id) aria-labelledby=(heading) { h2 id=(heading) { (title) } (content) } }
+}
+
+fn table(Section(id, _): Section, columns: &[&str], rows: Markup) -> Markup {
+    let class = |column| match column {
+        "Restarts" | "Used" | "Limit" | "Files" | "Received" | "Sent" | "Times" => NUMBER,
+        _ => "",
+    };
+    html! {
+        div class="table" {
+            table aria-labelledby={ (id) "-title" } {
+                thead { tr { @for &column in columns { th scope="col" class=(class(column)) { (column) } } } }
+                tbody { (rows) }
+            }
         }
     }
-
-    /// ID of the heading, which labels the section and its table for screen readers.
-    fn heading(self) -> String {
-        format!("{}-title", self.id())
-    }
 }
 
-fn section(html: &mut Html, section: Section, inside: impl FnOnce(&mut Html)) {
-    let heading = section.heading();
-    html.element("section", &[("id", section.id()), ("aria-labelledby", &heading)], |html| {
-        html.line("h2", &[("id", &heading)], section.title());
-        inside(html);
-    });
+fn note(class: &str, text: &str) -> Markup {
+    html! { p class=(class) { (text) } }
 }
 
-fn table(html: &mut Html, section: Section, columns: &[Column], rows: impl FnOnce(&mut Html)) {
-    html.element("div", &[("class", "table")], |html| {
-        html.element("table", &[("aria-labelledby", &section.heading())], |html| {
-            html.element("thead", &[], |html| {
-                html.element("tr", &[], |html| {
-                    for &(title, class) in columns {
-                        html.line("th", &[("scope", "col"), ("class", class)], title);
-                    }
-                });
-            });
-            html.element("tbody", &[], rows);
-        });
-    });
+fn more(omitted: usize) -> Markup {
+    html! { @if omitted > 0 { p class="soft" { "And " (omitted) " more; see the metrics." } } }
+}
+
+/// A cell with a short size, and the exact one as its title.
+fn bytes(bytes: Bytes) -> Markup {
+    html! { td class=(NUMBER) title=(bytes) { (size(bytes)) } }
 }
 
 /// A meter of `used` and `limit` with text, highlighted from `high` percent on.
-fn meter(html: &mut Html, class: &str, [used, limit]: [Bytes; 2], high: Option<u64>, what: &str) {
-    let (used, limit) = (used.get(), limit.get());
-    // Without a range, browsers assume 0 to 1.
-    let percent = (u128::from(used) * 100).checked_div(u128::from(limit)).unwrap_or(0).min(100).to_string();
+fn meter(class: &str, [used, limit]: [Bytes; 2], high: Option<u64>, what: &str) -> Markup {
+    let percent = (u128::from(used.get()) * 100).checked_div(u128::from(limit.get())).unwrap_or(0).min(100);
     let text = format!("{percent} % {what}");
-    let mut attributes = vec![("class", class), ("min", "0"), ("max", "100"), ("value", &*percent), ("title", &*text)];
-    // If `optimum` is below `low`, values above `high` are the worst part.
-    let high = high.map(|high| (high - 1).to_string());
-    if let Some(high) = &high {
-        attributes.extend([("low", &**high), ("high", &**high), ("optimum", "0")]);
+    // Without a range, browsers assume 0 to 1. If `optimum` is below `low`, values above `high` are the worst part.
+    let high = high.map(|high| high - 1);
+    let optimum = high.map(|_| "0");
+    html! {
+        meter class=(class) min="0" max="100" value=(percent) title=(text) low=[high] high=[high] optimum=[optimum] { (text) }
     }
-    html.line("meter", &attributes, &text);
 }
 
-fn fact(html: &mut Html, name: &'static str, text: &str) {
-    html.line("dt", &[], name);
-    html.line("dd", &[], text);
+/// The character, or a replacement if HTML does not allow it or if it could change the order of other text.
+const fn visible(c: char) -> char {
+    match c {
+        '\n' | '\t' => c,
+        '\0'..='\x1f' | '\x7f'..='\u{9f}' => char::REPLACEMENT_CHARACTER,
+        // Bidirectional controls, Unicode Standard Annex 9.
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            char::REPLACEMENT_CHARACTER
+        }
+        '\u{fdd0}'..='\u{fdef}' => char::REPLACEMENT_CHARACTER,
+        // The last two code points of each plane are not characters.
+        c if c as u32 & 0xfffe == 0xfffe => char::REPLACEMENT_CHARACTER,
+        c => c,
+    }
 }
 
+#[cfg(test)]
+mod element;
 #[cfg(test)]
 mod tests;

@@ -20,14 +20,12 @@ pub struct Warning {
     pub source: String,
     /// Message followed by its fields as `name=value`.
     pub text: String,
-    /// Number of occurrences.
     pub count: u64,
     /// Time since the last occurrence.
     #[serde(rename = "seconds_ago", serialize_with = "crate::model::seconds")]
     pub ago: Duration,
 }
 
-/// Level of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {

@@ -43,7 +43,7 @@ pub fn example() -> Page {
         volume("uploads", Mode::Filesystem, Life::Staged, 0, 20 << 30),
         volume("yesterday", Mode::Filesystem, Life::Retired, 1 << 30, 2 << 30),
     ];
-    let closed = vec![Closed { id: id("broken"), reason: "the record is no JSON".to_owned() }];
+    let closed = vec![Closed { id: id("broken"), reason: "the record is not valid JSON".to_owned() }];
     let orphans = vec![Orphans { kind: "volume".to_owned(), found: 2 }];
     Page {
         node: "granary-1".to_owned(),
@@ -136,9 +136,15 @@ pub(crate) fn id(claim: &str) -> String {
     format!("pvc-{number:08x}-3ec7-470e-9cf6-02a8{number:08x}")
 }
 
-fn disk(promised: u64) -> Disk {
+fn disk(allocated: u64) -> Disk {
     let gib = |count: u64| Bytes::new(count << 30);
-    Disk { size: gib(112), reserve: gib(12), promisable: gib(100), promised: gib(promised), free: gib(100 - promised) }
+    Disk {
+        size: gib(112),
+        reserve: gib(12),
+        allocatable: gib(100),
+        allocated: gib(allocated),
+        free: gib(100 - allocated),
+    }
 }
 
 fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {

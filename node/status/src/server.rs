@@ -41,14 +41,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
-/// Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The page loads, runs and sends nothing and must not be framed; its style is inline.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Provides the data.
 pub trait Source: Send + Sync + 'static {
     /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
@@ -65,18 +63,16 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self) -> Result<String, BoxError>;
 }
 
-/// The clients that are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Clients on the node: from loopback or its own address; on a worker also the API server.
     Node {
-        /// Address of the node.
         own: Ipv4Addr,
         /// Address of the API server, if it is not this node. The network must prevent spoofing of this address.
         server: Option<Ipv4Addr>,
     },
     /// All clients that reach the port: the port of a pod, which the cluster's network protects.
-    Everybody,
+    All,
 }
 
 /// Answers the audience. Never returns; dropping the future closes the connections.
@@ -106,12 +102,11 @@ impl Audience {
             Self::Node { own, server } => {
                 peer.is_loopback() || [Some(own), server].into_iter().flatten().any(|one| peer == IpAddr::V4(one))
             }
-            Self::Everybody => true,
+            Self::All => true,
         }
     }
 }
 
-/// Answers one request.
 async fn converse(stream: TcpStream, server: Arc<Server>) {
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
@@ -427,7 +422,7 @@ mod tests {
         assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
         for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
             assert!(!node.has(IpAddr::from(other)), "{other:?}");
-            assert!(Audience::Everybody.has(IpAddr::from(other)), "{other:?}");
+            assert!(Audience::All.has(IpAddr::from(other)), "{other:?}");
         }
         let worker = Audience::Node { own: Ipv4Addr::new(10, 0, 2, 16), server: Some(own) };
         assert!(worker.has(IpAddr::V4(own)));

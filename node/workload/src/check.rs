@@ -1,153 +1,75 @@
-//! What the program can look at, and how it is asked for.
+//! The checks and their command lines.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Leaves what was written by [`Check::Fill`] and [`Check::FillInodes`] behind.
+/// Keeps the files of [`Check::Fill`] and [`Check::FillInodes`].
 const KEEP: &str = "--keep";
 
-/// What to look at. Paths are those of the container.
+/// A check. Paths are those of the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Check {
     /// `inspect PATH`: size, inodes and flags of the file system there, owner and mode of the path.
-    Inspect {
-        /// Any path.
-        path: PathBuf,
-    },
+    Inspect { path: PathBuf },
     /// `fill PATH [--keep]`: writes a file in the directory until the first error.
-    Fill {
-        /// A directory.
-        path: PathBuf,
-        /// Whether the file stays.
-        keep: bool,
-    },
-    /// `fill-inodes PATH [--keep]`: makes empty files in the directory until the first error.
-    FillInodes {
-        /// A directory.
-        path: PathBuf,
-        /// Whether the files stay.
-        keep: bool,
-    },
-    /// `write PATH TEXT`: makes a file durable, or the beginning of a device.
-    Write {
-        /// The file or device.
-        path: PathBuf,
-        /// Its new content.
-        text: String,
-    },
+    Fill { path: PathBuf, keep: bool },
+    /// `fill-inodes PATH [--keep]`: creates empty files in the directory until the first error.
+    FillInodes { path: PathBuf, keep: bool },
+    /// `write PATH TEXT`: writes a file or the beginning of a device, and makes it durable.
+    Write { path: PathBuf, text: String },
     /// `read PATH`: at most [`Check::READ_LIMIT`] bytes, to the first zero.
-    Read {
-        /// The file or device.
-        path: PathBuf,
-    },
-    /// `try-write PATH`: whether a file can be made and written, or a device's first block.
-    TryWrite {
-        /// The file or device.
-        path: PathBuf,
-    },
-    /// `paint PATH TEXT`: writes the text over and over, to a whole device or to a file in a directory, until
-    /// the first error, and makes it durable.
-    Paint {
-        /// A device or a directory.
-        path: PathBuf,
-        /// What is written.
-        text: String,
-    },
-    /// `scan PATH TEXT`: looks for the text on a whole device, or in a directory in all files and in all space
-    /// that can still be had.
-    Scan {
-        /// A device or a directory.
-        path: PathBuf,
-        /// What is looked for.
-        text: String,
-    },
+    Read { path: PathBuf },
+    /// `try-write PATH`: whether a file can be created and written, or the first block of a device.
+    TryWrite { path: PathBuf },
+    /// `paint PATH TEXT`: repeats the text on a whole device or in a file in a directory until the first error, and
+    /// makes it durable.
+    Paint { path: PathBuf, text: String },
+    /// `scan PATH TEXT`: searches the text on a whole device, or in all files and in the free space of a directory.
+    Scan { path: PathBuf, text: String },
     /// `checksum PATH`: SHA-256 of a whole file or device.
-    Checksum {
-        /// The file or device.
-        path: PathBuf,
-    },
+    Checksum { path: PathBuf },
     /// `execute PATH`: copies this program into the directory and runs the copy.
-    Execute {
-        /// A directory.
-        path: PathBuf,
-    },
+    Execute { path: PathBuf },
     /// `device PATH`: size and properties of a block device.
-    Device {
-        /// The device.
-        path: PathBuf,
-    },
+    Device { path: PathBuf },
     /// `direct PATH`: writes the first block past the page cache, and reads it back the same way.
-    Direct {
-        /// The device.
-        path: PathBuf,
-    },
-    /// `demo PATH TEXT`: finds the note that an earlier run left, leaves a new one, and writes what else there is
-    /// of the volume, to the first error. A directory then keeps only the note; it is at the beginning of a device.
-    Demo {
-        /// A directory or a device.
-        path: PathBuf,
-        /// The note.
-        text: String,
-    },
-    /// `volumes PATH`: the node's side. Names and projects of what lies below a directory of the node, two levels
-    /// deep, every project of its file system, loop devices, and where volumes are mounted. Needs `CAP_SYS_ADMIN`
-    /// and the node's process IDs.
-    Volumes {
-        /// The node's directory of volumes.
-        path: PathBuf,
-    },
-    /// `signal PROGRAM NUMBER`: sends a signal to a program that the node itself started, or to the node (`init`).
-    /// Needs the node's process IDs.
-    Signal {
-        /// The program's name.
-        program: String,
-        /// The signal's number; 0 sends nothing, and finds the program.
-        number: i32,
-    },
-    /// `settings KEY…`: settings of the kernel, as the node's own processes see them. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE`
-    /// and the node's process IDs.
-    Settings {
-        /// As sysctl.d(5) writes them: `net.ipv4.conf.*.rp_filter` is a setting of each network interface.
-        keys: Vec<String>,
-    },
-    /// `unshare`: whether a thread may ask for a user namespace, which needs no right. A filter of system calls such as
-    /// containerd's default one answers EPERM; without a filter it is EINVAL, since the program has several threads.
+    Direct { path: PathBuf },
+    /// `demo PATH TEXT`: reads the note of an earlier run, writes a new one, and fills the volume until the first error. The note
+    /// is a file in a directory, or at the beginning of a device.
+    Demo { path: PathBuf, text: String },
+    /// `volumes PATH`: names and projects below a directory of the node, two levels deep, all projects of its file system, loop
+    /// devices, and mounts of volumes. Needs `CAP_SYS_ADMIN` and the process IDs of the node.
+    Volumes { path: PathBuf },
+    /// `signal PROGRAM NUMBER`: sends a signal to a program that PID 1 of the node started, or to PID 1 (`init`); 0
+    /// only searches the program. Needs the process IDs of the node.
+    Signal { program: String, number: i32 },
+    /// `settings KEY…`: settings of the kernel in the namespaces of the node, named as in sysctl.d(5); `*` is each network
+    /// interface. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE` and the process IDs of the node.
+    Settings { keys: Vec<String> },
+    /// `unshare`: whether a thread may create a user namespace. A seccomp filter such as containerd's default returns EPERM; without a
+    /// filter the error is EINVAL, because the program has several threads.
     Unshare,
-    /// `fetch ADDRESS TARGET`: what a server answers to `GET TARGET`, by HTTP.
-    Fetch {
-        /// Where it listens.
-        address: SocketAddr,
-        /// Path and query.
-        target: String,
-    },
-    /// `webhook PORT DIRECTORY`: refuses what an API server asks about by HTTPS, with this pod's name as the reason, until
-    /// SIGTERM; see [`crate::webhook`].
-    Webhook {
-        /// Of all addresses of the container.
-        port: u16,
-        /// Has the certificate `tls.crt` and its key `tls.key`, as a Secret of the type `kubernetes.io/tls` has them.
-        path: PathBuf,
-    },
-    /// `serve PORT [FILE]`: makes checks for whoever asks over HTTP, until SIGTERM; see [`crate::serve`].
-    Serve {
-        /// Of all addresses of the container.
-        port: u16,
-        /// Where [`FAREWELL`](crate::serve::FAREWELL) is written then.
-        farewell: Option<PathBuf>,
-    },
+    /// `fetch ADDRESS TARGET`: the answer of an HTTP server to `GET TARGET`.
+    Fetch { address: SocketAddr, target: String },
+    /// `webhook PORT DIRECTORY`: an admission webhook that denies all requests with the name of this pod, until SIGTERM; see
+    /// [`crate::webhook`]. The directory has `tls.crt` and `tls.key`.
+    Webhook { port: u16, path: PathBuf },
+    /// `serve PORT [FILE]`: runs checks that are requested over HTTP, until SIGTERM, and then writes
+    /// [`FAREWELL`](crate::serve::FAREWELL) to the file; see [`crate::serve`].
+    Serve { port: u16, farewell: Option<PathBuf> },
 }
 
 impl Check {
-    /// Most that [`Check::Read`] returns, in bytes: a container's message in the pod's status holds 4 KiB.
+    /// Maximum length of the text of [`Check::Read`]: the message of a container in the status of its pod has 4 KiB.
     pub const READ_LIMIT: u64 = 2048;
 
-    /// The forms that [`Check::parse`] takes, for who has to correct one.
+    /// The command lines, for usage errors.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
          fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
 
-    /// Reads its words; `None` if one is unknown, or one too many or too few.
+    /// Parses the words of a command line.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let check = match *words {
             ["inspect", path] => Self::Inspect { path: path.into() },
@@ -178,7 +100,7 @@ impl Check {
         Some(check)
     }
 
-    /// The words that [`Check::parse`] reads back.
+    /// The inverse of [`Check::parse`].
     pub(crate) fn words(&self) -> Vec<String> {
         let with_path = |word: &str, path: &PathBuf| vec![word.to_owned(), path.to_string_lossy().into_owned()];
         let with_text = |word: &str, path: &PathBuf, text: &str| {
@@ -256,7 +178,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn words_read_back_as_the_check(check in any_check()) {
+        fn words_are_parsed_as_the_check(check in any_check()) {
             let words = check.words();
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             prop_assert_eq!(Check::parse(&words), Some(check));
@@ -264,14 +186,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_word_too_many_or_too_few_is_no_check() {
+    fn missing_and_extra_words_are_rejected() {
         assert_eq!(Check::parse(&["inspect", "/data", "now"]), None);
         assert_eq!(Check::parse(&["fill"]), None);
         assert_eq!(Check::parse(&["serve", "99999"]), None);
     }
 
     #[test]
-    fn every_word_stands_in_the_forms() {
+    fn usage_has_all_words() {
         for word in ["try-write", "fill-inodes", "signal", "settings", "unshare", "fetch", "webhook", "serve"] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }

@@ -27,7 +27,6 @@ pub(crate) fn paint(path: &Path, text: &str) -> Result<Paint, CheckError> {
     Ok(Paint { written, errno: fill::name(&refusal) })
 }
 
-/// Looks for the text.
 pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
     let mut found = Scan { bytes: 0, data: 0, found: 0 };
     if path.is_dir() {
@@ -42,7 +41,7 @@ pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
     Ok(found)
 }
 
-/// A file of all space that is left, as somebody would make it who looks for the data of others; `None` if there is
+/// A file of all space that is left, to search the data of others in it; `None` if there is
 /// no space.
 fn take_the_rest(directory: &Path) -> Result<Option<PathBuf>, CheckError> {
     let path = directory.join("rest");
@@ -120,10 +119,9 @@ pub(crate) fn beginning(path: &Path, limit: u64) -> Result<String, CheckError> {
     Ok(String::from_utf8_lossy(&content[..end]).into_owned())
 }
 
-/// Writes the beginning of a device.
 pub(crate) fn begin(path: &Path, text: &str) -> Result<(), CheckError> {
     let mut content = text.as_bytes().to_vec();
-    // What an earlier text left behind ends at the zero.
+    // The text ends at the zero; the rest is of an earlier text.
     content.push(0);
     let mut device = OpenOptions::new().write(true).open(path).map_err(CheckError::of("open", path))?;
     device.write_all(&content).map_err(CheckError::of("write", path))?;
@@ -148,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_no_data() {
+    fn zeros_are_not_data() {
         assert_eq!(look_in(&[0; 10_000], "secret"), Scan { bytes: 10_000, data: 0, found: 0 });
     }
 

@@ -1,4 +1,4 @@
-//! What the launcher shows.
+//! The check of the launcher's demonstration.
 
 use crate::finding::Demo;
 use crate::{Check, CheckError, content, device, file, fill, space};

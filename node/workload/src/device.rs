@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[repr(C, align(4096))]
 struct Block([u8; 4096]);
 
-/// What the kernel tells of the device, in sysfs: no ioctl is needed.
+/// Reads the properties of the device from sysfs, without ioctl.
 pub(crate) fn look(path: &Path) -> Result<Device, CheckError> {
     let metadata = fs::metadata(path).map_err(CheckError::of("stat", path))?;
     if !metadata.file_type().is_block_device() {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_no_device() {
+    fn a_file_is_not_a_device() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = look(file.path()).unwrap_err().to_string();
         assert!(error.starts_with("cannot use as a block device "), "{error}");

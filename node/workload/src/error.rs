@@ -1,9 +1,8 @@
-//! Why a check could not be made.
+//! Errors of checks.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A step that has to work failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {}", path.display())]
 pub struct CheckError {
@@ -14,7 +13,7 @@ pub struct CheckError {
 }
 
 impl CheckError {
-    /// For `map_err`: names the step and the object.
+    /// For `map_err`.
     pub(crate) fn of<E: Into<io::Error>>(step: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
         move |error| Self { step, path: path.to_path_buf(), source: error.into() }
     }

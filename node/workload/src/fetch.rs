@@ -1,4 +1,4 @@
-//! What a container hears from another one.
+//! HTTP requests to other containers.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,24 +8,24 @@ use std::time::Duration;
 use crate::finding::Text;
 use crate::{Check, CheckError};
 
-/// How long the other side may take for each step.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of each step.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// The answer to `GET TARGET`, with its head: at most [`Check::READ_LIMIT`] bytes of it.
 pub(crate) fn get(address: SocketAddr, target: &str) -> Result<Text, CheckError> {
-    ask(address, target).map_err(CheckError::of("ask", Path::new(&address.to_string())))
+    request(address, target).map_err(CheckError::of("send a request to", Path::new(&address.to_string())))
 }
 
-fn ask(address: SocketAddr, target: &str) -> io::Result<Text> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    // As a whole: who answers its first letters and closes the connection would have the rest refused.
-    let question = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(question.as_bytes())?;
+fn request(address: SocketAddr, target: &str) -> io::Result<Text> {
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_write_timeout(Some(LIMIT))?;
+    // In one write: a server may answer after the first bytes and close the connection.
+    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     match stream.take(Check::READ_LIMIT).read_to_end(&mut answer) {
-        // Who answers without having read the whole question resets the connection afterwards.
+        // A server that did not read the whole request resets the connection after its answer.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !answer.is_empty() => {}
         read => {
             read?;
@@ -60,7 +60,7 @@ mod tests {
 
     /// As a server of TLS does, which wants no HTTP.
     #[test]
-    fn an_answer_to_the_first_letters_is_heard() {
+    fn an_early_answer_is_received() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let server = thread::spawn(move || {
@@ -71,15 +71,15 @@ mod tests {
             String::from_utf8_lossy(&letters[..read]).into_owned()
         });
         assert!(get(address, "/").unwrap().text.starts_with("HTTP/1.0 400"));
-        let heard = server.join().unwrap();
-        assert!(heard.ends_with("\r\n\r\n"), "the question came in pieces: {heard:?}");
+        let received = server.join().unwrap();
+        assert!(received.ends_with("\r\n\r\n"), "the request came in pieces: {received:?}");
     }
 
     #[test]
-    fn nobody_is_named() {
+    fn a_refused_connection_is_reported() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        assert_eq!(get(address, "/").unwrap_err().to_string(), format!("cannot ask {address}"));
+        assert_eq!(get(address, "/").unwrap_err().to_string(), format!("cannot send a request to {address}"));
     }
 }

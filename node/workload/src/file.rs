@@ -25,7 +25,6 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<Text, CheckError> {
     Ok(Text { text: text.to_owned() })
 }
 
-/// The beginning of a file.
 pub(crate) fn read(path: &Path) -> Result<Text, CheckError> {
     Ok(Text { text: content::beginning(path, Check::READ_LIMIT)? })
 }

@@ -15,7 +15,6 @@ pub(crate) static PATTERN: [u8; CHUNK] = [0xa5; CHUNK];
 /// The smallest write: a block of the file system, the unit that it charges.
 const BLOCK: usize = 4096;
 
-/// Fills the directory with one file.
 pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let before = space::of(directory)?;
     let path = directory.join("fill");
@@ -56,7 +55,6 @@ pub(crate) fn until_refused(file: &mut File, content: &[u8]) -> (u64, io::Error)
     }
 }
 
-/// Fills the directory with empty files.
 pub(crate) fn inodes(directory: &Path, keep: bool) -> Result<FillInodes, CheckError> {
     let before = space::of(directory)?;
     let files = directory.join("fill-inodes");

@@ -1,8 +1,8 @@
-//! What a check saw, as it is printed.
+//! Results of checks, printed as JSON.
 
 use serde::{Deserialize, Serialize};
 
-/// What a check saw; in JSON an object whose `check` names the check.
+/// The result of a check; in JSON an object with the name of the `check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "check", rename_all = "kebab-case")]
 pub enum Finding {
@@ -56,9 +56,7 @@ pub struct Space {
     pub size: u64,
     /// Bytes that are free.
     pub free: u64,
-    /// Inodes in all.
     pub inodes: u64,
-    /// Inodes that are free.
     pub inodes_free: u64,
 }
 
@@ -66,13 +64,10 @@ pub struct Space {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspect {
-    /// The file system.
     pub space: Space,
     /// Flags of the mount: of `ro`, `nosuid`, `nodev`, `noexec` those that are set.
     pub flags: Vec<String>,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
     /// Permissions in octal digits, like `0755`.
     pub mode: String,
@@ -98,7 +93,7 @@ pub struct Fill {
 pub struct FillInodes {
     /// The file system before.
     pub before: Space,
-    /// Inodes that were made: the files and the one directory that they are in.
+    /// Number of created files, and the directory.
     pub created: u64,
     /// Name of the error that stopped the last one.
     pub errno: String,
@@ -114,7 +109,6 @@ pub struct Text {
     pub text: String,
 }
 
-/// A write that may be refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tried {
@@ -140,7 +134,6 @@ pub struct Scan {
     pub bytes: u64,
     /// Bytes in blocks of 4 KiB that hold anything but zeros.
     pub data: u64,
-    /// How often the text was found.
     pub found: u64,
 }
 
@@ -148,11 +141,9 @@ pub struct Scan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checksum {
-    /// The digest in hexadecimal digits.
     pub sha256: String,
 }
 
-/// A block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
@@ -160,15 +151,12 @@ pub struct Device {
     pub size: u64,
     /// The smallest unit of a write, in bytes.
     pub logical_block: u64,
-    /// Whether the device itself refuses writes.
     pub read_only: bool,
-    /// Whether a loop device goes past the page cache to its file; absent if it is no loop device.
+    /// Whether a loop device goes past the page cache to its file; absent for other devices.
     pub direct: Option<bool>,
     /// Major and minor number, like `7:0`.
     pub number: String,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
 }
 
@@ -184,7 +172,6 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setting {
-    /// The key that asked for it.
     pub key: String,
     /// The network interface, of a setting of each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -207,9 +194,7 @@ pub struct Executed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Demo {
-    /// The note of an earlier run.
     pub found: Option<String>,
-    /// The note that is there now.
     pub kept: String,
     /// Bytes of the file system or device, as the kernel shows them in the container.
     pub size: u64,
@@ -221,11 +206,10 @@ pub struct Demo {
     pub used: u64,
 }
 
-/// The node's side of its volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Volumes {
-    /// What lies below the directory, two levels deep.
+    /// Entries below the directory, two levels deep.
     pub entries: Vec<Entry>,
     /// Every project that has a limit or uses anything.
     pub projects: Vec<Project>,
@@ -241,7 +225,6 @@ pub struct Volumes {
 pub struct Entry {
     /// Its path, relative to the directory that was listed.
     pub path: String,
-    /// The project of a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
     /// The image of a block volume that is in the directory.
@@ -249,13 +232,12 @@ pub struct Entry {
     pub image: Option<Image>,
 }
 
-/// The file of a block volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Image {
     /// Its size in bytes.
     pub size: u64,
-    /// What it takes of the disk, in bytes.
+    /// Allocated bytes.
     pub allocated: u64,
 }
 
@@ -263,31 +245,25 @@ pub struct Image {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Project {
-    /// Its number.
     pub id: u32,
     /// Its limit in bytes.
     pub bytes: Option<u64>,
-    /// Its limit in inodes.
     pub inodes: Option<u64>,
 }
 
-/// A loop device of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Loop {
     /// Like `loop0`.
     pub name: String,
-    /// The file behind it.
     pub file: String,
 }
 
-/// A mount of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// What of its file system is mounted.
+    /// Root of the mount in its file system.
     pub root: String,
-    /// Where.
     pub point: String,
     /// Its flags, like `ro`, `nosuid`, `nodev`.
     pub flags: Vec<String>,
@@ -297,6 +273,5 @@ pub struct Mount {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Signalled {
-    /// Their process IDs on the node.
     pub processes: Vec<i32>,
 }

@@ -1,9 +1,8 @@
 //! A container that checks its volume from the inside.
 //!
-//! [`Request`] is a command line as a type: the program parses one, who starts the container makes
-//! one. [`Finding`] is what the program then prints, one JSON object, so that nobody reads text. The
-//! checks are those of an ordinary tenant: no privilege is used but in [`Check::Volumes`], [`Check::Signal`] and [`Check::Settings`],
-//! which are about the node. A container that stays makes checks for whoever asks ([`Check::Serve`]).
+//! [`Request`] is the command line as a type, and [`Finding`] the JSON object that the program prints. Most checks need no
+//! privilege; [`Check::Volumes`], [`Check::Signal`] and [`Check::Settings`] examine the node for tests. [`Check::Serve`] runs
+//! checks that are requested over HTTP. `src/bin/pause.rs` is the program of pod sandboxes.
 //!
 //! ```
 //! use workload::{Check, Request};
@@ -13,7 +12,6 @@
 //! # Ok::<(), workload::UsageError>(())
 //! ```
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod check;
 mod content;
@@ -41,11 +39,8 @@ pub use finding::{
 };
 pub use request::{Request, UsageError};
 
-/// Makes one check.
-///
-/// # Errors
-/// The check could not be made. A limit that is met is no error, it is what the check looks for.
-pub fn make(check: &Check) -> Result<Finding, CheckError> {
+/// Runs a check. Reaching a limit is a finding, not an error.
+pub fn run(check: &Check) -> Result<Finding, CheckError> {
     match check {
         Check::Inspect { path } => space::inspect(path).map(Finding::Inspect),
         Check::Fill { path, keep } => fill::bytes(path, *keep).map(Finding::Fill),

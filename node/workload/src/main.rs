@@ -1,6 +1,6 @@
-//! Makes one check of a volume and prints what it saw as one JSON object.
+//! Runs a check and prints the finding as a JSON object.
 //!
-//! Exit status 0: the check was made. 1: it could not be made. 2: wrong usage.
+//! Exit status 0: success. 1: the check failed. 2: wrong usage.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -18,10 +18,10 @@ fn main() -> ExitCode {
     match run(&request) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = chain(error.as_ref());
+            let text = format!("error: {}", causes::lines(&*error));
             eprintln!("{text}");
             if request.report {
-                // The error is on standard error already: this copy is a service.
+                // The error was printed; errors of this copy are ignored.
                 _ = std::fs::write(Request::REPORT_FILE, text);
             }
             ExitCode::FAILURE
@@ -30,20 +30,10 @@ fn main() -> ExitCode {
 }
 
 fn run(request: &Request) -> Result<(), Box<dyn Error>> {
-    let finding = serde_json::to_string(&workload::make(&request.check)?)?;
+    let finding = serde_json::to_string(&workload::run(&request.check)?)?;
     println!("{finding}");
     if request.report {
         std::fs::write(Request::REPORT_FILE, finding)?;
     }
     Ok(())
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = format!("error: {error}");
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!("\ncaused by: {cause}"));
-        next = cause.source();
-    }
-    text
 }

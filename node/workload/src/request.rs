@@ -2,33 +2,27 @@
 
 use crate::Check;
 
-/// Asks for a copy of the finding in [`Request::REPORT_FILE`].
+/// Also writes the finding to [`Request::REPORT_FILE`].
 const REPORT: &str = "--report";
 
-/// One check and where its finding goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to look at.
     pub check: Check,
-    /// Whether the finding is written to the pod's status too.
+    /// Whether the finding is also written to the status of the pod.
     pub report: bool,
 }
 
-/// The command line asks for nothing that this program does.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such check: {given:?}; give one of: {}; and --report for a copy in the pod's status", Check::FORMS)]
+#[error("unknown check: {given:?}; use one of: {}; and --report for a copy in the status of the pod", Check::FORMS)]
 pub struct UsageError {
     given: Vec<String>,
 }
 
 impl Request {
-    /// The container's message in its pod's status.
+    /// The message of the container in the status of its pod.
     pub const REPORT_FILE: &str = "/dev/termination-log";
 
-    /// Reads the arguments after the program's name.
-    ///
-    /// # Errors
-    /// An unknown word, or one too many or too few.
+    /// Parses the arguments after the name of the program.
     pub fn parse(given: Vec<String>) -> Result<Self, UsageError> {
         let (words, report) = match given.split_last() {
             Some((last, words)) if last == REPORT => (words, true),
@@ -41,7 +35,7 @@ impl Request {
         }
     }
 
-    /// The arguments that [`Request::parse`] reads back.
+    /// The inverse of [`Request::parse`].
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = self.check.words();
         arguments.extend(self.report.then(|| REPORT.to_owned()));
@@ -61,20 +55,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arguments_read_back_as_the_request(check in any_check(), report in any::<bool>()) {
+        fn arguments_are_parsed_as_the_request(check in any_check(), report in any::<bool>()) {
             let request = Request { check, report };
             prop_assert_eq!(Request::parse(request.arguments()), Ok(request));
         }
     }
 
     #[test]
-    fn a_word_too_many_is_refused() {
+    fn an_extra_word_is_rejected() {
         let given = words(&["inspect", "/data", "now"]);
         assert_eq!(Request::parse(given.clone()), Err(UsageError { given }));
     }
 
     #[test]
-    fn a_missing_path_is_refused() {
+    fn a_missing_path_is_rejected() {
         assert!(Request::parse(words(&["fill", "--report"])).is_err());
     }
 }

@@ -1,11 +1,10 @@
-//! Checks for whoever asks: a pod that stays is asked through the API server's proxy.
+//! Runs checks over HTTP; clients use the proxy of the API server.
 //!
 //! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The answer is JSON, either
 //! `{"Ok": FINDING}` or `{"Err": TEXT}`. HTTP/1.1 without kept connections is all that the proxy needs.
 
-use crate::{Check, CheckError, Finding, file, make};
+use crate::{Check, CheckError, Finding, file, run as run_check};
 use serde::de::DeserializeOwned;
-use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -13,36 +12,30 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// What is written at the end, if that is asked for: whoever finds it knows that the end was asked for, too.
+/// Text that shows that the program received SIGTERM or SIGINT.
 pub const FAREWELL: &str = "asked to end";
 /// The largest head of a request, in bytes.
 const HEAD: u64 = 16 << 10;
-/// How long the other side may take to send or to take something.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of reads and writes.
+const LIMIT: Duration = Duration::from_secs(30);
 
-/// The path and query that ask for a check.
 pub fn target(check: &Check) -> String {
     let words: Vec<String> = check.words().iter().map(|word| encode(word)).collect();
     format!("/?{}", words.join("&"))
 }
 
-/// The answer to [`target`]: what the check found, a [`Finding`] or the type that it has for that check; or why the
-/// check could not be made.
-///
-/// # Errors
-/// It is no answer to that check.
+/// Parses the answer to [`target`]: the finding of the check, or its error.
 pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Answers on the port until SIGTERM or SIGINT, and says farewell.
+/// Serves until SIGTERM or SIGINT, then writes [`FAREWELL`].
 pub(crate) fn run(port: u16, farewell: Option<&Path>) -> Result<(), CheckError> {
     listen(port, exchange)?;
     farewell.map_or(Ok(()), |path| file::write(path, FAREWELL).map(drop))
 }
 
-/// Has each connection to the port answered, in a thread of its own, until SIGTERM or SIGINT. PID 1 of a container gets
-/// neither unless it asks for them.
+/// Handles each connection in a thread until SIGTERM or SIGINT, which PID 1 of a container only receives if it blocks them.
 pub(crate) fn listen(
     port: u16,
     answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static,
@@ -77,24 +70,24 @@ fn serve(stream: &TcpStream, answer: impl Fn(&TcpStream) -> io::Result<()>) {
 }
 
 fn limit(stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_write_timeout(Some(LIMIT))
 }
 
 fn exchange(stream: &TcpStream) -> io::Result<()> {
     let mut reader = BufReader::new(stream.take(HEAD));
     let mut line = String::new();
     reader.read_line(&mut line)?;
-    // To the end of the head: what is unread when the connection is closed would reset it.
+    // Reads the whole head: closing a connection with unread data would reset it.
     let mut header = String::new();
     while reader.read_line(&mut header)? > 2 {
         header.clear();
     }
     let (status, body) = match check(&line) {
         Some(Check::Serve { .. } | Check::Webhook { .. }) | None => {
-            ("400 Bad Request", text(&Err("this is no check".to_owned()))?)
+            ("400 Bad Request", text(&Err("this is not a check".to_owned()))?)
         }
-        Some(check) => ("200 OK", text(&make(&check).map_err(|error| chain(&error)))?),
+        Some(check) => ("200 OK", text(&run_check(&check).map_err(|error| causes::lines(&error).to_string()))?),
     };
     let mut writer = stream;
     write!(
@@ -118,17 +111,6 @@ fn check(line: &str) -> Option<Check> {
     let words: Option<Vec<String>> = query.split('&').map(decode).collect();
     let words = words?;
     Check::parse(&words.iter().map(String::as_str).collect::<Vec<&str>>())
-}
-
-/// The error and its causes, a line each.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!("\ncaused by: {cause}"));
-        next = cause.source();
-    }
-    text
 }
 
 /// Percent-encoding of all that RFC 3986 does not call unreserved (2.3).
@@ -178,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_cannot_be_made_is_answered_with_the_reason() {
+    fn the_answer_to_a_failed_check_is_its_error() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || accept(&listener, exchange));
@@ -194,6 +176,6 @@ mod tests {
         let refused = ask(&Check::Read { path: "/nowhere/note".into() }).unwrap_err();
         assert!(refused.starts_with("cannot read /nowhere/note\ncaused by: No such file"), "{refused}");
         assert!(matches!(ask(&Check::Inspect { path: "/".into() }), Ok(Finding::Inspect(_))));
-        assert_eq!(ask(&Check::Serve { port: 1, farewell: None }), Err("this is no check".to_owned()));
+        assert_eq!(ask(&Check::Serve { port: 1, farewell: None }), Err("this is not a check".to_owned()));
     }
 }

@@ -11,7 +11,6 @@ use std::{panic, thread};
 const ROOT: &str = "/proc/sys";
 /// The network namespace of the node's first process. `/proc/sys/net` shows that of the thread which reads.
 const NETWORK: &str = "/proc/1/ns/net";
-/// A setting of each network interface.
 const EACH: &str = "*";
 
 /// Reads settings as the node's own processes see them.

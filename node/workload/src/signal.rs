@@ -1,4 +1,4 @@
-//! Signals: the own end, and those of the node's programs.
+//! Signals of this program and to programs of the node.
 
 use crate::CheckError;
 use crate::finding::Signalled;
@@ -10,17 +10,16 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Bytes that the kernel keeps of a program's name: `TASK_COMM_LEN`, less the zero at its end.
+/// Maximum length of names of programs: `TASK_COMM_LEN` without the zero.
 const NAME: usize = 15;
 
-/// Keeps the signals that ask for the end for [`wait`]; in threads that are started afterwards, too.
+/// Blocks SIGINT and SIGTERM for [`wait`], also in later threads.
 pub(crate) fn block() -> Result<SigSet, CheckError> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     signals.thread_block().map_err(CheckError::of("block", Path::new("signals")))?;
     Ok(signals)
 }
 
-/// Returns at the first of them.
 pub(crate) fn wait(signals: &SigSet) -> Result<(), CheckError> {
     signals.wait().map(drop).map_err(CheckError::of("wait for", Path::new("signals")))
 }
@@ -32,14 +31,14 @@ pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> 
         0 => None,
         number => Some(Signal::try_from(number).map_err(CheckError::of("send", Path::new("this signal")))?),
     };
-    let kept = program.get(..NAME).unwrap_or(program);
+    let name_of_program = program.get(..NAME).unwrap_or(program);
     let mut processes = Vec::new();
     for entry in fs::read_dir(proc).map_err(CheckError::of("list", proc))? {
         let name = entry.map_err(CheckError::of("list", proc))?.file_name();
         let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // It may end between the two calls.
+        // The process may end between the two calls.
         let Ok(stat) = fs::read_to_string(proc.join(&name).join("stat")) else { continue };
-        if Stat::parse(&stat).is_some_and(|stat| stat.name == kept && (stat.parent == 1 || process == 1)) {
+        if Stat::parse(&stat).is_some_and(|stat| stat.name == name_of_program && (stat.parent == 1 || process == 1)) {
             kill(Pid::from_raw(process), signal).map_err(CheckError::of("signal", Path::new(program)))?;
             processes.push(process);
         }
@@ -55,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_does_not_run_is_named() {
+    fn a_program_that_does_not_run_is_an_error() {
         assert_eq!(send("no-such-program", 15).unwrap_err().to_string(), "cannot find no-such-program");
     }
 }

@@ -1,4 +1,4 @@
-//! What a file system shows of itself.
+//! Properties of file systems.
 
 use crate::CheckError;
 use crate::finding::{Inspect, Space};

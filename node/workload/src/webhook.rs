@@ -1,4 +1,4 @@
-//! An admission webhook that refuses: who sees its refusal knows that the API server has reached this pod.
+//! An admission webhook that denies all requests with its name, which shows that the API server reached this pod.
 //!
 //! One request for each connection, HTTP/1.1 in TLS; the answer is an `AdmissionReview` of `admission.k8s.io/v1`.
 
@@ -21,7 +21,7 @@ const BODY: u64 = 8 << 20;
 /// In a container, the name of its pod.
 const NAME: &str = "/etc/hostname";
 
-/// What the webhook of the pod with this name says to everything.
+/// The message of the webhook in this pod.
 pub fn refusal(pod: &str) -> String {
     format!("the webhook in pod {pod} refuses this")
 }
@@ -53,7 +53,7 @@ fn exchange(stream: &mut (impl Read + Write), message: &str) -> io::Result<()> {
     let body = request(stream)?;
     let (status, answer) = match answer(&body, message) {
         Some(answer) => ("200 OK", answer.to_string()),
-        None => ("400 Bad Request", json!({"error": "this is no admission review"}).to_string()),
+        None => ("400 Bad Request", json!({"error": "this is not an admission review"}).to_string()),
     };
     write!(
         stream,
@@ -62,7 +62,6 @@ fn exchange(stream: &mut (impl Read + Write), message: &str) -> io::Result<()> {
     )
 }
 
-/// The body of a request.
 fn request(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut reader = BufReader::new(stream.take(HEAD + BODY));
     let (mut length, mut header) = (0, String::new());
@@ -79,7 +78,7 @@ fn request(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The refusal of what a review asks about; `None` if it is no review.
+/// The denial of a review; `None` if the request is not a review.
 fn answer(review: &[u8], message: &str) -> Option<Value> {
     let review: Value = serde_json::from_slice(review).ok()?;
     let uid = review["request"]["uid"].as_str()?;
@@ -96,7 +95,6 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Cursor;
 
-    /// What is read, and what is written behind it.
     struct Both(Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Both {
@@ -122,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn a_review_is_refused_by_its_number() {
+    fn a_review_is_denied() {
         let review = json!({"kind": "AdmissionReview", "request": {"uid": "7-8"}}).to_string();
-        let told = asked(&format!("POST / HTTP/1.1\r\ncontent-length: {}\r\n\r\n{review}", review.len()));
-        let (head, body) = told.split_once("\r\n\r\n").unwrap();
+        let answer = asked(&format!("POST / HTTP/1.1\r\ncontent-length: {}\r\n\r\n{review}", review.len()));
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["response"], json!({"uid": "7-8", "allowed": false, "status": {"message": "no"}}));
@@ -133,7 +131,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_sent_is_answered(text in "(POST / HTTP/1.1\r\n(Content-Length: [0-9]{1,3}\r\n)?\r\n)?.{0,40}") {
+        fn any_input_is_answered(text in "(POST / HTTP/1.1\r\n(Content-Length: [0-9]{1,3}\r\n)?\r\n)?.{0,40}") {
             prop_assert!(asked(&text).starts_with("HTTP/1.1 400"));
         }
     }

@@ -11,6 +11,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::process::ExitCode;
 
 /// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `.
 /// There is no line break at the end.
@@ -24,6 +25,17 @@ pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
         }
         Ok(())
     })
+}
+
+/// The exit code of a program's `main`. Prints an error with its causes to standard error.
+pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", lines(&*error));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ const CONTROL: &str = "/dev/mapper/control";
 /// Size of a device-mapper sector in bytes.
 const SECTORS_PER_BLOCK: u64 = (BLOCK / 512) as u64;
 
-/// What the kernel does when a program reads a block whose digest is wrong. The block is never returned, and the kernel
-/// logs the device number and the block.
+/// Reaction of the kernel to a block with a wrong digest. It never returns the block, and logs the device number and the
+/// block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCorruption {
     /// The read fails with `EIO`.

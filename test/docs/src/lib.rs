@@ -9,6 +9,7 @@ mod dashboard;
 mod expression;
 mod metrics;
 mod page;
+mod tables;
 mod words;
 
 pub use alerts::{Alert, alerts};
@@ -17,4 +18,5 @@ pub use dashboard::expressions;
 pub use expression::{Metric, Unbalanced, metrics_of};
 pub use metrics::Described;
 pub use page::{Example, Page};
+pub use tables::{assert_counted_from_the_start, assert_described};
 pub use words::{ListError, Match, Words};

@@ -1,4 +1,4 @@
-//! Counters of boots, restores and pods, for the table of `//tools/times`.
+//! What a test starts, for the table of `//tools/image:times`.
 
 use std::io::{self, Write as _};
 

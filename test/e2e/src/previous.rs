@@ -6,7 +6,7 @@ use crate::{Case, Failure, PATIENCE, Seen, Setting, SettingError, eventually, ob
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use launch::{Booting, ClusterError, ClusterOptions, Event, Nodes, Options, StageState};
+use launch::{ClusterBoot, ClusterError, ClusterOptions, Event, Nodes, Options, StageState};
 use localstorage::Part;
 use serde_json::json;
 use std::cell::RefCell;
@@ -87,7 +87,7 @@ async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Resu
         }
     };
     cost("boots");
-    let mut booting = Booting::start(&ClusterOptions::new(options.clone(), Nodes::ONE), print).await?;
+    let mut booting = ClusterBoot::start(&ClusterOptions::new(options.clone(), Nodes::ONE), print).await?;
     tokio::select! {
         ready = booting.until_ready(print) => {
             ready?;

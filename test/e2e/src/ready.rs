@@ -26,7 +26,7 @@ pub enum ReadyError {
     Clock(#[source] Failure),
     /// The node is not saved.
     #[error("cannot save the node")]
-    Save(#[from] launch::SaveError),
+    Save(#[from] launch::StepError),
     /// It is not known what the saved node depends on.
     #[error("cannot read what the saved node depends on")]
     Key(#[from] io::Error),

@@ -384,7 +384,7 @@ async fn a_removed_node_has_no_access(
     let asked = here.fetch(address, &question(there)).await;
     let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
     // A refused connection would be an answer.
-    let is_silent = message.starts_with(&format!("cannot ask {address}")) && !message.contains("refused");
+    let is_silent = message.starts_with(&format!("cannot send a request to {address}")) && !message.contains("refused");
     assert!(is_silent, "{message}");
     assert_eq!(sent(), before);
 

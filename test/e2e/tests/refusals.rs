@@ -2,7 +2,7 @@
 
 use e2e::{PATIENCE, Seen, Setting, eventually};
 use envtest::chain;
-use launch::{BootError, Booting, ClusterError, ClusterOptions, Data, Event, Nodes, Options};
+use launch::{BootError, ClusterBoot, ClusterError, ClusterOptions, Data, Event, Nodes, Options};
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::Read;
@@ -105,7 +105,7 @@ impl Refusal {
                 begun.borrow_mut().push(name.clone());
             }
         };
-        let started = Booting::start(&ClusterOptions::new(options, Nodes::ONE), print).await;
+        let started = ClusterBoot::start(&ClusterOptions::new(options, Nodes::ONE), print).await;
         let mut booting = started.unwrap_or_else(|error| panic!("{}", chain(&error)));
         let error = match booting.until_ready(print).await {
             Err(ClusterError::Boot { source, .. }) => *source,

@@ -84,7 +84,7 @@ fn first_run(data: &str) -> [Kept; 2] {
     let ended = launched.end();
     let text = &ended.text;
     assert_eq!(ended.status.code(), Some(0), "{text}");
-    for step in ["claims demo/notes and demo/disk made", "pod demo/notes-writer has filled its volume"] {
+    for step in ["claims demo/notes and demo/disk exist", "pod demo/notes-writer has filled its volume"] {
         assert!(text.contains(step), "no {step:?} in {text}");
     }
     assert!(ended.console().contains(OFF), "{}", ended.console());

@@ -157,7 +157,7 @@ fn an_impossible_data_file_is_rejected_with_the_remedy() {
 fn an_invalid_number_of_nodes_is_rejected_with_the_range() {
     let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=9"]).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.text);
-    assert!(ended.text.contains("\"9\"") && ended.text.contains("choose one from 1 to 8"), "{}", ended.text);
+    assert!(ended.text.contains("\"9\" is not a number of nodes; choose one from 1 to 8"), "{}", ended.text);
     assert!(ended.logs.is_empty(), "{:?}", ended.logs);
 }
 

@@ -190,12 +190,12 @@ mod tests {
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let devices: Box<dyn Collector> = Box::new(LoopDevices::new(|| Some(0)).unwrap());
-        metricsdocs::assert_described("CSI plugin", Metrics::new().unwrap().collectors().into_iter().chain([devices]));
+        docs::assert_described("CSI plugin", Metrics::new().unwrap().collectors().into_iter().chain([devices]));
     }
 
     #[test]
     fn what_an_alert_asks_for_is_counted_from_the_start() {
-        metricsdocs::assert_counted_from_the_start(Metrics::new().unwrap().collectors());
+        docs::assert_counted_from_the_start(Metrics::new().unwrap().collectors());
     }
 
     #[tokio::test]

@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn every_metric_is_described_and_every_description_has_its_metric() {
         let collector: Box<dyn Collector> = Box::new(Metrics::new(restrictions()).unwrap());
-        metricsdocs::assert_described("Restrictions of pods", [collector]);
+        docs::assert_described("Restrictions of pods", [collector]);
     }
 
     #[test]

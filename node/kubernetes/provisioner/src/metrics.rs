@@ -319,13 +319,13 @@ mod tests {
         let metrics = Metrics::default();
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
-        metricsdocs::assert_described("Volumes and claims", metrics.collectors().into_iter().chain([inventory]));
+        docs::assert_described("Volumes and claims", metrics.collectors().into_iter().chain([inventory]));
     }
 
     #[test]
     fn what_an_alert_asks_for_is_counted_from_the_start() {
         let metrics = Metrics::default();
-        metricsdocs::assert_counted_from_the_start(metrics.collectors());
+        docs::assert_counted_from_the_start(metrics.collectors());
     }
 
     #[test]

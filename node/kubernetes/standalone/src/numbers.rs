@@ -19,7 +19,7 @@ pub(crate) async fn run(
     let numbers = Arc::new(Numbers { tree: cx.clone(), registry, restrictions });
     tokio::select! {
         () = cx.cancelled() => {}
-        () = status::serve(&listener, Audience::Everybody, numbers) => {}
+        () = status::serve(&listener, Audience::All, numbers) => {}
     }
     Ok(())
 }

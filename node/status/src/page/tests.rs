@@ -3,10 +3,14 @@
 use proptest::prelude::*;
 use serde_json::Value;
 
+use super::element::{Element, hostile};
 use super::*;
-use crate::html::tests::{Element, hostile, shown};
 use crate::model::{Closed, Inodes, Life, Mode};
 use crate::sample::{self, NOW, example, id, peer, volume};
+
+fn shown(text: &str) -> String {
+    text.chars().map(visible).collect()
+}
 
 /// Texts of the cells of a section's table, by row.
 fn rows(document: &Element, section: &str) -> Vec<Vec<String>> {
@@ -31,7 +35,7 @@ fn every_fact_is_on_the_page() {
     assert_eq!(services[9], ["kube-proxy", "failed", "42 s", "3", "kube-proxy is not ready; it said last: nothing"]);
 
     let storage = &document.by_id("storage").text;
-    assert!(storage.contains("32 GiB of 100 GiB promised to volumes, 68 GiB free. The disk has 112 GiB"), "{storage}");
+    assert!(storage.contains("32 GiB of 100 GiB allocated to volumes, 68 GiB free. The disk has 112 GiB"), "{storage}");
     assert!(storage.contains("Orphans of kind volume: 2."), "{storage}");
     let meter = document.by_id("storage").named("meter")[0];
     assert_eq!(meter.attribute("value"), Some("32"));
@@ -45,25 +49,29 @@ fn every_fact_is_on_the_page() {
     assert_eq!(certificates[0], ["apiserver", "2026-12-26 12:00:05 UTC", "300 d"]);
     assert_eq!(certificates[2][2], "expired");
     let node = &document.by_id("node").text;
-    for fact in
-        ["1 ms ahead of 10.0.2.2, asked 1 min 5 s ago", "28 d 0 h old", "v1.36.3", "containerd://2.2.1", "0.1.0"]
-    {
+    for fact in [
+        "1 ms ahead of 10.0.2.2 in the answer of 1 min 5 s ago",
+        "28 d 0 h old",
+        "v1.36.3",
+        "containerd://2.2.1",
+        "0.1.0",
+    ] {
         assert!(node.contains(fact), "{fact}: {node}");
     }
 }
 
 #[test]
 fn an_unreachable_time_server_is_named() {
-    let told = |ago| {
+    let rendered = |ago| {
         let (server, reason) = ("10.0.2.2".to_owned(), "silence".to_owned());
         let page = Page { clock: Clock::Unsynchronized { server, reason, ago }, ..example() };
         (Element::read(&page.html()).by_id("node").text.clone(), page.json().unwrap())
     };
-    let (text, json) = told(Some(Duration::from_secs(65)));
+    let (text, json) = rendered(Some(Duration::from_secs(65)));
     assert!(text.contains("not compared with 10.0.2.2 for 1 min 5 s: silence"), "{text}");
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["clock"]["state"], &json["clock"]["seconds_ago"]), (&"unsynchronized".into(), &65.into()));
-    let (text, _) = told(None);
+    let (text, _) = rendered(None);
     assert!(text.contains("not compared with 10.0.2.2 yet: silence"), "{text}");
 }
 
@@ -134,12 +142,12 @@ fn unreachable_peers_come_first_with_the_reason() {
         let key = format!("{number:03}hi1TY…");
         vec![format!("granary-{number}"), endpoint, pods, key, handshake.to_owned(), received, sent]
     };
-    let old = "1 h 6 min ago: nothing was sent since, or nothing came back";
+    let old = "1 h 6 min ago: nothing was sent since, or there was no answer";
     assert_eq!(
         peers,
         [
             row(3, old, ["11.7 GiB", "3.9 GiB"]),
-            row(4, "never: nothing was sent yet, or nothing came back", ["0 B", "0 B"]),
+            row(4, "never: nothing was sent yet, or there was no answer", ["0 B", "0 B"]),
             row(2, "1 min 12 s ago", ["144 MiB", "48 MiB"]),
         ]
     );
@@ -182,7 +190,7 @@ fn the_bar_of_an_almost_full_volume_is_highlighted() {
 fn a_ready_node_is_reported_as_ready() {
     let mut page = example();
     page.services.retain(Service::is_ready);
-    assert!(Element::read(&page.html()).named("header")[0].text.contains("Ready: every service does its work"));
+    assert!(Element::read(&page.html()).named("header")[0].text.contains("Ready: all services are up"));
     let json: Value = serde_json::from_str(&page.json().unwrap()).unwrap();
     assert_eq!((&json["ready"], &json["not_ready"]), (&Value::Bool(true), &Value::Array(Vec::new())));
 }
@@ -274,7 +282,6 @@ fn with(texts: &[String; 8]) -> Page {
     page
 }
 
-/// Names and classes of all elements.
 fn structure(document: &Element) -> Vec<(&str, Option<&str>)> {
     document.all().into_iter().map(|element| (&*element.name, element.attribute("class"))).collect()
 }
@@ -292,6 +299,8 @@ proptest! {
         for text in [&texts[2], &texts[7]] {
             prop_assert!(cells.contains(&&*shown(text)), "{text:?}");
         }
+        let titles: Vec<_> = page.all().into_iter().filter_map(|element| element.attribute("title")).collect();
+        prop_assert!(titles.contains(&&*shown(&texts[1])), "{texts:?}");
     }
 
     #[test]
@@ -308,7 +317,7 @@ proptest! {
         page.uptime = page.now;
         page.certificates[0].expires = expires;
         let storage = page.storage.as_mut().expect("a disk");
-        storage.disk = Disk { promised: used, promisable: limit, ..storage.disk };
+        storage.disk = Disk { allocated: used, allocatable: limit, ..storage.disk };
         let condition = Condition::of(Life::Announced, Mode::Filesystem, [used, limit], inodes);
         storage.volumes[0] = Volume { used, limit, inodes, condition, ..storage.volumes[0].clone() };
         Element::read(&page.html());
@@ -327,4 +336,11 @@ fn a_filesystem_volume_is_almost_full_near_either_limit() {
     assert_eq!(condition(Life::Announced, Mode::Block, 100, 0), Condition::Fine);
     assert_eq!(condition(Life::Retired, Mode::Filesystem, 100, 0), Condition::Retired);
     assert_eq!(condition(Life::Staged, Mode::Filesystem, 100, 0), Condition::Staged);
+}
+
+#[test]
+fn only_control_characters_are_replaced() {
+    assert_eq!(shown("a\u{202e}b\u{2066}c\0"), "a\u{fffd}b\u{fffd}c\u{fffd}");
+    let ordinary: String = (' '..='~').chain("äöüß€日本\n\t".chars()).collect();
+    assert_eq!(shown(&ordinary), ordinary);
 }

@@ -9,40 +9,40 @@ use units::Bytes;
 
 /// Boots Granary nodes in QEMU, shows claims in use, and keeps the nodes running until Ctrl-C.
 ///
-/// With one node that is all there is. With more, the others join it as workers with tokens, every node has a claim of each
-/// mode, and their pods reach each other through the mesh.
+/// With several nodes, the others join the first one as workers, each node has a claim of each mode, and pods of different
+/// nodes communicate through the mesh.
 #[derive(Debug, Parser)]
 #[command(name = "launch")]
 pub(crate) struct Arguments {
-    /// How many nodes there are, from 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on).
+    /// Number of nodes, 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on).
     #[arg(long, value_name = "COUNT", default_value_t = Nodes::ONE)]
     nodes: Nodes,
     /// Memory of the control plane.
     #[arg(long, value_name = "SIZE", default_value = "2G")]
     memory: Bytes,
-    /// Memory of each worker, 1 GiB if not given.
+    /// Memory of each worker; 1 GiB by default.
     #[arg(long, value_name = "SIZE")]
     worker_memory: Option<Bytes>,
     /// CPUs of each node.
     #[arg(long, value_name = "COUNT", default_value = "2")]
     cpus: NonZeroU8,
-    /// Port of 127.0.0.1 for the API server; a free one if not given.
+    /// Port of 127.0.0.1 for the API server; a free one by default.
     #[arg(long)]
     port: Option<NonZeroU16>,
-    /// Keeps the data disk in this file, made with 8 GiB (sparse) if it is missing. Those of workers are beside it:
-    /// FILE.1, FILE.2 and so on. A cluster is started again with as many nodes.
+    /// Keeps the data disk in this file, created with 8 GiB (sparse) if it is missing. Workers use FILE.1, FILE.2 and so on.
+    /// Start a cluster again with the same number of nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How many times its data disk a node may promise to volumes, from 1.0.
+    /// Allocatable size of volumes, as a multiple of the data disk; at least 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
-    /// Boots the disk image through UEFI firmware, instead of its kernel directly.
+    /// Boots the disk image through UEFI firmware instead of its kernel.
     #[arg(long)]
     firmware: bool,
-    /// Keeps the consoles' logs in this directory: console.log, and granary-1.console.log and so on of workers.
+    /// Keeps the logs of the consoles in this directory: console.log, granary-1.console.log and so on.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_logs: Option<PathBuf>,
-    /// Ends after the demonstration, with status 0 if it showed what it should.
+    /// Exits after the demonstration, with status 0 if it succeeded.
     #[arg(long)]
     pub(crate) exit_after_demo: bool,
 
@@ -64,14 +64,14 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Paths that a person wrote are relative to `directory`; those of the image are not.
+    /// Resolves paths of the user relative to `directory`; those of the image are unchanged.
     pub(crate) fn relative_to(mut self, directory: &Path) -> Self {
         self.data = self.data.map(|path| directory.join(path));
         self.keep_logs = self.keep_logs.map(|path| directory.join(path));
         self
     }
 
-    /// What to boot, with a temporary directory for what is not to be kept.
+    /// The options, with a directory for temporary files.
     pub(crate) fn options(&self, temporary: &Path) -> ClusterOptions {
         let image = Image {
             kernel: self.kernel.clone(),
@@ -116,17 +116,17 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_person_wrote_is_relative_to_their_directory() {
+    fn only_paths_of_the_user_are_resolved() {
         let arguments = parse(&["--data", "disk.img", "--keep-logs", "/logs"]).unwrap();
-        let options = arguments.relative_to(Path::new("/home/person")).options(Path::new("/temporary")).control_plane;
-        assert_eq!(options.data, Data::File("/home/person/disk.img".into()));
+        let options = arguments.relative_to(Path::new("/home/user")).options(Path::new("/temporary")).control_plane;
+        assert_eq!(options.data, Data::File("/home/user/disk.img".into()));
         assert_eq!(options.logs, Path::new("/logs"));
         assert_eq!(options.state, Path::new("/temporary"));
         assert_eq!(options.image.kernel, Path::new("k"));
     }
 
     #[test]
-    fn the_disk_is_booted_if_firmware_is_asked_for() {
+    fn firmware_boots_the_disk_image() {
         assert_eq!(control_plane(&[]).boot, Boot::Kernel);
         assert_eq!(control_plane(&["--firmware"]).boot, Boot::Firmware("d".into()));
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_alone_unless_a_person_says_so() {
+    fn the_default_is_one_node() {
         let options = |more: &[&str]| parse(more).unwrap().options(Path::new("/"));
         assert_eq!(options(&[]).nodes, Nodes::ONE);
         let three = options(&["--nodes=3", "--worker-memory=768M"]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_nodes_that_cannot_be_is_refused_with_those_that_can() {
+    fn an_invalid_number_of_nodes_is_rejected() {
         for wrong in ["0", "9", "two"] {
             let error = parse(&["--nodes", wrong]).unwrap_err().to_string();
             assert!(error.contains("--nodes <COUNT>") && error.contains("choose one from 1 to 8"), "{error}");
@@ -154,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_promised_twice_unless_a_person_says_so() {
+    fn overcommit_is_off_by_default() {
         assert_eq!(control_plane(&[]).overcommit, Overcommit::NONE);
         assert_eq!(control_plane(&["--overcommit", "2"]).overcommit, "2.0".parse::<Overcommit>().unwrap());
         assert!(parse(&["--overcommit", "0.9"]).is_err());
     }
 
     #[test]
-    fn no_cpu_and_port_zero_are_refused() {
+    fn zero_cpus_and_port_zero_are_rejected() {
         assert!(parse(&["--cpus", "0"]).is_err());
         assert!(parse(&["--port", "0"]).is_err());
     }

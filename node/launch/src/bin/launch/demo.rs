@@ -1,7 +1,7 @@
 //! A claim of each mode on every node, and pods that fill their volumes.
 
-use crate::mesh::{self, Reached};
-use crate::objects::{self, Member, Mode, NAMESPACE};
+use crate::mesh::{self, MeshResult};
+use crate::objects::{self, DemoClaim, Mode, NAMESPACE};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
@@ -16,36 +16,28 @@ use tokio::time::timeout;
 use units::Bytes;
 use workload::Finding;
 
-/// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
+/// Blocks of directories and lists of extents also count to the limit.
 const METADATA: u64 = 1 << 20;
 /// A pod takes seconds in emulation, minutes beside a build.
 const LIMIT: Duration = Duration::from_secs(300);
-/// How long one question may take.
-pub(crate) const QUESTION: Duration = Duration::from_secs(30);
+/// Time limit of a request.
+pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 
-/// What was shown.
 #[derive(Debug)]
-pub(crate) struct Demonstration {
-    pub(crate) claims: Vec<Shown>,
-    /// Nothing, if there is one node only.
-    pub(crate) mesh: Vec<Reached>,
+pub(crate) struct DemoResult {
+    pub(crate) claims: Vec<ClaimResult>,
+    pub(crate) mesh: Vec<MeshResult>,
 }
 
-/// What one claim showed.
 #[derive(Debug)]
-pub(crate) struct Shown {
-    /// The claim, and what it asked for.
-    pub(crate) member: Member,
-    /// The volume's name.
+pub(crate) struct ClaimResult {
+    pub(crate) demo_claim: DemoClaim,
     pub(crate) volume: String,
-    /// What the pod saw.
     pub(crate) finding: workload::Demo,
 }
 
-/// Why the API server did not tell about an object, when it was asked last.
 pub(crate) type Lost = Box<watcher::Error>;
 
-/// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
     #[error("cannot {step} {object}")]
@@ -55,9 +47,9 @@ pub(crate) enum DemoError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("namespace {NAMESPACE} had no service account after {LIMIT:?}: the controller manager makes it")]
+    #[error("namespace {NAMESPACE} had no service account after {LIMIT:?}; see the log of the controller manager")]
     NoAccount(#[source] Option<Lost>),
-    #[error("cannot make the objects of the demonstration")]
+    #[error("cannot create the objects of the demonstration")]
     Object(#[from] serde_json::Error),
     #[error("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}")]
     Late {
@@ -78,33 +70,35 @@ pub(crate) enum DemoError {
     #[error("claim {NAMESPACE}/{claim} is not bound")]
     Unbound { claim: String },
     #[error(
-        "the limit of claim {NAMESPACE}/{claim} does not hold: {capacity} promised, {size} shown, {written} written, \
-         then {errno}"
+        "the limit of claim {NAMESPACE}/{claim} does not hold: {capacity} requested, {size} available, {written} \
+         written, then {errno}"
     )]
     Limit { claim: String, capacity: Bytes, size: Bytes, written: Bytes, errno: String },
-    #[error("no pod of node {from} reaches the pod with the address {address} of node {to}: {last}")]
-    Unreached { from: String, to: String, address: IpAddr, last: String },
+    #[error("the pod of node {from} cannot reach {address} on node {to}: {last}")]
+    Unreachable { from: String, to: String, address: IpAddr, last: String },
 }
 
-/// Makes the claims, or takes those of an earlier run, and lets new pods fill them, side by side. Then lets a pod of each
-/// node ask that of the next.
-pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<Demonstration, DemoError> {
+/// Creates missing claims, and pods that fill their volumes in parallel. Then a pod of each node sends a request to the pod of
+/// the next node.
+pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<DemoResult, DemoError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     ensure(Api::all(client.clone()), &objects::namespace(), NAMESPACE).await?;
-    let members = objects::members(nodes);
-    for member in &members {
-        ensure(claims.clone(), &objects::claim(member)?, &member.claim).await?;
+    let demo_claims = objects::demo_claims(nodes);
+    for demo_claim in &demo_claims {
+        ensure(claims.clone(), &objects::claim(demo_claim)?, &demo_claim.claim).await?;
     }
-    let names: Vec<String> = members.iter().map(|member| format!("{NAMESPACE}/{}", member.claim)).collect();
-    on_step(&format!("claims {} made, or found", listed(&names)));
+    let names: Vec<String> = demo_claims.iter().map(|demo_claim| format!("{NAMESPACE}/{}", demo_claim.claim)).collect();
+    on_step(&format!("claims {} exist", listed(&names)));
 
-    // Pods are refused until the controller manager has made the namespace's account.
+    // The API server rejects pods until the service account of the namespace exists.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    seen(&accounts, "default", conditions::is_created()).await.map_err(DemoError::NoAccount)?;
+    wait_for(&accounts, "default", conditions::is_created()).await.map_err(DemoError::NoAccount)?;
     let text = format!("written at {:.0}", Timestamp::now());
-    let claims = try_join_all(members.into_iter().map(|member| show(client.clone(), member, &text, &on_step))).await?;
+    let claims =
+        try_join_all(demo_claims.into_iter().map(|demo_claim| show(client.clone(), demo_claim, &text, &on_step)))
+            .await?;
     let mesh = if nodes.len() > 1 { mesh::run(client, nodes, on_step).await? } else { Vec::new() };
-    Ok(Demonstration { claims, mesh })
+    Ok(DemoResult { claims, mesh })
 }
 
 fn listed(names: &[String]) -> String {
@@ -115,13 +109,18 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Lets a new pod fill the volume of one claim.
-async fn show(client: Client, member: Member, text: &str, on_step: impl Fn(&str)) -> Result<Shown, DemoError> {
-    let (claim, name) = (member.claim.clone(), member.pod.clone());
+/// Creates a pod that fills the volume of a claim.
+async fn show(
+    client: Client,
+    demo_claim: DemoClaim,
+    text: &str,
+    on_step: impl Fn(&str),
+) -> Result<ClaimResult, DemoError> {
+    let (claim, name) = (demo_claim.claim.clone(), demo_claim.pod.clone());
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     remove(&pods, &name).await?;
-    pods.create(&PostParams::default(), &objects::pod(&member, text)?).await.map_err(api("create", &name))?;
-    let pod = match seen(&pods, &name, has_ended).await {
+    pods.create(&PostParams::default(), &objects::pod(&demo_claim, text)?).await.map_err(api("create", &name))?;
+    let pod = match wait_for(&pods, &name, has_ended).await {
         Ok(pod) => pod,
         Err(source) => return Err(DemoError::Late { pod: name, events: events(client).await, source }),
     };
@@ -135,26 +134,26 @@ async fn show(client: Client, member: Member, text: &str, on_step: impl Fn(&str)
         Ok(_) => return Err(DemoError::Failed { pod: name, message }),
         Err(source) => return Err(DemoError::Report { pod: name, message, source }),
     };
-    judge(&member, &finding)?;
+    judge(&demo_claim, &finding)?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, NAMESPACE);
     let bound = claims.get(&claim).await.map_err(api("read", &claim))?;
     let volume = bound.spec.and_then(|spec| spec.volume_name).ok_or(DemoError::Unbound { claim })?;
-    Ok(Shown { member, volume, finding })
+    Ok(ClaimResult { demo_claim, volume, finding })
 }
 
-/// The limit held: it was shown, what it promises could be written and no more, and the refusal says so.
-fn judge(member: &Member, finding: &workload::Demo) -> Result<(), DemoError> {
-    let capacity = member.capacity.get();
-    let promised = match member.mode {
+/// Checks that the pod could write the size of the volume, and then got ENOSPC.
+fn judge(demo_claim: &DemoClaim, finding: &workload::Demo) -> Result<(), DemoError> {
+    let capacity = demo_claim.capacity.get();
+    let expected = match demo_claim.mode {
         Mode::Filesystem => capacity - METADATA..=capacity,
         Mode::Block => capacity..=capacity,
     };
-    if finding.errno == "ENOSPC" && finding.size == capacity && promised.contains(&finding.written) {
+    if finding.errno == "ENOSPC" && finding.size == capacity && expected.contains(&finding.written) {
         return Ok(());
     }
     Err(DemoError::Limit {
-        claim: member.claim.clone(),
-        capacity: member.capacity,
+        claim: demo_claim.claim.clone(),
+        capacity: demo_claim.capacity,
         size: Bytes::new(finding.size),
         written: Bytes::new(finding.written),
         errno: finding.errno.clone(),
@@ -165,13 +164,17 @@ pub(crate) fn api(step: &'static str, object: &str) -> impl FnOnce(kube::Error) 
     move |error| DemoError::Api { step, object: object.to_owned(), source: Box::new(error) }
 }
 
-/// Waits until an object is what is wanted; returns it as it was then.
-pub(crate) async fn seen<K>(objects: &Api<K>, name: &str, wanted: impl Condition<K>) -> Result<Option<K>, Option<Lost>>
+/// Waits until an object fulfils a condition.
+pub(crate) async fn wait_for<K>(
+    objects: &Api<K>,
+    name: &str,
+    condition: impl Condition<K>,
+) -> Result<Option<K>, Option<Lost>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {
     let mut lost = None;
-    match timeout(LIMIT, launch::seen(objects.clone(), name, wanted, &mut lost)).await {
+    match timeout(LIMIT, launch::wait_for(objects.clone(), name, condition, &mut lost)).await {
         Ok(object) => Ok(object),
         Err(_) => Err(lost.map(Box::new)),
     }
@@ -188,16 +191,16 @@ where
     }
 }
 
-/// Removes the pod of an earlier run, and waits until it is gone.
+/// Deletes the pod of an earlier run, and waits until it is gone.
 pub(crate) async fn remove(pods: &Api<Pod>, name: &str) -> Result<(), DemoError> {
-    let Some(pod) = pods.get_opt(name).await.map_err(api("look for", name))? else { return Ok(()) };
-    pods.delete(name, &DeleteParams::default()).await.map_err(api("remove", name))?;
+    let Some(pod) = pods.get_opt(name).await.map_err(api("read", name))? else { return Ok(()) };
+    pods.delete(name, &DeleteParams::default()).await.map_err(api("delete", name))?;
     let uid = pod.uid().unwrap_or_default();
-    match seen(pods, name, conditions::is_deleted(&uid)).await {
+    match wait_for(pods, name, conditions::is_deleted(&uid)).await {
         Ok(_) => Ok(()),
         Err(source) => Err(DemoError::Late {
             pod: name.to_owned(),
-            events: "that of an earlier run is still being removed".to_owned(),
+            events: "the pod of an earlier run is still being deleted".to_owned(),
             source,
         }),
     }
@@ -211,21 +214,20 @@ pub(crate) fn has_ended(pod: Option<&Pod>) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
-/// What the container reported, or what the kubelet says about the pod.
+/// The report of the container, or the status message of the pod.
 pub(crate) fn message(pod: Option<&Pod>) -> String {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return String::new() };
     let container = status.container_statuses.iter().flatten().next();
     let terminated = container.and_then(|container| container.state.as_ref()?.terminated.as_ref()?.message.clone());
-    terminated.or_else(|| status.message.clone()).unwrap_or_else(|| "it left no message".to_owned())
+    terminated.or_else(|| status.message.clone()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// What the cluster says about the objects of the demonstration, if it answers.
 pub(crate) async fn events(client: Client) -> String {
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
-    let events = match timeout(QUESTION, events.list(&ListParams::default())).await {
+    let events = match timeout(REQUEST, events.list(&ListParams::default())).await {
         Ok(Ok(events)) => events,
-        Ok(Err(error)) => return format!("the events there cannot be read: {error}"),
-        Err(_) => return format!("the events there cannot be read within {QUESTION:?}"),
+        Ok(Err(error)) => return format!("cannot read the events: {error}"),
+        Err(_) => return format!("cannot read the events within {REQUEST:?}"),
     };
     let lines = events.items.iter().map(|event| {
         let object = &event.involved_object;
@@ -237,7 +239,7 @@ pub(crate) async fn events(client: Client) -> String {
             event.message.as_deref().unwrap_or_default(),
         )
     });
-    format!("the events there:{}", lines.collect::<String>())
+    format!("events:{}", lines.collect::<String>())
 }
 
 #[cfg(test)]
@@ -245,22 +247,22 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn notes() -> Member {
-        objects::members(&["granary".to_owned()]).swap_remove(0)
+    fn notes() -> DemoClaim {
+        objects::demo_claims(&["granary".to_owned()]).swap_remove(0)
     }
 
-    fn disk() -> Member {
-        objects::members(&["granary".to_owned()]).swap_remove(1)
+    fn disk() -> DemoClaim {
+        objects::demo_claims(&["granary".to_owned()]).swap_remove(1)
     }
 
-    fn holds(member: Member, size: u64, written: u64, errno: &str) -> bool {
+    fn holds(demo_claim: DemoClaim, size: u64, written: u64, errno: &str) -> bool {
         let finding =
             workload::Demo { found: None, kept: String::new(), size, written, errno: errno.into(), used: written };
-        judge(&member, &finding).is_ok()
+        judge(&demo_claim, &finding).is_ok()
     }
 
     #[test]
-    fn a_directory_that_ends_at_its_limit_holds_it() {
+    fn a_filesystem_volume_may_use_some_space_for_metadata() {
         let capacity = notes().capacity.get();
         assert!(holds(notes(), capacity, capacity - 4096, "ENOSPC"));
         assert!(!holds(notes(), capacity, capacity + 1, "ENOSPC"));
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_holds_its_limit_to_the_byte() {
+    fn a_block_volume_has_exactly_its_size() {
         let capacity = disk().capacity.get();
         assert!(holds(disk(), capacity, capacity, "ENOSPC"));
         assert!(!holds(disk(), capacity, capacity - 4096, "ENOSPC"));
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_does_not_hold_is_told_with_its_figures() {
+    fn the_error_of_a_wrong_limit_has_sizes() {
         let finding = workload::Demo {
             found: None,
             kept: String::new(),
@@ -290,12 +292,12 @@ mod tests {
         };
         assert_eq!(
             judge(&disk(), &finding).unwrap_err().to_string(),
-            "the limit of claim demo/disk does not hold: 32 MiB promised, 32 MiB shown, 48 MiB written, then EFBIG"
+            "the limit of claim demo/disk does not hold: 32 MiB requested, 32 MiB available, 48 MiB written, then EFBIG"
         );
     }
 
     #[test]
-    fn names_are_listed_as_a_person_does() {
+    fn names_are_listed_in_a_sentence() {
         let names = ["a", "b", "c"].map(str::to_owned);
         assert_eq!([listed(&names[..0]), listed(&names[..1]), listed(&names[..2])], ["", "a", "a and b"]);
         assert_eq!(listed(&names), "a, b and c");

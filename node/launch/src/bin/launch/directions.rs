@@ -1,20 +1,17 @@
-//! What a person can do with the node.
+//! Commands and paths for the user of the nodes.
 
 use cluster::STATUS_PORT;
 use std::path::{Path, PathBuf};
 
-/// Nodes that run, as a person reaches them.
 #[derive(Debug)]
 pub(crate) struct Directions<'a> {
-    /// Their names, the control plane's first, each with its console's log.
+    /// Names, the control plane first, with the logs of the consoles.
     pub(crate) nodes: &'a [(String, PathBuf)],
     pub(crate) kubeconfig: &'a Path,
-    /// Port of 127.0.0.1 that leads to the API server.
     pub(crate) api: u16,
     pub(crate) logs: Logs,
 }
 
-/// What becomes of the console's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Logs {
     Kept,
@@ -27,7 +24,7 @@ impl Directions<'_> {
         let kubectl = format!("./bazelw run //:kubectl -- --kubeconfig={}", kubeconfig.display());
         let kept = match logs {
             Logs::Kept => "",
-            Logs::Removed => " (gone afterwards; --keep-logs=DIR keeps it)",
+            Logs::Removed => " (removed afterwards; --keep-logs=DIR keeps it)",
         };
         let mut text = format!("kubeconfig  {}\nkubectl     {kubectl} get pods -A\n", kubeconfig.display());
         for (node, console) in *nodes {
@@ -62,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directions_have_this_shape() {
+    fn the_text_has_this_format() {
         assert_eq!(
             text(&["granary"], Logs::Removed),
             "\
@@ -71,15 +68,15 @@ kubectl     ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig ge
 metrics     https://127.0.0.1:40123/api/v1/nodes/granary:7839/proxy/metrics
             ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig get --raw /api/v1/nodes/granary:7839/proxy/metrics
 status      ./bazelw run //:kubectl -- --kubeconfig=/tmp/granary-a/kubeconfig get --raw '/api/v1/nodes/granary:7839/proxy/statusz?format=json'
-logs        /tmp/granary-a/granary.log (gone afterwards; --keep-logs=DIR keeps it)
+logs        /tmp/granary-a/granary.log (removed afterwards; --keep-logs=DIR keeps it)
 
 The node runs. Ctrl-C shuts it down."
         );
-        assert!(!text(&["granary"], Logs::Kept).contains("gone afterwards"));
+        assert!(!text(&["granary"], Logs::Kept).contains("removed afterwards"));
     }
 
     #[test]
-    fn every_node_of_several_has_its_part() {
+    fn each_node_of_a_cluster_has_its_section() {
         let text = text(&["granary", "granary-1"], Logs::Kept);
         assert!(
             text.contains("\n\ngranary-1\nmetrics     https://127.0.0.1:40123/api/v1/nodes/granary-1:7839/"),

@@ -1,27 +1,26 @@
-//! Why the program ends, and with which status.
+//! Errors and exit status of the program.
 
 use crate::demo::DemoError;
-use crate::interrupts::End;
+use crate::interrupts::Interrupt;
 use launch::{ClusterError, ClusterShutdownError, Ended};
 use std::io;
 use std::path::PathBuf;
 
 const FAILED: u8 = 1;
-/// Interrupted: 128 and the signal's number, as shells have it.
+/// 128 and the number of the signal, like shells.
 const INTERRUPTED: u8 = 130;
 
-/// Why there is nothing to show, or not all of it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
     #[error("cannot start the threads of this program")]
     Runtime(#[source] io::Error),
-    #[error("cannot make a temporary directory in {path}; name another place with TMPDIR")]
+    #[error("cannot create a temporary directory in {path}; name another place with TMPDIR")]
     Temporary {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot make {path} for the logs; name another directory with --keep-logs")]
+    #[error("cannot create {path} for the logs; name another directory with --keep-logs")]
     Logs {
         path: PathBuf,
         #[source]
@@ -39,12 +38,11 @@ pub(crate) enum LaunchError {
     ShutDown(Box<ClusterShutdownError>),
     #[error("interrupted")]
     Interrupted,
-    #[error("the output cannot be written: its reader is gone, or its disk is full")]
-    Unread,
+    #[error("cannot write the output: it was closed, or its disk is full")]
+    OutputClosed,
 }
 
 impl LaunchError {
-    /// The exit status.
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::Interrupted => INTERRUPTED,
@@ -56,30 +54,29 @@ impl LaunchError {
             | Self::Demo(_)
             | Self::Ended(_)
             | Self::ShutDown(_)
-            | Self::Unread => FAILED,
+            | Self::OutputClosed => FAILED,
         }
     }
 
-    /// What the program ends with if the shutdown that this error was the reason for failed, too. The reason is told
-    /// last, unless it is that somebody asked for the end.
-    pub(crate) fn after(self, down: Self, tell: impl FnOnce(&str)) -> Self {
+    /// Combines the reason for a shutdown with its error: prints the error and returns the reason, except for an interrupt.
+    pub(crate) fn after(self, down: Self, print: impl FnOnce(&str)) -> Self {
         match (self, down) {
             (Self::Interrupted, down) => down,
-            // That the power was cut is said by then.
+            // The power cut was printed.
             (reason, Self::Interrupted) => reason,
             (reason, down) => {
-                tell(&format!("{}\n", causes::lines(&down)));
+                print(&format!("{}\n", causes::lines(&down)));
                 reason
             }
         }
     }
 }
 
-impl From<End> for LaunchError {
-    fn from(end: End) -> Self {
-        match end {
-            End::Interrupted => Self::Interrupted,
-            End::Unread => Self::Unread,
+impl From<Interrupt> for LaunchError {
+    fn from(interrupt: Interrupt) -> Self {
+        match interrupt {
+            Interrupt::Interrupted => Self::Interrupted,
+            Interrupt::OutputClosed => Self::OutputClosed,
         }
     }
 }
@@ -87,20 +84,20 @@ impl From<End> for LaunchError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use launch::ShutdownError;
+    use launch::{BootError, ShutdownError};
 
     #[test]
-    fn a_failed_demonstration_has_status_1_and_an_interrupted_one_130() {
+    fn the_status_is_1_or_130_after_an_interrupt() {
         assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount(None))).status(), 1);
-        assert_eq!(LaunchError::from(End::Unread).status(), 1);
-        assert_eq!(LaunchError::from(End::Interrupted).status(), 130);
+        assert_eq!(LaunchError::from(Interrupt::OutputClosed).status(), 1);
+        assert_eq!(LaunchError::from(Interrupt::Interrupted).status(), 130);
     }
 
-    /// What was told, and what the program ends with.
+    /// The printed text and the last error.
     fn ending(reason: LaunchError, down: LaunchError) -> (String, LaunchError) {
-        let mut told = String::new();
-        let last = reason.after(down, |text| told.push_str(text));
-        (told, last)
+        let mut printed = String::new();
+        let last = reason.after(down, |text| printed.push_str(text));
+        (printed, last)
     }
 
     async fn not_shut_down() -> LaunchError {
@@ -111,8 +108,8 @@ mod tests {
     }
 
     fn reasons() -> [LaunchError; 3] {
-        let refused = qemu::FindError::Missing.into();
-        let boot = ClusterError::Boot { node: "granary-1".to_owned(), source: Box::new(refused) };
+        let fatal = BootError::Fatal { message: "no disk".to_owned() };
+        let boot = ClusterError::Boot { node: "granary-1".to_owned(), source: Box::new(fatal) };
         let ended = Ended { what: "node granary".to_owned(), reason: "no etcd".to_owned() };
         [
             LaunchError::Boot(Box::new(boot)),
@@ -122,30 +119,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_reason_for_the_end_outlives_a_shutdown_that_fails() {
+    async fn a_failed_shutdown_does_not_hide_the_reason() {
         for reason in reasons() {
             let text = reason.to_string();
-            let (told, last) = ending(reason, not_shut_down().await);
-            assert!(told.starts_with("node granary did not shut down\ncaused by: "), "{told}");
+            let (printed, last) = ending(reason, not_shut_down().await);
+            assert!(printed.starts_with("node granary did not shut down\ncaused by: "), "{printed}");
             assert_eq!((last.to_string(), last.status()), (text, 1));
         }
     }
 
     #[test]
-    fn the_reason_for_the_end_outlives_a_power_cut() {
+    fn a_power_cut_does_not_hide_the_reason() {
         for reason in reasons() {
             let text = reason.to_string();
-            let (told, last) = ending(reason, LaunchError::Interrupted);
-            assert_eq!((told.as_str(), last.to_string(), last.status()), ("", text, 1));
+            let (printed, last) = ending(reason, LaunchError::Interrupted);
+            assert_eq!((printed.as_str(), last.to_string(), last.status()), ("", text, 1));
         }
     }
 
     #[tokio::test]
-    async fn who_asked_for_the_end_is_told_what_became_of_it() {
-        let (told, last) = ending(LaunchError::Interrupted, not_shut_down().await);
-        assert_eq!((told.as_str(), last.status()), ("", 1));
+    async fn a_failed_shutdown_after_an_interrupt_is_reported() {
+        let (printed, last) = ending(LaunchError::Interrupted, not_shut_down().await);
+        assert_eq!((printed.as_str(), last.status()), ("", 1));
         assert!(matches!(last, LaunchError::ShutDown(_)), "{last}");
-        let (told, last) = ending(LaunchError::Interrupted, LaunchError::Interrupted);
-        assert_eq!((told.as_str(), last.status()), ("", 130));
+        let (printed, last) = ending(LaunchError::Interrupted, LaunchError::Interrupted);
+        assert_eq!((printed.as_str(), last.status()), ("", 130));
     }
 }

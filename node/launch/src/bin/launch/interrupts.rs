@@ -1,19 +1,16 @@
-//! What ends the program before its time.
+//! Signals and closed output.
 
 use crate::output::Output;
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Why the program is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum Interrupt {
     /// Ctrl-C, SIGTERM, or a terminal that hangs up.
     Interrupted,
-    /// Nobody reads what is written.
-    Unread,
+    OutputClosed,
 }
 
-/// Everything that ends the program, watched from the moment it is made.
 pub(crate) struct Interrupts<'a> {
     interrupt: Signal,
     terminate: Signal,
@@ -31,18 +28,18 @@ impl<'a> Interrupts<'a> {
         })
     }
 
-    /// Returns at the first. Cancel-safe.
-    pub(crate) async fn first(&mut self) -> End {
+    /// Waits for the first one. Cancel-safe.
+    pub(crate) async fn first(&mut self) -> Interrupt {
         tokio::select! {
-            _ = self.interrupt.recv() => End::Interrupted,
-            _ = self.terminate.recv() => End::Interrupted,
-            _ = self.hang_up.recv() => End::Interrupted,
-            () = self.output.lost() => End::Unread,
+            _ = self.interrupt.recv() => Interrupt::Interrupted,
+            _ = self.terminate.recv() => Interrupt::Interrupted,
+            _ = self.hang_up.recv() => Interrupt::Interrupted,
+            () = self.output.lost() => Interrupt::OutputClosed,
         }
     }
 
-    /// Returns when somebody does not want to wait for the end: Ctrl-C or SIGTERM. A terminal that closes may hang up
-    /// twice, by the kernel and by the shell, and has nobody who is impatient. Cancel-safe.
+    /// Waits for another Ctrl-C or SIGTERM. Ignores SIGHUP, which the kernel and the shell both send when a terminal closes.
+    /// Cancel-safe.
     pub(crate) async fn second(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

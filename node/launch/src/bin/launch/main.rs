@@ -1,9 +1,9 @@
-//! `bazel run //:launch`: boots the node image in QEMU, once or several times, and shows that it works.
+//! `bazel run //:launch`: boots nodes in QEMU and demonstrates volumes.
 //!
-//! Exit status 0: all was shown and the guests powered off in order. 1: it was not, or nobody reads it. 2: wrong usage.
-//! 130: a person ended the boot or the demonstration, or cut the power with a second Ctrl-C, and nothing had failed.
+//! Exit status 0: the demonstration succeeded and the guests powered off in order. 1: an error, or the output was closed.
+//! 2: wrong usage. 130: interrupted during the boot or the demonstration, or power cut by a second Ctrl-C, without an error.
 #![forbid(unsafe_code)]
-// They panic when nobody reads: `Output` is for that.
+// They panic if the output is closed; `Output` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
@@ -21,12 +21,12 @@ mod workspace;
 use crate::arguments::Arguments;
 use crate::directions::{Directions, Logs};
 use crate::error::LaunchError;
-use crate::interrupts::{End, Interrupts};
+use crate::interrupts::{Interrupt, Interrupts};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::workspace::Workspace;
 use clap::Parser;
-use launch::{Booting, Cluster, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT};
+use launch::{Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -39,9 +39,9 @@ fn main() -> ExitCode {
     match start(arguments, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Who interrupted it knows.
+            // The user interrupted it.
             if !matches!(error, LaunchError::Interrupted) {
-                output.tell(&format!("error: {}", causes::lines(&error)));
+                output.print_error(&format!("error: {}", causes::lines(&error)));
             }
             ExitCode::from(error.status())
         }
@@ -49,32 +49,32 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
-    // Bazel starts programs elsewhere than where the person is.
+    // Bazel starts programs in another directory.
     let arguments = match std::env::var_os("BUILD_WORKING_DIRECTORY") {
         Some(directory) => arguments.relative_to(Path::new(&directory)),
         None => arguments,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(LaunchError::Runtime)?;
     let ended = runtime.block_on(run(&arguments, output));
-    // What waits for QEMU, or copies a disk for a boot that nobody wants any more, ends with the process.
+    // Threads that wait for QEMU or copy a disk end with the process.
     runtime.shutdown_background();
     ended
 }
 
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
-    // Before there is anything to leave behind.
+    // Before anything is created.
     let mut interrupts = Interrupts::watch(output).map_err(LaunchError::Signals)?;
     if let Some(path) = &arguments.keep_logs {
         std::fs::create_dir_all(path).map_err(|source| LaunchError::Logs { path: path.clone(), source })?;
     }
     let workspace =
-        Workspace::make().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
+        Workspace::create().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
     let result = show(&arguments.options(workspace.path()), arguments, &mut interrupts, output).await;
     workspace.remove();
     result
 }
 
-/// Boot, demonstration, and the wait for the end.
+/// Boots, runs the demonstration, and waits for the end.
 async fn show(
     options: &ClusterOptions,
     arguments: &Arguments,
@@ -85,23 +85,23 @@ async fn show(
     let mut cluster = boot(options, &progress, interrupts).await?;
     let shown = demonstrate(&mut cluster, progress, interrupts, output).await;
     let result = match shown {
-        // A demonstration that failed is worth a look, too, where a person is there to take it.
+        // The user can inspect the nodes after a failed demonstration, too.
         Ok(()) | Err(LaunchError::Demo(_)) if !arguments.exit_after_demo => {
             if let Err(error) = &shown {
-                output.tell(&format!("{}\n", causes::lines(error)));
+                output.print_error(&format!("{}\n", causes::lines(error)));
             }
-            output.say(&directions(&cluster, options, arguments));
-            stay(&mut cluster, interrupts).await.and(shown)
+            output.print(&directions(&cluster, options, arguments));
+            wait(&mut cluster, interrupts).await.and(shown)
         }
-        Ok(()) if output.is_lost() => Err(LaunchError::Unread),
+        Ok(()) if output.is_lost() => Err(LaunchError::OutputClosed),
         shown => shown,
     };
     if cluster.names().is_empty() {
         return result;
     }
-    let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.say(text)).await;
+    let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.print(text)).await;
     match (down, result) {
-        (Err(down), Err(reason)) => Err(reason.after(down, |text| output.tell(text))),
+        (Err(down), Err(reason)) => Err(reason.after(down, |text| output.print_error(text))),
         (down, result) => down.and(result),
     }
 }
@@ -112,33 +112,33 @@ async fn boot(
     interrupts: &mut Interrupts<'_>,
 ) -> Result<Cluster, LaunchError> {
     let failed = |error| LaunchError::Boot(Box::new(error));
-    let tell = |node: &str, event: &Event| progress.event(node, event);
-    progress.doing("checks, QEMU");
-    let mut booting = tokio::select! {
-        booting = Booting::start(options, tell) => booting.map_err(failed)?,
+    let emit = |node: &str, event: &Event| progress.event(node, event);
+    progress.show("checks, QEMU");
+    let mut boot = tokio::select! {
+        boot = ClusterBoot::start(options, emit) => boot.map_err(failed)?,
         end = interrupts.first() => return Err(end.into()),
         never = progress.follow() => match never {},
     };
     let reason = tokio::select! {
-        ready = booting.until_ready(tell) => match ready {
-            Ok(ready) => return Ok(booting.into_cluster(ready)),
-            // There is nobody else to be shut down.
+        ready = boot.until_ready(emit) => match ready {
+            Ok(ready) => return Ok(boot.into_cluster(ready)),
+            // There are no other nodes to shut down.
             Err(error) if options.nodes == Nodes::ONE => return Err(failed(error)),
             Err(error) => failed(error),
         },
         end = interrupts.first() => end.into(),
         never = progress.follow() => match never {},
     };
-    progress.doing("shutdown");
+    progress.show("shutdown");
     let down = async {
         tokio::select! {
-            down = booting.shut_down(SHUTDOWN_LIMIT) => down,
+            down = boot.shut_down(SHUTDOWN_LIMIT) => down,
             never = progress.follow() => match never {},
         }
     };
-    match shut_down(down, options, interrupts, |text| progress.say(text)).await {
+    match shut_down(down, options, interrupts, |text| progress.print(text)).await {
         Ok(()) => Err(reason),
-        Err(down) => Err(reason.after(down, |text| progress.tell(text))),
+        Err(down) => Err(reason.after(down, |text| progress.print_error(text))),
     }
 }
 
@@ -148,7 +148,7 @@ async fn demonstrate(
     interrupts: &mut Interrupts<'_>,
     output: &Output,
 ) -> Result<(), LaunchError> {
-    progress.doing("demonstration");
+    progress.show("demonstration");
     let (client, names) = (cluster.client(), cluster.names());
     let shown = tokio::select! {
         shown = demo::run(client, &names, |step| progress.step(step)) => shown.map_err(|error| LaunchError::Demo(Box::new(error))),
@@ -156,44 +156,44 @@ async fn demonstrate(
         end = interrupts.first() => Err(end.into()),
         never = progress.follow() => match never {},
     };
-    // Its living lines are gone before the table comes.
+    // Clears the live lines before the table.
     drop(progress);
-    output.say(&format!("\n{}", table::of(&shown?)));
+    output.print(&format!("\n{}", table::of(&shown?)));
     Ok(())
 }
 
-/// Waits for an end. That somebody asks for it is no error.
-async fn stay(cluster: &mut Cluster, interrupts: &mut Interrupts<'_>) -> Result<(), LaunchError> {
+/// Waits until the cluster ends or is interrupted. An interrupt is not an error.
+async fn wait(cluster: &mut Cluster, interrupts: &mut Interrupts<'_>) -> Result<(), LaunchError> {
     tokio::select! {
         ended = cluster.ended() => Err(LaunchError::Ended(ended)),
-        // Ctrl-C may end the reader, too: what follows is of no importance.
+        // Ctrl-C may also end the reader of the output, so later write errors are ignored.
         end = interrupts.first() => match end {
-            End::Interrupted => Ok(()),
-            End::Unread => Err(LaunchError::Unread),
+            Interrupt::Interrupted => Ok(()),
+            Interrupt::OutputClosed => Err(LaunchError::OutputClosed),
         },
     }
 }
 
-/// In order, or at once if somebody cannot wait.
+/// Shuts down in order, or returns at a second interrupt.
 async fn shut_down(
     down: impl Future<Output = Result<(), ClusterShutdownError>>,
     options: &ClusterOptions,
     interrupts: &mut Interrupts<'_>,
-    say: impl Fn(&str),
+    print: impl Fn(&str),
 ) -> Result<(), LaunchError> {
     let alone = options.nodes == Nodes::ONE;
-    say(match alone {
+    print(match alone {
         true => "Shutting the node down. Ctrl-C cuts its power.",
         false => "Shutting the nodes down, the workers first. Ctrl-C cuts their power.",
     });
     tokio::select! {
         ended = down => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
         () = interrupts.second() => {
-            say("The power is cut.");
+            print("The power is cut.");
             return Err(LaunchError::Interrupted);
         }
     }
-    say(if alone { "The node is down." } else { "The nodes are down." });
+    print(if alone { "The node is down." } else { "The nodes are down." });
     Ok(())
 }
 

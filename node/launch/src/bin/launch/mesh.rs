@@ -1,6 +1,6 @@
-//! Pods of different nodes that reach each other.
+//! Requests between pods of different nodes.
 
-use crate::demo::{self, DemoError, QUESTION};
+use crate::demo::{self, DemoError, REQUEST};
 use crate::objects::{self, NAMESPACE, PORT};
 use futures::future::try_join_all;
 use http::Request;
@@ -13,111 +13,112 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 use workload::{Check, Text, serve};
 
-/// How long nodes may take to hear of each other.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Between questions.
+/// Time limit until the mesh connects the nodes.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Interval of requests.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A pod that was reached by one of another node.
 #[derive(Debug)]
-pub(crate) struct Reached {
-    from: Neighbour,
-    to: Neighbour,
-    /// From the question to its answer, as the launcher sees it: it asks a pod through the API server to ask the other.
-    after: Duration,
+pub(crate) struct MeshResult {
+    from: MeshPod,
+    to: MeshPod,
+    /// Time of the request, which includes the path through the API server.
+    duration: Duration,
 }
 
-/// A pod that answers.
 #[derive(Clone, Debug)]
-struct Neighbour {
+struct MeshPod {
     node: String,
     pod: String,
     address: IpAddr,
 }
 
-impl fmt::Display for Reached {
+impl fmt::Display for MeshResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, after } = self;
+        let Self { from, to, duration } = self;
         write!(f, "{} → {}: ", from.node, to.node)?;
-        write!(f, "{} reached {} in {} ms", from.address, to.address, after.as_millis())
+        write!(f, "{} reached {} in {} ms", from.address, to.address, duration.as_millis())
     }
 }
 
-/// Lets a pod of each node ask that of the next one, and that of the last node ask that of the first.
-pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<Vec<Reached>, DemoError> {
+/// A pod of each node sends a request to the pod of the next node, and the last one to the first.
+pub(crate) async fn run(
+    client: Client,
+    nodes: &[String],
+    on_step: impl Fn(&str),
+) -> Result<Vec<MeshResult>, DemoError> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    let opened = nodes.iter().enumerate().map(|(index, node)| open(&client, &pods, node, format!("mesh-{index}")));
-    let neighbours = try_join_all(opened).await?;
+    let started = nodes.iter().enumerate().map(|(index, node)| start(&client, &pods, node, format!("mesh-{index}")));
+    let mesh_pods = try_join_all(started).await?;
     on_step("a pod on each node answers");
     let mut reached = Vec::new();
-    for (from, to) in neighbours.iter().zip(neighbours.iter().cycle().skip(1)) {
+    for (from, to) in mesh_pods.iter().zip(mesh_pods.iter().cycle().skip(1)) {
         reached.push(reach(&client, from, to).await?);
     }
-    for neighbour in &neighbours {
-        let name = &neighbour.pod;
-        pods.delete(name, &DeleteParams::default()).await.map_err(demo::api("remove", name))?;
+    for mesh_pod in &mesh_pods {
+        let name = &mesh_pod.pod;
+        pods.delete(name, &DeleteParams::default()).await.map_err(demo::api("delete", name))?;
     }
     Ok(reached)
 }
 
 /// Starts a pod, and waits until it has an address.
-async fn open(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<Neighbour, DemoError> {
+async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<MeshPod, DemoError> {
     demo::remove(pods, &pod).await?;
-    let object = objects::neighbour(node, &pod)?;
+    let object = objects::mesh_pod(node, &pod)?;
     pods.create(&PostParams::default(), &object).await.map_err(demo::api("create", &pod))?;
-    let runs = |pod: Option<&Pod>| address(pod).is_some() || demo::has_ended(pod);
-    let found = match demo::seen(pods, &pod, runs).await {
+    let is_running = |pod: Option<&Pod>| address(pod).is_some() || demo::has_ended(pod);
+    let found = match demo::wait_for(pods, &pod, is_running).await {
         Ok(found) => found,
         Err(source) => return Err(DemoError::Late { pod, events: demo::events(client.clone()).await, source }),
     };
     match address(found.as_ref()) {
-        Some(address) => Ok(Neighbour { node: node.to_owned(), pod, address }),
+        Some(address) => Ok(MeshPod { node: node.to_owned(), pod, address }),
         None => Err(DemoError::Failed { pod, message: demo::message(found.as_ref()) }),
     }
 }
 
-/// That of a pod that runs.
 fn address(pod: Option<&Pod>) -> Option<IpAddr> {
     let running = demo::phase(pod) == "Running";
     pod.filter(|_| running)?.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
 }
 
-/// Asks until there is an answer: nodes hear of each other a moment after they are ready.
-async fn reach(client: &Client, from: &Neighbour, to: &Neighbour) -> Result<Reached, DemoError> {
-    let start = Instant::now();
+/// Repeats the request: the mesh connects nodes some time after they are Ready.
+async fn reach(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<MeshResult, DemoError> {
+    let begin = Instant::now();
     loop {
-        let asked = Instant::now();
-        let last = match timeout(QUESTION, ask(client, from, to)).await {
-            Ok(Ok(())) => return Ok(Reached { from: from.clone(), to: to.clone(), after: asked.elapsed() }),
+        let sent = Instant::now();
+        let last = match timeout(REQUEST, request(client, from, to)).await {
+            Ok(Ok(())) => return Ok(MeshResult { from: from.clone(), to: to.clone(), duration: sent.elapsed() }),
             Ok(Err(message)) => message,
-            Err(_) => format!("no answer within {QUESTION:?}"),
+            Err(_) => format!("no answer within {REQUEST:?}"),
         };
-        if start.elapsed() > PATIENCE {
+        if begin.elapsed() > LIMIT {
             let (from, to, address) = (from.node.clone(), to.node.clone(), to.address);
-            return Err(DemoError::Unreached { from, to, address, last });
+            return Err(DemoError::Unreachable { from, to, address, last });
         }
         sleep(PAUSE).await;
     }
 }
 
-/// Lets one pod ask the other for its name. An error is a text for a person.
-async fn ask(client: &Client, from: &Neighbour, to: &Neighbour) -> Result<(), String> {
-    // What a container calls itself is its pod's name.
+/// One pod requests the name of the other.
+async fn request(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<(), String> {
+    // The host name of a container is the name of its pod.
     let target = serve::target(&Check::Read { path: "/etc/hostname".into() });
-    let question = Check::Fetch { address: SocketAddr::new(to.address, PORT), target };
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:{PORT}/proxy{}", from.pod, serve::target(&question));
+    let fetch = Check::Fetch { address: SocketAddr::new(to.address, PORT), target };
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:{PORT}/proxy{}", from.pod, serve::target(&fetch));
     let request = Request::get(path).body(Vec::new()).map_err(|error| causes::lines(&error).to_string())?;
     let text = client.request_text(request).await.map_err(|error| causes::lines(&error).to_string())?;
     let answer: Result<Text, String> = serve::answer(&text).map_err(|error| causes::lines(&error).to_string())?;
     is_of(&answer?.text, &to.pod)
 }
 
-/// Whether this is the answer of that pod.
+/// Checks that this is the answer of the pod.
 fn is_of(answer: &str, pod: &str) -> Result<(), String> {
     let body = answer.split_once("\r\n\r\n").map_or(answer, |(_, body)| body);
     match serve::answer::<Text>(body) {
         Ok(Ok(name)) if answer.starts_with("HTTP/1.1 200 ") && name.text.trim_end() == pod => Ok(()),
-        Ok(_) | Err(_) => Err(format!("an answer that is not pod {pod}'s: {answer:?}")),
+        Ok(_) | Err(_) => Err(format!("the answer is not from pod {pod}: {answer:?}")),
     }
 }
 
@@ -126,21 +127,20 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    /// What two nodes showed.
-    pub(crate) fn reached(first: &str, second: &str) -> Vec<Reached> {
-        let neighbour = |node: &str, address: [u8; 4]| Neighbour {
+    pub(crate) fn reached(first: &str, second: &str) -> Vec<MeshResult> {
+        let mesh_pod = |node: &str, address: [u8; 4]| MeshPod {
             node: node.to_owned(),
             pod: String::new(),
             address: address.into(),
         };
-        let (first, second) = (neighbour(first, [10, 244, 0, 5]), neighbour(second, [10, 244, 1, 3]));
-        let after = Duration::from_micros(12_345);
-        let back = Reached { from: second.clone(), to: first.clone(), after };
-        vec![Reached { from: first, to: second, after }, back]
+        let (first, second) = (mesh_pod(first, [10, 244, 0, 5]), mesh_pod(second, [10, 244, 1, 3]));
+        let duration = Duration::from_micros(12_345);
+        let back = MeshResult { from: second.clone(), to: first.clone(), duration };
+        vec![MeshResult { from: first, to: second, duration }, back]
     }
 
     #[test]
-    fn only_the_pod_that_was_asked_answers() {
+    fn answers_of_other_pods_are_rejected() {
         let answer = |name: &str| {
             let body = json!({"Ok": Text { text: format!("{name}\n") }});
             format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{body}")

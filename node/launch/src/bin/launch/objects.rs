@@ -8,22 +8,21 @@ use units::Bytes;
 use workload::{Check, Request};
 
 pub(crate) const NAMESPACE: &str = "demo";
-/// Where the pods of the mesh answer.
+/// Port of the pods of the mesh.
 pub(crate) const PORT: u16 = 8080;
 
 /// A claim and the pod that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct DemoClaim {
     pub(crate) claim: String,
     pub(crate) pod: String,
-    /// Where the pod runs, and with it the volume is.
     pub(crate) node: String,
     pub(crate) mode: Mode,
-    /// What is asked for; a volume is of exactly this size.
+    /// Size of the request and of the volume.
     pub(crate) capacity: Bytes,
 }
 
-/// A claim's `volumeMode`.
+/// `volumeMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Filesystem,
@@ -39,20 +38,20 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A member of each mode for every node. The names of the first node's have no number.
-pub(crate) fn members(nodes: &[String]) -> Vec<Member> {
-    let members = nodes.iter().enumerate().map(|(index, node)| {
+/// A claim of each mode for each node. Names of the first node have no number.
+pub(crate) fn demo_claims(nodes: &[String]) -> Vec<DemoClaim> {
+    let demo_claims = nodes.iter().enumerate().map(|(index, node)| {
         let number = if index == 0 { String::new() } else { format!("-{index}") };
-        let member = |claim: &str, mode, mebibytes: u64| Member {
+        let demo_claim = |claim: &str, mode, mebibytes: u64| DemoClaim {
             claim: format!("{claim}{number}"),
             pod: format!("{claim}{number}-writer"),
             node: node.clone(),
             mode,
             capacity: Bytes::new(mebibytes << 20),
         };
-        [member("notes", Mode::Filesystem, 64), member("disk", Mode::Block, 32)]
+        [demo_claim("notes", Mode::Filesystem, 64), demo_claim("disk", Mode::Block, 32)]
     });
-    members.flatten().collect()
+    demo_claims.flatten().collect()
 }
 
 pub(crate) fn namespace() -> Namespace {
@@ -62,33 +61,33 @@ pub(crate) fn namespace() -> Namespace {
     }
 }
 
-pub(crate) fn claim(member: &Member) -> Result<PersistentVolumeClaim, serde_json::Error> {
+pub(crate) fn claim(demo_claim: &DemoClaim) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(json!({
-        "metadata": {"name": member.claim},
+        "metadata": {"name": demo_claim.claim},
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": "local",
-            "volumeMode": member.mode.to_string(),
-            "resources": {"requests": {"storage": member.capacity.get().to_string()}},
+            "volumeMode": demo_claim.mode.to_string(),
+            "resources": {"requests": {"storage": demo_claim.capacity.get().to_string()}},
         },
     }))
 }
 
-/// A pod that fills the volume, and leaves a note in it.
-pub(crate) fn pod(member: &Member, text: &str) -> Result<Pod, serde_json::Error> {
-    let (path, field, place) = match member.mode {
+/// A pod that fills the volume and writes a note.
+pub(crate) fn pod(demo_claim: &DemoClaim, text: &str) -> Result<Pod, serde_json::Error> {
+    let (path, field, place) = match demo_claim.mode {
         Mode::Filesystem => ("/data", "volumeMounts", "mountPath"),
         Mode::Block => ("/dev/volume", "volumeDevices", "devicePath"),
     };
     let request = Request { check: Check::Demo { path: path.into(), text: text.to_owned() }, report: true };
-    let mut pod = on(&member.node, &member.pod, &request);
+    let mut pod = on(&demo_claim.node, &demo_claim.pod, &request);
     pod["spec"]["containers"][0][field] = json!([{"name": "volume", place: path}]);
-    pod["spec"]["volumes"] = json!([{"name": "volume", "persistentVolumeClaim": {"claimName": member.claim}}]);
+    pod["spec"]["volumes"] = json!([{"name": "volume", "persistentVolumeClaim": {"claimName": demo_claim.claim}}]);
     serde_json::from_value(pod)
 }
 
-/// A pod that answers, and asks others when it is told to.
-pub(crate) fn neighbour(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
+/// A pod that answers requests and sends requests to others.
+pub(crate) fn mesh_pod(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
     let check = Check::Serve { port: PORT, farewell: None };
     serde_json::from_value(on(node, name, &Request { check, report: false }))
 }
@@ -118,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_a_claim_of_each_mode() {
-        let members = members(&nodes());
-        let rows: Vec<_> = members.iter().map(|it| (it.claim.as_str(), it.node.as_str(), it.mode)).collect();
+    fn each_node_has_a_claim_of_each_mode() {
+        let demo_claims = demo_claims(&nodes());
+        let rows: Vec<_> = demo_claims.iter().map(|it| (it.claim.as_str(), it.node.as_str(), it.mode)).collect();
         assert_eq!(
             rows,
             [
@@ -133,31 +132,31 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_asks_for_its_mode_and_its_size() {
-        let spec = claim(&members(&nodes())[1]).unwrap().spec.unwrap();
+    fn a_claim_has_mode_and_size() {
+        let spec = claim(&demo_claims(&nodes())[1]).unwrap().spec.unwrap();
         assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
         assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "33554432");
     }
 
     #[test]
-    fn the_pod_is_given_the_volume_where_it_looks_for_it() {
-        let members = members(&nodes());
-        let container = |member| pod(member, "a note").unwrap().spec.unwrap().containers.swap_remove(0);
-        let notes = container(&members[0]);
+    fn the_volume_is_at_the_path_of_the_request() {
+        let demo_claims = demo_claims(&nodes());
+        let container = |demo_claim| pod(demo_claim, "a note").unwrap().spec.unwrap().containers.swap_remove(0);
+        let notes = container(&demo_claims[0]);
         assert_eq!(notes.args.unwrap(), ["demo", "/data", "a note", "--report"]);
         assert_eq!(notes.volume_mounts.unwrap()[0].mount_path, "/data");
-        let disk = container(&members[1]);
+        let disk = container(&demo_claims[1]);
         assert_eq!(disk.args.unwrap(), ["demo", "/dev/volume", "a note", "--report"]);
         assert_eq!(disk.volume_devices.unwrap()[0].device_path, "/dev/volume");
         assert_eq!(disk.volume_mounts, None);
     }
 
     #[test]
-    fn a_pod_runs_on_the_node_that_it_is_for() {
+    fn a_pod_runs_on_its_node() {
         let of = |pod: Pod| pod.spec.unwrap().node_selector.unwrap()["kubernetes.io/hostname"].clone();
-        assert_eq!(of(pod(&members(&nodes())[2], "").unwrap()), "granary-1");
-        let neighbour = neighbour("granary-1", "mesh-1").unwrap();
-        assert_eq!(neighbour.spec.as_ref().unwrap().containers[0].args.as_deref().unwrap(), ["serve", "8080"]);
-        assert_eq!(of(neighbour), "granary-1");
+        assert_eq!(of(pod(&demo_claims(&nodes())[2], "").unwrap()), "granary-1");
+        let mesh_pod = mesh_pod("granary-1", "mesh-1").unwrap();
+        assert_eq!(mesh_pod.spec.as_ref().unwrap().containers[0].args.as_deref().unwrap(), ["serve", "8080"]);
+        assert_eq!(of(mesh_pod), "granary-1");
     }
 }

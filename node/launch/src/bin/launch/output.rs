@@ -1,10 +1,9 @@
-//! Lines for a person, who may be gone.
+//! Output that may be closed.
 
 use std::io::{self, Write};
 use tokio::sync::watch;
 
-/// Standard output and standard error, whose readers may go away: a pipe is closed, a terminal hangs up, a disk is
-/// full. `println!` would panic.
+/// Standard output and standard error. `println!` would panic if the pipe is closed, the terminal hangs up or the disk is full.
 #[derive(Debug)]
 pub(crate) struct Output {
     lost: watch::Sender<bool>,
@@ -15,13 +14,11 @@ impl Output {
         Self { lost: watch::Sender::new(false) }
     }
 
-    /// A line of the result.
-    pub(crate) fn say(&self, text: &str) {
+    pub(crate) fn print(&self, text: &str) {
         self.write(&mut io::stdout().lock(), text);
     }
 
-    /// A line about how it goes, or went wrong.
-    pub(crate) fn tell(&self, text: &str) {
+    pub(crate) fn print_error(&self, text: &str) {
         self.write(&mut io::stderr().lock(), text);
     }
 
@@ -36,9 +33,9 @@ impl Output {
         *self.lost.borrow()
     }
 
-    /// Returns as soon as a line could not be written. Cancel-safe.
+    /// Waits until a line cannot be written. Cancel-safe.
     pub(crate) async fn lost(&self) {
-        // The sender is here: it cannot be gone.
+        // Cannot fail, because the sender exists.
         _ = self.lost.subscribe().wait_for(|lost| *lost).await;
     }
 }
@@ -48,7 +45,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_reader_that_is_gone_is_noticed_and_no_panic() {
+    async fn a_closed_output_is_detected() {
         let output = Output::new();
         output.write(&mut Vec::new(), "text");
         assert!(!output.is_lost());

@@ -1,4 +1,4 @@
-//! How far it is: living lines on a terminal, plain ones elsewhere.
+//! Progress: live lines on a terminal, otherwise plain lines.
 
 use crate::output::Output;
 use cluster::announcement::StageState;
@@ -9,34 +9,31 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often the last line of each log is looked at.
-const LOOK: Duration = Duration::from_millis(250);
-/// How often the elapsed time is drawn.
+/// Interval of reading the last lines of logs.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Interval of drawing the elapsed time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A display of all that happens, with one clock.
 pub(crate) struct Progress<'a> {
-    /// Absent where standard error is no terminal, or one without a cursor.
+    /// `None` if standard error is not a terminal with a cursor.
     display: Option<MultiProgress>,
     output: &'a Output,
     start: Instant,
     lanes: Vec<Lane>,
 }
 
-/// What is shown of one node.
 struct Lane {
     node: String,
-    /// Where the guest writes.
     log: PathBuf,
-    /// From its first event on; the first node has it from the beginning.
+    /// Created with the first text.
     bar: OnceCell<ProgressBar>,
     unfinished: RefCell<Unfinished>,
 }
 
 impl<'a> Progress<'a> {
-    /// Begins, with the nodes' names and logs.
+    /// Takes names and logs of the nodes.
     pub(crate) fn new(output: &'a Output, nodes: Vec<(String, PathBuf)>) -> Self {
-        // Where it cannot draw it writes nothing at all: `TERM` may be `dumb`, or unset.
+        // It writes nothing if it cannot draw: `TERM` may be `dumb` or unset.
         let display = Some(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
         let display = display.filter(|display| !display.is_hidden());
         let lane = |(node, log)| Lane { node, log, bar: OnceCell::new(), unfinished: RefCell::default() };
@@ -44,7 +41,7 @@ impl<'a> Progress<'a> {
         Self { display, output, start: Instant::now(), lanes }
     }
 
-    /// A step of a node's boot. What begins is shown as long as it lasts.
+    /// Shows an event of a node; started stages until they end.
     pub(crate) fn event(&self, node: &str, event: &Event) {
         let Some(lane) = self.lanes.iter().find(|lane| lane.node == node) else { return };
         let mut unfinished = lane.unfinished.borrow_mut();
@@ -55,8 +52,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What goes on now, with all nodes.
-    pub(crate) fn doing(&self, text: &str) {
+    /// Shows the current activity of all nodes.
+    pub(crate) fn show(&self, text: &str) {
         for (index, lane) in self.lanes.iter().enumerate() {
             if index == 0 {
                 self.draw(lane, text);
@@ -66,37 +63,36 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Something happened: it stays on the screen.
     pub(crate) fn step(&self, text: &str) {
-        self.tell(&format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text)));
+        self.print_error(&format!("{:>6.1} s  {}", self.start.elapsed().as_secs_f64(), printable(text)));
     }
 
-    /// Lines about how it goes, or went wrong, above the living ones.
-    pub(crate) fn tell(&self, text: &str) {
+    /// Prints lines above the live ones.
+    pub(crate) fn print_error(&self, text: &str) {
         match &self.display {
-            // A terminal that cannot be written to is noticed by the lines of the result.
+            // Errors are detected by the output of the result.
             Some(display) => _ = display.println(text),
-            None => self.output.tell(text),
+            None => self.output.print_error(text),
         }
     }
 
-    /// A line of the result, above the living ones: one written between them is gone when they are drawn again.
-    pub(crate) fn say(&self, text: &str) {
+    /// Prints a line of the result above the live ones, which would overwrite it.
+    pub(crate) fn print(&self, text: &str) {
         match &self.display {
-            // As with a step; `suspend` would panic where the terminal is gone.
+            // `suspend` would panic if the terminal is closed.
             Some(display) => _ = display.println(text),
-            None => self.output.say(text),
+            None => self.output.print(text),
         }
     }
 
-    /// Shows the last line of each log, and never ends.
+    /// Shows the last line of each log. Never returns.
     pub(crate) async fn follow(&self) -> Infallible {
-        let mut looks = tokio::time::interval(LOOK);
+        let mut ticks = tokio::time::interval(INTERVAL);
         loop {
-            looks.tick().await;
+            ticks.tick().await;
             for lane in &self.lanes {
                 if let Some(bar) = lane.bar.get() {
-                    // The log is not there before QEMU is.
+                    // The log does not exist before QEMU starts.
                     let last = qemu::console_tail(&lane.log, 1).unwrap_or_default().pop();
                     bar.set_message(printable(&last.unwrap_or_default()));
                 }
@@ -104,7 +100,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// A text about one node. A node without others needs no name.
+    /// Adds the name of the node if there are several.
     fn of_node(&self, lane: &Lane, text: &str) -> String {
         match self.lanes.iter().map(|lane| lane.node.len()).max() {
             Some(width) if self.lanes.len() > 1 => format!("{:width$}  {text}", lane.node),
@@ -124,7 +120,6 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Takes the living lines away.
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         for bar in self.lanes.iter().filter_map(|lane| lane.bar.get()) {
@@ -141,7 +136,6 @@ fn bar(elapsed: Duration) -> ProgressBar {
     }
 }
 
-/// The guest does not control the terminal.
 fn printable(line: &str) -> String {
     line.chars().filter(|character| !character.is_control()).collect()
 }
@@ -158,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_name_their_node_where_there_are_several() {
+    fn lines_of_clusters_have_names_of_nodes() {
         assert_eq!(lines_of(&["granary"]), ["etcd: ready"]);
         assert_eq!(lines_of(&["granary", "granary-1"]), ["granary    etcd: ready", "granary-1  etcd: ready"]);
     }
 
     proptest! {
         #[test]
-        fn no_line_of_the_guest_moves_the_cursor(line: String) {
+        fn lines_have_no_control_characters(line: String) {
             prop_assert!(!printable(&line).contains(|character: char| character.is_control()));
         }
     }

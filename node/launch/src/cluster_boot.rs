@@ -1,0 +1,237 @@
+//! The boot of a cluster.
+
+use crate::cluster::{self, Cluster};
+use crate::configuration;
+use crate::error::{ClusterError, ClusterShutdownError, StepError};
+use crate::event::Event;
+use crate::guest::{self, GuestNetwork, Host, Machine};
+use crate::join;
+use crate::node_boot::{Access, NodeBoot, Role, Started};
+use crate::options::{ClusterOptions, Nodes};
+use crate::spec::NodeSpec;
+use crate::worker::{Worker, WorkerStart};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::jiff::Timestamp;
+use qemu::Segment;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+
+/// A cluster that boots: first the control plane, then, when that is Ready, the workers. Dropping it kills the guests.
+pub struct ClusterBoot {
+    control_plane: NodeBoot,
+    prepared: Vec<PreparedWorker>,
+    workers: Vec<(Arc<WorkerStart>, NodeBoot)>,
+    segment: Option<Arc<Segment>>,
+    host: Option<Host>,
+}
+
+/// A worker with its disk, before its start.
+struct PreparedWorker {
+    spec: NodeSpec,
+    machine: Machine,
+}
+
+/// Proof of [`ClusterBoot::until_ready`].
+pub struct Ready(Access);
+
+struct Common<'a> {
+    access: &'a Access,
+    segment: &'a Arc<Segment>,
+    host: &'a Host,
+}
+
+/// The start of several nodes, before the workers.
+struct Prepared {
+    started: Started,
+    prepared: Vec<PreparedWorker>,
+    segment: Arc<Segment>,
+}
+
+impl ClusterBoot {
+    /// Checks the machine, creates the disks of all nodes, and starts the control plane. Events have the name of their node.
+    pub async fn start(options: &ClusterOptions, on_event: impl Fn(&str, &Event)) -> Result<Self, ClusterError> {
+        let spec = NodeSpec::control_plane(&options.control_plane);
+        let failed = || ClusterError::of(&spec.name);
+        let emit = |event: &Event| on_event(&spec.name, event);
+        if options.nodes == Nodes::ONE {
+            let control_plane = NodeBoot::alone(&options.control_plane, emit).await.map_err(failed())?;
+            return Ok(Self { control_plane, prepared: Vec::new(), workers: Vec::new(), segment: None, host: None });
+        }
+        let owned = options.clone();
+        let prepared = spawn_blocking(move || prepare(&owned)).await.map_err(StepError::of("start QEMU"))??;
+        let host = Some(prepared.started.host.clone());
+        let control_plane = NodeBoot::of(&spec, prepared.started, emit).map_err(failed())?;
+        let segment = Some(prepared.segment);
+        Ok(Self { control_plane, prepared: prepared.prepared, workers: Vec::new(), segment, host })
+    }
+
+    /// Waits until all Nodes are Ready. Cancel-safe: the guests continue, except one that is being started.
+    pub async fn until_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
+        let segment = self.segment.clone();
+        tokio::select! {
+            ready = self.boot_all(&on_event) => ready,
+            exit = cluster::lost(segment.as_deref()) => Err(ClusterError::SegmentEnded(exit)),
+        }
+    }
+
+    async fn boot_all(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
+        let Self { control_plane, prepared, workers, segment, host } = self;
+        let name = control_plane.name().to_owned();
+        let emit = |event: &Event| on_event(&name, event);
+        let access = control_plane.until_ready(emit).await.map_err(ClusterError::of(&name))?;
+        if let (Some(segment), Some(host)) = (segment, host) {
+            let common = Common { access: &access, segment, host };
+            tokio::select! {
+                ended = stay(control_plane, on_event) => match ended? {},
+                started = start_workers(prepared, workers, common, on_event) => started?,
+            }
+        }
+        let workers = workers.iter_mut().map(|(_, worker)| boot(worker, on_event));
+        tokio::select! {
+            ended = stay(control_plane, on_event) => match ended? {},
+            up = all_up(workers, |worker| stay(worker, on_event)) => up.map(|()| Ready(access)),
+        }
+    }
+
+    pub fn into_cluster(self, Ready(access): Ready) -> Cluster {
+        let workers = self.workers.into_iter().map(|(start, boot)| {
+            let node = boot.into_node(access.clone());
+            Worker { start, access: access.clone(), node: Some(node) }
+        });
+        let workers = workers.collect();
+        Cluster { control_plane: self.control_plane.into_node(access), workers, segment: self.segment }
+    }
+
+    /// Ends all guests during the boot, the workers first. Kills those that do not use their data disks, and shuts the others
+    /// down in order.
+    pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {
+        let off = |boot: NodeBoot| {
+            let name = boot.name().to_owned();
+            async move {
+                let ended = if boot.has_ended() { Ok(()) } else { boot.shut_down(limit).await };
+                (name, ended)
+            }
+        };
+        let (worker_starts, workers): (Vec<_>, Vec<_>) = self.workers.into_iter().unzip();
+        let ended = cluster::off(workers.into_iter().map(off), off(self.control_plane)).await;
+        drop(worker_starts);
+        ended
+    }
+}
+
+/// Creates the tokens of workers and starts them, one after the other.
+async fn start_workers(
+    prepared: &mut Vec<PreparedWorker>,
+    workers: &mut Vec<(Arc<WorkerStart>, NodeBoot)>,
+    Common { access, segment, host }: Common<'_>,
+    on_event: &impl Fn(&str, &Event),
+) -> Result<(), ClusterError> {
+    for PreparedWorker { spec, machine } in prepared.drain(..) {
+        let name = spec.name.clone();
+        let configuration = join::invite(access, &spec).await.map_err(ClusterError::of(&name))?;
+        let (host, segment) = (host.clone(), Arc::clone(segment));
+        let worker_start = Arc::new(WorkerStart { spec, host, machine, segment, configuration });
+        let emit = |event: &Event| on_event(&name, event);
+        let boot = Arc::clone(&worker_start).start(access.clone(), emit).await.map_err(ClusterError::of(&name))?;
+        workers.push((worker_start, boot));
+    }
+    Ok(())
+}
+
+async fn boot<'a>(node: &'a mut NodeBoot, on_event: &impl Fn(&str, &Event)) -> Result<&'a mut NodeBoot, ClusterError> {
+    let name = node.name().to_owned();
+    match node.until_ready(|event| on_event(&name, event)).await {
+        Ok(_) => Ok(node),
+        Err(error) => Err(ClusterError::of(&name)(error)),
+    }
+}
+
+async fn stay(ready: &mut NodeBoot, on_event: &impl Fn(&str, &Event)) -> Result<Infallible, ClusterError> {
+    let name = ready.name().to_owned();
+    ready.stay(|event| on_event(&name, event)).await.map_err(ClusterError::of(&name))
+}
+
+/// Waits until all nodes are up. Returns the first error of one that boots, or of one that is up while others boot.
+async fn all_up<Up, Error, Stay>(
+    booting: impl Iterator<Item: Future<Output = Result<Up, Error>>>,
+    stay: impl Fn(Up) -> Stay,
+) -> Result<(), Error>
+where
+    Stay: Future<Output = Result<Infallible, Error>>,
+{
+    let mut booting: FuturesUnordered<_> = booting.collect();
+    let mut staying = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            Some(ended) = staying.next() => match ended? {},
+            up = booting.next() => match up {
+                Some(up) => staying.push(stay(up?)),
+                None => return Ok(()),
+            },
+        }
+    }
+}
+
+fn prepare(options: &ClusterOptions) -> Result<Prepared, ClusterError> {
+    let since = Timestamp::now();
+    let mut specs = NodeSpec::all(options);
+    let workers = specs.split_off(1);
+    let spec = NodeSpec::control_plane(&options.control_plane);
+    let failed = || ClusterError::of(&spec.name);
+    let all: Vec<NodeSpec> = specs.into_iter().chain(workers.iter().cloned()).collect();
+    let host = Host::find(&all, &spec.options.state).map_err(failed())?;
+    let machine = Machine::prepare(&host, &spec).map_err(failed())?;
+    let prepared = workers.into_iter().map(|spec| {
+        let machine = Machine::prepare(&host, &spec).map_err(ClusterError::of(&spec.name))?;
+        Ok(PreparedWorker { spec, machine })
+    });
+    let prepared = prepared.collect::<Result<Vec<_>, ClusterError>>()?;
+    let api = guest::api_port(&spec).map_err(ClusterError::of(&spec.name))?;
+    let segment = guest::segment(&host, api)?;
+    let configuration = configuration::of_control_plane(&spec);
+    let guest = machine.start(&host, &spec, &configuration, &GuestNetwork::Segment(&segment)).map_err(failed())?;
+    let role = Role::of_control_plane(&spec, api);
+    Ok(Prepared { started: Started { host, guest, since, role }, prepared, segment })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::{Either, pending, ready};
+
+    type Cause = &'static str;
+
+    /// Nodes that are up at once, or never.
+    async fn up<Stay>(are_up: [bool; 2], stay: impl Fn(usize) -> Stay) -> Result<(), Cause>
+    where
+        Stay: Future<Output = Result<Infallible, Cause>>,
+    {
+        let booting = are_up.into_iter().enumerate();
+        let booting =
+            booting.map(|(index, up)| if up { Either::Left(ready(Ok(index))) } else { Either::Right(pending()) });
+        all_up(booting, stay).await
+    }
+
+    #[tokio::test]
+    async fn the_wait_ends_when_all_nodes_are_up() {
+        assert_eq!(up([true, true], |_| pending()).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_node_ends_the_boot_of_others() {
+        let ended = up([true, false], async |index| {
+            tokio::task::yield_now().await;
+            Err(if index == 0 { "the first has ended" } else { "the second has ended" })
+        });
+        assert_eq!(ended.await, Err("the first has ended"));
+    }
+
+    #[tokio::test]
+    async fn a_failed_boot_ends_the_wait() {
+        let booting = [Either::Left(ready(Err("it did not boot"))), Either::Right(pending::<Result<(), Cause>>())];
+        assert_eq!(all_up(booting.into_iter(), |()| pending()).await, Err("it did not boot"));
+    }
+}

@@ -1,0 +1,249 @@
+//! OCI image layout (image specification 1.1) with one layer, configuration, manifest and index.
+
+use crate::archive::Archive;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Description {
+    /// Full name with a tag, like `granary.invalid/pause:1`.
+    reference: String,
+    /// Absolute path of the program in the image.
+    path: String,
+    entrypoint: Vec<String>,
+    /// `UID:GID` in digits, because the image has no user list. `None` for root.
+    user: Option<String>,
+}
+
+/// The description is invalid, or writing failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LayoutError {
+    #[error("reference {0:?} has no tag; use NAME:TAG")]
+    NoTag(String),
+    #[error("program path {0:?} must be absolute and without `.` and `..`, like /usr/bin/program")]
+    Path(String),
+    #[error("cannot write the image layer")]
+    Layer(#[source] io::Error),
+    #[error("cannot serialize the image")]
+    Json(#[from] serde_json::Error),
+}
+
+pub(crate) struct Layout {
+    index: Vec<u8>,
+    /// Blobs by digest, without `sha256:`.
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+#[derive(Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    media_type: &'static str,
+    digest: String,
+    size: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    platform: Option<Platform>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<&'static str, String>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Platform {
+    architecture: &'static str,
+    os: &'static str,
+}
+
+const PLATFORM: Platform = Platform { architecture: "amd64", os: "linux" };
+
+#[derive(Serialize)]
+struct Config<'a> {
+    #[serde(flatten)]
+    platform: Platform,
+    config: Process<'a>,
+    rootfs: RootFs,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Process<'a> {
+    entrypoint: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct RootFs {
+    r#type: &'static str,
+    diff_ids: [String; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    schema_version: u8,
+    media_type: &'static str,
+    config: Descriptor,
+    layers: [Descriptor; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Index {
+    schema_version: u8,
+    media_type: &'static str,
+    manifests: [Descriptor; 1],
+}
+
+pub(crate) fn layout(image: &Description, program: &[u8]) -> Result<Layout, LayoutError> {
+    let tag = match image.reference.rsplit_once(':') {
+        Some((_, tag)) if !tag.contains('/') => tag.to_owned(),
+        _ => return Err(LayoutError::NoTag(image.reference.clone())),
+    };
+    let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
+    let layer = layout.add(LAYER, layer(&image.path, program)?);
+    let config = Config {
+        platform: PLATFORM,
+        config: Process { entrypoint: &image.entrypoint, user: image.user.as_deref() },
+        // The layer is not compressed, so its digest equals that of the content (`diff_id`).
+        rootfs: RootFs { r#type: "layers", diff_ids: [layer.digest.clone()] },
+    };
+    let config = layout.add(CONFIG, serde_json::to_vec(&config)?);
+    let manifest = Manifest { schema_version: 2, media_type: MANIFEST, config, layers: [layer] };
+    let mut manifest = layout.add(MANIFEST, serde_json::to_vec(&manifest)?);
+    manifest.platform = Some(PLATFORM);
+    // containerd reads the full name from the first annotation, other programs read the tag from the second.
+    manifest.annotations = BTreeMap::from([
+        ("io.containerd.image.name", image.reference.clone()),
+        ("org.opencontainers.image.ref.name", tag),
+    ]);
+    layout.index = serde_json::to_vec(&Index { schema_version: 2, media_type: INDEX, manifests: [manifest] })?;
+    Ok(layout)
+}
+
+/// A tar archive of the program and its parent directories.
+fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
+    let plain = path.strip_prefix('/').filter(|rest| rest.split('/').all(|name| !matches!(name, "" | "." | "..")));
+    let path = plain.ok_or_else(|| LayoutError::Path(path.to_owned()))?;
+    let mut archive = Archive::new(Vec::new());
+    let written = path
+        .match_indices('/')
+        .try_for_each(|(end, _)| archive.directory(&path[..=end]))
+        .and_then(|()| archive.file(path, 0o755, program))
+        .and_then(|()| archive.finish());
+    written.map_err(LayoutError::Layer)
+}
+
+impl Layout {
+    fn add(&mut self, media_type: &'static str, content: Vec<u8>) -> Descriptor {
+        let hex = image::sha256(&content);
+        let digest = format!("sha256:{hex}");
+        let size = content.len();
+        self.blobs.insert(hex, content);
+        Descriptor { media_type, digest, size, platform: None, annotations: BTreeMap::new() }
+    }
+
+    /// Writes the layout as a tar archive.
+    pub(crate) fn write(&self, output: impl Write) -> io::Result<()> {
+        let mut archive = Archive::new(output);
+        archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        archive.file("index.json", 0o644, &self.index)?;
+        for (digest, content) in &self.blobs {
+            archive.file(&format!("blobs/sha256/{digest}"), 0o644, content)?;
+        }
+        archive.finish()?.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pause() -> Description {
+        Description {
+            reference: "granary.invalid/pause:1".into(),
+            path: "/usr/bin/pause".into(),
+            entrypoint: vec!["/usr/bin/pause".into()],
+            user: Some("65535:65535".into()),
+        }
+    }
+
+    fn blob<'a>(layout: &'a Layout, descriptor: &Value) -> &'a [u8] {
+        let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+        let content = &layout.blobs[digest];
+        assert_eq!(descriptor["size"], content.len());
+        content
+    }
+
+    #[test]
+    fn the_index_references_the_program() {
+        let layout = layout(&pause(), b"program").unwrap();
+        let index: Value = serde_json::from_slice(&layout.index).unwrap();
+        let manifest: Value = serde_json::from_slice(blob(&layout, &index["manifests"][0])).unwrap();
+        let config: Value = serde_json::from_slice(blob(&layout, &manifest["config"])).unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        assert_eq!(config["config"], json!({"Entrypoint": ["/usr/bin/pause"], "User": "65535:65535"}));
+
+        let mut layer = tar::Archive::new(blob(&layout, &manifest["layers"][0]));
+        let entries: Vec<(String, u32)> = layer
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                let header = entry.header();
+                (entry.path().unwrap().display().to_string(), header.mode().unwrap())
+            })
+            .collect();
+        let expected = [("usr/", 0o755), ("usr/bin/", 0o755), ("usr/bin/pause", 0o755)];
+        assert_eq!(entries, expected.map(|(path, mode)| (path.to_owned(), mode)));
+    }
+
+    #[test]
+    fn the_index_has_the_full_name_for_containerd() {
+        let index: Value = serde_json::from_slice(&layout(&pause(), b"").unwrap().index).unwrap();
+        let annotations = &index["manifests"][0]["annotations"];
+        assert_eq!(annotations["io.containerd.image.name"], "granary.invalid/pause:1");
+        assert_eq!(annotations["org.opencontainers.image.ref.name"], "1");
+    }
+
+    #[test]
+    fn blobs_are_named_by_their_digests() {
+        let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
+        let empty = layout.add(LAYER, Vec::new());
+        assert_eq!(empty.digest, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    #[test]
+    fn archives_are_reproducible() {
+        let archive = || {
+            let mut bytes = Vec::new();
+            layout(&pause(), b"program").unwrap().write(&mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!(archive(), archive());
+        let mut reader = tar::Archive::new(io::Cursor::new(archive()));
+        for entry in reader.entries().unwrap() {
+            let entry = entry.unwrap();
+            let header = entry.header();
+            assert_eq!((header.mtime().unwrap(), header.uid().unwrap(), header.gid().unwrap()), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn a_reference_without_a_tag_is_rejected() {
+        let image = Description { reference: "registry.invalid:5000/pause".into(), ..pause() };
+        assert!(matches!(layout(&image, b""), Err(LayoutError::NoTag(_))));
+    }
+
+    #[test]
+    fn a_path_that_leaves_the_image_is_rejected() {
+        let image = Description { path: "/../pause".into(), ..pause() };
+        assert!(matches!(layout(&image, b""), Err(LayoutError::Path(_))));
+    }
+}
