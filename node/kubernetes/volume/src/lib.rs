@@ -18,9 +18,9 @@
 //!
 //! Linux 5.14 (`quotactl_fd`). README.md tells what outlives a power cut, and why.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod acting;
+mod calls;
 mod drift;
 mod error;
 mod files;
@@ -29,6 +29,8 @@ mod id;
 mod image;
 mod index;
 mod ledger;
+mod live;
+mod locks;
 mod opened;
 mod overcommit;
 mod plan;
@@ -39,12 +41,15 @@ mod seen;
 mod settings;
 mod store;
 mod survey;
-mod turns;
+mod volumes;
 
+pub use calls::{Operation, VolumeCalls};
 pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
+pub use live::{LiveVolume, LiveVolumeError};
+pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
 pub use overcommit::{Overcommit, OvercommitError};
 pub use plan::{Refusal, Step};
@@ -54,6 +59,7 @@ pub use seen::Where;
 pub use settings::{Neighbours, Settings};
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
+pub use volumes::Volumes;
 
 /// The name of the CSI driver and provisioner, everywhere.
 pub const DRIVER_NAME: &str = "local.granary.dev";
