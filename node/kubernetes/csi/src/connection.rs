@@ -44,10 +44,10 @@ struct Silent {
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(stream: S, ends: &Shutdown, place: OwnedSemaphorePermit) -> Self {
-        let stopping = Box::pin(ends.stopping.clone().cancelled_owned());
+    pub(crate) fn new(stream: S, shutdown: &Shutdown, place: OwnedSemaphorePermit) -> Self {
+        let stopping = Box::pin(shutdown.stopping.clone().cancelled_owned());
         let silent = Some(Silent { deadline: Box::pin(sleep(SILENCE)), stopping });
-        Self { stream, silent, cut: Box::pin(ends.cut.clone().cancelled_owned()), _place: place }
+        Self { stream, silent, cut: Box::pin(shutdown.cut.clone().cancelled_owned()), _place: place }
     }
 
     fn check(&mut self, cx: &mut Context<'_>) -> Result<(), io::Error> {
@@ -142,10 +142,10 @@ mod tests {
 
     use super::*;
 
-    async fn connection(ends: &Shutdown) -> (Connection<DuplexStream>, DuplexStream) {
+    async fn connection(shutdown: &Shutdown) -> (Connection<DuplexStream>, DuplexStream) {
         let (server, client) = duplex(16);
         let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("a place");
-        (Connection::new(server, ends, place), client)
+        (Connection::new(server, shutdown, place), client)
     }
 
     #[tokio::test(start_paused = true)]
@@ -158,18 +158,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stop_ends_silent_connections_first() {
-        let ends = Shutdown::default();
-        let (mut silent, _silent) = connection(&ends).await;
-        let (mut server, mut client) = connection(&ends).await;
+        let shutdown = Shutdown::default();
+        let (mut silent, _silent) = connection(&shutdown).await;
+        let (mut server, mut client) = connection(&shutdown).await;
         client.write_u8(7).await.expect("write");
         assert_eq!(server.read_u8().await.expect("read"), 7);
 
-        ends.stopping.cancel();
+        shutdown.stopping.cancel();
         silent.read_u8().await.expect_err("it ends");
         client.write_u8(8).await.expect("write");
         assert_eq!(server.read_u8().await.expect("it goes on"), 8);
 
-        ends.cut.cancel();
+        shutdown.cut.cancel();
         server.read_u8().await.expect_err("it ends");
         server.write_all(&[0; 17]).await.expect_err("the connection has ended");
     }

@@ -247,7 +247,7 @@ impl<H: Host> Plugin<H> {
         });
     }
 
-    /// RevokedDetach detaches by volume, of volumes that have a device now.
+    /// Revoked detaches by volume, of volumes that have a device now.
     pub fn revoked(&self) -> watch::Receiver<BTreeMap<VolumeId, u64>> {
         self.revoked.subscribe()
     }

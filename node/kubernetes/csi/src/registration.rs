@@ -23,7 +23,7 @@ pub(crate) struct RegistrationService {
     pub(crate) state: Arc<watch::Sender<RegistrationState>>,
 }
 
-/// Shutdown when the plugin has not been registered for `patience`: some kubelets try only once per socket.
+/// Ends when the plugin has not been registered for `patience`: some kubelets try only once per socket.
 pub(crate) async fn unregistered_for(mut state: watch::Receiver<RegistrationState>, patience: Duration) {
     loop {
         let registered = state.wait_for(|state| *state == RegistrationState::Registered);

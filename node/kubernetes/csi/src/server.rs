@@ -144,7 +144,7 @@ impl Socket {
         created: impl Fn() + Send,
         end: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
-        let (path, grace, ends) = (self.file.path.clone(), self.address.grace, Shutdown::default());
+        let (path, grace, shutdown) = (self.file.path.clone(), self.address.grace, Shutdown::default());
         let server = Server::builder()
             .max_concurrent_streams(CALLS)
             .http2_keepalive_interval(Some(KEEPALIVE))
@@ -152,14 +152,14 @@ impl Socket {
             .add_routes(routes);
         let stop = async {
             end.await;
-            ends.stopping.cancel();
+            shutdown.stopping.cancel();
         };
-        let incoming = incoming(Incoming { socket: self, again, ends: ends.clone() }, created);
+        let incoming = incoming(Incoming { socket: self, again, shutdown: shutdown.clone() }, created);
         let served = server.serve_with_incoming_shutdown(incoming, stop);
         let cut = async {
-            ends.stopping.cancelled().await;
+            shutdown.stopping.cancelled().await;
             sleep(grace).await;
-            ends.cut.cancel();
+            shutdown.cut.cancel();
             pending::<()>().await;
         };
         tokio::select! {
@@ -178,22 +178,22 @@ impl Address {
 struct Incoming {
     socket: Socket,
     again: Arc<Notify>,
-    ends: Shutdown,
+    shutdown: Shutdown,
 }
 
 /// Connections of the allowed user. Never ends and never fails: the server would end with it.
 fn incoming(
-    arrivals: Incoming,
+    incoming: Incoming,
     created: impl Fn(),
 ) -> impl Stream<Item = Result<Connection<LocalhostStream<UnixStream>>, Infallible>> {
-    let mut looks = interval(arrivals.socket.address.look);
+    let mut looks = interval(incoming.socket.address.look);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     futures::stream::unfold(
-        (arrivals, looks, places, created),
-        move |(mut arrivals, mut looks, places, created)| async move {
+        (incoming, looks, places, created),
+        move |(mut incoming, mut looks, places, created)| async move {
             loop {
-                let Incoming { socket, again, ends } = &mut arrivals;
+                let Incoming { socket, again, shutdown } = &mut incoming;
                 let accept = async {
                     let place = Arc::clone(&places).acquire_owned().await;
                     (socket.listener.accept().await, place)
@@ -203,8 +203,8 @@ fn incoming(
                         if let Some(stream) = admit(accepted, socket.address.peer).await
                             && let Ok::<_, AcquireError>(place) = place
                         {
-                            let connection = Connection::new(LocalhostStream::new(stream), ends, place);
-                            return Some((Ok(connection), (arrivals, looks, places, created)));
+                            let connection = Connection::new(LocalhostStream::new(stream), shutdown, place);
+                            return Some((Ok(connection), (incoming, looks, places, created)));
                         }
                         continue;
                     }

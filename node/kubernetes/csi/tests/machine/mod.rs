@@ -110,7 +110,7 @@ impl Node {
         Self { supervisor, plugin, store, kubelet, client, disk }
     }
 
-    /// Shutdown the plugin, and leaves what is mounted and attached as it is.
+    /// Ends the plugin. Mounts and devices stay.
     pub async fn end(self) -> TestDisk {
         let Self { supervisor, plugin, client, disk, .. } = self;
         drop(client);
