@@ -7,6 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use prost::Message;
+use tonic_prost_build::FileDescriptorSet;
 
 /// A protocol file: the variable that names it, else where it is.
 struct Protocol {
@@ -66,9 +67,23 @@ fn main() -> Result<(), Box<dyn Error>> {
             bare.file.iter_mut().for_each(|file| file.source_code_info = None);
             fs::write(out.join(without), bare.encode_to_vec())?;
         }
+        let methods = out.join(name).with_extension("methods.rs");
+        fs::write(methods, format!("&{:?}", methods_of(&files)))?;
         tonic_prost_build::configure().compile_fds(files)?;
     }
     Ok(())
+}
+
+/// The paths of all calls, such as `/csi.v1.Identity/Probe`.
+fn methods_of(files: &FileDescriptorSet) -> Vec<String> {
+    let mut paths = Vec::new();
+    for file in &files.file {
+        for service in &file.service {
+            let path = |method: &str| format!("/{}.{}/{method}", file.package(), service.name());
+            paths.extend(service.method.iter().map(|method| path(method.name())));
+        }
+    }
+    paths
 }
 
 /// Where the `go` client keeps a module of third_party/kubernetes/go.mod; it fetches and verifies it.

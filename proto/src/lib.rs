@@ -1,8 +1,8 @@
 //! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in `third_party/kubernetes/go.mod`), and the message that configures a node, from
+//! their official files (pinned in `third_party/kubernetes/go.mod`), and the configuration of a node, from
 //! `node/v1/config.proto`.
 //!
-//! That file is the one source of what a node can be told: crate `config` reads JSON by its descriptors, and
+//! That file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
 //! `bazel run //proto:reference` writes docs/configuration.md from its comments.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,9 @@
 pub mod csi {
     #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
     tonic::include_proto!("csi.v1");
+
+    /// The paths of all calls, such as `/csi.v1.Identity/Probe`.
+    pub const METHODS: &[&str] = include!(concat!(env!("OUT_DIR"), "/csi.methods.rs"));
 }
 
 /// kubelet's plugin registration, `pluginregistration/v1/api.proto`.
@@ -18,7 +21,7 @@ pub mod registration {
     tonic::include_proto!("pluginregistration");
 }
 
-/// What a node is told at its boot, `node/v1/config.proto`.
+/// The configuration of a node, `node/v1/config.proto`.
 pub mod node {
     #![allow(clippy::doc_markdown, reason = "generated")]
     tonic::include_proto!("granary.node.v1");

@@ -1,5 +1,5 @@
 //! Writes docs/configuration.md from the comments of `node/v1/config.proto`: `bazel run //proto:reference`. A test of
-//! this program tells when the file is not what it would write.
+//! this program compares the file.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ const HEAD: &str = "\
 A node reads its configuration once, at its boot, as JSON: from QEMU's fw_cfg under the name `opt/dev.granary/config`, else
 from the file `granary.json` in the root of its EFI system partition. If there is neither, or if the file is empty, the
 node takes the defaults. It is checked as a whole before anything is done. If there is a problem, all problems are
-told on the console, each with its field and the remedy, and the machine ends as `granary.failure` says.
+printed on the console, each with its field and the remedy, and the machine ends as `granary.failure` says.
 
 ```json
 {
@@ -61,14 +61,14 @@ The kernel's command line has only what is needed before the configuration can b
 | word | meaning |
 |---|---|
 | `granary.failure=poweroff` or `reboot` | What the machine does when it cannot start. Default: `poweroff`. |
-| `granary.log=LEVEL` | From which level on the node's programs are heard on the console: `error`, `warn`, `info`, `debug`, `trace`. Default: `error`. |
+| `granary.log=LEVEL` | Lowest level of the log lines of the node's programs on the console: `error`, `warn`, `info`, `debug`, `trace`. Default: `error`. |
 
 Further words there that begin with `granary.` are the image's own; another one is refused.
 ";
 
 type Comments<'file> = HashMap<&'file [i32], String>;
 
-/// Numbers of fields in `descriptor.proto`, of which the paths of comments are made.
+/// Numbers of fields in `descriptor.proto`, the components of the paths of comments.
 const MESSAGES: i32 = 4;
 const ENUMS: i32 = 5;
 const FIELDS: i32 = 2;
@@ -93,8 +93,9 @@ fn reference(descriptors: &[u8]) -> Result<String, prost::DecodeError> {
 /// Each on one line, as cells of a table want it.
 fn comments(file: &FileDescriptorProto) -> Comments<'_> {
     let locations = file.source_code_info.iter().flat_map(|info| &info.location);
-    let told = locations.filter_map(|location| Some((location.path.as_slice(), location.leading_comments.as_deref()?)));
-    told.map(|(path, text)| (path, text.split_whitespace().collect::<Vec<_>>().join(" "))).collect()
+    let commented =
+        locations.filter_map(|location| Some((location.path.as_slice(), location.leading_comments.as_deref()?)));
+    commented.map(|(path, text)| (path, text.split_whitespace().collect::<Vec<_>>().join(" "))).collect()
 }
 
 fn comment<'a>(comments: &'a Comments<'_>, path: &[i32]) -> &'a str {
@@ -113,7 +114,7 @@ fn write_message(text: &mut String, message: &DescriptorProto, path: &[i32], com
     text.push_str("\n| field | value | meaning |\n|---|---|---|\n");
     let mut chosen = None;
     for (field, at) in message.field.iter().zip(0..) {
-        // `optional` makes a choice of one, which is no choice.
+        // `optional` is a oneof with one member.
         let choice = field.oneof_index.filter(|_| !field.proto3_optional());
         if let Some(choice) = choice.filter(|choice| chosen != Some(*choice)) {
             let which = comment(comments, &below(path, [ONEOFS, choice]));
@@ -177,9 +178,9 @@ mod tests {
             for (message, at) in file.message_type.iter().zip(0..) {
                 assert!(!comment(&comments, &[MESSAGES, at]).is_empty(), "{}", message.name());
                 for (field, number) in message.field.iter().zip(0..) {
-                    let told = comment(&comments, &[MESSAGES, at, FIELDS, number]);
-                    assert!(!told.is_empty(), "{}.{}", message.name(), field.name());
-                    assert!(!told.contains('|'), "a cell of the table ends: {told}");
+                    let text = comment(&comments, &[MESSAGES, at, FIELDS, number]);
+                    assert!(!text.is_empty(), "{}.{}", message.name(), field.name());
+                    assert!(!text.contains('|'), "a cell of the table ends: {text}");
                 }
             }
         }

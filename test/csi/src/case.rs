@@ -1,4 +1,4 @@
-//! What one run of a behaviour has for itself.
+//! One run of a behavior.
 
 use std::cell::RefCell;
 use std::fs;
@@ -15,10 +15,11 @@ use proto::csi::{
 };
 use tonic::Code;
 use units::Bytes;
+use volume::Volumes as _;
 
 use crate::{Kind, Node, Volume, answer};
 
-/// Volumes and directories that no other run uses meanwhile, and the calls of kubelet.
+/// Volumes and directories of one run, and the calls of the kubelet.
 pub struct Case<'n> {
     node: &'n Node,
     number: usize,
@@ -36,7 +37,7 @@ impl<'n> Case<'n> {
         Self { node, number, kinds, shared, fresh, directories }
     }
 
-    /// Removes what the run had, and nothing else: what the plugin or the behaviour left in it is in the way.
+    /// Removes the directories and volumes of the run. Fails if the plugin or the behavior left something in them.
     pub(crate) fn end(self) {
         for directory in self.directories.borrow().iter() {
             remove_directories(directory)
@@ -47,27 +48,22 @@ impl<'n> Case<'n> {
         }
     }
 
-    /// The node.
     pub fn node(&self) -> &'n Node {
         self.node
     }
 
-    /// The kinds of volumes that this run shows the behaviour for.
     pub fn kinds(&self) -> &'static [Kind] {
         self.kinds
     }
 
-    /// A volume of 16 MiB, to be given back as it was: published nowhere, of that size. Its data may be anything.
+    /// A shared volume of 16 MiB. The behavior unpublishes it and keeps its size; it may change the data.
     pub fn volume(&self, kind: Kind) -> Volume {
         let volume = self.node.volumes().take(kind);
         self.shared.borrow_mut().push(volume.clone());
         volume
     }
 
-    /// A new volume, which is deleted in the end.
-    ///
-    /// # Panics
-    /// If the store refuses.
+    /// A new volume, deleted in the end.
     pub fn fresh_volume(&self, kind: Kind, size: Bytes) -> Volume {
         let volume = self.staged_volume(kind, size);
         self.node.volumes().store().announce(&volume.id).expect("announce");
@@ -75,9 +71,6 @@ impl<'n> Case<'n> {
     }
 
     /// The same, not announced yet.
-    ///
-    /// # Panics
-    /// If the store refuses.
     pub fn staged_volume(&self, kind: Kind, size: Bytes) -> Volume {
         let id = format!("pvc-case-{}-{}", self.number, self.fresh.borrow().len());
         let volume = self.node.volumes().stage(&id, kind, size);
@@ -85,18 +78,11 @@ impl<'n> Case<'n> {
         volume
     }
 
-    /// The directory of a pod.
-    ///
-    /// # Panics
-    /// If it cannot be made.
     pub fn pod(&self, name: &str) -> PathBuf {
         self.directory(self.node.kubelet().join("pods").join(format!("case-{}-{name}", self.number)))
     }
 
-    /// Where kubelet publishes a volume for a pod. The directory that holds it is there.
-    ///
-    /// # Panics
-    /// If that cannot be made.
+    /// The path where the kubelet publishes a volume for a pod. Its parent exists.
     pub fn target(&self, volume: &Volume, pod: &str) -> PathBuf {
         let (parent, name) = match volume.kind {
             Kind::Filesystem => {
@@ -111,42 +97,24 @@ impl<'n> Case<'n> {
         parent.join(name)
     }
 
-    /// `NodePublishVolume`.
-    ///
-    /// # Errors
-    /// The code.
     pub async fn publish(&self, message: NodePublishVolumeRequest) -> Result<(), Code> {
         answer(self.node.client().node_publish_volume(message).await).map(drop)
     }
 
-    /// `NodeUnpublishVolume`.
-    ///
-    /// # Errors
-    /// The code.
     pub async fn unpublish(&self, message: NodeUnpublishVolumeRequest) -> Result<(), Code> {
         answer(self.node.client().node_unpublish_volume(message).await).map(drop)
     }
 
-    /// `NodeGetVolumeStats`.
-    ///
-    /// # Errors
-    /// The code.
     pub async fn stats(&self, message: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Code> {
         answer(self.node.client().node_get_volume_stats(message).await)
     }
 
-    /// `NodeExpandVolume`: the capacity that it returns.
-    ///
-    /// # Errors
-    /// The code.
+    /// Returns the capacity.
     pub async fn expand(&self, message: NodeExpandVolumeRequest) -> Result<i64, Code> {
         answer(self.node.client().node_expand_volume(message).await).map(|response| response.capacity_bytes)
     }
 
-    /// A volume of 16 MiB that is published at the target that is returned with it.
-    ///
-    /// # Panics
-    /// If the plugin refuses.
+    /// A shared volume, published, with its target.
     pub async fn published(&self, kind: Kind) -> (Volume, PathBuf) {
         let volume = self.volume(kind);
         let target = self.target(&volume, "pod");
@@ -154,17 +122,11 @@ impl<'n> Case<'n> {
         (volume, target)
     }
 
-    /// Takes it away again.
-    ///
-    /// # Panics
-    /// If the plugin refuses, or if the target is still there.
     pub async fn withdraw(&self, volume: &Volume, target: &Path) {
         self.unpublish(self.unpublishing(volume, target)).await.expect("unpublish");
         self.assert_absent(target);
     }
 
-    /// # Panics
-    /// If the volume is not published there exactly once, or not with this access.
     pub fn assert_published(&self, volume: &Volume, target: &Path, read_only: bool) {
         assert_eq!(mounts_at(target), 1, "{volume:?} at {}", target.display());
         match volume.kind {
@@ -190,8 +152,6 @@ impl<'n> Case<'n> {
         }
     }
 
-    /// # Panics
-    /// If something is at the target, or mounted there.
     pub fn assert_absent(&self, target: &Path) {
         let found = fs::symlink_metadata(target).map_err(|reason| reason.kind());
         assert!(matches!(found, Err(io::ErrorKind::NotFound)), "{}: {found:?}", target.display());
@@ -209,18 +169,17 @@ impl<'n> Case<'n> {
 }
 
 impl Drop for Case<'_> {
-    /// Also of a run that failed: the next one wants them.
+    /// Also after a failure, for the next run.
     fn drop(&mut self) {
         self.shared.get_mut().drain(..).for_each(|volume| self.node.volumes().give_back(volume));
     }
 }
 
-/// How many mounts there are at a path, one on top of the other.
 fn mounts_at(path: &Path) -> usize {
     mount::table().expect("the table of mounts").iter().filter(|entry| entry.point == path).count()
 }
 
-/// Only directories: a file or a mount is an error.
+/// Fails on files and mounts.
 fn remove_directories(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         remove_directories(&entry?.path())?;

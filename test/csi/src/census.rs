@@ -1,38 +1,33 @@
-//! Counting what could leak.
+//! Counts of resources that could leak.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Node;
 
-/// What there is once and must not be there twice, by kind and name.
+/// Resources by kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census(BTreeMap<(&'static str, String), usize>);
 
 impl Census {
-    /// Counts mounts, attached loop devices, this process' descriptors, files below kubelet's directory, and volumes
-    /// that no behaviour shares.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
+    /// Mounts, attached loop devices, descriptors of this process, files below the kubelet's directory, and volumes that are
+    /// not shared.
     pub fn take(node: &Node) -> Self {
         let mut census = Self::of_kernel();
         for descriptor in descriptors() {
             census.add("descriptor", descriptor);
         }
-        census.walk(node.kubelet());
+        let mounts = mount::table().expect("the mount table").into_iter().map(|entry| entry.point).collect();
+        census.walk(node.kubelet(), &mounts);
         for id in node.volumes().unshared() {
             census.add("volume", id);
         }
         census
     }
 
-    /// Counts mounts and attached loop devices only.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
+    /// Mounts and attached loop devices.
     pub fn of_kernel() -> Self {
         let mut census = Self::default();
         for entry in mount::table().expect("the table of mounts") {
@@ -44,7 +39,6 @@ impl Census {
         census
     }
 
-    /// What is there now and was not, and the other way round; empty if nothing changed.
     pub fn changes(&self, now: &Self) -> Vec<String> {
         let count = |census: &Self, key| census.0.get(key).copied().unwrap_or(0);
         let keys = self.0.keys().chain(now.0.keys().filter(|key| !self.0.contains_key(*key)));
@@ -58,21 +52,20 @@ impl Census {
         *self.0.entry((kind, name.to_string())).or_default() += 1;
     }
 
-    /// Does not leave the file system: what is in a published volume is the pod's.
-    fn walk(&mut self, dir: &Path) {
+    /// Does not enter mounts: they have the files of pods.
+    fn walk(&mut self, dir: &Path, mounts: &BTreeSet<PathBuf>) {
         let Ok(entries) = fs::read_dir(dir) else { return };
         for entry in entries.flatten() {
             let path = entry.path();
             self.add("file", path.display());
-            let is_mounted = || mount::table().is_ok_and(|table| table.iter().any(|found| found.point == path));
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !is_mounted() {
-                self.walk(&path);
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !mounts.contains(&path) {
+                self.walk(&path, mounts);
             }
         }
     }
 }
 
-/// What this process has open. The one that reads the directory is left out: it is closed again.
+/// The open files of this process, without the descriptor that reads the directory.
 fn descriptors() -> Vec<String> {
     let own = PathBuf::from(format!("/proc/{}/fd", std::process::id()));
     let open = |entry: fs::DirEntry| fs::read_link(entry.path()).ok();
@@ -80,7 +73,7 @@ fn descriptors() -> Vec<String> {
     links.filter(|link| *link != own).map(|link| nameless(&link.display().to_string())).collect()
 }
 
-/// `socket:[4711]` is `socket`: the number tells nothing.
+/// `socket:[4711]` becomes `socket`.
 fn nameless(link: &str) -> String {
     link.split_once(":[").map_or(link, |(kind, _)| kind).to_owned()
 }
@@ -90,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_and_what_went_is_named() {
+    fn changes_in_both_directions_are_named() {
         let of = |names: &[&str]| {
             let mut census = Census::default();
             names.iter().for_each(|name| census.add("mount", name));

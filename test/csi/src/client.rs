@@ -1,4 +1,4 @@
-//! How kubelet connects, and what every answer has to be like.
+//! Connections of the kubelet, and checks of every response.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 use tower::service_fn;
 
-/// Connects to a socket, with kubelet's `localhost` as authority. A connection that ends is made again.
-///
-/// # Errors
-/// Nobody serves the socket.
+/// Connects to a socket, with the kubelet's `:authority` `localhost`. Reconnects when the connection ends.
 pub async fn connect(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = service_fn(move |_| {
         let socket = socket.clone();
@@ -20,13 +17,7 @@ pub async fn connect(socket: PathBuf) -> Result<Channel, tonic::transport::Error
     Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }
 
-/// The code of an answer that is not OK.
-///
-/// # Errors
-/// The code.
-///
-/// # Panics
-/// If the status has no message for people, or has details: both are against the specification (Error Scheme).
+/// The code of an error. It must have a message and no details (specification: Error Scheme).
 pub fn answer<T>(answer: Result<Response<T>, Status>) -> Result<T, Code> {
     answer.map(Response::into_inner).map_err(|status| {
         assert!(!status.message().is_empty(), "a status without a message: {status:?}");

@@ -1,9 +1,7 @@
-//! The arrangement of the conformity suite: a node whose CSI plugin is served on its real sockets, and what a
-//! behaviour needs to act as kubelet does.
+//! Fixture of the conformity suite: a node whose CSI plugin is served on its real sockets, and the calls of the kubelet.
 //!
-//! A behaviour is shown by [`hold`]: once, three times in a row and six times at once, each time with volumes and
-//! directories of its own. After them the mounts, the loop devices, the open descriptors, the files below kubelet's directory and
-//! the volumes are those that were there before ([`Census`]).
+//! [`hold`] runs a behavior once and then four times at once, each time with volumes and directories of its own. After that,
+//! mounts, loop devices, open descriptors, files below the kubelet's directory and volumes are those of before ([`Census`]).
 //!
 //! ```no_run
 //! conformity::hold(async |case| {
@@ -14,10 +12,9 @@
 //! });
 //! ```
 //!
-//! One node serves all behaviours of a program, one after the other: a fresh one for each would cost a file system
-//! each. It needs what a `ktest` has: root, a scratch disk, `mkfs.xfs`, the modules `xfs` and `loop`.
+//! One node serves all behaviors of a program: a node for each would need a file system for each. It needs a `ktest`: root, a
+//! scratch disk, `mkfs.xfs`, the modules `xfs` and `loop`.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod case;
 mod census;
@@ -30,7 +27,7 @@ mod volumes;
 pub use case::Case;
 pub use census::Census;
 pub use client::{answer, connect};
-pub use hold::{hold, hold_in_turn, with_case};
+pub use hold::{hold, hold_each, hold_each_in_turn, hold_in_turn, hold_published, with_case};
 pub use messages::{capability, read_only, with_mode};
 pub use node::{NODE_NAME, Node, VERSION};
 pub use volumes::{Kind, SIZE, Volume};

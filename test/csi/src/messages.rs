@@ -1,4 +1,4 @@
-//! What kubelet would send.
+//! The messages of the kubelet.
 
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use proto::csi::{
 
 use crate::{Case, Kind, Volume};
 
-/// A capability as kubelet writes it.
 pub fn capability(kind: Kind, mode: Mode) -> VolumeCapability {
     let access_type = match kind {
         Kind::Filesystem => AccessType::Mount(MountVolume::default()),
@@ -20,7 +19,6 @@ pub fn capability(kind: Kind, mode: Mode) -> VolumeCapability {
     VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access_type) }
 }
 
-/// The same message for another access mode.
 #[must_use]
 pub fn with_mode(mut message: NodePublishVolumeRequest, mode: Mode) -> NodePublishVolumeRequest {
     let access_mode = Some(AccessMode { mode: mode.into() });
@@ -28,14 +26,13 @@ pub fn with_mode(mut message: NodePublishVolumeRequest, mode: Mode) -> NodePubli
     message
 }
 
-/// The same message, read-only.
 #[must_use]
 pub fn read_only(message: NodePublishVolumeRequest) -> NodePublishVolumeRequest {
     NodePublishVolumeRequest { readonly: true, ..message }
 }
 
 impl Case<'_> {
-    /// Publishes for ReadWriteOnce, which is SINGLE_NODE_MULTI_WRITER with our capabilities.
+    /// For ReadWriteOnce, which is SINGLE_NODE_MULTI_WRITER with our capabilities.
     pub fn publishing(&self, volume: &Volume, target: &Path) -> NodePublishVolumeRequest {
         NodePublishVolumeRequest {
             volume_id: volume.id.to_string(),
@@ -45,18 +42,16 @@ impl Case<'_> {
         }
     }
 
-    /// Takes it away.
     pub fn unpublishing(&self, volume: &Volume, target: &Path) -> NodeUnpublishVolumeRequest {
         NodeUnpublishVolumeRequest { volume_id: volume.id.to_string(), target_path: text(target) }
     }
 
-    /// Asks how full it is.
     pub fn asking(&self, volume: &Volume, path: &Path) -> NodeGetVolumeStatsRequest {
         let (volume_id, volume_path) = (volume.id.to_string(), text(path));
         NodeGetVolumeStatsRequest { volume_id, volume_path, ..NodeGetVolumeStatsRequest::default() }
     }
 
-    /// Expands it, to a range of `required_bytes` and `limit_bytes`.
+    /// `range`: `required_bytes` and `limit_bytes`.
     pub fn expanding(&self, volume: &Volume, path: &Path, range: Option<(i64, i64)>) -> NodeExpandVolumeRequest {
         NodeExpandVolumeRequest {
             volume_id: volume.id.to_string(),

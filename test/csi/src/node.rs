@@ -18,13 +18,11 @@ use tonic::transport::Channel;
 use crate::connect;
 use crate::volumes::Volumes;
 
-/// What the plugin is told that the node is called.
 pub const NODE_NAME: &str = "node-1";
-/// What the plugin is told that its build is.
 pub const VERSION: &str = "1.2.3";
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A running node. Only kubelet is missing.
+/// A running node without a kubelet.
 pub struct Node {
     runtime: Runtime,
     running: Mutex<Option<Running>>,
@@ -34,7 +32,6 @@ pub struct Node {
     _disk: XfsDisk,
 }
 
-/// One life of the plugin.
 struct Running {
     supervisor: Supervisor,
     plugin: Arc<Plugin<Linux>>,
@@ -59,69 +56,50 @@ impl Node {
         node
     }
 
-    /// Runs a future, and only that, on this thread.
+    /// Runs only this future on this thread.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
-    /// kubelet's directory.
     pub fn kubelet(&self) -> &Path {
         &self.kubelet
     }
 
-    /// Where CSI is served.
     pub fn socket(&self) -> PathBuf {
         self.kubelet.join(format!("plugins/{}.sock", volume::DRIVER_NAME))
     }
 
-    /// Where kubelet finds the plugin.
     pub fn registration_socket(&self) -> PathBuf {
         self.kubelet.join(format!("plugins_registry/{}-reg.sock", volume::DRIVER_NAME))
     }
 
-    /// The volumes of the data disk.
     pub fn volumes(&self) -> &Volumes {
         &self.volumes
     }
 
-    /// The connection that behaviours share, as kubelet would with its own.
-    ///
-    /// # Panics
-    /// While the plugin is restarted.
+    /// The shared connection.
     pub fn channel(&self) -> Channel {
         self.running().as_ref().expect("the plugin runs").channel.clone()
     }
 
-    /// The Node service.
     pub fn client(&self) -> NodeClient<Channel> {
         NodeClient::new(self.channel())
     }
 
-    /// The Identity service.
     pub fn identity(&self) -> IdentityClient<Channel> {
         IdentityClient::new(self.channel())
     }
 
-    /// The plugin's registration, over a connection of its own.
-    ///
-    /// # Panics
-    /// If nobody serves it.
+    /// Over a new connection.
     pub async fn registration(&self) -> RegistrationClient<Channel> {
         RegistrationClient::new(connect(self.registration_socket()).await.expect("connect"))
     }
 
-    /// The plugin itself.
-    ///
-    /// # Panics
-    /// While it is restarted.
     pub fn plugin(&self) -> Arc<Plugin<Linux>> {
         Arc::clone(&self.running().as_ref().expect("the plugin runs").plugin)
     }
 
-    /// Ends the plugin and starts it anew. It remembers nothing of its life before.
-    ///
-    /// # Panics
-    /// If it does not end, or does not start.
+    /// Ends the plugin and starts a new one.
     pub async fn restart(&self) {
         let ended = self.running().take().expect("the plugin runs");
         let Running { supervisor, plugin, channel } = ended;
@@ -133,7 +111,7 @@ impl Node {
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
         let settings = Settings {
-            // No behaviour waits for it, and a look has descriptors open that a census would count.
+            // Not needed, and its descriptors would be in a census.
             watch: Duration::from_secs(3600),
             ..Settings::new(self.kubelet.clone(), NODE_NAME, VERSION)
         };

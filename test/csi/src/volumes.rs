@@ -1,4 +1,4 @@
-//! The volumes that behaviours publish.
+//! The volumes of behaviors.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,28 +9,23 @@ use dir::{Dir, Mode, Name};
 use loopdev::{Attached, Backing};
 use mount::Identity;
 use units::{Bytes, Inodes};
-use volume::{Claim, Request, Store, VolumeId};
+use volume::{Claim, Request, Store, VolumeId, Volumes as _};
 
-/// Of volumes that behaviours share: enough for an XFS image, little for the disk.
+/// Of shared volumes: enough for an XFS image.
 pub const SIZE: Bytes = Bytes::new(16 << 20);
 const INODES: Inodes = Inodes::new(1000);
-/// Of each kind: ten behaviours at once take two of them each.
-const SHARED: usize = 20;
+/// Volumes of each kind: four behaviors at once take at most two each.
+const SHARED: usize = 10;
 
-/// What a volume looks like to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A directory.
     Filesystem,
-    /// A device.
     Block,
 }
 
 impl Kind {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Filesystem, Self::Block];
 
-    /// The other one.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -40,43 +35,30 @@ impl Kind {
     }
 }
 
-/// A volume that is live.
+/// A live volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
-    /// Its name.
     pub id: VolumeId,
-    /// What it is.
     pub kind: Kind,
-    /// Its directory, where the store has it.
+    /// In the store.
     pub directory: PathBuf,
 }
 
 impl Volume {
-    /// A volume that there is not.
-    ///
-    /// # Panics
-    /// If no volume can have this name.
+    /// A volume that does not exist.
     pub fn unknown(id: &str, kind: Kind) -> Self {
         Self { id: id.parse().expect("an identifier"), kind, directory: PathBuf::from("/absent") }
     }
 
-    /// Where its bytes are, if it is a block volume.
     pub fn image(&self) -> PathBuf {
         self.directory.join("image")
     }
 
-    /// Its directory's identity.
-    ///
-    /// # Panics
-    /// If it has no directory.
     pub fn identity(&self) -> Identity {
         mount::identity(File::open(&self.directory).expect("the volume's directory")).expect("its identity")
     }
 
-    /// The loop devices that stand on its image.
-    ///
-    /// # Panics
-    /// If it has no image.
+    /// The loop devices of its image.
     pub fn devices(&self) -> Vec<Attached> {
         let image = Backing::of(File::open(self.image()).expect("the volume's image")).expect("a file");
         let all = loopdev::list().expect("loop devices");
@@ -84,7 +66,7 @@ impl Volume {
     }
 }
 
-/// The store, and volumes that behaviours take and give back: to make one costs several forces of the log.
+/// The store, and shared volumes: creating one forces XFS's log several times.
 #[derive(Debug)]
 pub struct Volumes {
     store: Arc<Store>,
@@ -115,15 +97,11 @@ impl Volumes {
         volumes
     }
 
-    /// The store itself.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Makes a volume that is not announced yet.
-    ///
-    /// # Panics
-    /// If the store refuses.
+    /// Creates a volume without announcing it.
     pub(crate) fn stage(&self, id: &str, kind: Kind, size: Bytes) -> Volume {
         let id: VolumeId = id.parse().expect("an identifier");
         let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "claim".to_owned() };
@@ -136,13 +114,11 @@ impl Volumes {
         Volume { id, kind, directory }
     }
 
-    /// Removes a volume and all that is known of it.
     pub(crate) fn remove(&self, id: &VolumeId) {
         self.store.retire(id).expect("retire");
         self.store.discard(id).expect("discard");
     }
 
-    /// The volumes that there are beside the shared ones.
     pub(crate) fn unshared(&self) -> Vec<VolumeId> {
         let records = self.store.records().expect("records").readable;
         records.into_keys().filter(|id| !self.shared.contains(id)).collect()
@@ -150,7 +126,7 @@ impl Volumes {
 
     pub(crate) fn take(&self, kind: Kind) -> Volume {
         let mut free = self.free();
-        let found = free.iter().position(|volume| volume.kind == kind).expect("a volume that nobody uses");
+        let found = free.iter().position(|volume| volume.kind == kind).expect("a free volume");
         free.swap_remove(found)
     }
 

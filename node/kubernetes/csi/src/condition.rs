@@ -1,16 +1,15 @@
-//! What the statistics say of a volume, from what was found.
+//! Usage and condition of a volume.
 
 use fsquota::Quota;
 use proto::csi::volume_usage::Unit;
 use proto::csi::{VolumeCondition, VolumeUsage};
 use units::Bytes;
 
-use crate::host::{Found, LoopDevice};
+use crate::host::{LoopDevice, PathContents};
 use crate::node::signed;
 
-/// What has no limit has no total, and CSI has no other way to say so than to leave it out. What a tenant stored on a
-/// device nobody knows but the tenant.
-pub(crate) fn usage(found: &Found) -> Vec<VolumeUsage> {
+/// Without a limit there is no total, and CSI requires one: the entry is left out. The usage of a device is unknown.
+pub(crate) fn usage(found: &PathContents) -> Vec<VolumeUsage> {
     let entry = |unit: Unit, total: u64, used: u64| VolumeUsage {
         available: signed(total.saturating_sub(used)),
         total: signed(total),
@@ -18,25 +17,27 @@ pub(crate) fn usage(found: &Found) -> Vec<VolumeUsage> {
         unit: unit.into(),
     };
     match found {
-        Found::Filesystem(Quota { limits, used, .. }) => {
+        PathContents::Filesystem(Quota { limits, used, .. }) => {
             let bytes = limits.bytes.map(|total| entry(Unit::Bytes, total.get(), used.bytes.get()));
             let inodes = limits.inodes.map(|total| entry(Unit::Inodes, total.get(), used.inodes.get()));
             bytes.into_iter().chain(inodes).collect()
         }
-        Found::Block { image, device } => {
+        PathContents::Block { image, device } => {
             let size = device.map_or(*image, |device| device.size);
             vec![VolumeUsage { total: signed(size.get()), unit: Unit::Bytes.into(), ..VolumeUsage::default() }]
         }
-        Found::Unusable | Found::Nothing => vec![],
+        PathContents::Unusable | PathContents::Nothing => vec![],
     }
 }
 
-pub(crate) fn condition(found: &Found) -> VolumeCondition {
+pub(crate) fn condition(found: &PathContents) -> VolumeCondition {
     let wrong = match found {
-        Found::Filesystem(quota) => filesystem(quota),
-        Found::Block { image, device } => block(*image, *device),
-        Found::Unusable => Some("the volume's record or image cannot be used; the node's log tells why".to_owned()),
-        Found::Nothing => Some("the volume is not published here".to_owned()),
+        PathContents::Filesystem(quota) => filesystem(quota),
+        PathContents::Block { image, device } => block(*image, *device),
+        PathContents::Unusable => {
+            Some("the volume's record or image cannot be used; the node's log has the reason".to_owned())
+        }
+        PathContents::Nothing => Some("the volume is not published here".to_owned()),
     };
     VolumeCondition { abnormal: wrong.is_some(), message: wrong.unwrap_or_else(|| "the volume works".to_owned()) }
 }
@@ -79,8 +80,8 @@ mod tests {
 
     const WORKS: LoopDevice = LoopDevice { size: Bytes::GIB, direct_io: true };
 
-    fn quota(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64)) -> Found {
-        Found::Filesystem(Quota {
+    fn quota(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64)) -> PathContents {
+        PathContents::Filesystem(Quota {
             id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
             limits: Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) },
             used: Usage { bytes: Bytes::new(used.0), inodes: Inodes::new(used.1) },
@@ -88,18 +89,18 @@ mod tests {
     }
 
     fn block(device: Option<LoopDevice>) -> VolumeCondition {
-        condition(&Found::Block { image: Bytes::GIB, device })
+        condition(&PathContents::Block { image: Bytes::GIB, device })
     }
 
     #[test]
-    fn a_device_tells_its_size_and_nothing_of_what_is_on_it() {
-        let usage = usage(&Found::Block { image: Bytes::GIB, device: Some(WORKS) });
+    fn a_device_has_a_size_and_no_usage() {
+        let usage = usage(&PathContents::Block { image: Bytes::GIB, device: Some(WORKS) });
         let [VolumeUsage { available: 0, used: 0, total, unit }] = usage[..] else { panic!("{usage:?}") };
         assert_eq!((total, unit), (1 << 30, Unit::Bytes.into()));
     }
 
     #[test]
-    fn what_is_wrong_with_a_device_is_told() {
+    fn device_errors_are_abnormal_conditions() {
         assert!(!block(Some(WORKS)).abnormal);
         let cases = [
             (None, "was detached"),
@@ -110,7 +111,7 @@ mod tests {
             let found = block(device);
             assert!(found.abnormal && found.message.contains(says), "{found:?}");
         }
-        assert!(condition(&Found::Unusable).abnormal);
+        assert!(condition(&PathContents::Unusable).abnormal);
     }
 
     #[test]
@@ -130,7 +131,7 @@ mod tests {
         #[test]
         fn numbers_are_never_negative(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64), size: u64) {
             let device = Some(LoopDevice { size: Bytes::new(size), direct_io: true });
-            for found in [quota(bytes, inodes, used), Found::Block { image: Bytes::new(size), device }] {
+            for found in [quota(bytes, inodes, used), PathContents::Block { image: Bytes::new(size), device }] {
                 for VolumeUsage { available, total, used, .. } in usage(&found) {
                     prop_assert!(available >= 0 && total >= 0 && used >= 0);
                 }

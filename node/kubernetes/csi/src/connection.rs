@@ -1,8 +1,8 @@
-//! Connections that end when they have to.
+//! Connections with deadlines.
 //!
-//! A graceful end waits for calls that run, and so for the client to read the answers. hyper also waits for clients that
-//! have not said anything yet. So a connection ends by itself: at once if nothing was said on it when the server stops,
-//! after some time if its client never says anything, and in any case when the time for a graceful end is over.
+//! hyper's graceful shutdown waits for clients to read their responses, and for clients that have not sent a byte yet. So
+//! a connection ends by itself: at once if it is silent when the server stops, after 10 s without a first byte, and in any
+//! case when the grace period is over.
 
 use std::io;
 use std::pin::Pin;
@@ -15,23 +15,23 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-/// The client has to begin in this time.
+/// Time for the first byte of a client.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How a server ends: cloned for each connection.
+/// The two phases of a server's end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ends {
-    /// No new calls.
+pub(crate) struct Shutdown {
+    /// No new calls are accepted.
     pub(crate) stopping: CancellationToken,
-    /// No calls at all.
+    /// All connections end.
     pub(crate) cut: CancellationToken,
 }
 
-/// A connection, and its place among those that are allowed.
+/// A connection, with its permit.
 #[derive(Debug)]
 pub(crate) struct Connection<S> {
     stream: S,
-    /// Until the client says something.
+    /// Until the first byte.
     silent: Option<Silent>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _place: OwnedSemaphorePermit,
@@ -44,10 +44,10 @@ struct Silent {
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(stream: S, ends: &Ends, place: OwnedSemaphorePermit) -> Self {
-        let stopping = Box::pin(ends.stopping.clone().cancelled_owned());
+    pub(crate) fn new(stream: S, shutdown: &Shutdown, place: OwnedSemaphorePermit) -> Self {
+        let stopping = Box::pin(shutdown.stopping.clone().cancelled_owned());
         let silent = Some(Silent { deadline: Box::pin(sleep(SILENCE)), stopping });
-        Self { stream, silent, cut: Box::pin(ends.cut.clone().cancelled_owned()), _place: place }
+        Self { stream, silent, cut: Box::pin(shutdown.cut.clone().cancelled_owned()), _place: place }
     }
 
     fn check(&mut self, cx: &mut Context<'_>) -> Result<(), io::Error> {
@@ -58,7 +58,7 @@ impl<S> Connection<S> {
         if let Some(Silent { deadline, stopping }) = &mut self.silent
             && (stopping.as_mut().poll(cx).is_ready() || deadline.as_mut().poll(cx).is_ready())
         {
-            return over("nothing was said");
+            return over("the client was silent");
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        // What is there is read first: a client that has begun is no silent one.
+        // Read first: a client that has sent a byte is not silent.
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
         if buf.filled().len() > before {
             this.silent = None;
@@ -110,7 +110,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
 }
 
 impl<S: AsyncWrite + Unpin> Connection<S> {
-    /// A client that reads nothing keeps a writer waiting.
     fn write<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -143,41 +142,41 @@ mod tests {
 
     use super::*;
 
-    async fn connection(ends: &Ends) -> (Connection<DuplexStream>, DuplexStream) {
+    async fn connection(shutdown: &Shutdown) -> (Connection<DuplexStream>, DuplexStream) {
         let (server, client) = duplex(16);
         let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("a place");
-        (Connection::new(server, ends, place), client)
+        (Connection::new(server, shutdown, place), client)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_is_not_waited_for() {
-        let (mut server, _client) = connection(&Ends::default()).await;
+    async fn silent_connections_end_after_the_limit() {
+        let (mut server, _client) = connection(&Shutdown::default()).await;
         let begun = Instant::now();
         server.read_u8().await.expect_err("it ends");
         assert_eq!(begun.elapsed(), SILENCE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stop_ends_silent_connections_at_once_and_others_when_their_time_is_over() {
-        let ends = Ends::default();
-        let (mut silent, _silent) = connection(&ends).await;
-        let (mut server, mut client) = connection(&ends).await;
+    async fn a_stop_ends_silent_connections_first() {
+        let shutdown = Shutdown::default();
+        let (mut silent, _silent) = connection(&shutdown).await;
+        let (mut server, mut client) = connection(&shutdown).await;
         client.write_u8(7).await.expect("write");
         assert_eq!(server.read_u8().await.expect("read"), 7);
 
-        ends.stopping.cancel();
+        shutdown.stopping.cancel();
         silent.read_u8().await.expect_err("it ends");
         client.write_u8(8).await.expect("write");
         assert_eq!(server.read_u8().await.expect("it goes on"), 8);
 
-        ends.cut.cancel();
+        shutdown.cut.cancel();
         server.read_u8().await.expect_err("it ends");
-        server.write_all(&[0; 17]).await.expect_err("nobody reads");
+        server.write_all(&[0; 17]).await.expect_err("the connection has ended");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_spoken_may_be_silent() {
-        let (mut server, mut client) = connection(&Ends::default()).await;
+    async fn connections_may_be_silent_after_the_first_byte() {
+        let (mut server, mut client) = connection(&Shutdown::default()).await;
         client.write_u8(7).await.expect("write");
         assert_eq!(server.read_u8().await.expect("read"), 7);
         let later = tokio::time::timeout(100 * SILENCE, server.read_u8()).await;

@@ -1,6 +1,7 @@
-//! The Identity service, and what the plugin announces.
+//! The Identity service, and the capabilities that the plugin announces.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::sync::Arc;
 
 use proto::csi::identity_server::Identity;
@@ -16,16 +17,13 @@ use tonic::{Request, Response, Status};
 use tracing::warn;
 
 use crate::host::Host;
-use crate::metrics::{Method, Metrics};
 
-/// What the node's side of the plugin can do.
 const NODE: [rpc::Type; 4] =
     [rpc::Type::ExpandVolume, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,
     pub(crate) host: Arc<H>,
-    pub(crate) metrics: Metrics,
 }
 
 #[tonic::async_trait]
@@ -34,12 +32,11 @@ impl<H: Host> Identity for IdentityService<H> {
         &self,
         _request: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
-        let info = GetPluginInfoResponse {
+        Ok(Response::new(GetPluginInfoResponse {
             name: volume::DRIVER_NAME.to_owned(),
             vendor_version: self.version.clone(),
             manifest: HashMap::new(),
-        };
-        self.metrics.observe(Method::GetPluginInfo, async { Ok::<_, Status>(info) }).await
+        }))
     }
 
     async fn get_plugin_capabilities(
@@ -50,29 +47,22 @@ impl<H: Host> Identity for IdentityService<H> {
         let expansion = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
         let types = [plugin_capability::Type::Service(topology), plugin_capability::Type::VolumeExpansion(expansion)];
         let capabilities = types.map(|r#type| PluginCapability { r#type: Some(r#type) }).to_vec();
-        let answer = GetPluginCapabilitiesResponse { capabilities };
-        self.metrics.observe(Method::GetPluginCapabilities, async { Ok::<_, Status>(answer) }).await
+        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 
     async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let host = Arc::clone(&self.host);
-        self.metrics
-            .observe(Method::Probe, async {
-                // A probe that panics is as unready as one that fails.
-                let ready = match spawn_blocking(move || host.ready()).await {
-                    Ok(Ok(())) => true,
-                    Ok(Err(reason)) => {
-                        warn!(error = &reason as &dyn std::error::Error, "volumes cannot be served");
-                        false
-                    }
-                    Err(reason) => {
-                        warn!(error = &reason as &dyn std::error::Error, "volumes cannot be served");
-                        false
-                    }
-                };
-                Ok::<_, Status>(ProbeResponse { ready: Some(ready) })
-            })
-            .await
+        // A probe that panics is as unready as one that fails.
+        let ready = spawn_blocking(move || host.ready()).await;
+        let error: Option<&(dyn Error + 'static)> = match &ready {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = error {
+            warn!(error, "volumes cannot be served");
+        }
+        Ok(Response::new(ProbeResponse { ready: Some(error.is_none()) }))
     }
 }
 
@@ -80,7 +70,7 @@ pub(crate) fn node_info(node: &str) -> NodeGetInfoResponse {
     let segments = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), node.to_owned())]);
     NodeGetInfoResponse {
         node_id: node.to_owned(),
-        max_volumes_per_node: 0, // no limit but the disk's
+        max_volumes_per_node: 0, // limited by the disk only
         accessible_topology: Some(Topology { segments }),
     }
 }

@@ -1,8 +1,8 @@
-//! Where kubelet has what, below its directory.
+//! The layout of the kubelet's directory.
 
 use std::path::{Component, Path};
 
-/// For each volume, without fsync: after a power cut it may be empty, and what has an empty one cannot be unmounted.
+/// The kubelet writes one per volume, without fsync. With an empty one it cannot unmount the volume.
 pub(crate) const VOLUME_DATA: &str = "vol_data.json";
 
 /// A path below kubelet's directory; `*` is every name.
@@ -17,10 +17,9 @@ pub(crate) const DATA: [Pattern; 2] = [
 /// Targets of block volumes, by volume and pod.
 pub(crate) const DEVICES: Pattern = &["plugins", "kubernetes.io", "csi", "volumeDevices", "publish", "*", "*"];
 
-/// Nodes that kubelet mounts itself, one for each target of [`DEVICES`]. It takes them away before it unpublishes.
+/// Device nodes that the kubelet mounts itself, one for each target of [`DEVICES`]. It removes them before it unpublishes.
 pub(crate) const MAPS: Pattern = &["plugins", "kubernetes.io", "csi", "volumeDevices", "*", "dev", "*"];
 
-/// Whether a path below kubelet's directory is one of these.
 pub(crate) fn matches(path: &Path, pattern: Pattern) -> bool {
     let fits = |(found, wanted): (Component<'_>, &&str)| *wanted == "*" || found.as_os_str() == *wanted;
     path.components().count() == pattern.len() && path.components().zip(pattern).all(fits)
@@ -31,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubelets_own_mounts_are_no_targets() {
+    fn the_kubelets_own_mounts_are_not_targets() {
         const DEVICES: &str = "plugins/kubernetes.io/csi/volumeDevices";
         let matches = |path: &str, pattern| matches(Path::new(path), pattern);
         let (map, target) = (format!("{DEVICES}/pvc-1/dev/5b1c"), format!("{DEVICES}/publish/pvc-1/5b1c"));

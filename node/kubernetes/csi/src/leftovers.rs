@@ -1,4 +1,4 @@
-//! What kubelet leaves at a power cut.
+//! Files that the kubelet leaves at a power cut.
 
 use std::path::Path;
 
@@ -9,16 +9,9 @@ use tracing::{info, warn};
 
 use crate::layout::DATA;
 
-/// kubelet's directory cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot look for what a power cut left in kubelet's directory")]
-pub struct LeftoversError(#[from] dir::Error);
-
-/// Removes the empty `vol_data.json` files below kubelet's directory. Returns how many.
-///
-/// # Errors
-/// [`LeftoversError`] if the directory itself cannot be opened. What cannot be reached below it is logged.
-pub fn remove_empty_volume_data(kubelet: &Path) -> Result<usize, LeftoversError> {
+/// Removes the empty `vol_data.json` files below the kubelet's directory, and returns their number. Files that cannot be
+/// reached are logged.
+pub(crate) fn remove_empty_volume_data(kubelet: &Path) -> Result<usize, dir::Error> {
     let kubelet = Dir::open(kubelet)?;
     Ok(DATA.iter().map(|place| sweep(&kubelet, place)).sum())
 }
@@ -30,7 +23,7 @@ fn sweep(dir: &Dir, place: &[&str]) -> usize {
         [name, rest @ ..] => Ok(Name::try_from(*name).map_or(0, |name| descend(dir, &name, rest))),
     };
     found.unwrap_or_else(|reason| {
-        warn!(error = &reason as &dyn std::error::Error, "directory of kubelet cannot be read");
+        warn!(error = &reason as &dyn std::error::Error, "cannot read a directory of the kubelet");
         0
     })
 }
@@ -42,10 +35,10 @@ fn descend(dir: &Dir, name: &Name, rest: &[&str]) -> usize {
     };
     match done {
         Ok(removed) => removed,
-        // No such directory, no directory, a link, or a mount: nothing that kubelet wrote.
+        // Missing, not a directory, a link, or a mount: the kubelet did not write it.
         Err(reason) if matches!(reason.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => 0,
         Err(reason) => {
-            warn!(name = %name, error = &reason as &dyn std::error::Error, "file of kubelet cannot be checked");
+            warn!(name = %name, error = &reason as &dyn std::error::Error, "cannot check a file of the kubelet");
             0
         }
     }
@@ -56,7 +49,7 @@ fn remove_if_empty(dir: &Dir, name: &Name) -> Result<usize, dir::Error> {
     let empty = fstat(&file).is_ok_and(|found| found.st_size == 0);
     if empty {
         dir.remove_file(name)?;
-        info!(file = %name, "empty file of kubelet removed");
+        info!(file = %name, "empty file of the kubelet removed");
     }
     Ok(usize::from(empty))
 }
@@ -90,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_leads_nowhere() {
+    fn links_are_not_followed() {
         let (kubelet, elsewhere) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("another"));
         let victim = elsewhere.path().join("volumes/kubernetes.io~csi/v");
         fs::create_dir_all(&victim).expect("directories");

@@ -1,6 +1,7 @@
-//! The Node service: a few lines for each call.
+//! The Node service, and the operations behind its calls.
 
-use std::path::PathBuf;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proto::csi::node_server::Node;
@@ -13,170 +14,207 @@ use proto::csi::{
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
-use units::Bytes;
+use volume::{VolumeId, VolumeLocks};
 
 use crate::condition::{condition, usage};
-use crate::host::{Found, Host, Inspection};
+use crate::host::{Host, Inspection, PathContents};
 use crate::identity::{node_capabilities, node_info};
 use crate::layout::{DEVICES, matches};
-use crate::metrics::{Method, Metrics};
-use crate::plan::{self, Refusal, Step, Volume};
-use crate::request::{Expand, Mode, Publish, Stats, Unpublish};
-use crate::status::{Failure, InspectError, PublishError, UnpublishError};
-use crate::turns::Turns;
+use crate::plan::{self, PlanError, Step, Volume};
+use crate::request::{Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
+use crate::status::{Call, CallError, Failure};
+
+/// A checked request of one volume at one path. Its work blocks the thread.
+pub trait Operation: Sized + Send + 'static {
+    type Message: Send + Sync;
+    type Response: Send + 'static;
+
+    const CALL: Call;
+
+    /// # Errors
+    /// The message lacks a field, or has an invalid one.
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError>;
+
+    fn place(&self) -> (&VolumeId, &TargetPath);
+
+    /// # Errors
+    /// The host or the volume's state does not allow it. The operation undoes its changes.
+    fn run(&self, host: &impl Host) -> Result<Self::Response, Failure>;
+}
+
+/// Serves one call on this thread, as the plugin does on a thread of its own: for measurements. The caller makes one call at
+/// a time for each volume.
+///
+/// # Errors
+/// The status that the kubelet would get.
+pub fn call<O: Operation>(host: &impl Host, kubelet: &Path, message: &O::Message) -> Result<O::Response, Status> {
+    Ok(run(host, &parse::<O>(message, kubelet)?)?)
+}
+
+fn parse<O: Operation>(message: &O::Message, kubelet: &Path) -> Result<O, CallError> {
+    O::parse(message, kubelet).map_err(|source| CallError::Request { call: O::CALL, source })
+}
+
+fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, CallError> {
+    operation.run(host).map_err(|source| {
+        let (volume, target) = operation.place();
+        CallError::Failed { call: O::CALL, volume: volume.clone(), path: target.full().to_owned(), source }
+    })
+}
 
 pub(crate) struct NodeService<H> {
     pub(crate) node: String,
     pub(crate) kubelet: PathBuf,
     pub(crate) host: Arc<H>,
-    pub(crate) turns: Turns,
-    pub(crate) metrics: Metrics,
+    pub(crate) locks: VolumeLocks,
 }
 
 impl<H: Host> NodeService<H> {
-    async fn publish(&self, message: &NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, PublishError> {
-        let want = Publish::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
+    async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
+        let operation: O = parse(message, &self.kubelet)?;
+        let guard = match O::CALL {
+            // Statistics change nothing, and the kubelet asks often.
+            Call::Stats => None,
+            Call::Publish | Call::Unpublish | Call::Expand => Some(self.locks.lock(operation.place().0).await),
+        };
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _turn = turn; // held by the thread: kubelet may give up, the mount call does not
-            publish(&*host, want)
+            let _guard = guard; // the thread has it: the kubelet may cancel the call, the system calls go on
+            run(&*host, &operation)
         });
-        work.await.map_err(PublishError::Panicked)??;
-        Ok(NodePublishVolumeResponse {})
-    }
-
-    async fn unpublish(
-        &self,
-        message: &NodeUnpublishVolumeRequest,
-    ) -> Result<NodeUnpublishVolumeResponse, UnpublishError> {
-        let want = Unpublish::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
-        let host = Arc::clone(&self.host);
-        let work = spawn_blocking(move || {
-            let _turn = turn;
-            unpublish(&*host, want)
-        });
-        work.await.map_err(UnpublishError::Panicked)??;
-        Ok(NodeUnpublishVolumeResponse {})
-    }
-
-    async fn expand(&self, message: &NodeExpandVolumeRequest) -> Result<NodeExpandVolumeResponse, InspectError> {
-        let want = Expand::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
-        let host = Arc::clone(&self.host);
-        let work = spawn_blocking(move || {
-            let _turn = turn;
-            expand(&*host, &want).map_err(|source| InspectError::Failed {
-                volume: want.volume,
-                path: want.path.into(),
-                source,
-            })
-        });
-        let size = work.await.map_err(InspectError::Panicked)??;
-        Ok(NodeExpandVolumeResponse { capacity_bytes: signed(size.get()) })
-    }
-
-    /// Changes nothing, and kubelet asks often: it waits for nobody.
-    async fn stats(&self, message: &NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, InspectError> {
-        let want = Stats::parse(message, &self.kubelet)?;
-        let host = Arc::clone(&self.host);
-        let work = spawn_blocking(move || stats(&*host, want));
-        let found = work.await.map_err(InspectError::Panicked)??;
-        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found)) })
-    }
-}
-
-pub(crate) fn publish(host: &impl Host, want: Publish) -> Result<(), PublishError> {
-    try_publish(host, &want).map_err(|source| PublishError::Failed {
-        volume: want.volume,
-        target: want.target.into(),
-        source,
-    })
-}
-
-fn try_publish(host: &impl Host, want: &Publish) -> Result<(), Failure> {
-    let (mut at, seen) = host.look(want.question())?;
-    let steps = plan::publish(want, &seen)?;
-    for (index, step) in steps.iter().enumerate() {
-        if let Err(error) = host.act(&mut at, *step) {
-            take_back(host, &mut at, &steps[..index], want);
-            return Err(error.into());
+        match work.await {
+            Ok(response) => Ok(Response::new(response?)),
+            // The layer in front of this service makes it an error of this call.
+            Err(panicked) => resume_unwind(panicked.into_panic()),
         }
     }
-    if !steps.is_empty() {
-        let Publish { volume, target, mode, attributes, .. } = want;
-        info!(%volume, %target, %mode, read_only = attributes.read_only, "volume published");
-    }
-    Ok(())
 }
 
-/// kubelet does not unpublish what it could not publish.
-fn take_back<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
+impl Operation for Publish {
+    type Message = NodePublishVolumeRequest;
+    type Response = NodePublishVolumeResponse;
+
+    const CALL: Call = Call::Publish;
+
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
+        Self::parse(message, kubelet)
+    }
+
+    fn place(&self) -> (&VolumeId, &TargetPath) {
+        (&self.volume, &self.target)
+    }
+
+    fn run(&self, host: &impl Host) -> Result<NodePublishVolumeResponse, Failure> {
+        let (mut at, seen) = host.look(self.look_request())?;
+        let steps = plan::publish(self, &seen)?;
+        for (index, step) in steps.iter().enumerate() {
+            if let Err(error) = host.act(&mut at, *step) {
+                undo(host, &mut at, &steps[..index], self);
+                return Err(error.into());
+            }
+        }
+        if !steps.is_empty() {
+            let Self { volume, target, mode, attributes, .. } = self;
+            info!(%volume, %target, %mode, read_only = attributes.read_only, "volume published");
+        }
+        Ok(NodePublishVolumeResponse {})
+    }
+}
+
+/// The kubelet does not unpublish a target that it could not publish.
+fn undo<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
     for step in plan::undo(done) {
-        if let Err(reason) = host.act(at, step) {
-            let error: &dyn std::error::Error = &reason;
-            warn!(%volume, %target, ?step, error, "half-made target stays behind");
+        if let Err(error) = host.act(at, step) {
+            let error: &dyn std::error::Error = &error;
+            warn!(%volume, %target, ?step, error, "cannot undo a failed publish");
             return;
         }
     }
 }
 
-pub(crate) fn unpublish(host: &impl Host, want: Unpublish) -> Result<(), UnpublishError> {
-    try_unpublish(host, &want).map_err(|source| UnpublishError::Failed {
-        volume: want.volume,
-        target: want.target.into(),
-        source,
-    })
-}
+impl Operation for Unpublish {
+    type Message = NodeUnpublishVolumeRequest;
+    type Response = NodeUnpublishVolumeResponse;
 
-fn try_unpublish(host: &impl Host, want: &Unpublish) -> Result<(), Failure> {
-    let (mut at, seen) = host.look(want.question())?;
-    let steps = plan::unpublish(&seen)?;
-    for step in &steps {
-        host.act(&mut at, *step)?;
-    }
-    if !steps.is_empty() {
-        let Unpublish { volume, target } = want;
-        info!(%volume, %target, "volume unpublished");
-    }
-    Ok(())
-}
+    const CALL: Call = Call::Unpublish;
 
-fn expand(host: &impl Host, want: &Expand) -> Result<Bytes, Failure> {
-    let Inspection { volume, found } = host.inspect(&want.volume, &want.path)?;
-    let size = match (plan::is(volume, want.mode)?, found) {
-        (Mode::Filesystem, Found::Filesystem(quota)) => quota.limits.bytes.ok_or(Refusal::NoQuota)?,
-        (Mode::Filesystem, _) => return Err(Refusal::NotPublished.into()),
-        // kubelet may name a target that is gone: of two pods, it remembers the one that came last.
-        (Mode::Block, Found::Nothing) if !matches(&want.path.beneath(), DEVICES) => {
-            return Err(Refusal::NotPublished.into());
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
+        Self::parse(message, kubelet)
+    }
+
+    fn place(&self) -> (&VolumeId, &TargetPath) {
+        (&self.volume, &self.target)
+    }
+
+    fn run(&self, host: &impl Host) -> Result<NodeUnpublishVolumeResponse, Failure> {
+        let (mut at, seen) = host.look(self.look_request())?;
+        let steps = plan::unpublish(&seen)?;
+        for step in &steps {
+            host.act(&mut at, *step)?;
         }
-        (Mode::Block, _) => host.grow(&want.volume)?.ok_or(Refusal::NotPublished)?,
-    };
-    Ok(plan::expand(want.range, size)?)
-}
-
-pub(crate) fn stats(host: &impl Host, want: Stats) -> Result<Found, InspectError> {
-    try_stats(host, &want).map_err(|source| InspectError::Failed {
-        volume: want.volume,
-        path: want.path.into(),
-        source,
-    })
-}
-
-fn try_stats(host: &impl Host, want: &Stats) -> Result<Found, Failure> {
-    let Inspection { volume, found } = host.inspect(&want.volume, &want.path)?;
-    match (volume, found) {
-        (Volume::Unknown, _) => Err(Refusal::Unknown.into()),
-        (Volume::Known(_) | Volume::NotAnnounced | Volume::Damaged, Found::Nothing) => {
-            Err(Refusal::NotPublished.into())
+        if !steps.is_empty() {
+            let Self { volume, target } = self;
+            info!(%volume, %target, "volume unpublished");
         }
-        (Volume::Known(_) | Volume::NotAnnounced | Volume::Damaged, found) => Ok(found),
+        Ok(NodeUnpublishVolumeResponse {})
     }
 }
 
-/// CSI counts in `int64`.
+impl Operation for Expand {
+    type Message = NodeExpandVolumeRequest;
+    type Response = NodeExpandVolumeResponse;
+
+    const CALL: Call = Call::Expand;
+
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
+        Self::parse(message, kubelet)
+    }
+
+    fn place(&self) -> (&VolumeId, &TargetPath) {
+        (&self.volume, &self.path)
+    }
+
+    fn run(&self, host: &impl Host) -> Result<NodeExpandVolumeResponse, Failure> {
+        let Inspection { volume, found } = host.inspect(&self.volume, &self.path)?;
+        let size = match (plan::is(volume, self.mode)?, found) {
+            (Mode::Filesystem, PathContents::Filesystem(quota)) => quota.limits.bytes.ok_or(PlanError::NoQuota)?,
+            (Mode::Filesystem, _) => return Err(PlanError::NotPublished.into()),
+            // Of two pods, the kubelet names the target of the last one, also after that pod is gone.
+            (Mode::Block, PathContents::Nothing) if !matches(&self.path.beneath(), DEVICES) => {
+                return Err(PlanError::NotPublished.into());
+            }
+            (Mode::Block, _) => host.grow(&self.volume)?.ok_or(PlanError::NotPublished)?,
+        };
+        let size = plan::expand(self.range, size)?;
+        Ok(NodeExpandVolumeResponse { capacity_bytes: signed(size.get()) })
+    }
+}
+
+impl Operation for Stats {
+    type Message = NodeGetVolumeStatsRequest;
+    type Response = NodeGetVolumeStatsResponse;
+
+    const CALL: Call = Call::Stats;
+
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
+        Self::parse(message, kubelet)
+    }
+
+    fn place(&self) -> (&VolumeId, &TargetPath) {
+        (&self.volume, &self.path)
+    }
+
+    fn run(&self, host: &impl Host) -> Result<NodeGetVolumeStatsResponse, Failure> {
+        let found = match host.inspect(&self.volume, &self.path)? {
+            Inspection { volume: Volume::Unknown, .. } => return Err(PlanError::Unknown.into()),
+            Inspection { found: PathContents::Nothing, .. } => return Err(PlanError::NotPublished.into()),
+            Inspection { found, .. } => found,
+        };
+        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found)) })
+    }
+}
+
+/// CSI has signed sizes.
 pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -187,39 +225,39 @@ impl<H: Host> Node for NodeService<H> {
         &self,
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        self.metrics.observe(Method::NodePublishVolume, self.publish(request.get_ref())).await
+        self.call::<Publish>(request.get_ref()).await
     }
 
     async fn node_unpublish_volume(
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        self.metrics.observe(Method::NodeUnpublishVolume, self.unpublish(request.get_ref())).await
+        self.call::<Unpublish>(request.get_ref()).await
     }
 
     async fn node_expand_volume(
         &self,
         request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        self.metrics.observe(Method::NodeExpandVolume, self.expand(request.get_ref())).await
+        self.call::<Expand>(request.get_ref()).await
     }
 
     async fn node_get_volume_stats(
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        self.metrics.observe(Method::NodeGetVolumeStats, self.stats(request.get_ref())).await
+        self.call::<Stats>(request.get_ref()).await
     }
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
-        self.metrics.observe(Method::NodeGetInfo, async { Ok::<_, Status>(node_info(&self.node)) }).await
+        Ok(Response::new(node_info(&self.node)))
     }
 
     async fn node_get_capabilities(
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        self.metrics.observe(Method::NodeGetCapabilities, async { Ok::<_, Status>(node_capabilities()) }).await
+        Ok(Response::new(node_capabilities()))
     }
 
     async fn node_stage_volume(

@@ -16,46 +16,42 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
 use tracing::{error, info, warn};
-use volume::VolumeId;
+use volume::{VolumeId, VolumeLocks};
 
-use crate::host::{Host, Revoked, Watched};
+use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
-use crate::leftovers::{LeftoversError, remove_empty_volume_data};
+use crate::leftovers::remove_empty_volume_data;
 use crate::metrics::{LoopDevices, Metrics};
 use crate::node::NodeService;
-use crate::registration::{RegisterError, RegistrationService, Standing, outside_for};
+use crate::observed::Observed;
+use crate::registration::{RegistrationService, RegistrationState, unregistered_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
-use crate::turns::Turns;
 
 /// Below kubelet's directory.
 const SOCKETS: &str = "plugins";
 const REGISTRATION_SOCKETS: &str = "plugins_registry";
 
-/// What the plugin has to know.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// kubelet's root directory, an absolute path without symbolic links.
+    /// The kubelet's root directory, an absolute path without symbolic links.
     pub kubelet: PathBuf,
-    /// Name of the node.
     pub node: String,
-    /// Version of the build.
     pub version: String,
     /// The only user that may connect.
     pub peer: Uid,
-    /// What kubelet does when the plugin starts.
     pub start: Start,
-    /// How long kubelet may take to register the plugin before it is asked again.
+    /// Time without a registration after which the registration socket is created again.
     pub patience: Duration,
-    /// How often it is looked whether the sockets are still in their places.
+    /// Interval of the check that the sockets exist.
     pub look: Duration,
-    /// How often the published loop devices are looked at.
+    /// Interval of the check of published loop devices.
     pub watch: Duration,
-    /// How long a stop waits for clients to take their answers. Calls that run are finished in any case.
+    /// Time for clients to read their responses at the end. Running calls are completed in any case.
     pub grace: Duration,
 }
 
 impl Settings {
-    /// For kubelet at `kubelet`, which runs as root.
+    /// For a kubelet that runs as root.
     pub fn new(kubelet: impl Into<PathBuf>, node: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             kubelet: kubelet.into(),
@@ -71,46 +67,40 @@ impl Settings {
     }
 }
 
-/// Whether kubelet runs when the plugin starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It does not, as on a node of ours: what a power cut left in its directory is removed first.
+    /// On a Granary node: the plugin first removes the files that a power cut left in the kubelet's directory.
     BeforeKubelet,
-    /// It does: a file that it is writing may be as empty as one that a power cut left, and both are left alone.
+    /// The kubelet runs already: an empty file may be one that it is writing, so all stay.
     BesideKubelet,
 }
 
-/// Whether the devices of all targets are held.
+/// Whether the plugin has the devices of all targets open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Adoption {
     Complete,
-    /// It is tried again.
     Incomplete,
 }
 
-/// Between two attempts to hold the devices of all targets, in intervals of [`Settings::watch`]: 5 minutes.
+/// Longest pause between attempts to open the devices of all targets, in intervals of [`Settings::watch`]: 5 minutes.
 const LONGEST_PAUSE: u32 = 60;
 
-/// The plugin ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// kubelet's leftovers of a power cut could not be removed.
-    #[error(transparent)]
-    Leftovers(#[from] LeftoversError),
-    /// The thread that does it panicked.
-    #[error("removing what was left over ended early")]
+    #[error("cannot remove the empty files that a power cut left in the kubelet's directory")]
+    Leftovers(#[from] dir::Error),
+    #[error("a thread of the plugin panicked")]
     Panicked(#[from] JoinError),
-    /// A part of it was stopped.
     #[error(transparent)]
     Ended(#[from] supervisor::Ended),
 }
 
-/// The CSI plugin: everything that outlives a restart of its sockets.
+/// The CSI plugin. It outlives a restart of its sockets.
 #[derive(Debug)]
 pub struct Plugin<H> {
     settings: Settings,
     host: Arc<H>,
-    turns: Turns,
+    locks: VolumeLocks,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -118,27 +108,20 @@ pub struct Plugin<H> {
 }
 
 impl<H: Host> Plugin<H> {
-    /// Registers its metrics.
-    ///
-    /// # Errors
-    /// A metric of these names exists already.
+    /// Fails if the registry has a metric of the same name.
     pub fn new(settings: Settings, host: H, registry: &Registry) -> Result<Self, prometheus::Error> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        let (turns, again, swept, revoked) =
-            (Turns::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, turns, metrics, again, swept, revoked })
+        let (locks, again, swept, revoked) =
+            (VolumeLocks::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
+        Ok(Self { settings, host, locks, metrics, again, swept, revoked })
     }
 
-    /// The whole plugin as a supervised service: removes what a power cut left if kubelet does not run yet, opens the loop
-    /// devices of all targets, detaches those that no target has, then serves both sockets. Healthy when kubelet can find
-    /// it.
-    ///
-    /// # Errors
-    /// [`RunError`].
+    /// The supervised service: removes the leftovers of a power cut, opens the loop devices of all targets, detaches those
+    /// without targets, then serves both sockets.
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), RunError> {
-        // Before kubelet runs, and not again when this service restarts: what kubelet is writing is empty for a moment.
+        // Not again when this service restarts: a file that the kubelet is writing is empty for a moment.
         match self.settings.start {
             Start::BeforeKubelet => drop(self.swept.get_or_try_init(|| self.sweep()).await?),
             Start::BesideKubelet => {}
@@ -162,14 +145,14 @@ impl<H: Host> Plugin<H> {
         Ok(())
     }
 
-    /// Detaches the loop devices that an unclean end left attached. Those are not lost: the next call for their volumes
-    /// uses them. So what fails here stops nothing.
+    /// Detaches the loop devices that a killed plugin left attached. An error does not stop the plugin: the next call for the
+    /// volume uses the device.
     async fn release_idle(self: &Arc<Self>) -> Result<(), RunError> {
         let host = Arc::clone(&self.host);
         let idle = match spawn_blocking(move || host.idle()).await? {
             Ok(idle) => idle,
             Err(reason) => {
-                warn!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are left over");
+                warn!(error = &reason as &dyn std::error::Error, "cannot list unused loop devices");
                 return Ok(());
             }
         };
@@ -179,11 +162,10 @@ impl<H: Host> Plugin<H> {
         Ok(())
     }
 
-    /// Detaches the loop devices of a volume that no target has by then.
     async fn release(self: Arc<Self>, volume: VolumeId) -> Result<VolumeId, JoinError> {
-        let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
+        let (host, guard) = (Arc::clone(&self.host), self.locks.lock(&volume).await);
         spawn_blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             if let Err(reason) = host.release(&volume) {
                 warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
             }
@@ -192,22 +174,22 @@ impl<H: Host> Plugin<H> {
         .await
     }
 
-    /// Opens the loop devices of all targets, as the plugin before this one had them open. Without it a pod can detach the
-    /// device that it has, but no volume is lost: so what fails here stops nothing, and [`Plugin::watch`] tries again.
+    /// Opens the loop devices of all targets, so that pods cannot detach them. An error does not stop the plugin:
+    /// [`Plugin::watch`] tries again.
     async fn adopt(&self) -> Result<Adoption, JoinError> {
         let host = Arc::clone(&self.host);
         match spawn_blocking(move || host.adopt()).await? {
             Ok(0) => Ok(Adoption::Complete),
             Ok(_) => Ok(Adoption::Incomplete),
             Err(reason) => {
-                error!(error = &reason as &dyn std::error::Error, "cannot see which loop devices are published");
+                error!(error = &reason as &dyn std::error::Error, "cannot list published loop devices");
                 Ok(Adoption::Incomplete)
             }
         }
     }
 
-    /// Looks after the loop devices until it is cancelled: revokes detaches by pods, and detaches devices that a call
-    /// which failed left without a target. A slow detach delays nothing else.
+    /// Revokes detaches by pods, and detaches devices that a failed call left without a target. A slow detach delays nothing
+    /// else.
     async fn watch(self: Arc<Self>, cx: Context, mut adoption: Adoption) -> Result<(), JoinError> {
         let mut looks = interval(self.settings.watch);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -232,10 +214,10 @@ impl<H: Host> Plugin<H> {
                 }
             }
             let host = Arc::clone(&self.host);
-            let Watched { revoked, idle, held } = match spawn_blocking(move || host.watch()).await? {
+            let WatchReport { revoked, idle, held } = match spawn_blocking(move || host.watch()).await? {
                 Ok(watched) => watched,
                 Err(reason) => {
-                    warn!(error = &reason as &dyn std::error::Error, "cannot look after the loop devices");
+                    warn!(error = &reason as &dyn std::error::Error, "cannot check the loop devices");
                     continue;
                 }
             };
@@ -246,18 +228,17 @@ impl<H: Host> Plugin<H> {
                 }
             }
         }
-        // A device that is being detached is open.
+        // The plugin has a device open until it is detached.
         while let Some(released) = releases.join_next().await {
             released??;
         }
         Ok(())
     }
 
-    /// Counts revoked detaches, and forgets the counts of volumes without a device.
-    fn count(&self, revoked: &[Revoked], held: &BTreeSet<VolumeId>) {
+    fn count(&self, revoked: &[RevokedDetach], held: &BTreeSet<VolumeId>) {
         self.revoked.send_if_modified(|counts| {
             counts.retain(|volume, _| held.contains(volume));
-            for Revoked { volume, device } in revoked {
+            for RevokedDetach { volume, device } in revoked {
                 warn!(%volume, %device, "a process tried to detach a published loop device; revoked");
                 self.metrics.revoked();
                 *counts.entry(volume.clone()).or_default() += 1;
@@ -266,77 +247,70 @@ impl<H: Host> Plugin<H> {
         });
     }
 
-    /// How many detaches by other processes were revoked, by volume that has a device now.
+    /// Revoked detaches by volume, of volumes that have a device now.
     pub fn revoked(&self) -> watch::Receiver<BTreeMap<VolumeId, u64>> {
         self.revoked.subscribe()
     }
 
-    /// Closes the descriptors of all loop devices: after the services have stopped, before what is mounted on the
-    /// node's disks is unmounted.
+    /// Closes the descriptors of all loop devices: after the services have stopped, before the node's disks are unmounted.
     pub fn close(&self) {
         self.host.close();
     }
 
-    /// Serves CSI on `plugins/DRIVER.sock`. Stopped, it finishes the calls that run, also those that kubelet gave up.
-    ///
-    /// # Errors
-    /// [`ServeError`].
+    /// Serves CSI on `plugins/DRIVER.sock`. At the end, completes running calls, including those that the kubelet canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
-        let identity =
-            IdentityService { version: version.clone(), host: Arc::clone(&self.host), metrics: self.metrics.clone() };
+        let identity = IdentityService { version: version.clone(), host: Arc::clone(&self.host) };
         let node = NodeService {
             node: node.clone(),
             kubelet: kubelet.clone(),
             host: Arc::clone(&self.host),
-            turns: self.turns.clone(),
-            metrics: self.metrics.clone(),
+            locks: self.locks.clone(),
         };
-        let routes = Routes::new(IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE))
-            .add_service(NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE));
+        let identity = IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE);
+        let node = NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE);
+        let routes = Routes::new(Observed::new(identity, self.metrics.clone()))
+            .add_service(Observed::new(node, self.metrics.clone()));
         let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();
         socket.serve(routes, Arc::default(), || {}, cx.cancelled()).await?;
-        self.turns.finish().await;
+        self.locks.finish().await;
         Ok(())
     }
 
-    /// Serves registration on `plugins_registry/DRIVER-reg.sock`. The socket is made anew after
-    /// [`Settings::patience`] without success, and when [`Plugin::register_again`] says so.
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub async fn register(self: Arc<Self>, cx: Context) -> Result<(), RegisterError> {
+    /// Serves registration on `plugins_registry/DRIVER-reg.sock`. Creates the socket again after [`Settings::patience`]
+    /// without success, and on [`Plugin::register_again`].
+    pub async fn register(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let endpoint = self.address(SOCKETS, socket_name()).path().display().to_string();
-        let (standing, seen) = watch::channel(Standing::Outside);
-        let standing = Arc::new(standing);
-        let service = RegistrationServer::new(RegistrationService { endpoint, standing: Arc::clone(&standing) });
+        let (state, seen) = watch::channel(RegistrationState::Unregistered);
+        let state = Arc::new(state);
+        let service = RegistrationServer::new(RegistrationService { endpoint, state: Arc::clone(&state) });
         let routes = Routes::new(service.max_decoding_message_size(MAX_MESSAGE));
         let socket = Socket::bind(self.address(REGISTRATION_SOCKETS, registration_name())).await?;
         cx.healthy();
-        let anew = Arc::new(Notify::new());
+        let recreate = Arc::new(Notify::new());
         let ask = async {
             loop {
                 tokio::select! {
-                    () = outside_for(seen.clone(), self.settings.patience) => {
-                        warn!("no registration yet, its socket is made anew");
+                    () = unregistered_for(seen.clone(), self.settings.patience) => {
+                        warn!("no registration yet, creating its socket again");
                     }
-                    () = self.again.notified() => info!("registration is asked for, its socket is made anew"),
+                    () = self.again.notified() => info!("registration requested, creating its socket again"),
                 }
-                anew.notify_one();
+                recreate.notify_one();
             }
         };
-        // kubelet forgets a plugin whose socket goes.
-        let made = || {
-            standing.send_replace(Standing::Outside);
+        // The kubelet deregisters a plugin whose socket is removed.
+        let created = || {
+            state.send_replace(RegistrationState::Unregistered);
         };
         tokio::select! {
-            served = socket.serve(routes, Arc::clone(&anew), made, cx.cancelled()) => Ok(served?),
+            served = socket.serve(routes, Arc::clone(&recreate), created, cx.cancelled()) => Ok(served?),
             () = ask => Ok(()),
         }
     }
 
-    /// Makes the registration socket anew: for whoever sees that the node's CSINode object has lost the driver.
+    /// Creates the registration socket again: for when the node's CSINode object lost the driver.
     pub fn register_again(&self) {
         self.again.notify_one();
     }

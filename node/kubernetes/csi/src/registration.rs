@@ -1,4 +1,4 @@
-//! kubelet's plugin registration: it finds a socket, asks who is there, and says whether it liked the answer.
+//! The kubelet's plugin registration: it finds the socket, reads the plugin's name and reports the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,33 +10,25 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-/// Registration cannot be served.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot serve kubelet's plugin registration")]
-pub struct RegisterError(#[from] crate::ServeError);
-
-/// What kubelet said last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// Nothing yet, or that it does not take us.
-    Outside,
-    /// kubelet knows the plugin.
+pub(crate) enum RegistrationState {
+    /// The kubelet has not answered yet, or has rejected the plugin.
+    Unregistered,
     Registered,
 }
 
-/// The service. kubelet asks again whenever it restarts.
 #[derive(Debug)]
 pub(crate) struct RegistrationService {
     pub(crate) endpoint: String,
-    pub(crate) standing: Arc<watch::Sender<Standing>>,
+    pub(crate) state: Arc<watch::Sender<RegistrationState>>,
 }
 
-/// Ends when kubelet did not register the plugin for `patience`: some kubelets try only once for each socket.
-pub(crate) async fn outside_for(mut standing: watch::Receiver<Standing>, patience: Duration) {
+/// Ends when the plugin has not been registered for `patience`: some kubelets try only once per socket.
+pub(crate) async fn unregistered_for(mut state: watch::Receiver<RegistrationState>, patience: Duration) {
     loop {
-        let registered = standing.wait_for(|standing| *standing == Standing::Registered);
+        let registered = state.wait_for(|state| *state == RegistrationState::Registered);
         let in_time = timeout(patience, registered).await.is_ok_and(|answer| answer.is_ok());
-        if !in_time || standing.wait_for(|standing| *standing == Standing::Outside).await.is_err() {
+        if !in_time || state.wait_for(|state| *state == RegistrationState::Unregistered).await.is_err() {
             return;
         }
     }
@@ -60,10 +52,10 @@ impl Registration for RegistrationService {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
         if plugin_registered {
             info!("kubelet registered the plugin");
-            self.standing.send_replace(Standing::Registered);
+            self.state.send_replace(RegistrationState::Registered);
         } else {
             warn!(reason = error, "kubelet did not register the plugin");
-            self.standing.send_replace(Standing::Outside);
+            self.state.send_replace(RegistrationState::Unregistered);
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }
@@ -80,27 +72,27 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_without_an_answer() {
-        let (_standing, seen) = watch::channel(Standing::Outside);
+    async fn the_wait_ends_without_an_answer() {
+        let (_state, seen) = watch::channel(RegistrationState::Unregistered);
         let begun = Instant::now();
-        outside_for(seen, PATIENCE).await;
+        unregistered_for(seen, PATIENCE).await;
         assert_eq!(begun.elapsed(), PATIENCE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_registered_plugin_waits_for_ever() {
-        let (standing, seen) = watch::channel(Standing::Outside);
-        standing.send_replace(Standing::Registered);
-        assert!(timeout(100 * PATIENCE, outside_for(seen, PATIENCE)).await.is_err());
+    async fn a_registered_plugin_waits_forever() {
+        let (state, seen) = watch::channel(RegistrationState::Unregistered);
+        state.send_replace(RegistrationState::Registered);
+        assert!(timeout(100 * PATIENCE, unregistered_for(seen, PATIENCE)).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_after_success_starts_the_wait_anew() {
-        let (standing, seen) = watch::channel(Standing::Registered);
-        let mut waiting = pin!(outside_for(seen, PATIENCE));
+    async fn a_rejection_after_success_restarts_the_wait() {
+        let (state, seen) = watch::channel(RegistrationState::Registered);
+        let mut waiting = pin!(unregistered_for(seen, PATIENCE));
         assert!(timeout(10 * PATIENCE, waiting.as_mut()).await.is_err());
         let refused = Instant::now();
-        standing.send_replace(Standing::Outside);
+        state.send_replace(RegistrationState::Unregistered);
         waiting.await;
         assert_eq!(refused.elapsed(), PATIENCE);
     }

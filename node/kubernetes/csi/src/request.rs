@@ -1,4 +1,4 @@
-//! Messages become values whose fields were all checked.
+//! Checked requests. Every `InvalidArgument` comes from here.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -14,81 +14,55 @@ use proto::csi::{
 use units::Bytes;
 use volume::{VolumeId, VolumeIdError};
 
-/// The longest path of Linux (`PATH_MAX`), its NUL included.
+/// Linux's limit of paths, with the NUL.
 const PATH_MAX: usize = 4096;
 
-/// What a message lacks or asks for in vain.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// A required field is empty.
     #[error("{field} is missing")]
     Missing {
-        /// Its name in csi.proto.
+        /// Name in csi.proto.
         field: &'static str,
     },
-    /// No volume can have this name.
     #[error("volume_id is malformed")]
     VolumeId(#[source] VolumeIdError),
-    /// A path that the plugin does not touch.
-    #[error("{field} is no path that the plugin serves")]
+    #[error("invalid {field}")]
     Path {
-        /// Its name in csi.proto.
+        /// Name in csi.proto.
         field: &'static str,
-        /// What is wrong with it.
         #[source]
         source: PathError,
     },
-    /// Many nodes, or a mode of a newer CSI.
     #[error(
         "access mode {mode} is not supported; a local volume is used from one node (ReadWriteOnce, ReadWriteOncePod)"
     )]
     AccessMode {
-        /// Its name in csi.proto, or its number.
+        /// Name in csi.proto, or the number.
         mode: String,
     },
-    /// Another file system than the node's.
     #[error("file system {found:?} is not supported; leave fsType empty or write xfs")]
-    FilesystemType {
-        /// What was asked for.
-        found: String,
-    },
-    /// Mount options would not reach the container.
+    FilesystemType { found: String },
     #[error("mount options are not supported; remove mountOptions from the PersistentVolume")]
     MountOptions,
-    /// A capability that is not announced.
     #[error("volume_mount_group is not supported; kubelet itself applies fsGroup")]
     MountGroup,
-    /// Negative sizes, or a limit below what is required.
     #[error("no volume has at least {required} and at most {limit} bytes")]
-    Range {
-        /// `required_bytes`.
-        required: i64,
-        /// `limit_bytes`; 0 for none.
-        limit: i64,
-    },
+    Range { required: i64, limit: i64 },
 }
 
-/// What is wrong with a path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Relative, or somewhere else.
     #[error("it is not beneath {}", kubelet.display())]
-    Outside {
-        /// kubelet's directory.
-        kubelet: PathBuf,
-    },
-    /// Longer than the kernel takes.
+    Outside { kubelet: PathBuf },
     #[error("it is longer than {PATH_MAX} bytes")]
     TooLong,
-    /// A component that is no file name.
-    #[error("its last component is no file name")]
+    #[error("its last component is not a file name")]
     Name(#[source] NameError),
-    /// `..` or NUL in it.
-    #[error("it holds `..` or NUL")]
+    #[error("it has `..` or NUL in it")]
     Unsafe,
 }
 
-/// A place beneath kubelet's directory, never that directory itself: a parent, and a name in it.
+/// A path below the kubelet's directory: a parent and a name in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetPath {
     full: PathBuf,
@@ -97,10 +71,7 @@ pub struct TargetPath {
 }
 
 impl TargetPath {
-    /// Checks a path that kubelet sent. Empty components and `.` are ignored, `..` is refused.
-    ///
-    /// # Errors
-    /// [`PathError`].
+    /// Ignores empty components and `.`, rejects `..`.
     pub fn parse(text: &str, kubelet: &Path) -> Result<Self, PathError> {
         if text.len() >= PATH_MAX {
             return Err(PathError::TooLong);
@@ -114,27 +85,25 @@ impl TargetPath {
         let beneath = full.strip_prefix(kubelet).map_err(|_| outside())?;
         let (parent, last) = beneath.parent().zip(beneath.file_name()).ok_or_else(outside)?;
         let name = Name::try_from(last).map_err(PathError::Name)?;
-        // openat2(2) takes no empty path.
+        // openat2(2) rejects an empty path.
         let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
         Ok(Self { parent, name, full })
     }
 
-    /// The whole path, absolute.
     pub fn full(&self) -> &Path {
         &self.full
     }
 
-    /// The directory that holds it, relative to kubelet's; `.` for kubelet's own.
+    /// Relative to the kubelet's directory; `.` for that directory itself.
     pub fn parent(&self) -> &Path {
         &self.parent
     }
 
-    /// It, relative to kubelet's directory.
+    /// Relative to the kubelet's directory.
     pub fn beneath(&self) -> PathBuf {
         self.parent.join(self.name.as_os_str()).components().filter(|part| *part != Component::CurDir).collect()
     }
 
-    /// Its last component.
     pub const fn name(&self) -> &Name {
         &self.name
     }
@@ -152,21 +121,15 @@ impl fmt::Display for TargetPath {
     }
 }
 
-/// How many targets a volume may have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// A second one is refused.
     OneTarget,
-    /// Pods of one node share it.
     ManyTargets,
 }
 
-/// What a pod sees of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// A directory.
     Filesystem,
-    /// A device.
     Block,
 }
 
@@ -183,78 +146,62 @@ impl fmt::Display for Mode {
 /// namespace the kernel locks the flags of the node's mount (mount_namespaces(7)).
 pub(crate) const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
 
-/// The mount of a device's node: as inert as any, but the node works.
+/// The mount of a device node, which has to work.
 pub(crate) const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
-/// `NodePublishVolume`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Publish {
+pub struct Publish {
     pub(crate) volume: VolumeId,
     pub(crate) target: TargetPath,
     pub(crate) mode: Mode,
-    /// Of the mount. `read_only` also means the device.
+    /// Of the mount. `read_only` includes the device.
     pub(crate) attributes: Attributes,
     pub(crate) sharing: Sharing,
 }
 
-/// `NodeUnpublishVolume`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unpublish {
+pub struct Unpublish {
     pub(crate) volume: VolumeId,
     pub(crate) target: TargetPath,
 }
 
-/// `NodeExpandVolume`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expand {
     pub(crate) volume: VolumeId,
     pub(crate) path: TargetPath,
-    /// `None` if the caller does not say.
     pub(crate) mode: Option<Mode>,
     pub(crate) range: Range,
 }
 
-/// `NodeGetVolumeStats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stats {
+pub struct Stats {
     pub(crate) volume: VolumeId,
     pub(crate) path: TargetPath,
 }
 
-/// Which sizes would do. `None` where the caller does not care.
+/// The requested sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// At least this.
     pub required: Option<Bytes>,
-    /// At most this.
     pub limit: Option<Bytes>,
 }
 
-/// What the host has to look at for a call.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
-    /// Which volume.
+pub struct LookRequest<'a> {
     pub volume: &'a VolumeId,
-    /// Where it should be, or is.
     pub target: &'a TargetPath,
-    /// What for.
     pub purpose: Purpose,
 }
 
-/// Why the host looks: what is not needed is not looked at.
+/// The reason for a look: the host reads only the state that the call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// `NodePublishVolume`.
     Publish {
-        /// As what.
         mode: Mode,
-        /// Whether nothing may be written.
         read_only: bool,
-        /// Whether other targets matter. To find those of a filesystem volume costs time that grows with the number of
-        /// mounts.
+        /// To find the other targets of a filesystem volume takes time that grows with the number of mounts.
         sharing: Sharing,
     },
-    /// `NodeUnpublishVolume`.
     Unpublish,
 }
 
@@ -285,9 +232,9 @@ impl Publish {
         Ok(Self { volume, target, mode, attributes, sharing })
     }
 
-    pub(crate) const fn question(&self) -> Question<'_> {
+    pub(crate) const fn look_request(&self) -> LookRequest<'_> {
         let purpose = Purpose::Publish { mode: self.mode, read_only: self.attributes.read_only, sharing: self.sharing };
-        Question { volume: &self.volume, target: &self.target, purpose }
+        LookRequest { volume: &self.volume, target: &self.target, purpose }
     }
 }
 
@@ -297,8 +244,8 @@ impl Unpublish {
         Ok(Self { volume, target: path("target_path", &message.target_path, kubelet)? })
     }
 
-    pub(crate) const fn question(&self) -> Question<'_> {
-        Question { volume: &self.volume, target: &self.target, purpose: Purpose::Unpublish }
+    pub(crate) const fn look_request(&self) -> LookRequest<'_> {
+        LookRequest { volume: &self.volume, target: &self.target, purpose: Purpose::Unpublish }
     }
 }
 
@@ -306,7 +253,6 @@ impl Expand {
     pub(crate) fn parse(message: &NodeExpandVolumeRequest, kubelet: &Path) -> Result<Self, RequestError> {
         let volume = volume_id(&message.volume_id)?;
         let path = path("volume_path", &message.volume_path, kubelet)?;
-        // Nothing else of the capability matters here.
         let access = message.volume_capability.as_ref().and_then(|capability| capability.access_type.as_ref());
         let mode = access.map(|access| match access {
             AccessType::Mount(_) => Mode::Filesystem,
@@ -350,7 +296,7 @@ fn check_mount(MountVolume { fs_type, mount_flags, volume_mount_group }: &MountV
     Ok(())
 }
 
-/// csi.proto writes 0 for "not given".
+/// 0 in csi.proto means not set.
 fn range(
     &CapacityRange { required_bytes: required, limit_bytes: limit }: &CapacityRange,
 ) -> Result<Range, RequestError> {
@@ -412,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_message_is_a_writable_inert_mount() {
+    fn a_valid_message_is_a_writable_inert_mount() {
         let want = publish(&message()).expect("a request");
         assert_eq!((want.mode, want.attributes), (Mode::Filesystem, DIRECTORY));
         assert_eq!(want.sharing, Sharing::ManyTargets);
@@ -422,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn every_required_field_is_missed_by_its_name() {
+    fn errors_name_the_missing_field() {
         let missing = |error| match error {
             RequestError::Missing { field } => field,
             other => panic!("{other:?}"),
@@ -451,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn access_modes_decide_about_targets_and_writing() {
+    fn access_modes_define_targets_and_writing() {
         let parsed = |mode| {
             let want = publish(&NodePublishVolumeRequest { volume_capability: Some(capability(mode)), ..message() });
             want.map(|want| (want.sharing, want.attributes.read_only))
@@ -471,13 +417,13 @@ mod tests {
     }
 
     #[test]
-    fn read_only_is_asked_for_by_the_message_too() {
+    fn the_message_can_request_read_only() {
         let want = publish(&NodePublishVolumeRequest { readonly: true, ..message() }).expect("a request");
         assert!(want.attributes.read_only);
     }
 
     #[test]
-    fn a_block_volume_is_a_node_that_works() {
+    fn a_block_volume_is_a_usable_node() {
         let block = Some(AccessType::Block(BlockVolume {}));
         let block = VolumeCapability { access_type: block, ..capability(Access::SingleNodeWriter) };
         let asked = NodePublishVolumeRequest { volume_capability: Some(block.clone()), ..message() };
@@ -498,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_ignored_is_refused() {
+    fn options_without_effect_are_rejected() {
         let options = MountVolume { mount_flags: vec!["noatime".to_owned()], ..MountVolume::default() };
         assert!(matches!(with_mount(options), RequestError::MountOptions));
         let group = MountVolume { volume_mount_group: "1000".to_owned(), ..MountVolume::default() };
@@ -508,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_leave_kubelets_directory_are_refused() {
+    fn paths_outside_the_kubelets_directory_are_rejected() {
         let parse = |text: &str| TargetPath::parse(text, Path::new(KUBELET));
         let outside = Err(PathError::Outside { kubelet: KUBELET.into() });
         for text in ["some/path", "/data/kubelet", "/data/kubelet/", "/data/kubelet/.", "/data/kubelet2/a", "/", "a"] {
@@ -523,14 +469,14 @@ mod tests {
     }
 
     #[test]
-    fn one_target_has_one_spelling() {
+    fn spellings_of_one_path_are_equal() {
         let parse = |text: &str| TargetPath::parse(text, Path::new(KUBELET)).expect("a path");
         assert_eq!(parse("/data//kubelet/./pods/a/"), parse("/data/kubelet/pods/a"));
         assert_eq!(parse("/data/kubelet/a").parent(), Path::new("."));
     }
 
     #[test]
-    fn sizes_are_optional_and_impossible_ones_are_refused() {
+    fn sizes_are_optional_and_impossible_ones_are_rejected() {
         let parse = |required_bytes, limit_bytes| range(&CapacityRange { required_bytes, limit_bytes });
         assert_eq!(parse(0, 0).expect("a range"), Range::default());
         let both = Range { required: Some(Bytes::new(1)), limit: Some(Bytes::new(2)) };
@@ -542,7 +488,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_accepted_path_stays_beneath(text in "(/data/kubelet)?[a./\0]{0,12}") {
+        fn accepted_paths_stay_below_the_directory(text in "(/data/kubelet)?[a./\0]{0,12}") {
             if let Ok(target) = TargetPath::parse(&text, Path::new(KUBELET)) {
                 let rejoined = Path::new(KUBELET).join(target.parent()).join(target.name().as_os_str());
                 let spelled: PathBuf = rejoined.components().collect();

@@ -1,6 +1,7 @@
-//! Sockets that only root may use.
+//! Unix sockets that serve one user.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::fs::{self, Permissions};
 use std::future::{Future, pending};
 use std::io;
@@ -20,97 +21,53 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use crate::authority::LocalAuthority;
-use crate::connection::{Connection, Ends};
+use crate::connection::{Connection, Shutdown};
+use crate::localhost::LocalhostStream;
 
-/// Of the directories that hold sockets.
+/// Mode of directories with sockets.
 const PRIVATE: Mode = Mode::S_IRWXU;
 const SOCKET_MODE: u32 = 0o600;
-/// After a failed accept (too many open files): it would fail again at once.
-const PAUSE: Duration = Duration::from_millis(100);
-/// At a time. kubelet makes one for each call and closes it.
+/// Delay after a failed accept (too many open files), which would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Concurrent connections. The kubelet opens one per call.
 const CONNECTIONS: usize = 64;
-/// Calls at a time on one connection. More wait.
+/// Concurrent calls of a connection. More wait.
 const CALLS: u32 = 64;
-/// Whether a client is still there.
+/// Interval and timeout of pings to idle clients.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// The largest message that is read. CSI's fields are paths and names.
+/// Largest message that is accepted. CSI's fields are paths and names.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 
-/// A socket cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The directory of the socket cannot be made or opened.
-    #[error("cannot prepare the directory of socket {}", path.display())]
-    Directory {
-        /// The socket.
-        path: PathBuf,
-        /// What failed.
-        #[source]
-        source: dir::Error,
-    },
-    /// The socket's path holds no file names.
-    #[error("{} is no path of a socket", path.display())]
-    Path {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// An old socket stays in the way.
-    #[error("cannot remove the old socket {}", path.display())]
-    Stale {
-        /// The socket.
-        path: PathBuf,
-        /// What failed.
-        #[source]
-        source: dir::Error,
-    },
-    /// The socket cannot be made.
-    #[error("cannot make socket {}", path.display())]
-    Bind {
-        /// The socket.
-        path: PathBuf,
-        /// What failed.
-        #[source]
-        source: io::Error,
-    },
-    /// The thread that makes it panicked.
-    #[error("making socket {} ended early", path.display())]
-    Panicked {
-        /// The socket.
-        path: PathBuf,
-        /// What failed.
-        #[source]
-        source: tokio::task::JoinError,
-    },
-    /// Serving ended.
-    #[error("serving on socket {} failed", path.display())]
-    Transport {
-        /// The socket.
-        path: PathBuf,
-        /// What failed.
-        #[source]
-        source: tonic::transport::Error,
-    },
+#[error("cannot {action} socket {}", path.display())]
+pub struct ServeError {
+    action: &'static str,
+    path: PathBuf,
+    source: Box<dyn Error + Send + Sync>,
 }
 
-/// Where a socket is, and who may use it.
+impl ServeError {
+    fn new<E: Into<Box<dyn Error + Send + Sync>>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+        move |source| Self { action, path: path.to_owned(), source: source.into() }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     /// An existing directory.
     pub(crate) parent: PathBuf,
-    /// The directory in it that holds the socket. It is made.
+    /// The directory in it that has the socket. It is created if missing.
     pub(crate) directory: &'static str,
-    /// Of the socket.
     pub(crate) name: String,
     /// The only user that may connect.
     pub(crate) peer: Uid,
-    /// How often it is looked whether the socket is still in its place.
+    /// Interval of the check that the socket file exists.
     pub(crate) look: Duration,
-    /// How long a stop waits for calls that run.
+    /// Time that running calls have at the end.
     pub(crate) grace: Duration,
 }
 
-/// A socket and its file; dropped, the file is gone.
+/// A socket and its file, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Socket {
     listener: UnixListener,
@@ -123,74 +80,71 @@ struct SocketFile {
     path: PathBuf,
     dir: Dir,
     name: Name,
-    /// File system and inode, if it was there after it was made.
-    made: Option<(u64, u64)>,
+    /// File system and inode after the bind.
+    id: Option<(u64, u64)>,
 }
 
 impl SocketFile {
-    /// Whether the path still leads to it.
     fn is_in_place(&self) -> bool {
-        self.made.is_some() && found(&self.path) == self.made
+        self.id.is_some() && file_id(&self.path) == self.id
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Another one may have taken its place.
+        // Another process may have replaced it.
         if self.is_in_place()
             && let Err(reason) = self.dir.remove_file(&self.name)
             && !reason.is_not_found()
         {
-            warn!(socket = %self.path.display(), error = &reason as &dyn std::error::Error, "socket stays behind");
+            warn!(socket = %self.path.display(), error = &reason as &dyn std::error::Error, "cannot remove socket");
         }
     }
 }
 
-fn found(path: &Path) -> Option<(u64, u64)> {
+fn file_id(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Socket {
-    /// Listens. Makes the directory, and takes the place of a socket that an unclean end left.
+    /// Creates the directory if missing, and replaces the socket of a process that was killed.
     pub(crate) async fn bind(address: Address) -> Result<Self, ServeError> {
         let path = address.path();
-        let made = spawn_blocking(move || Self::make(address)).await;
-        made.map_err(|source| ServeError::Panicked { path, source })?
+        let created = spawn_blocking(move || Self::create(address)).await;
+        created.map_err(ServeError::new("create", &path))?
     }
 
-    fn make(address: Address) -> Result<Self, ServeError> {
+    fn create(address: Address) -> Result<Self, ServeError> {
         let path = address.path();
-        let named = |text| Name::try_from(text).map_err(|_| ServeError::Path { path: path.clone() });
+        let named = |text| Name::try_from(text).map_err(ServeError::new("name", &path));
         let (directory, name) = (named(address.directory)?, named(&address.name)?);
         let dir = Dir::open(&address.parent)
             .and_then(|parent| parent.ensure_dir(&directory, PRIVATE))
-            .map_err(|source| ServeError::Directory { path: path.clone(), source })?
+            .map_err(ServeError::new("open the directory of", &path))?
             .into_inner();
         match dir.remove_file(&name) {
-            Err(source) if !source.is_not_found() => return Err(ServeError::Stale { path, source }),
+            Err(error) if !error.is_not_found() => return Err(ServeError::new("remove the old", &path)(error)),
             Ok(()) | Err(_) => {}
         }
-        // bind(2) takes a path only. The directory is ours alone, so nobody sees the mode change.
-        let listener = UnixListener::bind(&path).map_err(|source| ServeError::Bind { path: path.clone(), source })?;
-        let made = found(&path);
-        let file = SocketFile { path, dir, name, made };
+        // bind(2) accepts only a path. The directory has mode 0700, so no other user connects before the chmod.
+        let listener = UnixListener::bind(&path).map_err(ServeError::new("create", &path))?;
+        let id = file_id(&path);
+        let file = SocketFile { path, dir, name, id };
         fs::set_permissions(&file.path, Permissions::from_mode(SOCKET_MODE))
-            .map_err(|source| ServeError::Bind { path: file.path.clone(), source })?;
+            .map_err(ServeError::new("set the mode of", &file.path))?;
         Ok(Self { listener, file, address })
     }
 
-    /// Serves until `end`, then finishes the calls that run, as long as there is time for that.
-    ///
-    /// The socket is made anew whenever `anew` says so, and when it is not in its place any more; `made` hears of it.
-    /// Connections that were accepted before go on.
+    /// Serves until `end`, then completes running calls within the grace period. Creates the socket again on `again` and when
+    /// its file is missing, and then calls `created`. Accepted connections continue.
     pub(crate) async fn serve(
         self,
         routes: Routes,
-        anew: Arc<Notify>,
-        made: impl Fn() + Send,
+        again: Arc<Notify>,
+        created: impl Fn() + Send,
         end: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
-        let (path, grace, ends) = (self.file.path.clone(), self.address.grace, Ends::default());
+        let (path, grace, shutdown) = (self.file.path.clone(), self.address.grace, Shutdown::default());
         let server = Server::builder()
             .max_concurrent_streams(CALLS)
             .http2_keepalive_interval(Some(KEEPALIVE))
@@ -198,18 +152,18 @@ impl Socket {
             .add_routes(routes);
         let stop = async {
             end.await;
-            ends.stopping.cancel();
+            shutdown.stopping.cancel();
         };
-        let incoming = incoming(Arrivals { socket: self, anew, ends: ends.clone() }, made);
+        let incoming = incoming(Incoming { socket: self, again, shutdown: shutdown.clone() }, created);
         let served = server.serve_with_incoming_shutdown(incoming, stop);
         let cut = async {
-            ends.stopping.cancelled().await;
+            shutdown.stopping.cancelled().await;
             sleep(grace).await;
-            ends.cut.cancel();
+            shutdown.cut.cancel();
             pending::<()>().await;
         };
         tokio::select! {
-            served = served => served.map_err(|source| ServeError::Transport { path, source }),
+            served = served => served.map_err(ServeError::new("serve", &path)),
             () = cut => Ok(()),
         }
     }
@@ -221,26 +175,25 @@ impl Address {
     }
 }
 
-struct Arrivals {
+struct Incoming {
     socket: Socket,
-    anew: Arc<Notify>,
-    ends: Ends,
+    again: Arc<Notify>,
+    shutdown: Shutdown,
 }
 
-/// Connections of the allowed user alone, whatever authority it names. Never ends and never fails: the server would end
-/// with it.
+/// Connections of the allowed user. Never ends and never fails: the server would end with it.
 fn incoming(
-    arrivals: Arrivals,
-    made: impl Fn(),
-) -> impl Stream<Item = Result<Connection<LocalAuthority<UnixStream>>, Infallible>> {
-    let mut looks = interval(arrivals.socket.address.look);
+    incoming: Incoming,
+    created: impl Fn(),
+) -> impl Stream<Item = Result<Connection<LocalhostStream<UnixStream>>, Infallible>> {
+    let mut looks = interval(incoming.socket.address.look);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     futures::stream::unfold(
-        (arrivals, looks, places, made),
-        move |(mut arrivals, mut looks, places, made)| async move {
+        (incoming, looks, places, created),
+        move |(mut incoming, mut looks, places, created)| async move {
             loop {
-                let Arrivals { socket, anew, ends } = &mut arrivals;
+                let Incoming { socket, again, shutdown } = &mut incoming;
                 let accept = async {
                     let place = Arc::clone(&places).acquire_owned().await;
                     (socket.listener.accept().await, place)
@@ -250,16 +203,16 @@ fn incoming(
                         if let Some(stream) = admit(accepted, socket.address.peer).await
                             && let Ok::<_, AcquireError>(place) = place
                         {
-                            let connection = Connection::new(LocalAuthority::new(stream), ends, place);
-                            return Some((Ok(connection), (arrivals, looks, places, made)));
+                            let connection = Connection::new(LocalhostStream::new(stream), shutdown, place);
+                            return Some((Ok(connection), (incoming, looks, places, created)));
                         }
                         continue;
                     }
-                    () = anew.notified() => true,
+                    () = again.notified() => true,
                     _ = looks.tick() => {
                         let lost = !socket.file.is_in_place();
                         if lost {
-                            info!(socket = %socket.file.path.display(), "socket is gone, it is made anew");
+                            info!(socket = %socket.file.path.display(), "socket file is missing, creating the socket again");
                         }
                         lost
                     }
@@ -268,11 +221,11 @@ fn incoming(
                     match Socket::bind(socket.address.clone()).await {
                         Ok(new) => {
                             *socket = new;
-                            made();
+                            created();
                         }
-                        // The next look finds it missing still.
+                        // The next check tries again.
                         Err(reason) => {
-                            warn!(error = &reason as &dyn std::error::Error, "socket cannot be made anew");
+                            warn!(error = &reason as &dyn std::error::Error, "cannot create the socket again");
                         }
                     }
                 }
@@ -281,14 +234,13 @@ fn incoming(
     )
 }
 
-/// A connection of the allowed user.
 async fn admit(accepted: io::Result<(UnixStream, tokio::net::unix::SocketAddr)>, peer: Uid) -> Option<UnixStream> {
     match accepted.and_then(|(stream, _)| Ok((stream.peer_cred()?, stream))) {
         Ok((found, stream)) if found.uid() == peer.as_raw() => return Some(stream),
-        Ok((found, _)) => warn!(uid = found.uid(), pid = found.pid(), "connection of another user refused"),
+        Ok((found, _)) => warn!(uid = found.uid(), pid = found.pid(), "connection of another user rejected"),
         Err(reason) => {
-            warn!(error = &reason as &dyn std::error::Error, "connection cannot be accepted");
-            sleep(PAUSE).await;
+            warn!(error = &reason as &dyn std::error::Error, "cannot accept a connection");
+            sleep(ACCEPT_PAUSE).await;
         }
     }
     None

@@ -1,6 +1,6 @@
 //! Block volumes on a real disk: images on XFS, loop devices, mounted nodes. Runs as root in a machine of its own.
 
-mod held;
+mod detach;
 mod kubelet;
 mod machine;
 mod traced;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use csi::{Calls, Host, Linux, Mode, Purpose, Question, Shape, Sharing, Step, TargetPath};
+use csi::{Host, Linux, LookRequest, Mode, Publish, Purpose, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
 use kubelet::{MANY, SINGLE};
 use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number, Numbers};
@@ -25,7 +25,7 @@ use proto::csi::NodePublishVolumeRequest;
 use proto::csi::volume_usage::Unit;
 use tonic::Code;
 use units::Bytes;
-use volume::{Access, Allocation, Store, VolumeId};
+use volume::{Access, Allocation, Store, VolumeId, Volumes as _};
 
 const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
@@ -35,7 +35,7 @@ const MAP: &str = "plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/pod-1";
 
 impl Node {
     fn devices(&self) -> Vec<Attached> {
-        self.ground.devices()
+        self.disk.devices()
     }
 
     fn image(&self, volume: &VolumeId) -> File {
@@ -52,7 +52,7 @@ impl Node {
         self.publish(NodePublishVolumeRequest { readonly: true, ..message }).await
     }
 
-    /// What kubelet does when the plugin has published. Without our patch it also attaches a loop device of its own.
+    /// The kubelet's mount after a publish. Without our patch, the kubelet also attaches a loop device of its own.
     fn map(&self, target: &str) -> PathBuf {
         let map = self.target(MAP);
         fs::create_dir_all(map.parent().expect("a directory")).expect("directories");
@@ -63,15 +63,14 @@ impl Node {
     }
 }
 
-/// What a publish to this target finds.
 fn look(host: &Linux, volume: &VolumeId, target: &Path, kubelet: &Path) -> <Linux as Host>::At {
     let target = TargetPath::parse(&target.display().to_string(), kubelet).expect("a path");
     let purpose = Purpose::Publish { mode: Mode::Block, read_only: false, sharing: Sharing::ManyTargets };
-    host.look(Question { volume, target: &target, purpose }).expect("look").0
+    host.look(LookRequest { volume, target: &target, purpose }).expect("look").0
 }
 
 /// The steps of the first publish.
-const PUBLISH_STEPS: [Step; 3] = [Step::MakeTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)];
+const PUBLISH_STEPS: [Step; 3] = [Step::CreateTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)];
 
 fn losetup(path: &Path) -> Device {
     let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
@@ -110,7 +109,7 @@ fn is_device(path: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn a_volume_is_one_device_with_direct_io_and_no_node_on_the_disk() {
+async fn a_volume_has_one_device_and_no_node_on_the_disk() {
     let mut node = Node::start().await;
     node.provision_block("pvc-1");
     let target = node.target("device");
@@ -170,27 +169,7 @@ async fn read_only_is_the_device_itself_beside_a_writable_one() {
 }
 
 #[tokio::test]
-async fn one_of_two_targets_may_go_while_the_other_is_written() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
-    for target in ["a", "b"] {
-        node.publish_block("pvc-1", target).await.expect("publish");
-        assert_eq!(node.devices().len(), 1, "shared");
-    }
-    let mut held = OpenOptions::new().write(true).open(node.target("b")).expect("open");
-    held.write_all(b"hel").expect("write");
-    node.unpublish("pvc-1", "a").await.expect("unpublish");
-    held.write_all(b"lo").and_then(|()| held.sync_all()).expect("write");
-    drop(held);
-    assert_eq!(read(&node.target("b")), b"hello");
-    assert_eq!(node.devices().len(), 1);
-    node.unpublish("pvc-1", "b").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
-}
-
-#[tokio::test]
-async fn a_single_writer_has_one_target_and_kubelets_own_mount_is_none() {
+async fn the_kubelets_own_mount_is_not_a_target() {
     let mut node = Node::start().await;
     node.provision_block("pvc-1");
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
@@ -252,7 +231,7 @@ async fn devices_grow_while_they_are_open() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_place_of_a_device_is_used_if_it_is_empty_and_stays_otherwise() {
+async fn only_empty_files_are_used_as_targets_of_devices() {
     let mut node = Node::start().await;
     node.provision_block("pvc-1");
     let (directory, content, empty) = (node.target("directory"), node.target("content"), node.target("empty"));
@@ -280,7 +259,7 @@ async fn what_is_in_the_place_of_a_device_is_used_if_it_is_empty_and_stays_other
 }
 
 #[tokio::test]
-async fn a_device_that_vanished_is_told_made_anew_and_unpublished() {
+async fn a_detached_device_is_reported_and_replaced() {
     let mut node = Node::start().await;
     node.provision_block("pvc-1");
     let target = node.target("device");
@@ -327,10 +306,9 @@ async fn a_stale_node_never_shows_another_volume() {
     node.stop().await;
 }
 
-/// Without our patch kubelet attaches a second device, to the node that it mounts itself, so that nobody takes the first
-/// one away.
+/// Without our patch, the kubelet attaches a second device to the node that it mounts itself, so that the first one stays.
 #[tokio::test]
-async fn kubelets_own_device_does_no_harm() {
+async fn a_loop_device_of_the_kubelet_does_no_harm() {
     let mut node = Node::start().await;
     let volume = node.provision_block("pvc-1");
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
@@ -378,10 +356,10 @@ async fn at_the_start_only_devices_of_volumes_without_targets_go() {
     let left = node.provision_block("pvc-2");
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&node.target("device"), b"hello");
-    // What a plugin leaves that is killed, and what is not the plugin's although it is on the same disk.
+    // A device of a killed plugin, and one of another file on the same disk.
     let driver = Control::open().expect("the driver");
     drop(driver.attach(node.image(&left), &Config::default()).expect("attach"));
-    let foreign = node.ground.path().join("foreign");
+    let foreign = node.disk.path().join("foreign");
     fs::write(&foreign, [0; 8192]).expect("a file");
     let foreign = losetup(&foreign).path();
     assert_eq!(node.devices().len(), 3);
@@ -443,13 +421,14 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
 async fn no_other_program_is_started() {
     let mut node = Node::start().await;
     node.provision_block("pvc-1");
-    let plugin = Calls::new(node.kubelet.directory.clone(), node.host());
+    let host = node.host();
     let message = node.kubelet.publish_block("pvc-1", "device", MANY);
-    let calls = traced::calls(|| plugin.publish(&message).expect("publish"));
+    let publish = || assert!(csi::call::<Publish>(&host, &node.kubelet.directory, &message).is_ok());
+    let calls = traced::calls(publish);
     assert!(is_device(&node.target("device")) && calls.contains(&libc::SYS_move_mount));
     let forks = [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve];
     assert!(!calls.iter().any(|call| forks.contains(call)), "{calls:?}");
-    drop(plugin);
+    drop(host);
     node.unpublish("pvc-1", "device").await.expect("unpublish");
     node.stop().await;
 }

@@ -84,7 +84,7 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn the_plugin_tells_its_name_and_what_it_can_do() {
+async fn the_plugin_has_a_name_and_capabilities() {
     let node = Node::start(&FakeHost::default()).await;
     let mut identity = IdentityClient::new(connect(node.kubelet.socket()).await.expect("connect"));
     let info = identity.get_plugin_info(GetPluginInfoRequest {}).await.expect("info").into_inner();
@@ -96,7 +96,7 @@ async fn the_plugin_tells_its_name_and_what_it_can_do() {
 }
 
 #[tokio::test]
-async fn the_node_tells_its_name_place_and_capabilities() {
+async fn the_node_has_a_name_topology_and_capabilities() {
     let node = Node::start(&FakeHost::default()).await;
     let mut client = node.kubelet.client().await;
     let info = client.node_get_info(NodeGetInfoRequest {}).await.expect("info").into_inner();
@@ -117,7 +117,7 @@ async fn the_node_tells_its_name_place_and_capabilities() {
 }
 
 #[tokio::test]
-async fn staging_is_not_there() {
+async fn staging_is_not_implemented() {
     let node = Node::start(&FakeHost::default()).await;
     let mut client = node.kubelet.client().await;
     let stage = client.node_stage_volume(NodeStageVolumeRequest::default()).await;
@@ -133,7 +133,7 @@ async fn publishing_twice_works_once() {
     let mut client = node.kubelet.client().await;
     for _ in 0..2 {
         client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-        assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
+        assert_eq!(host.steps(), [Step::CreateTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
     }
     for _ in 0..2 {
         client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
@@ -197,7 +197,7 @@ async fn a_volume_is_published_in_its_own_mode_only() {
 }
 
 #[tokio::test]
-async fn targets_share_a_device_and_the_last_one_takes_it_away() {
+async fn the_last_target_detaches_the_shared_device() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
     let node = Node::start(&host).await;
@@ -217,7 +217,7 @@ async fn targets_share_a_device_and_the_last_one_takes_it_away() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_finished_is_taken_back() {
+async fn a_failed_publish_is_undone() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
     let node = Node::start(&host).await;
@@ -291,7 +291,7 @@ async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
 }
 
 #[tokio::test]
-async fn a_device_tells_its_size_and_grows_with_its_image() {
+async fn a_device_has_a_size_and_grows_with_its_image() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
     let node = Node::start(&host).await;
@@ -357,7 +357,7 @@ async fn statistics_are_the_quotas() {
 }
 
 #[tokio::test]
-async fn expansion_tells_the_size_that_the_quota_has() {
+async fn expansion_returns_the_size_of_the_quota() {
     let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
     let mut client = node.kubelet.client().await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
@@ -376,7 +376,7 @@ async fn expansion_tells_the_size_that_the_quota_has() {
 }
 
 #[tokio::test]
-async fn a_slow_volume_holds_up_itself_alone() {
+async fn a_slow_volume_does_not_delay_others() {
     let host = FakeHost::with_volumes(&["pvc-slow", "pvc-fast"]);
     let node = Node::start(&host).await;
     host.hold("pvc-slow");
@@ -395,7 +395,7 @@ async fn a_slow_volume_holds_up_itself_alone() {
 }
 
 #[tokio::test]
-async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
+async fn a_canceled_call_keeps_its_lock() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
     host.hold("pvc-1");
@@ -412,7 +412,7 @@ async fn a_call_that_kubelet_gave_up_keeps_its_turn() {
     let release = async { host.release("pvc-1") };
     tokio::join!(again, release).0.expect("publish");
     assert!(!host.overlapped());
-    assert_eq!(host.steps(), [Step::MakeTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
+    assert_eq!(host.steps(), [Step::CreateTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
 }
 
 #[tokio::test]
@@ -427,7 +427,7 @@ async fn a_bug_is_an_internal_error_and_not_the_end() {
 }
 
 #[tokio::test]
-async fn stopping_finishes_running_calls_and_takes_the_sockets_away() {
+async fn a_stop_completes_running_calls_and_removes_the_sockets() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
     let node = Node::start(&host).await;
     host.hold("pvc-1");
@@ -458,7 +458,7 @@ async fn sockets_and_their_directories_are_roots_alone() {
 }
 
 #[tokio::test]
-async fn another_user_is_turned_away() {
+async fn other_users_are_rejected() {
     let stranger = Uid::from_raw(Uid::current().as_raw() + 1);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.peer = stranger).await;
     let refused = match connect(node.kubelet.socket()).await {
@@ -474,7 +474,7 @@ async fn a_socket_of_an_unclean_end_is_replaced() {
     let node = Node::start_with(&host, |settings| {
         let directory = settings.kubelet.join("plugins");
         fs::create_dir(&directory).expect("a directory");
-        drop(UnixListener::bind(directory.join("local.granary.dev.sock")).expect("a socket that nobody serves"));
+        drop(UnixListener::bind(directory.join("local.granary.dev.sock")).expect("a socket of a killed plugin"));
     })
     .await;
     node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
@@ -486,7 +486,7 @@ async fn registration(node: &Node) -> RegistrationClient<Channel> {
 }
 
 #[tokio::test]
-async fn kubelet_registers_the_plugin_as_often_as_it_likes() {
+async fn the_kubelet_may_register_the_plugin_repeatedly() {
     let node = Node::start(&FakeHost::default()).await;
     for _ in 0..2 {
         let mut client = registration(&node).await;
@@ -502,7 +502,7 @@ async fn kubelet_registers_the_plugin_as_often_as_it_likes() {
 /// kubelet's registration client names none, and grpc-go takes the path that it dials: `h2` reset its streams, and the
 /// plugin was never registered.
 #[tokio::test]
-async fn a_client_may_take_the_sockets_path_for_the_authority() {
+async fn a_client_may_send_the_sockets_path_as_host() {
     let node = Node::start(&FakeHost::default()).await;
     let calls = [
         (node.registration_socket(), "/pluginregistration.Registration/GetInfo"),
@@ -517,18 +517,18 @@ async fn a_client_may_take_the_sockets_path_for_the_authority() {
     }
 }
 
-/// Changes whenever the socket is made anew, also if its inode number is used again.
+/// Changes whenever the socket is created again, also if its inode number is used again.
 fn birth(socket: &Path) -> io::Result<(u64, i64, i64)> {
     fs::symlink_metadata(socket).map(|found| (found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
 #[tokio::test]
-async fn without_success_the_registration_socket_is_made_anew() {
+async fn the_registration_socket_is_created_again_without_success() {
     let patience = Duration::from_millis(50);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.patience = patience).await;
     let refused = RegistrationStatus { plugin_registered: false, error: "not today".to_owned() };
     let mut client = registration(&node).await;
-    // The socket may be made anew meanwhile: that is what is waited for.
+    // Fails if the socket is created again meanwhile.
     let _ = client.notify_registration_status(refused).await;
     let first = birth(&node.registration_socket()).ok();
     let changed = || birth(&node.registration_socket()).is_ok_and(|now| Some(now) != first);
@@ -548,7 +548,7 @@ async fn a_registered_plugin_can_be_registered_again() {
 
 /// kubelet's directory may be cleared, or restored from elsewhere, while the node runs.
 #[tokio::test]
-async fn sockets_come_back_when_their_directories_are_made_anew() {
+async fn sockets_come_back_with_their_directories() {
     let look = Duration::from_millis(10);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.look = look).await;
     let mut before = node.kubelet.client().await;
@@ -567,7 +567,7 @@ async fn sockets_come_back_when_their_directories_are_made_anew() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_nothing_does_not_delay_the_end() {
+async fn a_silent_client_does_not_delay_the_end() {
     let node = Node::start_with(&FakeHost::default(), |settings| settings.grace = 100 * LIMIT).await;
     let silent = [node.kubelet.socket(), node.registration_socket()]
         .map(|socket| std::os::unix::net::UnixStream::connect(socket).expect("connect"));
@@ -579,7 +579,7 @@ async fn a_client_that_says_nothing_does_not_delay_the_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_in_the_middle_delays_the_end_by_the_grace() {
+async fn a_stalled_client_delays_the_end_by_the_grace_period() {
     let grace = Duration::from_millis(50);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.grace = grace).await;
     let mut half = tokio::net::UnixStream::connect(node.kubelet.socket()).await.expect("connect");

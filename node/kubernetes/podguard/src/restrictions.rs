@@ -161,7 +161,7 @@ impl Restrictions {
 #[derive(Debug)]
 pub struct Devices(pub Arc<Restrictions>);
 
-impl csi::Published for Devices {
+impl csi::DeviceObserver for Devices {
     fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(self.0.publish(device)?)
     }

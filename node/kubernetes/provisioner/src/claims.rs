@@ -85,7 +85,7 @@ pub(crate) async fn pass(claim: Arc<PersistentVolumeClaim>, p: Arc<Provisioner>)
         return Ok(Action::requeue(left));
     }
     // The comparison of disk and cluster may be at it.
-    let Some(_turn) = p.turns.take(&ours.id) else { return Ok(Action::requeue(OCCUPIED)) };
+    let Some(_guard) = p.locks.try_lock(&ours.id) else { return Ok(Action::requeue(OCCUPIED)) };
     let span = info_span!("provision", volume = %ours.id, claim = %ours.claim);
     let made = p.provision(&claim, &ours).instrument(span).await;
     if let Err(error) = &made {

@@ -26,19 +26,17 @@ use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use supervisor::Context;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{Span, debug, warn};
-use volume::VolumeId;
+use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::backoff::Attempts;
 use crate::discard::{self, Pending};
 use crate::events::Events;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
-use crate::observed::Observed;
-use crate::turns::Turns;
-use crate::{Metrics, Volumes, claims, drift, publication, pv, pvs, revoked, sweep};
+use crate::{Metrics, claims, drift, publication, pv, pvs, revoked, sweep};
 
 /// A claim whose PV somebody deletes before it is bound does not change, and nothing else would wake its pass. Once
 /// it is bound, it is not ours any more.
@@ -102,15 +100,13 @@ pub(crate) struct Provisioner {
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// Volumes that some pass is at.
-    pub(crate) turns: Turns,
+    pub(crate) locks: VolumeLocks,
     /// Volumes whose data goes.
     pub(crate) pending: Pending,
     /// Volumes with inodes that do not count to their projects.
     pub(crate) drifted: drift::Known,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
-    /// What is promised of the disk has changed.
-    pub(crate) changes: Arc<Notify>,
     /// All PVs that the watch has seen.
     seen: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }
@@ -121,22 +117,20 @@ pub(crate) struct Provisioner {
 /// [`RunError`]; an API server that is away is waited for and is none.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
-    let changes = Arc::new(Notify::new());
     let provisioner = Arc::new(Provisioner {
         events: Events::new(client.clone(), &node),
         volumes: Api::all(client.clone()),
         classes: Api::all(client.clone()),
         attempts: Attempts::new(metrics.clone()),
-        turns: Turns::default(),
+        locks: VolumeLocks::default(),
         pending: Pending::default(),
         drifted: drift::Known::default(),
         listings: Listings::default(),
         seen: Mutex::default(),
-        store: Arc::new(Observed::new(store, metrics.clone(), Arc::clone(&changes))),
+        store,
         node,
         client,
         metrics,
-        changes,
     });
     let part = |provisioner: &Arc<Provisioner>| Arc::clone(provisioner);
     let (of_claims, of_volumes) = (part(&provisioner), part(&provisioner));

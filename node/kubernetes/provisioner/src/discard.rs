@@ -123,7 +123,7 @@ impl Provisioner {
     /// Removes one volume for good, unless it has a PV. It waits since then.
     async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), VolumeError> {
         let _turn = loop {
-            match self.turns.take(id) {
+            match self.locks.try_lock(id) {
                 Some(turn) => break turn,
                 None => sleep(OCCUPIED).await,
             }

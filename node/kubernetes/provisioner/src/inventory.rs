@@ -7,9 +7,8 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Space, State, UsageError, VolumeUsage};
+use volume::{ListError, LookError, Mode, Space, State, UsageError, VolumeUsage, Volumes};
 
-use crate::Volumes;
 use crate::metrics::count;
 
 /// Volumes that have series of their own, the first by name: a scrape stays small whatever is on the disk.

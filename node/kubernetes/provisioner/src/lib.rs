@@ -29,7 +29,6 @@ mod inventory;
 mod listing;
 mod metrics;
 mod notice;
-mod observed;
 #[cfg(test)]
 mod page;
 mod publication;
@@ -41,11 +40,8 @@ mod revoked;
 mod status;
 mod sweep;
 mod topology;
-mod turns;
-mod volumes;
 
 pub use controller::{RunError, Settings, run};
 pub use metrics::Metrics;
 pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
 pub use volume::FINALIZER;
-pub use volumes::{Held, HeldError, Volumes};

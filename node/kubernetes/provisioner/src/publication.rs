@@ -73,6 +73,7 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
     let own = watcher::Config::default().labels(&capacity::selector(&p.node));
     let (objects, of_objects) = kept(Api::<CSIStorageCapacity>::namespaced(p.client.clone(), NAMESPACE), own);
     let mut changes = pin!(stream::select(of_classes, of_objects));
+    let mut reserved = p.store.calls().changes();
     let mut seen = Seen { classes, objects, owner: None };
     let mut failures = 0;
     let mut soonest = Instant::now();
@@ -85,7 +86,7 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
                 change.ok_or(RunError::WatchEnded("capacities"))?;
                 look_at = soonest;
             }
-            () = p.changes.notified(), if failures == 0 => look_at = soonest,
+            Ok(()) = reserved.changed(), if failures == 0 => look_at = soonest,
             () = sleep_until(look_at), if seen.is_complete() => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),

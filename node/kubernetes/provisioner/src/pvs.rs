@@ -84,7 +84,7 @@ pub(crate) async fn pass(pv: Arc<PersistentVolume>, p: Arc<Provisioner>) -> Resu
         }
         Verdict::Delete => {
             // Its removal, or the pass of another PV, may be at it.
-            let Some(_turn) = p.turns.take(&id) else { return Ok(Action::requeue(OCCUPIED)) };
+            let Some(_guard) = p.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             let deleted = p.delete(&pv, &id).instrument(span).await;
             if let Err(error) = &deleted {
                 p.events.delete_failed(&pv, error.kind(), error).await;
@@ -117,7 +117,7 @@ impl Provisioner {
             Err(error) => return Err(VolumeError::Store(error)),
         }
         if self.attempts.is_failing(&pv.uid().unwrap_or_default())
-            && let Some(_turn) = self.turns.take(id)
+            && let Some(_guard) = self.locks.try_lock(id)
         {
             self.take_back(&pv.name_any(), id).await?;
         }

@@ -12,13 +12,12 @@ use std::time::Duration;
 use tokio::task::JoinError;
 use tracing::{Instrument as _, info, info_span};
 use units::Bytes;
-use volume::{Record, VolumeId};
+use volume::{LiveVolume, LiveVolumeError, Record, VolumeId};
 
 use crate::api::{ApiError, api};
 use crate::controller::Provisioner;
 use crate::expand::{self, Asked, Stage, Step};
 use crate::status::{self, News};
-use crate::volumes::{Held, HeldError};
 use crate::{pv, quantity};
 
 /// More than any expansion takes: a pass that does not come to an end is a fault, and waits like one.
@@ -42,7 +41,7 @@ pub(crate) enum ExpandError {
     #[error(transparent)]
     Store(volume::Error),
     #[error(transparent)]
-    Held(#[from] HeldError),
+    Held(#[from] LiveVolumeError),
     #[error("kubelet could not show the new size to the pods; it is asked again")]
     Node,
     #[error("the expansion does not come to an end")]
@@ -124,7 +123,7 @@ impl Provisioner {
             let Some(asked) = expand::asked(&claim) else { return Ok(Action::await_change()) };
             let volume = id.clone();
             // After it grew, and each time anew: a pod may have come, or gone.
-            let Held { size, attached } = self.on_disk(move |store| store.held(&volume)).await??;
+            let LiveVolume { size, attached } = self.on_disk(move |store| store.live_volume(&volume)).await??;
             let announced = pv::capacity(&pv).unwrap_or_default();
             match expand::next(&asked, expand::Volume { size, announced, attached }) {
                 Step::Begin { to } => {

@@ -24,7 +24,7 @@ use supervisor::Context;
 use tokio::task::JoinError;
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
-use volume::{Claim, ListError, Record, Records, State, Strays, VolumeId};
+use volume::{Claim, ListError, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 
 use crate::api::{ApiError, api};
 use crate::backoff::{delay, random};
@@ -32,7 +32,6 @@ use crate::controller::{Provisioner, RunError};
 use crate::listing::Listing;
 use crate::metrics::Orphan;
 use crate::pvs::{TakenBack, VolumeError};
-use crate::volumes::HeldError;
 use crate::{claim, pv};
 
 const INTERVAL: Duration = Duration::from_mins(10);
@@ -159,7 +158,7 @@ impl Provisioner {
     /// one, undone else.
     async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), CompareError> {
         // Its claim's pass is at it.
-        let Some(_turn) = self.turns.take(id) else { return Ok(()) };
+        let Some(_guard) = self.locks.try_lock(id) else { return Ok(()) };
         if self.waits(&record.claim).await? {
             return Ok(());
         }
@@ -196,10 +195,10 @@ impl Provisioner {
         let mut lost = BTreeSet::new();
         for (id, standing) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
             // Whoever is at it knows better.
-            let Some(_turn) = self.turns.take(id) else { continue };
+            let Some(_guard) = self.locks.try_lock(id) else { continue };
             let volume = id.clone();
-            let held = self.on_disk(move |store| store.held(&volume)).await?;
-            let Some(reason) = held.err().filter(HeldError::is_missing) else { continue };
+            let held = self.on_disk(move |store| store.live_volume(&volume)).await?;
+            let Some(reason) = held.err().filter(LiveVolumeError::is_missing) else { continue };
             for standing in standing.iter().filter(|standing| !standing.is_deleted) {
                 match self.take_back(&standing.name, id).await {
                     Ok(TakenBack::Yes) => break,

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use conformity::{Case, Kind, hold_in_turn, with_mode};
+use conformity::{Case, Kind, hold_each_in_turn, hold_in_turn, with_mode};
 use futures::future::{join, join_all};
 use proto::csi::volume_capability::access_mode::Mode;
 use tokio::task::yield_now;
@@ -14,7 +14,7 @@ use tonic::Code;
 
 const TIMES: usize = 10;
 
-/// Specification: Concurrency; a second call is served or told to come again.
+/// Specification: Concurrency; a second call is served, or the caller retries.
 fn assert_graceful(answers: &[Result<(), Code>]) {
     let graceful = |answer: &Result<(), Code>| matches!(answer, Ok(()) | Err(Code::Aborted));
     assert!(answers.iter().all(graceful) && answers.contains(&Ok(())), "{answers:?}");
@@ -23,35 +23,30 @@ fn assert_graceful(answers: &[Result<(), Code>]) {
 /// One mount, one device, however many ask at once.
 #[test]
 fn calls_for_one_target_make_one_mount() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let publish = join_all((0..TIMES).map(|_| case.publish(case.publishing(&volume, &target)))).await;
-            assert_graceful(&publish);
-            case.assert_published(&volume, &target, false);
-            let unpublish = join_all((0..TIMES).map(|_| case.unpublish(case.unpublishing(&volume, &target)))).await;
-            assert_graceful(&unpublish);
-            case.withdraw(&volume, &target).await;
-        }
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let publish = join_all((0..TIMES).map(|_| case.publish(case.publishing(&volume, &target)))).await;
+        assert_graceful(&publish);
+        case.assert_published(&volume, &target, false);
+        let unpublish = join_all((0..TIMES).map(|_| case.unpublish(case.unpublishing(&volume, &target)))).await;
+        assert_graceful(&unpublish);
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// Pods of one claim that start together share its device.
 #[test]
 fn many_targets_of_one_volume_come_and_go_together() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let targets: Vec<_> = (0..TIMES).map(|pod| case.target(&volume, &format!("pod-{pod}"))).collect();
-            // Whoever was told to come again comes again.
-            let publish = targets.iter().map(|target| persist(|| case.publish(case.publishing(&volume, target))));
-            join_all(publish).await;
-            targets.iter().for_each(|target| case.assert_published(&volume, target, false));
-            let unpublish = targets.iter().map(|target| persist(|| case.unpublish(case.unpublishing(&volume, target))));
-            join_all(unpublish).await;
-            targets.iter().for_each(|target| case.assert_absent(target));
-        }
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let targets: Vec<_> = (0..TIMES).map(|pod| case.target(&volume, &format!("pod-{pod}"))).collect();
+        let publish = targets.iter().map(|target| persist(|| case.publish(case.publishing(&volume, target))));
+        join_all(publish).await;
+        targets.iter().for_each(|target| case.assert_published(&volume, target, false));
+        let unpublish = targets.iter().map(|target| persist(|| case.unpublish(case.unpublishing(&volume, target))));
+        join_all(unpublish).await;
+        targets.iter().for_each(|target| case.assert_absent(target));
     });
 }
 
@@ -62,122 +57,111 @@ async fn persist<F: Future<Output = Result<(), Code>>>(call: impl Fn() -> F) {
             Err(code) => assert_eq!(code, Code::Aborted),
         }
     }
-    panic!("told to come again {TIMES} times");
+    panic!("{TIMES} calls were aborted");
 }
 
-/// Specification: NodePublishVolume, third column of the table: one of them wins, whoever comes first.
+/// Specification: NodePublishVolume, third column of the table: one of them wins.
 #[test]
 fn one_of_many_gets_the_only_target() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let targets: Vec<_> = (0..TIMES).map(|pod| case.target(&volume, &format!("pod-{pod}"))).collect();
-            let publish = targets
-                .iter()
-                .map(|target| case.publish(with_mode(case.publishing(&volume, target), Mode::SingleNodeSingleWriter)));
-            let answers = join_all(publish).await;
-            let winners: Vec<_> = targets.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).collect();
-            let [(winner, _)] = winners[..] else { panic!("{answers:?}") };
-            let refused = |answer: &&Result<(), Code>| matches!(answer, Err(Code::FailedPrecondition | Code::Aborted));
-            assert_eq!(answers.iter().filter(refused).count(), TIMES - 1, "{answers:?}");
-            case.assert_published(&volume, winner, false);
-            case.withdraw(&volume, winner).await;
-            targets.iter().for_each(|target| case.assert_absent(target));
-        }
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let targets: Vec<_> = (0..TIMES).map(|pod| case.target(&volume, &format!("pod-{pod}"))).collect();
+        let publish = targets
+            .iter()
+            .map(|target| case.publish(with_mode(case.publishing(&volume, target), Mode::SingleNodeSingleWriter)));
+        let answers = join_all(publish).await;
+        let winners: Vec<_> = targets.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).collect();
+        let [(winner, _)] = winners[..] else { panic!("{answers:?}") };
+        let refused = |answer: &&Result<(), Code>| matches!(answer, Err(Code::FailedPrecondition | Code::Aborted));
+        assert_eq!(answers.iter().filter(refused).count(), TIMES - 1, "{answers:?}");
+        case.assert_published(&volume, winner, false);
+        case.withdraw(&volume, winner).await;
+        targets.iter().for_each(|target| case.assert_absent(target));
     });
 }
 
 /// A pod that is deleted while it starts: afterwards the target is there as a whole or not at all.
 #[test]
 fn publish_and_unpublish_at_once_end_in_one_of_two_states() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            for _ in 0..3 {
-                let publish = join_all((0..3).map(|_| case.publish(case.publishing(&volume, &target))));
-                let unpublish = join_all((0..3).map(|_| case.unpublish(case.unpublishing(&volume, &target))));
-                let (published, unpublished) = join(publish, unpublish).await;
-                assert_graceful(&published);
-                assert_graceful(&unpublished);
-                if target.exists() {
-                    case.assert_published(&volume, &target, false);
-                } else {
-                    case.assert_absent(&target);
-                }
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        for _ in 0..3 {
+            let publish = join_all((0..3).map(|_| case.publish(case.publishing(&volume, &target))));
+            let unpublish = join_all((0..3).map(|_| case.unpublish(case.unpublishing(&volume, &target))));
+            let (published, unpublished) = join(publish, unpublish).await;
+            assert_graceful(&published);
+            assert_graceful(&unpublished);
+            if target.exists() {
+                case.assert_published(&volume, &target, false);
+            } else {
+                case.assert_absent(&target);
             }
-            case.withdraw(&volume, &target).await;
         }
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// Statistics and expansion while the volume comes and goes: they see it or they do not.
 #[test]
-fn looking_while_a_volume_comes_and_goes_sees_it_or_not() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let change = async {
-                for _ in 0..3 {
-                    case.publish(case.publishing(&volume, &target)).await.expect("publish");
-                    case.withdraw(&volume, &target).await;
-                }
-            };
-            let look = async {
-                for _ in 0..6 {
-                    let seen = case.stats(case.asking(&volume, &target)).await.map(drop);
-                    assert!(matches!(seen, Ok(()) | Err(Code::NotFound | Code::Aborted)), "{seen:?}");
-                    let seen = case.expand(case.expanding(&volume, &target, None)).await.map(drop);
-                    assert!(matches!(seen, Ok(()) | Err(Code::NotFound | Code::Aborted)), "{seen:?}");
-                }
-            };
-            join(change, look).await;
-            case.assert_absent(&target);
-        }
+fn concurrent_stats_see_a_volume_or_none() {
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let change = async {
+            for _ in 0..3 {
+                case.publish(case.publishing(&volume, &target)).await.expect("publish");
+                case.withdraw(&volume, &target).await;
+            }
+        };
+        let look = async {
+            for _ in 0..6 {
+                let seen = case.stats(case.asking(&volume, &target)).await.map(drop);
+                assert!(matches!(seen, Ok(()) | Err(Code::NotFound | Code::Aborted)), "{seen:?}");
+                let seen = case.expand(case.expanding(&volume, &target, None)).await.map(drop);
+                assert!(matches!(seen, Ok(()) | Err(Code::NotFound | Code::Aborted)), "{seen:?}");
+            }
+        };
+        join(change, look).await;
+        case.assert_absent(&target);
     });
 }
 
 /// Specification: Timeouts; a call that kubelet gave up goes on or does not, and the next one finishes it.
 #[test]
-fn a_call_that_is_given_up_leaves_nothing_that_the_next_cannot_finish() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let publish = || case.publish(case.publishing(&volume, &target));
-            let unpublish = || case.unpublish(case.unpublishing(&volume, &target));
-            let mut whole = [Duration::MAX; 2];
-            for _ in 0..3 {
-                whole = [whole[0].min(taken(publish()).await), whole[1].min(taken(unpublish()).await)];
-            }
-            // At once, and when about a quarter, a half and three quarters of the call are done.
-            let mut given_up = [0; 2];
-            for quarters in 0..4 {
-                let [for_publish, for_unpublish] = whole.map(|whole| whole * quarters / 4);
-                let published = is_given_up(for_publish, publish()).await;
-                case.publish(case.publishing(&volume, &target)).await.expect("publish");
-                case.assert_published(&volume, &target, false);
-                let unpublished = is_given_up(for_unpublish, unpublish()).await;
-                case.withdraw(&volume, &target).await;
-                if quarters > 0 {
-                    given_up = [given_up[0] + usize::from(published), given_up[1] + usize::from(unpublished)];
-                } else {
-                    assert!(published && unpublished, "no call is answered before it was sent");
-                }
-            }
-            assert!(
-                given_up.iter().all(|count| *count > 0),
-                "{given_up:?} of 3 were given up on their way, of {whole:?}"
-            );
+fn the_next_call_completes_a_canceled_one() {
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let publish = || case.publish(case.publishing(&volume, &target));
+        let unpublish = || case.unpublish(case.unpublishing(&volume, &target));
+        let mut whole = [Duration::MAX; 2];
+        for _ in 0..3 {
+            whole = [whole[0].min(taken(publish()).await), whole[1].min(taken(unpublish()).await)];
         }
+        // At once, and when about a quarter, a half and three quarters of the call are done.
+        let mut given_up = [0; 2];
+        for quarters in 0..4 {
+            let [for_publish, for_unpublish] = whole.map(|whole| whole * quarters / 4);
+            let published = is_given_up(for_publish, publish()).await;
+            case.publish(case.publishing(&volume, &target)).await.expect("publish");
+            case.assert_published(&volume, &target, false);
+            let unpublished = is_given_up(for_unpublish, unpublish()).await;
+            case.withdraw(&volume, &target).await;
+            if quarters > 0 {
+                given_up = [given_up[0] + usize::from(published), given_up[1] + usize::from(unpublished)];
+            } else {
+                assert!(published && unpublished, "no call is answered before it was sent");
+            }
+        }
+        assert!(given_up.iter().all(|count| *count > 0), "{given_up:?} of 3 were given up on their way, of {whole:?}");
     });
 }
 
 /// How long a call takes that succeeds.
 async fn taken(call: impl Future<Output = Result<(), Code>>) -> Duration {
     let start = Instant::now();
-    call.await.expect("a call that nobody gives up");
+    call.await.expect("a call that is not canceled");
     start.elapsed()
 }
 
@@ -198,7 +182,7 @@ async fn is_given_up(patience: Duration, call: impl Future<Output = Result<(), C
     }
 }
 
-/// Volumes do not wait for each other, and one that is refused holds nobody up.
+/// Volumes do not wait for each other, nor for rejected calls.
 #[test]
 fn different_volumes_are_served_together() {
     hold_in_turn(async |case| {

@@ -1,4 +1,4 @@
-//! What is drawn at random, the same in each run.
+//! Random input, the same in each run.
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 

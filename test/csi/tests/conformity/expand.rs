@@ -1,17 +1,17 @@
-//! NodeExpandVolume. The provisioner, which alone knows what else the disk has promised, has expanded the volume
-//! before: here the store does.
+//! NodeExpandVolume. The provisioner expands the volume before: here the store does.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use conformity::{Kind, SIZE, Volume, capability, hold};
+use conformity::{Kind, SIZE, Volume, capability, hold_each, hold_published};
 use nix::sys::statvfs::statvfs;
 use proto::csi::NodeExpandVolumeRequest;
 use proto::csi::volume_capability::access_mode::Mode;
 use tonic::Code;
 use units::Bytes;
+use volume::Volumes as _;
 
 use crate::invalid::all_invalid;
 
@@ -21,7 +21,7 @@ fn signed(size: Bytes) -> i64 {
     i64::try_from(size.get()).expect("a small size")
 }
 
-/// What a pod sees as the volume's size.
+/// The volume's size as a pod sees it.
 fn visible(kind: Kind, target: &Path) -> Bytes {
     Bytes::new(match kind {
         Kind::Filesystem => {
@@ -37,20 +37,16 @@ fn visible(kind: Kind, target: &Path) -> Bytes {
 
 /// csi-sanity: NodeExpandVolume should fail when no volume id, no volume path is provided.
 #[test]
-fn what_is_required_and_missing_is_invalid() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let whole = case.expanding(&volume, &target, None);
-            let messages = [
-                NodeExpandVolumeRequest::default(),
-                NodeExpandVolumeRequest { volume_id: String::new(), ..whole.clone() },
-                NodeExpandVolumeRequest { volume_path: String::new(), ..whole.clone() },
-                NodeExpandVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-            ];
-            all_invalid(messages, async |message| case.expand(message).await).await;
-            case.withdraw(&volume, &target).await;
-        }
+fn missing_fields_are_invalid() {
+    hold_published(async |case, _, volume, target| {
+        let whole = case.expanding(&volume, &target, None);
+        let messages = [
+            NodeExpandVolumeRequest::default(),
+            NodeExpandVolumeRequest { volume_id: String::new(), ..whole.clone() },
+            NodeExpandVolumeRequest { volume_path: String::new(), ..whole.clone() },
+            NodeExpandVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
+        ];
+        all_invalid(messages, async |message| case.expand(message).await).await;
     });
 }
 
@@ -58,22 +54,20 @@ fn what_is_required_and_missing_is_invalid() {
 /// "must be called after successful NodePublishVolume".
 #[test]
 fn a_volume_that_is_not_at_the_path_is_not_found() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let (other, unknown) = (case.volume(kind), Volume::unknown("pvc-unknown", kind));
-            for path in [Path::new("some/path"), &case.pod("another").join("absent"), Path::new("/")] {
-                for volume in [&volume, &unknown] {
-                    let expanded = case.expand(case.expanding(volume, path, None)).await;
-                    assert_eq!(expanded, Err(Code::NotFound), "{volume:?} at {}", path.display());
-                }
+    hold_each(async |case, kind| {
+        let (volume, target) = case.published(kind).await;
+        let (other, unknown) = (case.volume(kind), Volume::unknown("pvc-unknown", kind));
+        for path in [Path::new("some/path"), &case.pod("another").join("absent"), Path::new("/")] {
+            for volume in [&volume, &unknown] {
+                let expanded = case.expand(case.expanding(volume, path, None)).await;
+                assert_eq!(expanded, Err(Code::NotFound), "{volume:?} at {}", path.display());
             }
-            for elsewhere in [&other, &unknown] {
-                assert_eq!(case.expand(case.expanding(elsewhere, &target, None)).await, Err(Code::NotFound));
-            }
-            case.withdraw(&volume, &target).await;
-            assert_eq!(case.expand(case.expanding(&volume, &target, None)).await, Err(Code::NotFound), "it was there");
         }
+        for elsewhere in [&other, &unknown] {
+            assert_eq!(case.expand(case.expanding(elsewhere, &target, None)).await, Err(Code::NotFound));
+        }
+        case.withdraw(&volume, &target).await;
+        assert_eq!(case.expand(case.expanding(&volume, &target, None)).await, Err(Code::NotFound), "it was there");
     });
 }
 
@@ -81,82 +75,70 @@ fn a_volume_that_is_not_at_the_path_is_not_found() {
 /// optional.
 #[test]
 fn a_volume_that_is_large_enough_keeps_its_size() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let size = signed(SIZE);
-            let ranges = [(0, 0), (1, 0), (size, 0), (size, size), (0, size), (size, i64::MAX)];
-            for range in [None].into_iter().chain(ranges.map(Some)) {
-                let capacity = case.expand(case.expanding(&volume, &target, range)).await;
-                assert_eq!(capacity, Ok(size), "{kind:?} {range:?}");
-            }
-            assert_eq!(visible(kind, &target), SIZE);
-            case.withdraw(&volume, &target).await;
+    hold_published(async |case, kind, volume, target| {
+        let size = signed(SIZE);
+        let ranges = [(0, 0), (1, 0), (size, 0), (size, size), (0, size), (size, i64::MAX)];
+        for range in [None].into_iter().chain(ranges.map(Some)) {
+            let capacity = case.expand(case.expanding(&volume, &target, range)).await;
+            assert_eq!(capacity, Ok(size), "{kind:?} {range:?}");
         }
+        assert_eq!(visible(kind, &target), SIZE);
     });
 }
 
 /// Specification: NodeExpandVolume Errors, Unsupported capacity_range.
 #[test]
 fn a_size_that_cannot_be_had_is_out_of_range() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let size = signed(SIZE);
-            let ranges = [(size + 1, 0), (i64::MAX, 0), (0, size - 1), (-1, 0), (0, -1), (i64::MIN, i64::MIN)];
-            for range in ranges {
-                let expanded = case.expand(case.expanding(&volume, &target, Some(range))).await;
-                assert_eq!(expanded, Err(Code::OutOfRange), "{kind:?} {range:?}");
-            }
-            assert_eq!(visible(kind, &target), SIZE);
-            case.withdraw(&volume, &target).await;
+    hold_published(async |case, kind, volume, target| {
+        let size = signed(SIZE);
+        let ranges = [(size + 1, 0), (i64::MAX, 0), (0, size - 1), (-1, 0), (0, -1), (i64::MIN, i64::MIN)];
+        for range in ranges {
+            let expanded = case.expand(case.expanding(&volume, &target, Some(range))).await;
+            assert_eq!(expanded, Err(Code::OutOfRange), "{kind:?} {range:?}");
         }
+        assert_eq!(visible(kind, &target), SIZE);
     });
 }
 
 /// csi-sanity: NodeExpandVolume should work if node-expand is called after node-publish.
 #[test]
 fn a_published_volume_grows_under_its_pod() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.fresh_volume(kind, SIZE);
-            let target = case.target(&volume, "pod");
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            // The pod's own, open all the time.
-            let open = (kind == Kind::Block).then(|| File::options().read(true).write(true).open(&target));
-            let message = case.expanding(&volume, &target, Some((signed(DOUBLE), 0)));
-            assert_eq!(case.expand(message.clone()).await, Err(Code::OutOfRange), "nobody has expanded it");
+    hold_each(async |case, kind| {
+        let volume = case.fresh_volume(kind, SIZE);
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        // The pod's own, open all the time.
+        let open = (kind == Kind::Block).then(|| File::options().read(true).write(true).open(&target));
+        let message = case.expanding(&volume, &target, Some((signed(DOUBLE), 0)));
+        assert_eq!(case.expand(message.clone()).await, Err(Code::OutOfRange), "not expanded yet");
 
-            case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
-            for _ in 0..2 {
-                assert_eq!(case.expand(message.clone()).await, Ok(signed(DOUBLE)));
-                assert_eq!(visible(kind, &target), DOUBLE);
-            }
-            if let Some(device) = open {
-                let device = device.expect("open");
-                let block = [9; 4096];
-                device.write_all_at(&block, DOUBLE.get() - 4096).and_then(|()| device.sync_all()).expect("write");
-            }
-            assert_eq!(case.expand(case.expanding(&volume, &target, None)).await, Ok(signed(DOUBLE)));
-            case.withdraw(&volume, &target).await;
+        case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
+        for _ in 0..2 {
+            assert_eq!(case.expand(message.clone()).await, Ok(signed(DOUBLE)));
+            assert_eq!(visible(kind, &target), DOUBLE);
         }
+        if let Some(device) = open {
+            let device = device.expect("open");
+            let block = [9; 4096];
+            device.write_all_at(&block, DOUBLE.get() - 4096).and_then(|()| device.sync_all()).expect("write");
+        }
+        assert_eq!(case.expand(case.expanding(&volume, &target, None)).await, Ok(signed(DOUBLE)));
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// A volume that grew while it was published nowhere has its new size when it is.
 #[test]
 fn a_volume_that_grew_offline_has_its_size_at_once() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.fresh_volume(kind, SIZE);
-            case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
-            let target = case.target(&volume, "pod");
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            assert_eq!(visible(kind, &target), DOUBLE);
-            let message = case.expanding(&volume, &target, Some((signed(DOUBLE), signed(DOUBLE))));
-            assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));
-            case.withdraw(&volume, &target).await;
-        }
+    hold_each(async |case, kind| {
+        let volume = case.fresh_volume(kind, SIZE);
+        case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        assert_eq!(visible(kind, &target), DOUBLE);
+        let message = case.expanding(&volume, &target, Some((signed(DOUBLE), signed(DOUBLE))));
+        assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));
+        case.withdraw(&volume, &target).await;
     });
 }
 
@@ -164,37 +146,31 @@ fn a_volume_that_grew_offline_has_its_size_at_once() {
 /// capabilities.
 #[test]
 fn a_capability_is_optional_and_has_to_fit() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let whole = case.expanding(&volume, &target, None);
-            let without = NodeExpandVolumeRequest { volume_capability: None, ..whole.clone() };
-            assert_eq!(case.expand(without).await, Ok(signed(SIZE)));
-            let other = Some(capability(kind.other(), Mode::SingleNodeMultiWriter));
-            let other = NodeExpandVolumeRequest { volume_capability: other, ..whole };
-            assert_eq!(case.expand(other).await, Err(Code::InvalidArgument), "{kind:?}");
-            case.withdraw(&volume, &target).await;
-        }
+    hold_published(async |case, kind, volume, target| {
+        let whole = case.expanding(&volume, &target, None);
+        let without = NodeExpandVolumeRequest { volume_capability: None, ..whole.clone() };
+        assert_eq!(case.expand(without).await, Ok(signed(SIZE)));
+        let other = Some(capability(kind.other(), Mode::SingleNodeMultiWriter));
+        let other = NodeExpandVolumeRequest { volume_capability: other, ..whole };
+        assert_eq!(case.expand(other).await, Err(Code::InvalidArgument), "{kind:?}");
     });
 }
 
 /// The new size is that of every target.
 #[test]
 fn all_targets_grow_together() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.fresh_volume(kind, SIZE);
-            let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
-            for target in &targets {
-                case.publish(case.publishing(&volume, target)).await.expect("publish");
-            }
-            case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
-            let message = case.expanding(&volume, &targets[0], Some((signed(DOUBLE), 0)));
-            assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));
-            for target in &targets {
-                assert_eq!(visible(kind, target), DOUBLE);
-                case.withdraw(&volume, target).await;
-            }
+    hold_each(async |case, kind| {
+        let volume = case.fresh_volume(kind, SIZE);
+        let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
+        for target in &targets {
+            case.publish(case.publishing(&volume, target)).await.expect("publish");
+        }
+        case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
+        let message = case.expanding(&volume, &targets[0], Some((signed(DOUBLE), 0)));
+        assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));
+        for target in &targets {
+            assert_eq!(visible(kind, target), DOUBLE);
+            case.withdraw(&volume, target).await;
         }
     });
 }

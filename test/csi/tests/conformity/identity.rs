@@ -1,8 +1,8 @@
-//! The Identity service, and what the node tells of itself.
+//! The Identity service, and the information about the node.
 
 use std::collections::BTreeMap;
 
-use conformity::{NODE_NAME, VERSION, answer, capability, hold};
+use conformity::{NODE_NAME, VERSION, answer, capability, hold, hold_each};
 use proto::csi::controller_client::ControllerClient;
 use proto::csi::group_controller_client::GroupControllerClient;
 use proto::csi::node_service_capability::{Type, rpc};
@@ -89,25 +89,23 @@ fn the_node_can_do_exactly_what_it_announces() {
 /// STAGE_UNSTAGE_VOLUME. csi-sanity skips its tests of staging then.
 #[test]
 fn staging_is_not_implemented_whatever_the_message() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let (volume_id, staging_target_path) = (volume.id.to_string(), "/staging".to_owned());
-            let full = NodeStageVolumeRequest {
-                volume_id: volume_id.clone(),
-                staging_target_path: staging_target_path.clone(),
-                volume_capability: Some(capability(kind, Mode::SingleNodeWriter)),
-                ..NodeStageVolumeRequest::default()
-            };
-            for message in [full, NodeStageVolumeRequest::default()] {
-                let staged = answer(case.node().client().node_stage_volume(message).await);
-                assert_eq!(staged.err(), Some(Code::Unimplemented));
-            }
-            let full = NodeUnstageVolumeRequest { volume_id, staging_target_path };
-            for message in [full, NodeUnstageVolumeRequest::default()] {
-                let unstaged = answer(case.node().client().node_unstage_volume(message).await);
-                assert_eq!(unstaged.err(), Some(Code::Unimplemented));
-            }
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let (volume_id, staging_target_path) = (volume.id.to_string(), "/staging".to_owned());
+        let full = NodeStageVolumeRequest {
+            volume_id: volume_id.clone(),
+            staging_target_path: staging_target_path.clone(),
+            volume_capability: Some(capability(kind, Mode::SingleNodeWriter)),
+            ..NodeStageVolumeRequest::default()
+        };
+        for message in [full, NodeStageVolumeRequest::default()] {
+            let staged = answer(case.node().client().node_stage_volume(message).await);
+            assert_eq!(staged.err(), Some(Code::Unimplemented));
+        }
+        let full = NodeUnstageVolumeRequest { volume_id, staging_target_path };
+        for message in [full, NodeUnstageVolumeRequest::default()] {
+            let unstaged = answer(case.node().client().node_unstage_volume(message).await);
+            assert_eq!(unstaged.err(), Some(Code::Unimplemented));
         }
     });
 }

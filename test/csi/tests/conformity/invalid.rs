@@ -1,4 +1,4 @@
-//! What a call says to messages that lack something, or have something that cannot be.
+//! Messages with missing or invalid fields.
 
 use std::fmt::Debug;
 

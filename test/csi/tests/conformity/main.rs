@@ -1,4 +1,4 @@
-//! What the CSI specification and csi-sanity ask of a node's plugin. README.md lists what is shown where.
+//! The requirements of the CSI specification and of csi-sanity for a node plugin. README.md lists the tests.
 
 mod access;
 mod at_once;

@@ -1,4 +1,4 @@
-//! Messages that nobody should send, drawn by proptest from fixed seeds.
+//! Malformed messages, drawn by proptest from fixed seeds.
 //!
 //! Each is sent with others of its kind at once. The answer is one of the codes that the call has for what is wrong with
 //! a message, never one of a bug; and nothing is mounted, attached or gone afterwards.
@@ -30,7 +30,7 @@ const ACCEPTED: usize = 5;
 const AT_ONCE: std::ops::RangeInclusive<usize> = 1..=10;
 /// The longest path of Linux.
 const PATH_MAX: usize = 4096;
-const SEED: [u8; 32] = *b"messages that nobody should send";
+const SEED: [u8; 32] = *b"malformed messages of every kind";
 
 /// Draws batches of messages and sends those of a batch at once. Each answer has one of the `codes`; after `accepted` saw
 /// the messages that were answered well, the kernel has what it had before. Says with which seed if one fails. Of a call
@@ -156,7 +156,7 @@ fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
     }
 }
 
-/// What could be published is taken away again by the same volume and path.
+/// An accepted publish can be undone with the same volume and path.
 #[test]
 fn publish() {
     with_case(|case| {
@@ -194,7 +194,7 @@ fn publish() {
     });
 }
 
-/// What is published elsewhere stays.
+/// Other targets stay published.
 #[test]
 fn unpublish() {
     with_case(|case| {

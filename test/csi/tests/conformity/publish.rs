@@ -4,40 +4,39 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write as _;
 
-use conformity::{Kind, Volume, capability, hold, read_only, with_mode};
+use conformity::{Kind, Volume, capability, hold, hold_each, hold_published, read_only, with_mode};
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use proto::csi::{NodePublishVolumeRequest, VolumeCapability};
 use tonic::Code;
+use volume::Volumes as _;
 
 use crate::invalid::all_invalid;
 
 /// csi-sanity: NodePublishVolume should fail when no volume id, no target path, no volume capability is provided.
 /// Specification: Error Scheme, Missing required field.
 #[test]
-fn what_is_required_and_missing_is_invalid() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let whole = case.publishing(&volume, &target);
-            let partial = |change: fn(&mut VolumeCapability)| {
-                let mut message = whole.clone();
-                message.volume_capability.iter_mut().for_each(change);
-                message
-            };
-            let messages = [
-                NodePublishVolumeRequest::default(),
-                NodePublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
-                NodePublishVolumeRequest { target_path: String::new(), ..whole.clone() },
-                NodePublishVolumeRequest { volume_capability: None, ..whole.clone() },
-                partial(|capability| capability.access_type = None),
-                partial(|capability| capability.access_mode = None),
-                partial(|capability| capability.access_mode = Some(AccessMode { mode: Mode::Unknown.into() })),
-            ];
-            all_invalid(messages, async |message| case.publish(message).await).await;
-            case.assert_absent(&target);
-        }
+fn missing_fields_are_invalid() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let whole = case.publishing(&volume, &target);
+        let partial = |change: fn(&mut VolumeCapability)| {
+            let mut message = whole.clone();
+            message.volume_capability.iter_mut().for_each(change);
+            message
+        };
+        let messages = [
+            NodePublishVolumeRequest::default(),
+            NodePublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
+            NodePublishVolumeRequest { target_path: String::new(), ..whole.clone() },
+            NodePublishVolumeRequest { volume_capability: None, ..whole.clone() },
+            partial(|capability| capability.access_type = None),
+            partial(|capability| capability.access_mode = None),
+            partial(|capability| capability.access_mode = Some(AccessMode { mode: Mode::Unknown.into() })),
+        ];
+        all_invalid(messages, async |message| case.publish(message).await).await;
+        case.assert_absent(&target);
     });
 }
 
@@ -59,13 +58,11 @@ fn an_id_that_no_volume_can_have_is_invalid() {
 /// Specification: NodePublishVolume Errors, Volume does not exist.
 #[test]
 fn a_volume_that_does_not_exist_is_not_found() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let unknown = Volume::unknown("pvc-unknown", kind);
-            let target = case.pod("pod").join("mount");
-            assert_eq!(case.publish(case.publishing(&unknown, &target)).await, Err(Code::NotFound));
-            case.assert_absent(&target);
-        }
+    hold_each(async |case, kind| {
+        let unknown = Volume::unknown("pvc-unknown", kind);
+        let target = case.pod("pod").join("mount");
+        assert_eq!(case.publish(case.publishing(&unknown, &target)).await, Err(Code::NotFound));
+        case.assert_absent(&target);
     });
 }
 
@@ -73,62 +70,54 @@ fn a_volume_that_does_not_exist_is_not_found() {
 /// should work.
 #[test]
 fn a_volume_is_at_its_target() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-        }
+    hold_published(async |case, _, volume, target| {
+        case.assert_published(&volume, &target, false);
     });
 }
 
-/// What a pod writes is in the volume, and is there when another pod gets it.
+/// Data that a pod writes is in the volume, for the next pod too.
 #[test]
-fn what_was_written_is_there_after_the_next_publish() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let path = |target: &std::path::Path| match kind {
-                Kind::Filesystem => target.join("file"),
-                Kind::Block => target.to_owned(),
-            };
-            let text = format!("written for {}", target.display());
-            let mut block = text.clone().into_bytes();
-            block.resize(4096, 0);
-            let options = File::options().write(true).create(kind == Kind::Filesystem).open(path(&target));
-            let mut file = options.expect("open");
-            file.write_all(&block).and_then(|()| file.sync_all()).expect("write");
-            drop(file);
-            case.withdraw(&volume, &target).await;
+fn written_data_is_there_after_the_next_publish() {
+    hold_each(async |case, kind| {
+        let (volume, target) = case.published(kind).await;
+        let path = |target: &std::path::Path| match kind {
+            Kind::Filesystem => target.join("file"),
+            Kind::Block => target.to_owned(),
+        };
+        let text = format!("written for {}", target.display());
+        let mut block = text.clone().into_bytes();
+        block.resize(4096, 0);
+        let options = File::options().write(true).create(kind == Kind::Filesystem).open(path(&target));
+        let mut file = options.expect("open");
+        file.write_all(&block).and_then(|()| file.sync_all()).expect("write");
+        drop(file);
+        case.withdraw(&volume, &target).await;
 
-            let again = case.target(&volume, "another");
-            case.publish(case.publishing(&volume, &again)).await.expect("publish");
-            let mut found = vec![0; block.len()];
-            let mut file = File::open(path(&again)).expect("open");
-            std::io::Read::read_exact(&mut file, &mut found).expect("read");
-            drop(file);
-            assert_eq!(found, block);
-            case.withdraw(&volume, &again).await;
-        }
+        let again = case.target(&volume, "another");
+        case.publish(case.publishing(&volume, &again)).await.expect("publish");
+        let mut found = vec![0; block.len()];
+        let mut file = File::open(path(&again)).expect("open");
+        std::io::Read::read_exact(&mut file, &mut found).expect("read");
+        drop(file);
+        assert_eq!(found, block);
+        case.withdraw(&volume, &again).await;
     });
 }
 
 /// csi-sanity: Node Service should be idempotent. Specification: NodePublishVolume, first column of the table.
 #[test]
 fn the_same_call_again_changes_nothing() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            for reads_only in [false, true] {
-                let volume = case.volume(kind);
-                let target = case.target(&volume, "pod");
-                let message = case.publishing(&volume, &target);
-                let message = if reads_only { read_only(message) } else { message };
-                for _ in 0..3 {
-                    case.publish(message.clone()).await.expect("publish");
-                    case.assert_published(&volume, &target, reads_only);
-                }
-                case.withdraw(&volume, &target).await;
+    hold_each(async |case, kind| {
+        for reads_only in [false, true] {
+            let volume = case.volume(kind);
+            let target = case.target(&volume, "pod");
+            let message = case.publishing(&volume, &target);
+            let message = if reads_only { read_only(message) } else { message };
+            for _ in 0..3 {
+                case.publish(message.clone()).await.expect("publish");
+                case.assert_published(&volume, &target, reads_only);
             }
+            case.withdraw(&volume, &target).await;
         }
     });
 }
@@ -137,35 +126,27 @@ fn the_same_call_again_changes_nothing() {
 /// incompatible.
 #[test]
 fn the_same_target_with_other_arguments_exists_already() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let writable = case.publishing(&volume, &target);
-            assert_eq!(case.publish(read_only(writable.clone())).await, Err(Code::AlreadyExists));
-            let reader = with_mode(writable.clone(), Mode::SingleNodeReaderOnly);
-            assert_eq!(case.publish(reader).await, Err(Code::AlreadyExists));
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
+    hold_published(async |case, _, volume, target| {
+        let writable = case.publishing(&volume, &target);
+        assert_eq!(case.publish(read_only(writable.clone())).await, Err(Code::AlreadyExists));
+        let reader = with_mode(writable.clone(), Mode::SingleNodeReaderOnly);
+        assert_eq!(case.publish(reader).await, Err(Code::AlreadyExists));
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
 
-            case.publish(read_only(writable.clone())).await.expect("publish read-only");
-            assert_eq!(case.publish(writable).await, Err(Code::AlreadyExists));
-            case.assert_published(&volume, &target, true);
-            case.withdraw(&volume, &target).await;
-        }
+        case.publish(read_only(writable.clone())).await.expect("publish read-only");
+        assert_eq!(case.publish(writable).await, Err(Code::AlreadyExists));
+        case.assert_published(&volume, &target, true);
     });
 }
 
 /// Another volume's target is in use.
 #[test]
 fn a_target_holds_one_volume() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let other = case.volume(kind);
-            assert_eq!(case.publish(case.publishing(&other, &target)).await, Err(Code::AlreadyExists));
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-        }
+    hold_published(async |case, kind, volume, target| {
+        let other = case.volume(kind);
+        assert_eq!(case.publish(case.publishing(&other, &target)).await, Err(Code::AlreadyExists));
+        case.assert_published(&volume, &target, false);
     });
 }
 
@@ -173,21 +154,19 @@ fn a_target_holds_one_volume() {
 /// MULTI_NODE.
 #[test]
 fn a_mode_for_one_target_has_one() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let (first, second) = (case.target(&volume, "first"), case.target(&volume, "second"));
-            for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeWriter, Mode::SingleNodeReaderOnly] {
-                case.publish(with_mode(case.publishing(&volume, &first), mode)).await.expect("publish");
-                let same = with_mode(case.publishing(&volume, &second), mode);
-                for message in [same.clone(), NodePublishVolumeRequest { readonly: !same.readonly, ..same }] {
-                    assert_eq!(case.publish(message).await, Err(Code::FailedPrecondition), "{kind:?} {mode:?}");
-                }
-                case.assert_absent(&second);
-                case.withdraw(&volume, &first).await;
-                case.publish(with_mode(case.publishing(&volume, &second), mode)).await.expect("it has no target now");
-                case.withdraw(&volume, &second).await;
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let (first, second) = (case.target(&volume, "first"), case.target(&volume, "second"));
+        for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeWriter, Mode::SingleNodeReaderOnly] {
+            case.publish(with_mode(case.publishing(&volume, &first), mode)).await.expect("publish");
+            let same = with_mode(case.publishing(&volume, &second), mode);
+            for message in [same.clone(), NodePublishVolumeRequest { readonly: !same.readonly, ..same }] {
+                assert_eq!(case.publish(message).await, Err(Code::FailedPrecondition), "{kind:?} {mode:?}");
             }
+            case.assert_absent(&second);
+            case.withdraw(&volume, &first).await;
+            case.publish(with_mode(case.publishing(&volume, &second), mode)).await.expect("it has no target now");
+            case.withdraw(&volume, &second).await;
         }
     });
 }
@@ -195,25 +174,23 @@ fn a_mode_for_one_target_has_one() {
 /// Specification: NodePublishVolume, row SINGLE_NODE_MULTI_WRITER. The modes of the two may differ as well.
 #[test]
 fn a_mode_for_many_targets_has_many() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let targets = ["a", "b", "c"].map(|pod| case.target(&volume, pod));
-            let [writable, again, reads] = &targets;
-            case.publish(case.publishing(&volume, writable)).await.expect("publish");
-            case.publish(case.publishing(&volume, again)).await.expect("publish again");
-            case.publish(read_only(case.publishing(&volume, reads))).await.expect("publish read-only beside");
-            case.assert_published(&volume, writable, false);
-            case.assert_published(&volume, again, false);
-            case.assert_published(&volume, reads, true);
-            for target in &targets {
-                case.withdraw(&volume, target).await;
-            }
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let targets = ["a", "b", "c"].map(|pod| case.target(&volume, pod));
+        let [writable, again, reads] = &targets;
+        case.publish(case.publishing(&volume, writable)).await.expect("publish");
+        case.publish(case.publishing(&volume, again)).await.expect("publish again");
+        case.publish(read_only(case.publishing(&volume, reads))).await.expect("publish read-only beside");
+        case.assert_published(&volume, writable, false);
+        case.assert_published(&volume, again, false);
+        case.assert_published(&volume, reads, true);
+        for target in &targets {
+            case.withdraw(&volume, target).await;
         }
     });
 }
 
-/// What could not be kept is refused. Specification: Error Scheme, Invalid or unsupported field; VOLUME_MOUNT_GROUP is
+/// Specification: Error Scheme, Invalid or unsupported field; VOLUME_MOUNT_GROUP is
 /// not announced.
 #[test]
 fn mount_options_that_would_be_ignored_are_invalid() {
@@ -239,78 +216,70 @@ fn mount_options_that_would_be_ignored_are_invalid() {
 /// Specification: NodePublishVolumeRequest; optional fields that a driver without staging and secrets has no use for.
 /// kubelet sends the context of the PersistentVolume.
 #[test]
-fn fields_that_do_not_matter_do_no_harm() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let context: HashMap<_, _> =
-                (0..30).map(|number| (format!("local.granary.dev/key-{number}"), "v".repeat(100))).collect();
-            let message = NodePublishVolumeRequest {
-                publish_context: context.clone(),
-                secrets: context.clone(),
-                volume_context: context,
-                staging_target_path: "/var/lib/kubelet/staging".to_owned(),
-                ..case.publishing(&volume, &target)
-            };
-            case.publish(message).await.expect("publish");
-            case.publish(case.publishing(&volume, &target)).await.expect("the same volume at the same target");
-            case.withdraw(&volume, &target).await;
-        }
+fn unused_fields_are_ignored() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let context: HashMap<_, _> =
+            (0..30).map(|number| (format!("local.granary.dev/key-{number}"), "v".repeat(100))).collect();
+        let message = NodePublishVolumeRequest {
+            publish_context: context.clone(),
+            secrets: context.clone(),
+            volume_context: context,
+            staging_target_path: "/var/lib/kubelet/staging".to_owned(),
+            ..case.publishing(&volume, &target)
+        };
+        case.publish(message).await.expect("publish");
+        case.publish(case.publishing(&volume, &target)).await.expect("the same volume at the same target");
+        case.withdraw(&volume, &target).await;
     });
 }
 
-/// Specification: NodePublishVolume Errors, Exceeds capabilities; Error Scheme, unsupported field. A filesystem volume
-/// is no device and the other way round.
+/// Specification: NodePublishVolume Errors, Exceeds capabilities; Error Scheme, unsupported field. The mode of the
+/// volume differs.
 #[test]
 fn a_volume_of_the_other_kind_is_refused() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let other = Some(capability(kind.other(), Mode::SingleNodeMultiWriter));
-            let message = NodePublishVolumeRequest { volume_capability: other, ..case.publishing(&volume, &target) };
-            let refused = case.publish(message.clone()).await;
-            assert!(matches!(refused, Err(Code::FailedPrecondition | Code::InvalidArgument)), "{refused:?}");
-            case.assert_absent(&target);
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let other = Some(capability(kind.other(), Mode::SingleNodeMultiWriter));
+        let message = NodePublishVolumeRequest { volume_capability: other, ..case.publishing(&volume, &target) };
+        let refused = case.publish(message.clone()).await;
+        assert!(matches!(refused, Err(Code::FailedPrecondition | Code::InvalidArgument)), "{refused:?}");
+        case.assert_absent(&target);
 
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            let refused = case.publish(message).await.expect_err("it is there as something else");
-            let codes = [Code::AlreadyExists, Code::FailedPrecondition, Code::InvalidArgument];
-            assert!(codes.contains(&refused), "{refused:?}");
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-        }
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let refused = case.publish(message).await.expect_err("it is there as something else");
+        let codes = [Code::AlreadyExists, Code::FailedPrecondition, Code::InvalidArgument];
+        assert!(codes.contains(&refused), "{refused:?}");
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
     });
 }
 
-/// A volume whose making has not ended is none yet: kubelet is told to come again.
+/// The kubelet retries a volume that is still being provisioned.
 #[test]
 fn a_volume_that_is_not_announced_yet_is_unavailable() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.staged_volume(kind, conformity::SIZE);
-            let target = case.target(&volume, "pod");
-            assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::Unavailable));
-            case.assert_absent(&target);
-            case.node().volumes().store().announce(&volume.id).expect("announce");
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            case.withdraw(&volume, &target).await;
-        }
+    hold_each(async |case, kind| {
+        let volume = case.staged_volume(kind, conformity::SIZE);
+        let target = case.target(&volume, "pod");
+        assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::Unavailable));
+        case.assert_absent(&target);
+        case.node().volumes().store().announce(&volume.id).expect("announce");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// A volume in the trash is none any more. Specification: NodePublishVolume Errors, Volume does not exist.
 #[test]
 fn a_volume_that_is_being_deleted_is_not_found() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.fresh_volume(kind, conformity::SIZE);
-            let target = case.target(&volume, "pod");
-            case.node().volumes().store().retire(&volume.id).expect("retire");
-            assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::NotFound));
-            case.assert_absent(&target);
-        }
+    hold_each(async |case, kind| {
+        let volume = case.fresh_volume(kind, conformity::SIZE);
+        let target = case.target(&volume, "pod");
+        case.node().volumes().store().retire(&volume.id).expect("retire");
+        assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::NotFound));
+        case.assert_absent(&target);
     });
 }
 

@@ -1,4 +1,4 @@
-//! kubelet's plugin registration: it finds a socket, asks who is there, and says whether it liked the answer.
+//! The kubelet's plugin registration.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -32,9 +32,9 @@ fn the_endpoint_that_registration_names_is_served() {
     });
 }
 
-/// A kubelet that restarts finds the same socket and asks everything anew.
+/// A kubelet that restarts finds the same socket and asks again.
 #[test]
-fn kubelet_may_register_the_plugin_as_often_as_it_likes() {
+fn the_kubelet_may_register_the_plugin_repeatedly() {
     hold(async |case| {
         for _ in 0..2 {
             answer(case.node().registration().await.get_info(InfoRequest {}).await).expect("info");
@@ -45,7 +45,7 @@ fn kubelet_may_register_the_plugin_as_often_as_it_likes() {
 
 /// kubelet says so when it could not make the CSINode object, for example.
 #[test]
-fn a_refused_registration_is_taken_note_of_and_stops_nothing() {
+fn a_rejected_registration_stops_nothing() {
     hold(async |case| {
         notify(case, false, "no CSINode object yet").await;
         let probe = answer(case.node().identity().probe(ProbeRequest {}).await).expect("probe");
@@ -56,7 +56,7 @@ fn a_refused_registration_is_taken_note_of_and_stops_nothing() {
 
 /// The CSINode object has lost the plugin's entry: kubelet looks at a socket again only if it is a new one.
 #[test]
-fn the_registration_socket_is_made_anew_when_that_is_asked_for() {
+fn the_registration_socket_is_created_again_on_request() {
     hold_in_turn(async |case| {
         let socket = case.node().registration_socket();
         let birth = || fs::symlink_metadata(&socket).map(|found| (found.ino(), found.ctime(), found.ctime_nsec()));
@@ -75,7 +75,7 @@ fn the_registration_socket_is_made_anew_when_that_is_asked_for() {
 
 /// Specification: Security; the sockets are root's alone, and so are their directories.
 #[test]
-fn nobody_but_root_can_use_the_sockets() {
+fn only_root_can_use_the_sockets() {
     hold(async |case| {
         for socket in [case.node().socket(), case.node().registration_socket()] {
             let found = fs::symlink_metadata(&socket).expect("a socket");

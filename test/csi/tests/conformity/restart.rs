@@ -2,13 +2,13 @@
 
 use std::fs::File;
 
-use conformity::{Kind, hold_in_turn, read_only};
+use conformity::{Kind, hold_each_in_turn, hold_in_turn, read_only};
 use futures::future::join_all;
 use tonic::Code;
 
-/// Specification: Concurrency, Timeouts; a plugin that starts anew goes on where it was.
+/// Specification: Concurrency, Timeouts; a plugin that restarts continues.
 #[test]
-fn what_was_published_before_a_restart_is_published_after_it() {
+fn published_volumes_survive_a_restart() {
     hold_in_turn(async |case| {
         let volumes: Vec<_> = (0..4).map(|number| case.volume(Kind::ALL[number % 2])).collect();
         let targets: Vec<_> = volumes.iter().map(|volume| case.target(volume, "pod")).collect();
@@ -32,23 +32,21 @@ fn what_was_published_before_a_restart_is_published_after_it() {
 
 /// The rules about second targets need no memory either.
 #[test]
-fn a_restart_does_not_forget_who_shares_what() {
-    hold_in_turn(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let (first, second) = (case.target(&volume, "first"), case.target(&volume, "second"));
-            case.publish(case.publishing(&volume, &first)).await.expect("publish");
-            case.node().restart().await;
-            let single = proto::csi::volume_capability::access_mode::Mode::SingleNodeSingleWriter;
-            let alone = conformity::with_mode(case.publishing(&volume, &second), single);
-            assert_eq!(case.publish(alone).await, Err(Code::FailedPrecondition));
-            let reads = read_only(case.publishing(&volume, &first));
-            assert_eq!(case.publish(reads).await, Err(Code::AlreadyExists));
-            case.publish(case.publishing(&volume, &second)).await.expect("pods may share it");
-            case.withdraw(&volume, &first).await;
-            case.assert_published(&volume, &second, false);
-            case.withdraw(&volume, &second).await;
-        }
+fn a_restart_keeps_the_rules_of_second_targets() {
+    hold_each_in_turn(async |case, kind| {
+        let volume = case.volume(kind);
+        let (first, second) = (case.target(&volume, "first"), case.target(&volume, "second"));
+        case.publish(case.publishing(&volume, &first)).await.expect("publish");
+        case.node().restart().await;
+        let single = proto::csi::volume_capability::access_mode::Mode::SingleNodeSingleWriter;
+        let alone = conformity::with_mode(case.publishing(&volume, &second), single);
+        assert_eq!(case.publish(alone).await, Err(Code::FailedPrecondition));
+        let reads = read_only(case.publishing(&volume, &first));
+        assert_eq!(case.publish(reads).await, Err(Code::AlreadyExists));
+        case.publish(case.publishing(&volume, &second)).await.expect("pods may share it");
+        case.withdraw(&volume, &first).await;
+        case.assert_published(&volume, &second, false);
+        case.withdraw(&volume, &second).await;
     });
 }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use conformity::{Kind, SIZE, Volume, hold};
+use conformity::{Kind, SIZE, Volume, hold, hold_each, hold_published};
 use nix::fcntl::{FallocateFlags, fallocate};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage};
@@ -18,24 +18,17 @@ fn signed(number: u64) -> i64 {
 
 /// csi-sanity: NodeGetVolumeStats should fail when no volume id, no volume path is provided.
 #[test]
-fn what_is_required_and_missing_is_invalid() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let whole = case.asking(&volume, &target);
-            let messages = [
-                NodeGetVolumeStatsRequest::default(),
-                NodeGetVolumeStatsRequest {
-                    volume_path: "some/path".to_owned(),
-                    ..NodeGetVolumeStatsRequest::default()
-                },
-                NodeGetVolumeStatsRequest { volume_id: String::new(), ..whole.clone() },
-                NodeGetVolumeStatsRequest { volume_path: String::new(), ..whole.clone() },
-                NodeGetVolumeStatsRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-            ];
-            all_invalid(messages, async |message| case.stats(message).await).await;
-            case.withdraw(&volume, &target).await;
-        }
+fn missing_fields_are_invalid() {
+    hold_published(async |case, _, volume, target| {
+        let whole = case.asking(&volume, &target);
+        let messages = [
+            NodeGetVolumeStatsRequest::default(),
+            NodeGetVolumeStatsRequest { volume_path: "some/path".to_owned(), ..NodeGetVolumeStatsRequest::default() },
+            NodeGetVolumeStatsRequest { volume_id: String::new(), ..whole.clone() },
+            NodeGetVolumeStatsRequest { volume_path: String::new(), ..whole.clone() },
+            NodeGetVolumeStatsRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
+        ];
+        all_invalid(messages, async |message| case.stats(message).await).await;
     });
 }
 
@@ -43,25 +36,23 @@ fn what_is_required_and_missing_is_invalid() {
 /// specified path. Specification: NodeGetVolumeStats Errors.
 #[test]
 fn a_volume_that_is_not_at_the_path_is_not_found() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let (other, unknown) = (case.volume(kind), Volume::unknown("pvc-unknown", kind));
-            let pod = case.pod("another");
-            let paths = ["some/path".into(), pod.join("absent"), pod.clone(), "/".into(), case.node().kubelet().into()];
-            for path in paths.iter().chain([&target.join("inside"), &pod.join("absent/absent")]) {
-                for volume in [&volume, &unknown] {
-                    let path: &PathBuf = path;
-                    let found = case.stats(case.asking(volume, path)).await;
-                    assert_eq!(found.err(), Some(Code::NotFound), "{volume:?} at {}", path.display());
-                }
+    hold_each(async |case, kind| {
+        let (volume, target) = case.published(kind).await;
+        let (other, unknown) = (case.volume(kind), Volume::unknown("pvc-unknown", kind));
+        let pod = case.pod("another");
+        let paths = ["some/path".into(), pod.join("absent"), pod.clone(), "/".into(), case.node().kubelet().into()];
+        for path in paths.iter().chain([&target.join("inside"), &pod.join("absent/absent")]) {
+            for volume in [&volume, &unknown] {
+                let path: &PathBuf = path;
+                let found = case.stats(case.asking(volume, path)).await;
+                assert_eq!(found.err(), Some(Code::NotFound), "{volume:?} at {}", path.display());
             }
-            for elsewhere in [&other, &unknown] {
-                assert_eq!(case.stats(case.asking(elsewhere, &target)).await.err(), Some(Code::NotFound));
-            }
-            case.withdraw(&volume, &target).await;
-            assert_eq!(case.stats(case.asking(&volume, &target)).await.err(), Some(Code::NotFound), "it was there");
         }
+        for elsewhere in [&other, &unknown] {
+            assert_eq!(case.stats(case.asking(elsewhere, &target)).await.err(), Some(Code::NotFound));
+        }
+        case.withdraw(&volume, &target).await;
+        assert_eq!(case.stats(case.asking(&volume, &target)).await.err(), Some(Code::NotFound), "it was there");
     });
 }
 
@@ -135,34 +126,27 @@ fn a_block_volume_has_its_size() {
 /// Specification: NodeGetVolumeStatsRequest, `staging_target_path` is optional, and nothing is staged.
 #[test]
 fn a_staging_path_does_no_harm() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let staging_target_path = "/var/lib/kubelet/staging".to_owned();
-            let message = NodeGetVolumeStatsRequest { staging_target_path, ..case.asking(&volume, &target) };
-            let staged = case.stats(message).await.expect("stats");
-            assert_eq!(staged, case.stats(case.asking(&volume, &target)).await.expect("stats"));
-            case.withdraw(&volume, &target).await;
-        }
+    hold_published(async |case, _, volume, target| {
+        let staging_target_path = "/var/lib/kubelet/staging".to_owned();
+        let message = NodeGetVolumeStatsRequest { staging_target_path, ..case.asking(&volume, &target) };
+        let staged = case.stats(message).await.expect("stats");
+        assert_eq!(staged, case.stats(case.asking(&volume, &target)).await.expect("stats"));
     });
 }
 
-/// Each target of a shared volume tells the same.
 #[test]
-fn every_target_tells_the_same() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
-            for target in &targets {
-                case.publish(case.publishing(&volume, target)).await.expect("publish");
-            }
-            let [one, other] = &targets;
-            let one = case.stats(case.asking(&volume, one)).await.expect("stats");
-            assert_eq!(one, case.stats(case.asking(&volume, other)).await.expect("stats"));
-            for target in &targets {
-                case.withdraw(&volume, target).await;
-            }
+fn all_targets_have_the_same_statistics() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
+        for target in &targets {
+            case.publish(case.publishing(&volume, target)).await.expect("publish");
+        }
+        let [one, other] = &targets;
+        let one = case.stats(case.asking(&volume, one)).await.expect("stats");
+        assert_eq!(one, case.stats(case.asking(&volume, other)).await.expect("stats"));
+        for target in &targets {
+            case.withdraw(&volume, target).await;
         }
     });
 }

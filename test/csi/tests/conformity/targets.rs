@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use conformity::{Case, Kind, Volume, hold};
+use conformity::{Case, Kind, Volume, hold, hold_each};
 use mount::Filesystem;
 use nix::mount::MsFlags;
 use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
@@ -58,116 +58,106 @@ fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
 
 /// Specification: NodePublishVolumeRequest; the caller makes the parent.
 #[test]
-fn a_missing_parent_is_not_made() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let parent = case.pod("pod").join("absent");
-            for target in [parent.join("mount"), parent.join("a/b/c")] {
-                let refused = case.publish(case.publishing(&volume, &target)).await;
-                assert_eq!(refused, Err(Code::FailedPrecondition));
-                case.unpublish(case.unpublishing(&volume, &target)).await.expect("nothing is there");
-            }
-            case.assert_absent(&parent);
+fn a_missing_parent_is_not_created() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let parent = case.pod("pod").join("absent");
+        for target in [parent.join("mount"), parent.join("a/b/c")] {
+            let refused = case.publish(case.publishing(&volume, &target)).await;
+            assert_eq!(refused, Err(Code::FailedPrecondition));
+            case.unpublish(case.unpublishing(&volume, &target)).await.expect("nothing is there");
         }
+        case.assert_absent(&parent);
     });
 }
 
 /// Specification: NodePublishVolumeRequest; at least 128 bytes, and better what the system takes.
 #[test]
 fn a_path_may_be_as_long_as_the_systems() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let mut parent = case.pod("deep");
-            while parent.as_os_str().len() < 3600 {
-                parent.push("d".repeat(200));
-            }
-            fs::create_dir_all(&parent).expect("directories");
-            let target = parent.join("t".repeat(200));
-            assert!((3700..4096).contains(&target.as_os_str().len()));
-            for _ in 0..2 {
-                case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            }
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let mut parent = case.pod("deep");
+        while parent.as_os_str().len() < 3600 {
+            parent.push("d".repeat(200));
         }
+        fs::create_dir_all(&parent).expect("directories");
+        let target = parent.join("t".repeat(200));
+        assert!((3700..4096).contains(&target.as_os_str().len()));
+        for _ in 0..2 {
+            case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        }
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// One place has one meaning, however it is written.
 #[test]
 fn spellings_of_one_path_are_one_target() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let (parent, name) = (text(target.parent().expect("a parent")), target.file_name().expect("a name"));
-            let spelled = format!("{}//./{}/", parent.replacen("kubelet/", "kubelet//./", 1), name.display());
-            publish(case, &volume, &spelled).await.expect("the same target");
-            case.assert_published(&volume, &target, false);
-            unpublish(case, &volume, &spelled).await.expect("unpublish");
-            case.assert_absent(&target);
-        }
+    hold_each(async |case, kind| {
+        let (volume, target) = case.published(kind).await;
+        let (parent, name) = (text(target.parent().expect("a parent")), target.file_name().expect("a name"));
+        let spelled = format!("{}//./{}/", parent.replacen("kubelet/", "kubelet//./", 1), name.display());
+        publish(case, &volume, &spelled).await.expect("the same target");
+        case.assert_published(&volume, &target, false);
+        unpublish(case, &volume, &spelled).await.expect("unpublish");
+        case.assert_absent(&target);
     });
 }
 
 /// A link could lead anywhere by the time it is followed.
 #[test]
 fn a_link_is_followed_neither_on_the_way_nor_at_the_end() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let pod = case.pod("pod");
-            let elsewhere = case.pod("elsewhere");
-            let (way, end, nowhere) = (pod.join("way"), pod.join("end"), pod.join("nowhere"));
-            symlink(&elsewhere, &way).expect("a link");
-            symlink(&elsewhere, &end).expect("a link");
-            symlink("/absent", &nowhere).expect("a link");
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let pod = case.pod("pod");
+        let elsewhere = case.pod("elsewhere");
+        let (way, end, nowhere) = (pod.join("way"), pod.join("end"), pod.join("nowhere"));
+        symlink(&elsewhere, &way).expect("a link");
+        symlink(&elsewhere, &end).expect("a link");
+        symlink("/absent", &nowhere).expect("a link");
 
-            let at = |path: &Path| text(path);
-            assert_eq!(publish(case, &volume, &at(&way.join("mount"))).await, Err(Code::InvalidArgument));
-            assert_eq!(unpublish(case, &volume, &at(&way.join("mount"))).await, Err(Code::InvalidArgument));
-            for link in [&end, &nowhere] {
-                assert_eq!(publish(case, &volume, &at(link)).await, Err(Code::FailedPrecondition));
-                assert_eq!(unpublish(case, &volume, &at(link)).await, Err(Code::FailedPrecondition));
-            }
-            assert_eq!(fs::read_dir(&elsewhere).expect("read").count(), 0, "nothing was made");
-            for link in [way, end, nowhere] {
-                fs::remove_file(link).expect("it is still a link");
-            }
+        let at = |path: &Path| text(path);
+        assert_eq!(publish(case, &volume, &at(&way.join("mount"))).await, Err(Code::InvalidArgument));
+        assert_eq!(unpublish(case, &volume, &at(&way.join("mount"))).await, Err(Code::InvalidArgument));
+        for link in [&end, &nowhere] {
+            assert_eq!(publish(case, &volume, &at(link)).await, Err(Code::FailedPrecondition));
+            assert_eq!(unpublish(case, &volume, &at(link)).await, Err(Code::FailedPrecondition));
+        }
+        assert_eq!(fs::read_dir(&elsewhere).expect("read").count(), 0, "the target was not created");
+        for link in [way, end, nowhere] {
+            fs::remove_file(link).expect("it is still a link");
         }
     });
 }
 
-/// What kubelet or an operator left there is not the plugin's to remove.
+/// The plugin does not remove files of the kubelet or an operator.
 #[test]
-fn a_file_where_a_directory_belongs_stays_and_the_other_way_round() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            let inside = target.join("stray");
-            match kind {
-                Kind::Filesystem => fs::write(&target, "a file"),
-                // With something in it: an empty one may be the remainder of a call.
-                Kind::Block => fs::create_dir(&target).and_then(|()| fs::write(&inside, "in the way")),
-            }
-            .expect("an obstacle");
-            assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::FailedPrecondition));
-            assert_eq!(case.unpublish(case.unpublishing(&volume, &target)).await, Err(Code::FailedPrecondition));
-            match kind {
-                Kind::Filesystem => {
-                    assert_eq!(fs::read(&target).expect("it is there"), b"a file");
-                    fs::remove_file(&target).expect("remove");
-                }
-                Kind::Block => {
-                    assert_eq!(fs::read(&inside).expect("it is there"), b"in the way");
-                    fs::remove_file(&inside).and_then(|()| fs::remove_dir(&target)).expect("remove");
-                }
-            }
-            case.publish(case.publishing(&volume, &target)).await.expect("nothing is in the way");
-            case.withdraw(&volume, &target).await;
+fn targets_of_the_wrong_kind_stay() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        let inside = target.join("stray");
+        match kind {
+            Kind::Filesystem => fs::write(&target, "a file"),
+            // With something in it: an empty one may be the remainder of a call.
+            Kind::Block => fs::create_dir(&target).and_then(|()| fs::write(&inside, "in the way")),
         }
+        .expect("an obstacle");
+        assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::FailedPrecondition));
+        assert_eq!(case.unpublish(case.unpublishing(&volume, &target)).await, Err(Code::FailedPrecondition));
+        match kind {
+            Kind::Filesystem => {
+                assert_eq!(fs::read(&target).expect("it is there"), b"a file");
+                fs::remove_file(&target).expect("remove");
+            }
+            Kind::Block => {
+                assert_eq!(fs::read(&inside).expect("it is there"), b"in the way");
+                fs::remove_file(&inside).and_then(|()| fs::remove_dir(&target)).expect("remove");
+            }
+        }
+        case.publish(case.publishing(&volume, &target)).await.expect("nothing is in the way");
+        case.withdraw(&volume, &target).await;
     });
 }
 
@@ -190,17 +180,17 @@ fn files_below_the_mount_are_never_deleted() {
     });
 }
 
-/// A file with something in it where a device was to be: somebody's data.
+/// A file with content at the target of a device is data.
 #[test]
 fn a_file_with_content_is_never_deleted() {
     hold(async |case| {
         let volume = case.volume(Kind::Block);
         let target = case.target(&volume, "pod");
-        fs::write(&target, "somebody's").expect("a file");
+        fs::write(&target, "other data").expect("a file");
         let _ = case.publish(case.publishing(&volume, &target)).await;
         let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
         assert_eq!(refused, Err(Code::FailedPrecondition));
-        assert_eq!(fs::read(&target).expect("it is there"), b"somebody's");
+        assert_eq!(fs::read(&target).expect("it is there"), b"other data");
         fs::remove_file(&target).expect("the operator does it");
         case.unpublish(case.unpublishing(&volume, &target)).await.expect("nothing is there");
     });
@@ -211,7 +201,6 @@ fn tmpfs(at: &Path) {
     mount::filesystem(what).expect("mount");
 }
 
-/// A mount of somebody else at a target stays.
 #[test]
 fn a_foreign_mount_stays() {
     hold(async |case| {
@@ -230,19 +219,17 @@ fn a_foreign_mount_stays() {
 
 /// kubelet's own mounts are on the way to a target, such as the tmpfs of a secret.
 #[test]
-fn a_mount_on_the_way_is_kubelets() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let way = case.pod("pod").join("way");
-            fs::create_dir(&way).expect("a directory");
-            tmpfs(&way);
-            let target: PathBuf = way.join("mount");
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-            mount::unmount(&way).expect("unmount");
-            fs::remove_dir(&way).expect("remove");
-        }
+fn mounts_above_the_target_are_followed() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let way = case.pod("pod").join("way");
+        fs::create_dir(&way).expect("a directory");
+        tmpfs(&way);
+        let target: PathBuf = way.join("mount");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
+        mount::unmount(&way).expect("unmount");
+        fs::remove_dir(&way).expect("remove");
     });
 }

@@ -2,46 +2,40 @@
 
 use std::fs::{self, File};
 
-use conformity::{Kind, SIZE, Volume, hold, read_only};
+use conformity::{Kind, SIZE, Volume, hold_each, hold_published, read_only};
 use proto::csi::NodeUnpublishVolumeRequest;
 use tonic::Code;
-use volume::Error;
+use volume::{Error, Volumes as _};
 
 use crate::invalid::all_invalid;
 
 /// csi-sanity: NodeUnpublishVolume should fail when no volume id, no target path is provided.
 #[test]
-fn what_is_required_and_missing_is_invalid() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let whole = case.unpublishing(&volume, &target);
-            let messages = [
-                NodeUnpublishVolumeRequest::default(),
-                NodeUnpublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
-                NodeUnpublishVolumeRequest { target_path: String::new(), ..whole.clone() },
-                NodeUnpublishVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-            ];
-            all_invalid(messages, async |message| case.unpublish(message).await).await;
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-        }
+fn missing_fields_are_invalid() {
+    hold_published(async |case, _, volume, target| {
+        let whole = case.unpublishing(&volume, &target);
+        let messages = [
+            NodeUnpublishVolumeRequest::default(),
+            NodeUnpublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
+            NodeUnpublishVolumeRequest { target_path: String::new(), ..whole.clone() },
+            NodeUnpublishVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
+        ];
+        all_invalid(messages, async |message| case.unpublish(message).await).await;
+        case.assert_published(&volume, &target, false);
     });
 }
 
 /// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolumeRequest.
 #[test]
 fn the_target_is_removed() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            for reads_only in [false, true] {
-                let volume = case.volume(kind);
-                let target = case.target(&volume, "pod");
-                let message = case.publishing(&volume, &target);
-                case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
-                assert!(target.exists());
-                case.withdraw(&volume, &target).await;
-            }
+    hold_each(async |case, kind| {
+        for reads_only in [false, true] {
+            let volume = case.volume(kind);
+            let target = case.target(&volume, "pod");
+            let message = case.publishing(&volume, &target);
+            case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
+            assert!(target.exists());
+            case.withdraw(&volume, &target).await;
         }
     });
 }
@@ -49,43 +43,37 @@ fn the_target_is_removed() {
 /// Specification: NodeUnpublishVolume is idempotent.
 #[test]
 fn the_same_call_again_is_ok() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            for _ in 0..3 {
-                case.withdraw(&volume, &target).await;
-            }
-        }
-    });
-}
-
-/// A call that never got to mount, or a machine that was started anew.
-#[test]
-fn what_is_half_made_is_removed() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            match kind {
-                Kind::Filesystem => fs::create_dir(&target),
-                Kind::Block => File::create_new(&target).map(drop),
-            }
-            .expect("a remainder");
+    hold_each(async |case, kind| {
+        let (volume, target) = case.published(kind).await;
+        for _ in 0..3 {
             case.withdraw(&volume, &target).await;
         }
     });
 }
 
+/// A call was interrupted, or the machine restarted.
+#[test]
+fn a_partial_target_is_removed() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        match kind {
+            Kind::Filesystem => fs::create_dir(&target),
+            Kind::Block => File::create_new(&target).map(drop),
+        }
+        .expect("a remainder");
+        case.withdraw(&volume, &target).await;
+    });
+}
+
 /// kubelet would ask for ever if these were errors.
 #[test]
-fn a_volume_that_is_not_known_any_more_is_unpublished_already() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let unknown = Volume::unknown("pvc-unknown", kind);
-            let target = case.pod("pod").join("mount");
-            case.withdraw(&unknown, &target).await;
-            case.withdraw(&unknown, &target.join("parent/absent")).await;
-        }
+fn an_unknown_volume_is_unpublished_already() {
+    hold_each(async |case, kind| {
+        let unknown = Volume::unknown("pvc-unknown", kind);
+        let target = case.pod("pod").join("mount");
+        case.withdraw(&unknown, &target).await;
+        case.withdraw(&unknown, &target.join("parent/absent")).await;
     });
 }
 
@@ -93,73 +81,61 @@ fn a_volume_that_is_not_known_any_more_is_unpublished_already() {
 /// in use.
 #[test]
 fn a_volume_is_not_deleted_while_it_is_published() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.fresh_volume(kind, SIZE);
-            let target = case.target(&volume, "pod");
-            case.publish(case.publishing(&volume, &target)).await.expect("publish");
-            let store = case.node().volumes().store();
-            let refused = store.retire(&volume.id).expect_err("it is published");
-            assert!(matches!(&refused, Error::Published { target: found, .. } if *found == target), "{refused}");
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
-            store.retire(&volume.id).expect("it is not published any more");
-            case.withdraw(&volume, &target).await;
-        }
+    hold_each(async |case, kind| {
+        let volume = case.fresh_volume(kind, SIZE);
+        let target = case.target(&volume, "pod");
+        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let store = case.node().volumes().store();
+        let refused = store.retire(&volume.id).expect_err("it is published");
+        assert!(matches!(&refused, Error::Published { target: found, .. } if *found == target), "{refused}");
+        case.assert_published(&volume, &target, false);
+        case.withdraw(&volume, &target).await;
+        store.retire(&volume.id).expect("it is not published any more");
+        case.withdraw(&volume, &target).await;
     });
 }
 
 /// Specification: Error Scheme; the target of another volume is not this call's to take away.
 #[test]
 fn the_target_of_another_volume_stays() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            for other in [case.volume(kind), Volume::unknown("pvc-unknown", kind)] {
-                let refused = case.unpublish(case.unpublishing(&other, &target)).await;
-                assert_eq!(refused, Err(Code::FailedPrecondition));
-            }
-            case.assert_published(&volume, &target, false);
-            case.withdraw(&volume, &target).await;
+    hold_published(async |case, kind, volume, target| {
+        for other in [case.volume(kind), Volume::unknown("pvc-unknown", kind)] {
+            let refused = case.unpublish(case.unpublishing(&other, &target)).await;
+            assert_eq!(refused, Err(Code::FailedPrecondition));
         }
+        case.assert_published(&volume, &target, false);
     });
 }
 
 /// A program of the node has a file of it open: the mount stays until it closes it.
 #[test]
-fn a_target_in_use_is_not_torn_away() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let (volume, target) = case.published(kind).await;
-            let held = match kind {
-                Kind::Filesystem => File::create(target.join("held")),
-                Kind::Block => File::open(&target),
-            }
-            .expect("open");
-            for _ in 0..2 {
-                let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
-                assert_eq!(refused, Err(Code::FailedPrecondition), "{kind:?}");
-                case.assert_published(&volume, &target, false);
-            }
-            drop(held);
-            case.withdraw(&volume, &target).await;
+fn a_target_in_use_stays_mounted() {
+    hold_published(async |case, kind, volume, target| {
+        let held = match kind {
+            Kind::Filesystem => File::create(target.join("held")),
+            Kind::Block => File::open(&target),
         }
+        .expect("open");
+        for _ in 0..2 {
+            let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
+            assert_eq!(refused, Err(Code::FailedPrecondition), "{kind:?}");
+            case.assert_published(&volume, &target, false);
+        }
+        drop(held);
     });
 }
 
 /// The remainder of a volume of the other kind, or of another spelling of the volume.
 #[test]
 fn a_target_is_published_unpublished_and_published_again() {
-    hold(async |case| {
-        for &kind in case.kinds() {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
-            for reads_only in [false, true, false] {
-                let message = case.publishing(&volume, &target);
-                case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
-                case.assert_published(&volume, &target, reads_only);
-                case.withdraw(&volume, &target).await;
-            }
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let target = case.target(&volume, "pod");
+        for reads_only in [false, true, false] {
+            let message = case.publishing(&volume, &target);
+            case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
+            case.assert_published(&volume, &target, reads_only);
+            case.withdraw(&volume, &target).await;
         }
     });
 }

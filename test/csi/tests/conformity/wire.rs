@@ -1,4 +1,4 @@
-//! Bytes that are no messages.
+//! Bytes that are not messages.
 
 use std::io::Write as _;
 use std::net::Shutdown;
@@ -21,7 +21,7 @@ use tonic::{Code, Request, Status};
 
 use crate::drawn::runner;
 
-const SEED: [u8; 32] = *b"bytes that are no messages......";
+const SEED: [u8; 32] = *b"bytes that are not messages.....";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// The plugin answers on its connections, on new ones, and on the registration socket.
@@ -61,7 +61,7 @@ fn noise_on_the_sockets_stops_nothing() {
             for (beginning, noise, whole) in connections {
                 for socket in sockets(case) {
                     let mut stream = open(&socket);
-                    // The server may have heard enough.
+                    // The server may have closed the connection.
                     let _ = stream.write_all(&PREFACE[..beginning]).and_then(|()| stream.write_all(&noise));
                     if whole {
                         let _ = stream.shutdown(Shutdown::Write);
@@ -82,7 +82,7 @@ fn noise_on_the_sockets_stops_nothing() {
 
 /// Clients that connect and then say nothing, or stop in the middle of a word.
 #[test]
-fn half_open_connections_hold_nobody_up() {
+fn half_open_connections_do_not_delay_others() {
     hold(async |case| {
         let mut held = Vec::new();
         for said in [0, 7, PREFACE.len()] {
@@ -98,7 +98,7 @@ fn half_open_connections_hold_nobody_up() {
     });
 }
 
-/// The server has places for so many connections. Who is connected is served, and the next one when others have gone.
+/// The server limits its connections: accepted ones are served, others when these have ended.
 #[test]
 fn more_connections_than_there_are_places_end_nothing() {
     with_case(|case| {
@@ -163,10 +163,10 @@ const METHODS: [&str; 4] = [
     "/csi.v1.Node/NodeExpandVolume",
 ];
 
-/// What is no protobuf is the gRPC library's to refuse, and it calls that INTERNAL, like those of other languages.
-/// What happens to be protobuf is a message that lacks everything.
+/// The gRPC library rejects invalid protobuf with INTERNAL, as in other languages. Valid protobuf is a message without the
+/// required fields.
 #[test]
-fn bytes_that_are_no_message_reach_nobody() {
+fn invalid_bytes_are_rejected() {
     with_case(|case| {
         let strategy = vec((0..METHODS.len(), vec(any::<u8>(), 0..300)), 1..10);
         let before = Census::of_kernel();
@@ -186,7 +186,7 @@ fn bytes_that_are_no_message_reach_nobody() {
     });
 }
 
-/// Field 1 is a string that is no text, a number, and longer than the message.
+/// Field 1 is invalid UTF-8, a number, and longer than the message.
 #[test]
 fn fields_of_another_type_are_refused() {
     hold(async |case| {
@@ -201,9 +201,9 @@ fn fields_of_another_type_are_refused() {
 
 /// Specification: Error Scheme, Call not implemented.
 #[test]
-fn methods_that_there_are_not_are_not_implemented() {
+fn unknown_methods_are_not_implemented() {
     hold(async |case| {
-        for path in ["/csi.v1.Node/NodeDance", "/csi.v1.Nobody/Probe", "/csi.v0.Identity/Probe", "/"] {
+        for path in ["/csi.v1.Node/NodeDance", "/csi.v1.Unknown/Probe", "/csi.v0.Identity/Probe", "/"] {
             assert_eq!(call(case.node().channel(), path, Vec::new()).await, Code::Unimplemented, "{path}");
         }
     });
@@ -211,7 +211,7 @@ fn methods_that_there_are_not_are_not_implemented() {
 
 /// gRPC's limit of 4 MiB holds before anything is read.
 #[test]
-fn a_message_beyond_all_measure_is_refused() {
+fn an_oversized_message_is_rejected() {
     with_case(|case| {
         let volume_id = "a".repeat(5 << 20);
         let message = NodePublishVolumeRequest { volume_id, ..NodePublishVolumeRequest::default() };

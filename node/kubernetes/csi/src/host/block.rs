@@ -1,8 +1,8 @@
 //! Images of volumes: loop devices, whose nodes are mounted on files.
 //!
-//! Which devices are a volume's, and which mounts show their nodes, is what the kernel says now: nothing is remembered.
-//! A device whose detach waits for the last process that has it open (the flag AUTOCLEAR) is the volume's until then: a
-//! second device on the same image would have a cache of its own.
+//! The kernel defines the devices of a volume and the mounts of their nodes; nothing is cached. A device whose detach waits
+//! for the last process that has it open (the flag AUTOCLEAR) belongs to the volume until then: a second device on the
+//! image would have a separate cache.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,23 +19,25 @@ use tracing::{info, warn};
 use units::Bytes;
 use volume::VolumeId;
 
-use super::held::Place;
+use super::devices::DeviceId;
 use super::linux::{DIRECTORY, HANDLE, open, resolve};
-use super::{ActError, GrowError, LookError, LoopDevice};
+use super::{ActError, LookError, LoopDevice};
 use crate::layout::{MAPS, matches};
 use crate::request::TargetPath;
 
-/// What a node of a loop device shows.
+/// The loop device of a device node.
 pub(super) enum Node {
-    /// An attached device.
-    Attached { backing: Backing, read_only: bool, device: LoopDevice },
-    /// A loop device without a file.
+    Attached {
+        backing: Backing,
+        read_only: bool,
+        device: LoopDevice,
+    },
+    /// A detached loop device.
     Gone,
-    /// No loop device.
+    /// Not a loop device.
     Other,
 }
 
-/// What the node that `node` stands on shows.
 pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
     let device = match Device::from_node(node) {
         Ok(device) => device,
@@ -55,7 +57,7 @@ pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
     })
 }
 
-/// The devices that stand on a file. Opens every attached device for a moment.
+/// The devices that are attached to a file. Opens each attached device for a moment.
 pub(super) fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
     let mut found = loopdev::list()?;
     found.retain(|device| device.status.backing == image);
@@ -70,7 +72,6 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Reads the table of all mounts.
     pub(super) fn look() -> Result<Self, LookError> {
         let dev = open(Path::new("/dev"), DIRECTORY).map_err(LookError::Dev)?;
         Ok(Self { table: mount::table()?, dev: mount::identity(&dev)?.device })
@@ -86,19 +87,17 @@ impl Nodes {
         self.table.iter().filter_map(shown)
     }
 
-    /// The targets of all devices. What kubelet mounted itself is none: it goes with its target.
+    /// The targets of all devices, without the mounts of the kubelet itself.
     pub(super) fn targets<'a>(&'a self, kubelet: &'a Path) -> impl Iterator<Item = (Number, &'a Path)> {
         let map = move |point: &Path| point.strip_prefix(kubelet).is_ok_and(|beneath| matches(beneath, MAPS));
         self.beneath(kubelet).filter(move |(_, point)| !map(point))
     }
 
-    /// Whether another target than this shows the node of a device.
     pub(super) fn has_targets(&self, device: Number, kubelet: &Path, but: Option<&TargetPath>) -> bool {
         let own = |point: &Path| but.is_some_and(|target| point == target.full());
         self.targets(kubelet).any(|(shown, point)| shown == device && !own(point))
     }
 
-    /// Whether any mount beneath kubelet's directory shows the node of a device.
     pub(super) fn show(&self, device: Number, kubelet: &Path) -> bool {
         self.beneath(kubelet).any(|(shown, _)| shown == device)
     }
@@ -110,7 +109,7 @@ fn number(root: &Path) -> Option<Number> {
     if root.ends_with("deleted") { named(root.parent()?) } else { named(root) }
 }
 
-/// Attaches an image to a device with the next number, with direct I/O. What fails leaves no device behind.
+/// Attaches an image to a device with the next number, with direct I/O. An error leaves no device behind.
 pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
     let config = Config { direct_io: true, read_only, block_size: disk_blocks(image), ..Config::default() };
     let device = Control::open()?.attach_next(numbers, image, &config)?;
@@ -133,7 +132,7 @@ fn disk_blocks(image: BorrowedFd<'_>) -> Option<BlockSize> {
     BlockSize::new(size).ok()
 }
 
-/// Opens a device that was seen, if it still stands on this file.
+/// Opens a device that is still attached to this file.
 pub(super) fn reopen(number: Number, backing: Backing) -> Result<Device, ActError> {
     let device = match Device::open(number.path()) {
         Err(DeviceError::Gone { .. } | DeviceError::NotFound { .. }) => return Err(ActError::DeviceGone),
@@ -147,7 +146,7 @@ pub(super) fn reopen(number: Number, backing: Backing) -> Result<Device, ActErro
 }
 
 /// Mounts the node of a device on a file. The device is held, so that the numbers stay its own.
-pub(super) fn bind(device: Place, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
+pub(super) fn bind(device: DeviceId, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
     let target = resolve(parent, Path::new(name.as_os_str()), OFlag::O_PATH | OFlag::O_CLOEXEC);
     let target = target.map_err(ActError::Open)?;
     let node = open(&device.number.path(), HANDLE).map_err(|_| ActError::Node)?;
@@ -159,21 +158,23 @@ pub(super) fn bind(device: Place, parent: &Dir, name: &Name, attributes: Attribu
     Ok(mount.attach(&target)?)
 }
 
-/// Detaches a device from this file and no other. Done already is done.
+/// Detaches a device from this file only. Idempotent.
 pub(super) fn detach(device: Device, backing: Backing, volume: &VolumeId) -> Result<(), ActError> {
     let number = device.number();
     match device.detach_from(backing) {
         Ok(Detach::Detached) => info!(%volume, device = %number, "loop device detached"),
-        Ok(Detach::Deferred) => info!(%volume, device = %number, "loop device goes when its last user closes it"),
-        // Somebody else was faster.
+        Ok(Detach::Deferred) => {
+            info!(%volume, device = %number, "loop device in use, detached when its last user closes it")
+        }
+        // Another process detached it.
         Err(loopdev::DetachError::NotAttached { .. } | loopdev::DetachError::OtherBacking { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(())
 }
 
-/// Shows all these devices how large their file is. Returns the size of the smallest.
-pub(super) fn grow(devices: &[Attached]) -> Result<Option<Bytes>, GrowError> {
+/// Refreshes the size of the devices. Returns the smallest.
+pub(super) fn grow(devices: &[Attached]) -> Result<Option<Bytes>, ActError> {
     let mut smallest = None;
     for seen in devices {
         let device = match Device::open(seen.number.path()) {
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_known_by_its_name_also_after_it_was_removed() {
+    fn the_mount_table_names_devices_also_removed_ones() {
         let device: Number = "loop7".parse().expect("a name");
         for root in ["/loop7", "/loop7//deleted"] {
             assert_eq!(number(Path::new(root)), Some(device), "{root}");

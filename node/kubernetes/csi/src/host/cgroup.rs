@@ -1,5 +1,4 @@
-//! Which pods have a cgroup: as long as one exists, its processes may have a node of a device, and the permission for
-//! its number.
+//! Cgroups of pods. As long as one exists, its processes may have a device node and the permission for its number.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,7 +9,6 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// Of a pod's cgroup below the root: kubelet may have a part of the tree, and has a level for each class of pods.
 const LEVELS: usize = 4;
 
-/// The name of a cgroup that may be a pod's.
 #[derive(Debug)]
 pub(super) struct PodCgroup(String);
 
@@ -39,7 +37,6 @@ fn collect(dir: &Path, levels: usize, found: &mut Vec<PodCgroup>) {
     }
 }
 
-/// The name, if it may be that of a pod's cgroup.
 fn name(name: OsString) -> Option<String> {
     let name = name.into_string().ok()?;
     let is_pod = name.starts_with("pod") || name.contains("-pod");

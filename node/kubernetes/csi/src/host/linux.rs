@@ -1,4 +1,4 @@
-//! The disk and the mounts: looks, and does single steps. Decides nothing.
+//! The disk, the mounts and the loop devices: reads their state, and executes single steps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -17,25 +17,22 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, OpenError, Store, VolumeId};
+use volume::{Access, OpenError, Store, VolumeId, Volumes as _};
 
-use super::held::{Held, Place, Published, Unobserved};
-use super::{
-    ActError, Found, GrowError, Host, Inspection, LookError, ReadyError, ReleaseError, Watched, block, filesystem,
-};
+use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
+use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
-use crate::plan::{Device, Elsewhere, Seen, Shape, Step, Target, Volume};
-use crate::request::{Mode, Purpose, Question, Sharing, TargetPath};
+use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
+use crate::request::{LookRequest, Mode, Purpose, Sharing, TargetPath};
 
-/// The node that this runs on.
 #[derive(Clone, Debug)]
 pub struct Linux {
     kubelet: PathBuf,
     volumes: Arc<Store>,
-    held: Arc<Held>,
+    devices: Arc<PublishedDevices>,
 }
 
-/// What [`Linux`] opened: everything after the look goes through these.
+/// The descriptors of a look. All steps go through these.
 #[derive(Debug)]
 pub struct Opened {
     id: VolumeId,
@@ -45,11 +42,11 @@ pub struct Opened {
     name: Name,
     /// The device to publish.
     device: Option<Attached>,
-    /// The devices that no other target has.
+    /// Devices without other targets.
     idle: Vec<(Number, Backing)>,
-    /// The one that this call attached.
-    fresh: Option<Place>,
-    /// The pod that has the target, if the path names it.
+    /// Attached by this call.
+    fresh: Option<DeviceId>,
+    /// From the target's path.
     pod: Option<OsString>,
 }
 
@@ -63,33 +60,29 @@ impl Opened {
 #[derive(Debug)]
 struct Image {
     file: OwnedFd,
-    /// What a loop device on it stands on.
     backing: Backing,
 }
 
 pub(super) const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
-/// Without `O_NOFOLLOW`, so that `RESOLVE_NO_SYMLINKS` tells a link (`ELOOP`) from a file (`ENOTDIR`).
+/// Without `O_NOFOLLOW`, so that links (`ELOOP`) differ from files (`ENOTDIR`).
 pub(super) const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
-/// What tells its project.
+/// For reading the project.
 const READABLE: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
-/// Of the target directory, until something is mounted on it.
 const TARGET_DIRECTORY: Permissions = Permissions::S_IRWXU.union(Permissions::S_IRGRP).union(Permissions::S_IXGRP);
-/// Of the target file.
 const TARGET_FILE: Permissions = Permissions::S_IRUSR.union(Permissions::S_IWUSR);
-/// How long an unmount waits for others to close what they have open there, and how often it looks.
+/// Time for other processes to close their files at the target, and the interval of attempts.
 const BUSY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
-        Self { kubelet: kubelet.into(), volumes, held: Arc::new(Held::new(Unobserved)) }
+        Self { kubelet: kubelet.into(), volumes, devices: Arc::new(PublishedDevices::new(NoObserver)) }
     }
 
-    /// Has an observer informed of all devices that are published from now on.
     #[must_use]
-    pub fn with_observer(self, observer: impl Published) -> Self {
-        Self { held: Arc::new(Held::new(observer)), ..self }
+    pub fn with_observer(self, observer: impl DeviceObserver) -> Self {
+        Self { devices: Arc::new(PublishedDevices::new(observer)), ..self }
     }
 
     /// The volume, and its image if it is a block volume.
@@ -116,8 +109,8 @@ impl Linux {
         Ok((Volume::Known(Mode::Block), Some(opened), Some(image)))
     }
 
-    /// kubelet may mount its directory on itself when it starts: a descriptor from before would be below that mount,
-    /// and what is mounted there out of kubelet's sight. So the whole path is resolved for every call.
+    /// Resolves the whole path for each call: the kubelet may mount its directory on itself when it starts, which hides mounts
+    /// below an older descriptor.
     fn parent(target: &TargetPath) -> Result<Option<OwnedFd>, LookError> {
         let Some(parent) = target.full().parent() else { return Ok(None) };
         match open(parent, DIRECTORY) {
@@ -128,8 +121,7 @@ impl Linux {
         }
     }
 
-    /// Whether what is mounted at a target is of a volume that the store knows by another name. What no record knows was
-    /// deleted.
+    /// Whether the mount at a target belongs to another volume that has a record. Without one, its volume was deleted.
     fn is_anothers(&self, id: &VolumeId, parent: &OwnedFd, name: &Name) -> Result<bool, LookError> {
         let target = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(LookError::Target)?;
         if mount::at(&target)?.kind == Kind::Directory {
@@ -156,7 +148,6 @@ impl Linux {
         Ok(found)
     }
 
-    /// What is at a target.
     fn at_target(
         &self,
         parent: &OwnedFd,
@@ -170,7 +161,7 @@ impl Linux {
             Err(errno) => return Err(LookError::Target(errno)),
         };
         let place = mount::at(&target)?;
-        // Nobody else mounts parts of the volumes' file system on a target.
+        // Only the plugin mounts directories of the volumes' file system on targets.
         Ok(match (place.mounted, place.kind) {
             (None, Kind::Directory) => Target::Bare(Shape::Directory),
             (None, Kind::File) if place.size == 0 => Target::Bare(Shape::File),
@@ -218,18 +209,18 @@ impl Linux {
         Ok(images)
     }
 
-    fn attach(&self, at: &Opened, read_only: bool) -> Result<Place, ActError> {
+    fn attach(&self, at: &Opened, read_only: bool) -> Result<DeviceId, ActError> {
         let image = at.image.as_ref().ok_or(ActError::VolumeGone)?;
-        self.held.attach(&at.id, image.file.as_fd(), image.backing, read_only)
+        self.devices.attach(&at.id, image.file.as_fd(), image.backing, read_only)
     }
 
     /// The device that a target is to show, held.
-    fn hold(&self, at: &Opened) -> Result<Place, ActError> {
+    fn hold(&self, at: &Opened) -> Result<DeviceId, ActError> {
         if let Some(fresh) = at.fresh {
             return Ok(fresh);
         }
         let seen = at.device.as_ref().ok_or(ActError::DeviceGone)?;
-        match self.held.hold(&at.id, seen) {
+        match self.devices.hold(&at.id, seen) {
             // Its detach was pending, and the last process that had it open closed it.
             Err(ActError::DeviceGone) => self.attach(at, seen.status.config.read_only),
             held => held,
@@ -239,34 +230,34 @@ impl Linux {
     /// Detaches what this call attached and what no other target has.
     fn detach(&self, at: &mut Opened) -> Result<(), ActError> {
         if let (Some(fresh), Some(image)) = (at.fresh.take(), &at.image) {
-            self.held.detach(fresh.number, image.backing, &at.id)?;
+            self.devices.detach(fresh.number, image.backing, &at.id)?;
         }
         for (number, backing) in at.idle.drain(..) {
-            self.held.detach(number, backing, &at.id)?;
+            self.devices.detach(number, backing, &at.id)?;
         }
         self.remove_former();
         Ok(())
     }
 
-    /// Removes the devices that are not used any more, as far as possible now. The watch tries again.
+    /// Removes unused devices. The watch tries again.
     fn remove_former(&self) {
         match block::Nodes::look() {
             Ok(nodes) => self.remove_former_of(&nodes),
-            Err(reason) => warn!(error = &reason as &dyn std::error::Error, "unused loop devices stay for now"),
+            Err(reason) => warn!(error = &reason as &dyn std::error::Error, "cannot remove unused loop devices yet"),
         }
     }
 
     fn remove_former_of(&self, nodes: &block::Nodes) {
-        if self.held.has_former()
-            && let Err(reason) = self.held.remove_former(nodes, &self.kubelet)
+        if self.devices.has_former()
+            && let Err(reason) = self.devices.remove_former(nodes, &self.kubelet)
         {
-            warn!(error = &reason as &dyn std::error::Error, "unused loop devices stay for now");
+            warn!(error = &reason as &dyn std::error::Error, "cannot remove unused loop devices yet");
         }
     }
 
-    /// Finds the devices of a block volume that the store does not know any more: those that are held.
-    fn held_devices(&self, at: &mut Opened, seen: &mut Seen, target: &TargetPath) -> Result<(), LookError> {
-        at.idle = self.held.of(&at.id);
+    /// Finds the open devices of a block volume that has no record any more.
+    fn open_devices(&self, at: &mut Opened, seen: &mut VolumeView, target: &TargetPath) -> Result<(), LookError> {
+        at.idle = self.devices.of(&at.id);
         if at.idle.is_empty() {
             return Ok(());
         }
@@ -280,7 +271,7 @@ impl Linux {
     fn devices(
         &self,
         at: &mut Opened,
-        seen: &mut Seen,
+        seen: &mut VolumeView,
         target: &TargetPath,
         purpose: Purpose,
     ) -> Result<(), LookError> {
@@ -313,11 +304,14 @@ impl Linux {
 impl Host for Linux {
     type At = Opened;
 
-    fn ready(&self) -> Result<(), ReadyError> {
-        self.volumes.space().map(drop).map_err(ReadyError)
+    fn ready(&self) -> Result<(), volume::LookError> {
+        self.volumes.space().map(drop)
     }
 
-    fn look(&self, Question { volume: id, target, purpose }: Question<'_>) -> Result<(Opened, Seen), LookError> {
+    fn look(
+        &self,
+        LookRequest { volume: id, target, purpose }: LookRequest<'_>,
+    ) -> Result<(Opened, VolumeView), LookError> {
         let access = match purpose {
             Purpose::Publish { read_only: false, .. } => Access::ReadWrite,
             Purpose::Publish { read_only: true, .. } | Purpose::Unpublish => Access::ReadOnly,
@@ -336,7 +330,7 @@ impl Host for Linux {
             }
             _ => there,
         };
-        let mut seen = Seen { volume, target: there, elsewhere: Elsewhere::Nowhere, device: Device::Absent };
+        let mut seen = VolumeView { volume, target: there, elsewhere: Elsewhere::Nowhere, device: Device::Absent };
         let mut at = Opened {
             id: id.clone(),
             volume: opened,
@@ -349,9 +343,9 @@ impl Host for Linux {
             pod: pod(&target.beneath()),
         };
         match (volume, purpose) {
-            // Another mode is refused, whatever else there is.
+            // Rejected by the plan.
             (Volume::Known(is), Purpose::Publish { mode, .. }) if is != mode => {}
-            // What is published is not published again.
+            // Already published.
             (_, Purpose::Publish { .. }) if matches!(there, Target::Published(_)) => {}
             (Volume::Known(Mode::Block), _) => self.devices(&mut at, &mut seen, target, purpose)?,
             (Volume::Known(Mode::Filesystem), Purpose::Publish { sharing: Sharing::OneTarget, .. }) => {
@@ -360,7 +354,7 @@ impl Host for Linux {
                 }
             }
             (Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, Purpose::Unpublish) => {
-                self.held_devices(&mut at, &mut seen, target)?;
+                self.open_devices(&mut at, &mut seen, target)?;
             }
             (Volume::Known(Mode::Filesystem) | Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, _) => {}
         }
@@ -369,7 +363,7 @@ impl Host for Linux {
 
     fn act(&self, at: &mut Opened, step: Step) -> Result<(), ActError> {
         match step {
-            Step::MakeTarget(shape) => make(at.parent()?, &at.name, shape),
+            Step::CreateTarget(shape) => create(at.parent()?, &at.name, shape),
             Step::Attach { read_only } => {
                 at.fresh = Some(self.attach(at, read_only)?);
                 Ok(())
@@ -378,7 +372,7 @@ impl Host for Linux {
                 (None, Some(volume)) => filesystem::bind(volume.dir(), at.parent()?, &at.name, attributes),
                 (Some(_), _) => {
                     let device = self.hold(at)?;
-                    self.held.serve(device.number, at.pod.as_deref());
+                    self.devices.serve(device.number, at.pod.as_deref());
                     block::bind(device, at.parent()?, &at.name, attributes)
                 }
                 (None, None) => Err(ActError::VolumeGone),
@@ -398,19 +392,19 @@ impl Host for Linux {
             return Ok(Inspection { volume: Volume::Known(Mode::Filesystem), found });
         }
         let (volume, opened, image) = self.open(id, Access::ReadOnly)?;
-        let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: Found::Nothing }) };
+        let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: PathContents::Nothing }) };
         let there = self.at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
         let found = match (volume, there, &image) {
-            (Volume::Damaged, Target::OtherVolume | Target::Stale, _) => Found::Unusable,
+            (Volume::Damaged, Target::OtherVolume | Target::Stale, _) => PathContents::Unusable,
             (Volume::Known(Mode::Block), Target::Published(_) | Target::Stale, Some(image)) => {
                 seen_block(&parent, path.name(), image)?
             }
-            _ => Found::Nothing,
+            _ => PathContents::Nothing,
         };
         Ok(Inspection { volume, found })
     }
 
-    fn grow(&self, id: &VolumeId) -> Result<Option<Bytes>, GrowError> {
+    fn grow(&self, id: &VolumeId) -> Result<Option<Bytes>, ActError> {
         let (_, _, image) = self.open(id, Access::ReadOnly)?;
         let Some(image) = image else { return Ok(None) };
         block::grow(&block::devices(image.backing)?)
@@ -432,8 +426,8 @@ impl Host for Linux {
         Ok(images.into_values().collect())
     }
 
-    fn release(&self, id: &VolumeId) -> Result<(), ReleaseError> {
-        let mut devices: BTreeMap<_, _> = self.held.of(id).into_iter().collect();
+    fn release(&self, id: &VolumeId) -> Result<(), ActError> {
+        let mut devices: BTreeMap<_, _> = self.devices.of(id).into_iter().collect();
         if let (_, _, Some(image)) = self.open(id, Access::ReadOnly)? {
             let attached = block::devices(image.backing)?.into_iter();
             devices.extend(attached.map(|device| (device.number, device.status.backing)));
@@ -441,7 +435,7 @@ impl Host for Linux {
         let nodes = block::Nodes::look()?;
         devices.retain(|number, _| !nodes.has_targets(*number, &self.kubelet, None));
         for (number, backing) in devices {
-            self.held.detach(number, backing, id)?;
+            self.devices.detach(number, backing, id)?;
         }
         self.remove_former();
         Ok(())
@@ -459,19 +453,19 @@ impl Host for Linux {
             let pod = target.strip_prefix(&self.kubelet).ok().and_then(pod);
             let target = target.display();
             let Some(device) = devices.iter().find(|device| device.number == number) else {
-                warn!(%target, device = %number, "device at a target was detached; restart the pods that have it");
+                warn!(%target, device = %number, "device at a target was detached; restart the pods that use it");
                 continue;
             };
             let Some(volume) = images.get(&device.status.backing) else {
-                error!(%target, device = %number, backing = %device.status.backing, "device at a target is no volume's");
+                error!(%target, device = %number, backing = %device.status.backing, "device at a target does not belong to a volume");
                 failed += 1;
                 continue;
             };
-            match self.held.hold(volume, device) {
-                Ok(_) => self.held.serve(number, pod.as_deref()),
+            match self.devices.hold(volume, device) {
+                Ok(_) => self.devices.serve(number, pod.as_deref()),
                 Err(reason) => {
                     let error: &dyn std::error::Error = &reason;
-                    error!(%volume, %target, device = %number, error, "published device is not held");
+                    error!(%volume, %target, device = %number, error, "cannot open a published device");
                     failed += 1;
                 }
             }
@@ -479,21 +473,21 @@ impl Host for Linux {
         Ok(failed)
     }
 
-    fn watch(&self) -> Result<Watched, LookError> {
-        let held = self.held.volumes();
-        if held.is_empty() && !self.held.has_former() {
-            return Ok(Watched::default());
+    fn watch(&self) -> Result<WatchReport, LookError> {
+        let held = self.devices.volumes();
+        if held.is_empty() && !self.devices.has_former() {
+            return Ok(WatchReport::default());
         }
         let nodes = block::Nodes::look()?;
         let is_published = |number| nodes.has_targets(number, &self.kubelet, None);
-        let revoked = self.held.watch(is_published);
+        let revoked = self.devices.watch(is_published);
         self.remove_former_of(&nodes);
         let idle = held.iter().filter(|(number, _)| !is_published(*number)).map(|(_, volume)| volume.clone());
-        Ok(Watched { revoked, idle: idle.collect(), held: held.iter().map(|(_, volume)| volume.clone()).collect() })
+        Ok(WatchReport { revoked, idle: idle.collect(), held: held.iter().map(|(_, volume)| volume.clone()).collect() })
     }
 
     fn close(&self) {
-        self.held.close();
+        self.devices.close();
     }
 }
 
@@ -520,7 +514,7 @@ pub(super) fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<O
 }
 
 /// The image and the device of a block volume whose node is at this place, or was.
-fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<Found, LookError> {
+fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<PathContents, LookError> {
     let stat = fstat(&image.file).map_err(LookError::Size)?;
     let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
     let node = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(LookError::Target)?;
@@ -528,10 +522,10 @@ fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<Found, Loo
         block::Node::Attached { backing, device, .. } if backing == image.backing => Some(device),
         _ => None,
     };
-    Ok(Found::Block { image: size, device })
+    Ok(PathContents::Block { image: size, device })
 }
 
-fn make(parent: &Dir, name: &Name, shape: Shape) -> Result<(), ActError> {
+fn create(parent: &Dir, name: &Name, shape: Shape) -> Result<(), ActError> {
     let made = match shape {
         Shape::Directory => mkdirat(parent, name.as_os_str(), TARGET_DIRECTORY),
         Shape::File => {
@@ -542,11 +536,11 @@ fn make(parent: &Dir, name: &Name, shape: Shape) -> Result<(), ActError> {
     match made {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(Errno::ENOENT) => Err(ActError::ParentGone),
-        Err(errno) => Err(ActError::Make(errno)),
+        Err(errno) => Err(ActError::Create(errno)),
     }
 }
 
-/// Who looks at a target, as for statistics, keeps it busy for a moment.
+/// Retries: reading the statistics of a target keeps it busy for a moment.
 fn unmount(parent: &Dir, name: &Name) -> Result<(), ActError> {
     let begin = Instant::now();
     loop {

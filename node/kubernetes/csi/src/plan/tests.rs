@@ -5,16 +5,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::request::TargetPath;
 
-impl Seen {
-    /// What there is once a step was done.
+impl VolumeView {
     fn after(self, step: &Step) -> Self {
-        let Seen { volume, target, elsewhere, device } = self;
+        let VolumeView { volume, target, elsewhere, device } = self;
         let shape = match (target, volume) {
             (Target::Stale, _) | (_, Volume::Known(Mode::Block)) => Shape::File,
             _ => Shape::Directory,
         };
         let (target, device) = match *step {
-            Step::MakeTarget(shape) => (Target::Bare(shape), device),
+            Step::CreateTarget(shape) => (Target::Bare(shape), device),
             Step::Attach { .. } => (target, Device::Idle),
             Step::Bind(attributes) => (Target::Published(attributes), device),
             Step::Unmount => (Target::Bare(shape), device),
@@ -59,10 +58,10 @@ prop_compose! {
         ],
         elsewhere in prop_oneof![Just(Elsewhere::Nowhere), Just(Elsewhere::Published)],
         device in prop_oneof![Just(Device::Absent), Just(Device::Idle), Just(Device::Shared)],
-    ) -> Seen {
+    ) -> VolumeView {
         // Only block volumes have devices.
         let device = if volume == Volume::Known(Mode::Block) { device } else { Device::Absent };
-        Seen { volume, target, elsewhere, device }
+        VolumeView { volume, target, elsewhere, device }
     }
 }
 
@@ -80,8 +79,8 @@ proptest! {
     #[test]
     fn publish_finishes_after_any_cut_and_then_does_nothing(want in want(), seen in seen(), cut in 0_usize..4) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
-        let half = steps.iter().take(cut).fold(seen, Seen::after);
-        let done = publish(&want, &half)?.iter().fold(half, Seen::after);
+        let half = steps.iter().take(cut).fold(seen, VolumeView::after);
+        let done = publish(&want, &half)?.iter().fold(half, VolumeView::after);
         let Target::Published(found) = done.target else { panic!("{:?}", done.target) };
         prop_assert!(suffices(found, want.attributes), "{:?}", found);
         prop_assert_eq!(publish(&want, &done), Ok(vec![]));
@@ -90,17 +89,17 @@ proptest! {
     #[test]
     fn unpublish_finishes_after_any_cut_and_then_does_nothing(seen in seen(), cut in 0_usize..4) {
         let Ok(steps) = unpublish(&seen) else { return Ok(()) };
-        let half = steps.iter().take(cut).fold(seen, Seen::after);
-        let done = unpublish(&half)?.iter().fold(half, Seen::after);
+        let half = steps.iter().take(cut).fold(seen, VolumeView::after);
+        let done = unpublish(&half)?.iter().fold(half, VolumeView::after);
         prop_assert!(matches!(done.target, Target::Absent | Target::NoParent));
         prop_assert_eq!(unpublish(&done), Ok(vec![]));
     }
 
     #[test]
-    fn what_was_published_can_be_unpublished_and_leaves_no_device(want in want(), seen in seen()) {
+    fn unpublish_undoes_publish_and_leaves_no_device(want in want(), seen in seen()) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
-        let there = steps.iter().fold(seen, Seen::after);
-        let gone = unpublish(&there)?.iter().fold(there, Seen::after);
+        let there = steps.iter().fold(seen, VolumeView::after);
+        let gone = unpublish(&there)?.iter().fold(there, VolumeView::after);
         prop_assert_eq!(gone.target, Target::Absent);
         prop_assert_ne!(gone.device, Device::Idle);
     }
@@ -109,19 +108,19 @@ proptest! {
     fn a_plan_never_covers_a_mount(want in want(), seen in seen()) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
         let bind = steps.iter().position(|step| matches!(step, Step::Bind(_)));
-        let before = steps.iter().take(bind.unwrap_or(0)).fold(seen, Seen::after);
+        let before = steps.iter().take(bind.unwrap_or(0)).fold(seen, VolumeView::after);
         if bind.is_some() {
             prop_assert!(matches!(before.target, Target::Bare(_)), "{:?}", before.target);
         }
     }
 
     #[test]
-    fn a_plan_that_is_cut_short_can_be_taken_back(want in want(), seen in seen(), cut in 0_usize..4) {
+    fn an_interrupted_plan_can_be_undone(want in want(), seen in seen(), cut in 0_usize..4) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
         let done = &steps[..cut.min(steps.len())];
-        let back = undo(done).iter().fold(done.iter().fold(seen, Seen::after), Seen::after);
+        let back = undo(done).iter().fold(done.iter().fold(seen, VolumeView::after), VolumeView::after);
         prop_assert_eq!(back.device, seen.device);
-        // What was stale is gone. Everything else is as before.
+        // The stale mount is removed. Everything else is as before.
         let stale = seen.target == Target::Stale;
         prop_assert!(back.target == seen.target || stale && back.target == Target::Bare(Shape::File));
     }
@@ -136,7 +135,7 @@ proptest! {
     #[test]
     fn a_volume_is_published_in_its_own_mode_only(want in want(), seen in seen()) {
         if let Volume::Known(is) = seen.volume {
-            prop_assert_eq!(publish(&want, &seen) == Err(Refusal::Mode { is }), is != want.mode);
+            prop_assert_eq!(publish(&want, &seen) == Err(PlanError::Mode { is }), is != want.mode);
         }
     }
 
@@ -145,19 +144,19 @@ proptest! {
         let range = Range { required: required.map(Bytes::new), limit: limit.map(Bytes::new) };
         let inside = required.unwrap_or(0) <= size && size <= limit.unwrap_or(u64::MAX);
         let size = Bytes::new(size);
-        let wanted = if inside { Ok(size) } else { Err(Refusal::Size { size }) };
+        let wanted = if inside { Ok(size) } else { Err(PlanError::Size { size }) };
         prop_assert_eq!(expand(range, size), wanted);
     }
 }
 
-const SEEN: Seen = Seen {
+const SEEN: VolumeView = VolumeView {
     volume: Volume::Known(Mode::Filesystem),
     target: Target::Bare(Shape::Directory),
     elsewhere: Elsewhere::Nowhere,
     device: Device::Absent,
 };
 
-const BLOCK: Seen = Seen { volume: Volume::Known(Mode::Block), target: Target::Absent, ..SEEN };
+const BLOCK: VolumeView = VolumeView { volume: Volume::Known(Mode::Block), target: Target::Absent, ..SEEN };
 
 fn asked(sharing: Sharing) -> Publish {
     Publish {
@@ -172,75 +171,75 @@ fn asked(sharing: Sharing) -> Publish {
 #[test]
 fn a_target_of_an_earlier_release_is_published() {
     let want = Publish { attributes: crate::request::DIRECTORY, ..asked(Sharing::ManyTargets) };
-    let seen = Seen { target: Target::Published(Attributes::INERT), ..SEEN };
+    let seen = VolumeView { target: Target::Published(Attributes::INERT), ..SEEN };
     assert_eq!(publish(&want, &seen), Ok(vec![]));
-    let seen = Seen { target: Target::Published(crate::request::DIRECTORY), ..SEEN };
-    assert_eq!(publish(&asked(Sharing::ManyTargets), &seen), Err(Refusal::Differs));
+    let seen = VolumeView { target: Target::Published(crate::request::DIRECTORY), ..SEEN };
+    assert_eq!(publish(&asked(Sharing::ManyTargets), &seen), Err(PlanError::Differs));
 }
 
 #[test]
 fn other_options_at_the_same_target_differ() {
     let read_only = Attributes { read_only: true, ..Attributes::INERT };
-    let seen = Seen { target: Target::Published(read_only), ..SEEN };
-    assert_eq!(publish(&asked(Sharing::ManyTargets), &seen), Err(Refusal::Differs));
+    let seen = VolumeView { target: Target::Published(read_only), ..SEEN };
+    assert_eq!(publish(&asked(Sharing::ManyTargets), &seen), Err(PlanError::Differs));
 }
 
 #[test]
 fn a_second_target_is_refused_to_a_single_writer_only() {
-    let seen = Seen { elsewhere: Elsewhere::Published, ..SEEN };
-    assert_eq!(publish(&asked(Sharing::OneTarget), &seen), Err(Refusal::InUse));
+    let seen = VolumeView { elsewhere: Elsewhere::Published, ..SEEN };
+    assert_eq!(publish(&asked(Sharing::OneTarget), &seen), Err(PlanError::InUse));
     assert_eq!(publish(&asked(Sharing::ManyTargets), &seen), Ok(vec![Step::Bind(Attributes::INERT)]));
-    let again = Seen { target: Target::Published(Attributes::INERT), ..seen };
+    let again = VolumeView { target: Target::Published(Attributes::INERT), ..seen };
     assert_eq!(publish(&asked(Sharing::OneTarget), &again), Ok(vec![]));
 }
 
 #[test]
 fn a_second_target_shares_the_device_of_the_first() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
-    let (make, bind) = (Step::MakeTarget(Shape::File), Step::Bind(Attributes::INERT));
+    let (make, bind) = (Step::CreateTarget(Shape::File), Step::Bind(Attributes::INERT));
     assert_eq!(publish(&want, &BLOCK), Ok(vec![make, Step::Attach { read_only: false }, bind]));
-    let seen = Seen { device: Device::Shared, elsewhere: Elsewhere::Published, ..BLOCK };
+    let seen = VolumeView { device: Device::Shared, elsewhere: Elsewhere::Published, ..BLOCK };
     assert_eq!(publish(&want, &seen), Ok(vec![make, bind]));
 }
 
 #[test]
-fn a_device_that_a_call_left_goes_although_its_target_is_gone() {
-    assert_eq!(unpublish(&Seen { device: Device::Idle, ..BLOCK }), Ok(vec![Step::Detach]));
-    assert_eq!(unpublish(&Seen { device: Device::Shared, ..BLOCK }), Ok(vec![]));
+fn an_idle_device_is_detached_without_its_target() {
+    assert_eq!(unpublish(&VolumeView { device: Device::Idle, ..BLOCK }), Ok(vec![Step::Detach]));
+    assert_eq!(unpublish(&VolumeView { device: Device::Shared, ..BLOCK }), Ok(vec![]));
 }
 
 #[test]
-fn the_place_of_one_mode_is_none_for_the_other() {
+fn targets_of_the_other_mode_are_obstructed() {
     let wanted = Shape::Directory;
-    let file = Seen { target: Target::Bare(Shape::File), ..SEEN };
-    assert_eq!(publish(&asked(Sharing::ManyTargets), &file), Err(Refusal::Obstructed { wanted }));
+    let file = VolumeView { target: Target::Bare(Shape::File), ..SEEN };
+    assert_eq!(publish(&asked(Sharing::ManyTargets), &file), Err(PlanError::Obstructed { wanted }));
     assert_eq!(wanted.to_string(), "a directory");
 }
 
 #[test]
-fn a_deleted_volume_is_unpublished_and_a_living_neighbour_is_not() {
-    let deleted = Seen { volume: Volume::Unknown, target: Target::Stale, ..SEEN };
+fn a_deleted_volume_is_unpublished_another_volume_is_not() {
+    let deleted = VolumeView { volume: Volume::Unknown, target: Target::Stale, ..SEEN };
     assert_eq!(unpublish(&deleted), Ok(vec![Step::Unmount, Step::RemoveTarget]));
     for volume in [SEEN.volume, Volume::Unknown, Volume::NotAnnounced, Volume::Damaged] {
-        let neighbour = Seen { volume, target: Target::OtherVolume, ..SEEN };
-        assert_eq!(unpublish(&neighbour), Err(Refusal::OtherVolume));
+        let neighbour = VolumeView { volume, target: Target::OtherVolume, ..SEEN };
+        assert_eq!(unpublish(&neighbour), Err(PlanError::OtherVolume));
     }
 }
 
 #[test]
 fn a_node_without_its_device_is_replaced_and_removed() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
-    let stale = Seen { target: Target::Stale, ..BLOCK };
+    let stale = VolumeView { target: Target::Stale, ..BLOCK };
     let steps = [Step::Unmount, Step::Attach { read_only: false }, Step::Bind(Attributes::INERT)];
     assert_eq!(publish(&want, &stale).as_deref(), Ok(&steps[..]));
     assert_eq!(unpublish(&stale), Ok(vec![Step::Unmount, Step::RemoveTarget]));
 }
 
 #[test]
-fn a_volume_that_cannot_be_used_says_why() {
+fn unusable_volumes_have_reasons() {
     let with = |volume| is(volume, None);
-    assert_eq!(with(Volume::Unknown), Err(Refusal::Unknown));
-    assert_eq!(with(Volume::NotAnnounced), Err(Refusal::NotAnnounced));
-    assert_eq!(with(Volume::Damaged), Err(Refusal::Damaged));
+    assert_eq!(with(Volume::Unknown), Err(PlanError::Unknown));
+    assert_eq!(with(Volume::NotAnnounced), Err(PlanError::NotAnnounced));
+    assert_eq!(with(Volume::Damaged), Err(PlanError::Damaged));
     assert_eq!(with(Volume::Known(Mode::Block)), Ok(Mode::Block));
 }

@@ -5,15 +5,14 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use csi::{
-    ActError, Device, Elsewhere, Found, GrowError, Host, Inspection, LookError, LoopDevice, Mode, Purpose, Question,
-    ReadyError, ReleaseError, Revoked, Seen, Sharing, Step, Target, TargetPath, Volume, Watched,
+    ActError, Device, Elsewhere, Host, Inspection, LookError, LookRequest, LoopDevice, Mode, PathContents, Purpose,
+    RevokedDetach, Sharing, Step, Target, TargetPath, Volume, VolumeView, WatchReport,
 };
 use fsquota::{Limits, ProjectId, Quota, Usage};
 use mount::Attributes;
 use units::{Bytes, Inodes};
 use volume::VolumeId;
 
-/// What is at a target, and what was mounted on.
 type There = Option<(VolumeId, Attributes)>;
 
 /// A volume.
@@ -36,7 +35,7 @@ struct State {
     overlapped: bool,
     panics: bool,
     fails: Option<Step>,
-    revoked: Vec<Revoked>,
+    revoked: Vec<RevokedDetach>,
     idle: Vec<VolumeId>,
     adoptions: usize,
     adoptions_fail: bool,
@@ -120,7 +119,7 @@ impl FakeHost {
         self.state().devices.len()
     }
 
-    /// What a plugin leaves that is killed: an attached image, and no target.
+    /// A killed plugin leaves an attached image without a target.
     pub fn leave_device(&self, volume: &str) {
         self.state().devices.insert((id(volume), false), Bytes::GIB);
     }
@@ -148,7 +147,7 @@ impl FakeHost {
     /// A pod tries to detach the device of this volume.
     pub fn revoke(&self, volume: &str) {
         let device = "loop8".parse().expect("a name");
-        self.state().revoked.push(Revoked { volume: id(volume), device });
+        self.state().revoked.push(RevokedDetach { volume: id(volume), device });
     }
 
     /// Steps on this volume do not end before [`FakeHost::release`].
@@ -198,18 +197,21 @@ pub fn id(volume: &str) -> VolumeId {
 impl Host for FakeHost {
     type At = (VolumeId, TargetPath);
 
-    fn ready(&self) -> Result<(), ReadyError> {
+    fn ready(&self) -> Result<(), volume::LookError> {
         Ok(())
     }
 
-    fn look(&self, Question { volume, target, purpose }: Question<'_>) -> Result<(Self::At, Seen), LookError> {
+    fn look(
+        &self,
+        LookRequest { volume, target, purpose }: LookRequest<'_>,
+    ) -> Result<(Self::At, VolumeView), LookError> {
         let mut state = self.state();
         if std::mem::take(&mut state.panics) {
             drop(state);
             panic!("a bug, on purpose");
         }
         let asked = matches!(purpose, Purpose::Publish { sharing: Sharing::OneTarget, .. });
-        let seen = Seen {
+        let seen = VolumeView {
             volume: state.mode(volume).map_or(Volume::Unknown, Volume::Known),
             target: match state.targets.get(target) {
                 None => Target::Absent,
@@ -238,7 +240,7 @@ impl Host for FakeHost {
         state.at_work.retain(|busy| busy != volume);
         state.steps.push(step);
         match step {
-            Step::MakeTarget(_) | Step::Unmount => drop(state.targets.insert(target.clone(), None)),
+            Step::CreateTarget(_) | Step::Unmount => drop(state.targets.insert(target.clone(), None)),
             Step::Bind(attributes) => drop(state.targets.insert(target.clone(), Some((volume.clone(), attributes)))),
             Step::RemoveTarget => drop(state.targets.remove(target)),
             Step::Attach { read_only } => {
@@ -261,17 +263,17 @@ impl Host for FakeHost {
         let known = state.mode(volume).map_or(Volume::Unknown, Volume::Known);
         let there = state.targets.get(path).and_then(Option::as_ref).filter(|(found, _)| found == volume);
         let found = match (state.volumes.get(volume), there) {
-            (Some(Content::Directory(quota)), Some(_)) => Found::Filesystem(*quota),
+            (Some(Content::Directory(quota)), Some(_)) => PathContents::Filesystem(*quota),
             (Some(Content::Image(image)), Some((_, Attributes { read_only, .. }))) => {
                 let size = state.devices.get(&(volume.clone(), *read_only)).copied();
-                Found::Block { image: *image, device: size.map(|size| LoopDevice { size, direct_io: true }) }
+                PathContents::Block { image: *image, device: size.map(|size| LoopDevice { size, direct_io: true }) }
             }
-            (None, _) | (_, None) => Found::Nothing,
+            (None, _) | (_, None) => PathContents::Nothing,
         };
         Ok(Inspection { volume: known, found })
     }
 
-    fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, GrowError> {
+    fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, ActError> {
         let mut state = self.state();
         let Some(Content::Image(size)) = state.volumes.get(volume).copied() else { return Ok(None) };
         let ours = state.devices.iter_mut().filter(|((found, _), _)| found == volume);
@@ -288,10 +290,10 @@ impl Host for FakeHost {
         Ok(usize::from(state.adoptions_fail))
     }
 
-    fn watch(&self) -> Result<Watched, LookError> {
+    fn watch(&self) -> Result<WatchReport, LookError> {
         let mut state = self.state();
         let (revoked, idle) = (std::mem::take(&mut state.revoked), std::mem::take(&mut state.idle));
-        Ok(Watched { revoked, idle, held: state.volumes.keys().cloned().collect() })
+        Ok(WatchReport { revoked, idle, held: state.volumes.keys().cloned().collect() })
     }
 
     fn close(&self) {}
@@ -303,7 +305,7 @@ impl Host for FakeHost {
         Ok(volumes.into_iter().filter(|volume| !published(volume)).collect())
     }
 
-    fn release(&self, volume: &VolumeId) -> Result<(), ReleaseError> {
+    fn release(&self, volume: &VolumeId) -> Result<(), ActError> {
         let mut state = self.state();
         state.at_work.push(volume.clone());
         let mut state = self.0.1.wait_while(state, |state| state.held.contains(volume)).expect("nothing panicked");

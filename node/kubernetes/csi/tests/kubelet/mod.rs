@@ -1,4 +1,4 @@
-//! What kubelet would send, and how it connects.
+//! The messages and connections of the kubelet.
 
 use std::path::PathBuf;
 
@@ -77,7 +77,7 @@ impl Kubelet {
     }
 }
 
-/// The authority is `localhost`, whatever the socket.
+/// Sends `:authority` `localhost`.
 pub async fn connect(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = service_fn(move |_| {
         let socket = socket.clone();

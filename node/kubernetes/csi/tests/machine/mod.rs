@@ -19,7 +19,7 @@ use supervisor::Supervisor;
 use tonic::Code;
 use tonic::transport::Channel;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Request, Store, VolumeId};
+use volume::{Allocation, Claim, Request, Store, VolumeId, Volumes as _};
 
 use crate::kubelet::Kubelet;
 
@@ -34,13 +34,13 @@ pub struct Node {
     pub kubelet: Kubelet,
     pub client: NodeClient<Channel>,
     // Last: it can only be unmounted when nothing on it is open.
-    pub ground: Ground,
+    pub disk: TestDisk,
 }
 
 /// A disk, and what tests leave on it.
-pub struct Ground(XfsDisk);
+pub struct TestDisk(XfsDisk);
 
-impl Ground {
+impl TestDisk {
     /// A disk without anything on it.
     pub fn new() -> Self {
         Self(XfsDisk::with_project_quota())
@@ -62,7 +62,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestDisk {
     /// In an order in which the disk can be unmounted.
     fn drop(&mut self) {
         let table = mount::table().expect("table");
@@ -79,17 +79,17 @@ impl Drop for Ground {
 
 impl Node {
     pub async fn start() -> Self {
-        Self::on(Ground::new()).await
+        Self::on(TestDisk::new()).await
     }
 
     /// On a disk that another node was on before, or on a fresh one.
-    pub async fn on(ground: Ground) -> Self {
-        Self::on_with(ground, |_| {}).await
+    pub async fn on(disk: TestDisk) -> Self {
+        Self::on_with(disk, |_| {}).await
     }
 
     /// With other settings of the plugin.
-    pub async fn on_with(ground: Ground, change: impl FnOnce(&mut Settings)) -> Self {
-        let data = Dir::open(ground.path()).expect("the disk");
+    pub async fn on_with(disk: TestDisk, change: impl FnOnce(&mut Settings)) -> Self {
+        let data = Dir::open(disk.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
         let sub = |name: &str| {
             let name = Name::try_from(name).expect("a name");
@@ -97,7 +97,7 @@ impl Node {
         };
         sub("kubelet");
         let store = Arc::new(Store::open(&sub("volumes"), volume::Settings::default()).expect("a store"));
-        let kubelet = Kubelet { directory: ground.path().join("kubelet") };
+        let kubelet = Kubelet { directory: disk.path().join("kubelet") };
         let mut settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
         change(&mut settings);
         let host = Linux::new(kubelet.directory.clone(), Arc::clone(&store));
@@ -107,17 +107,17 @@ impl Node {
             Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
         supervisor.handle().healthy().await.expect("it starts");
         let client = kubelet.client().await;
-        Self { supervisor, plugin, store, kubelet, client, ground }
+        Self { supervisor, plugin, store, kubelet, client, disk }
     }
 
-    /// Ends the plugin, and leaves what is mounted and attached as it is.
-    pub async fn end(self) -> Ground {
-        let Self { supervisor, plugin, client, ground, .. } = self;
+    /// Ends the plugin. Mounts and devices stay.
+    pub async fn end(self) -> TestDisk {
+        let Self { supervisor, plugin, client, disk, .. } = self;
         drop(client);
         supervisor.stop(Duration::from_secs(20)).await.expect("nothing is aborted");
         // With its descriptors.
         drop(plugin);
-        ground
+        disk
     }
 
     /// Takes everything down.
@@ -137,7 +137,7 @@ impl Node {
         make(&self.store, volume, mode)
     }
 
-    /// What the plugin does with a call, without the plugin.
+    /// Another host interface for the same disk, without a plugin.
     pub fn host(&self) -> Linux {
         Linux::new(self.kubelet.directory.clone(), Arc::clone(&self.store))
     }

@@ -3,7 +3,7 @@
 use ktest_support::process;
 use nix::libc;
 
-/// Does some work in a copy of this process, while nobody calls the plugin. Returns the numbers of its system calls in
+/// Does some work in a copy of this process, without other calls of the plugin. Returns the numbers of its system calls in
 /// their order, without those about its own memory, locks and the end of descriptors.
 pub fn calls(work: impl FnOnce()) -> Vec<i64> {
     let mut calls = process::calls(work);

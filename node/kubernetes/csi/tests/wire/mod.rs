@@ -16,10 +16,10 @@ const END_HEADERS: u8 = 4;
 
 type Field = (Vec<u8>, Vec<u8>);
 
-/// Calls methods with an empty message, one after the other on one connection, with the socket's path as authority,
+/// Calls methods with an empty message, one after the other on one connection, with the socket's path as `:authority`,
 /// percent-encoded as grpc-go does it. Returns the header fields and trailers of each answer.
 pub async fn call(socket: &Path, methods: &[&str]) -> Vec<Vec<Field>> {
-    let authority = socket.display().to_string().replace('/', "%2F");
+    let host = socket.display().to_string().replace('/', "%2F");
     let mut stream = UnixStream::connect(socket).await.expect("connect");
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("write");
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.expect("write");
@@ -31,7 +31,7 @@ pub async fn call(socket: &Path, methods: &[&str]) -> Vec<Vec<Field>> {
             (":method", "POST"),
             (":scheme", "http"),
             (":path", method),
-            (":authority", &authority),
+            (":authority", &host),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
         ];

@@ -201,7 +201,7 @@ pub async fn an_expansion_that_was_cut_short_is_finished(cluster: Arc<Cluster>) 
     )
     .await?;
     // The disk is done, nobody was told.
-    provisioner::Volumes::expand(&*node.volumes, &id, GIB2)?;
+    volume::Volumes::expand(&*node.volumes, &id, GIB2)?;
     node.run().await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.end().await

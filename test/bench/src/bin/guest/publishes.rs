@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use csi::{Calls, Linux};
+use csi::{Linux, Operation, Publish, Stats, Unpublish};
 use nix::mount::{MsFlags, umount};
 use proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use proto::csi::volume_capability::{AccessMode as Access, AccessType, BlockVolume, MountVolume};
@@ -54,13 +54,13 @@ pub(crate) fn publish_block(mount: &Path) -> Result<(), CallError> {
 
 pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
     let target = Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?;
-    target.calls.publish(&target.wanted)?;
+    target.call::<Publish>(&target.wanted)?;
     let question = NodeGetVolumeStatsRequest {
         volume_id: target.wanted.volume_id.clone(),
         volume_path: target.wanted.target_path.clone(),
         ..NodeGetVolumeStatsRequest::default()
     };
-    measured(|| target.calls.stats(&question))??;
+    measured(|| target.call::<Stats>(&question))??;
     target.end()
 }
 
@@ -77,7 +77,8 @@ const BLOCK: Mode = Mode::Block { allocation: Allocation::Thick };
 struct Target {
     mount: PathBuf,
     volume: VolumeId,
-    calls: Calls<Linux>,
+    kubelet: PathBuf,
+    host: Linux,
     wanted: NodePublishVolumeRequest,
 }
 
@@ -99,29 +100,33 @@ impl Target {
             }),
             ..NodePublishVolumeRequest::default()
         };
-        let calls = Calls::new(kubelet.clone(), Linux::new(kubelet, Arc::new(store)));
-        let target = Self { mount: mount.to_owned(), volume, calls, wanted };
-        target.calls.publish(&target.wanted)?;
-        target.calls.unpublish(&target.gone())?;
+        let host = Linux::new(kubelet.clone(), Arc::new(store));
+        let target = Self { mount: mount.to_owned(), volume, kubelet, host, wanted };
+        target.call::<Publish>(&target.wanted)?;
+        target.call::<Unpublish>(&target.gone())?;
         volumes::sync(mount)?;
         Ok(target)
     }
 
+    fn call<O: Operation>(&self, message: &O::Message) -> Result<O::Response, tonic::Status> {
+        csi::call::<O>(&self.host, &self.kubelet, message)
+    }
+
     fn publish(self) -> Result<(), CallError> {
-        measured(|| self.calls.publish(&self.wanted))??;
+        measured(|| self.call::<Publish>(&self.wanted))??;
         self.end()
     }
 
     fn unpublish(self) -> Result<(), CallError> {
-        self.calls.publish(&self.wanted)?;
+        self.call::<Publish>(&self.wanted)?;
         volumes::sync(&self.mount)?;
-        measured(|| self.calls.unpublish(&self.gone()))??;
+        measured(|| self.call::<Unpublish>(&self.gone()))??;
         self.end()
     }
 
     fn end(self) -> Result<(), CallError> {
-        self.calls.unpublish(&self.gone())?;
-        drop(self.calls);
+        self.call::<Unpublish>(&self.gone())?;
+        drop(self.host);
         volumes::remove(&self.mount, &self.volume)
     }
 

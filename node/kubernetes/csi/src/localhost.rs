@@ -3,13 +3,13 @@
 //! HTTP/2 wants a host there (RFC 9113, 8.3.1), a Unix socket has none, and gRPC libraries fill the gap differently.
 //! kubelet's CSI client says `localhost`. Its registration client says nothing of its own, so grpc-go takes the target
 //! it dials: the socket's path, percent-encoded (`%2Fdata%2Fkubelet%2F…-reg.sock`), in older versions as it is. Crate
-//! `http` takes neither for an authority, and `h2` resets the stream with `PROTOCOL_ERROR` before a service or a tower
-//! layer hears of it. No setting of `h2`, `hyper` or `tonic` changes that, so the bytes have to be right when they get
+//! `http` rejects both, and `h2` resets the stream with `PROTOCOL_ERROR` before a service or a tower
+//! layer sees it. No setting of `h2`, `hyper` or `tonic` changes that, so the bytes have to be right when they get
 //! there.
 //!
-//! Only header blocks are touched. HPACK is stateful, hence all of them are decoded, and written anew without the
-//! dynamic table: whatever the client indexes, the server's table stays empty. What the server answers is not looked
-//! at. It announces neither `SETTINGS_HEADER_TABLE_SIZE` nor a larger `SETTINGS_MAX_FRAME_SIZE`, which makes RFC 9113's
+//! Only header blocks are touched. HPACK is stateful, hence all of them are decoded, and encoded again without the
+//! dynamic table: whatever the client indexes, the server's table stays empty. Responses pass unchanged.
+//! It announces neither `SETTINGS_HEADER_TABLE_SIZE` nor a larger `SETTINGS_MAX_FRAME_SIZE`, which makes RFC 9113's
 //! defaults the limits here.
 
 use std::io;
@@ -94,7 +94,7 @@ impl Head {
     }
 }
 
-/// What the next byte belongs to.
+/// The part of the stream that the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// The preface, or a frame that has nothing to do with headers: so many bytes go through as they are.
@@ -113,8 +113,8 @@ struct Block {
     fragments: Vec<u8>,
 }
 
-/// One direction of a connection, from the preface on. Knows no I/O: what comes out depends on the bytes alone, not on
-/// the pieces they arrive in.
+/// The requests of a connection, from the preface on. Pure: the output depends on the bytes, not on the pieces they
+/// arrive in.
 struct Rewriter {
     decoder: Decoder<'static>,
     place: Place,
@@ -180,7 +180,7 @@ impl Rewriter {
             (None, HEADERS) => Ok(Place::Headers(head)),
             (Some(block), CONTINUATION) if block.stream == head.stream => Ok(Place::Headers(head)),
             (Some(_), _) => Err(Malformed::Interrupted),
-            // A CONTINUATION of nothing among them: the server knows what to say.
+            // Including a CONTINUATION without a block: the server rejects it.
             (None, _) => {
                 head.write(out);
                 Ok(Place::Through(head.length))
@@ -271,25 +271,25 @@ fn fragment(head: Head, mut payload: &[u8]) -> Option<&[u8]> {
     Some(payload)
 }
 
-/// The server's end of a connection on which every request has the authority `localhost`. See the module.
-pub(crate) struct LocalAuthority<S> {
+/// The server's end of a connection on which every request has `:authority: localhost`.
+pub(crate) struct LocalhostStream<S> {
     stream: BufReader<S>,
     rewriter: Rewriter,
     /// Rewritten, and read by the server up to `read`.
     ready: Vec<u8>,
     read: usize,
-    /// Told when `ready` is used up.
+    /// Returned when `ready` is empty.
     failed: Option<Malformed>,
 }
 
-impl<S: AsyncRead> LocalAuthority<S> {
+impl<S: AsyncRead> LocalhostStream<S> {
     pub(crate) fn new(stream: S) -> Self {
         let stream = BufReader::new(stream);
         Self { stream, rewriter: Rewriter::new(), ready: Vec::new(), read: 0, failed: None }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for LocalAuthority<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for LocalhostStream<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.read == this.ready.len() {
@@ -315,7 +315,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LocalAuthority<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LocalAuthority<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LocalhostStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -341,7 +341,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LocalAuthority<S> {
     }
 }
 
-impl<S: AsyncRead + Connected> Connected for LocalAuthority<S> {
+impl<S: AsyncRead + Connected> Connected for LocalhostStream<S> {
     type ConnectInfo = S::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn every_authority_is_local_also_one_that_the_client_indexes() {
+    fn each_host_is_localhost_also_an_indexed_one() {
         // :method POST, then :authority by index and with a new entry of the dynamic table.
         let first = [&[0x83, 0x41][..], &encode_integer(PATH.len(), 7), PATH].concat();
         let second = [0x83, 0x80 | 62];
@@ -435,7 +435,7 @@ mod tests {
 
     /// RFC 7541, C.4: Huffman code, and a name of the dynamic table.
     #[test]
-    fn the_examples_of_the_specification_are_understood() {
+    fn the_examples_of_the_specification_are_decoded() {
         let first = b"\x82\x86\x84\x41\x8c\xf1\xe3\xc2\xe5\xf2\x3a\x6b\xa0\xab\x90\xf4\xff";
         let second = b"\x82\x86\x84\xbe\x58\x86\xa8\xeb\x10\x64\x9c\xbf";
         let found = accepted(&[frame(HEADERS, END_HEADERS, 1, first), frame(HEADERS, END_HEADERS, 3, second)]);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_an_authority_gets_none() {
+    fn a_block_without_a_host_gets_none() {
         let trailers = [field(b"x-end", b"yes")];
         let block = encoded(&mut Encoder::new(), &trailers);
         let found = accepted(&[frame(HEADERS, END_HEADERS | END_STREAM, 5, &block)]);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_ends_the_connection() {
+    fn long_frames_and_blocks_end_the_connection() {
         assert_eq!(refused(&[frame(DATA, 0, 1, &[0; MAX_FRAME + 1])]), Some(Malformed::Frame(MAX_FRAME + 1)));
         let mut frames = vec![frame(CONTINUATION, 0, 1, &[0; MAX_FRAME]); 5];
         frames[0] = frame(HEADERS, 0, 1, &[0; MAX_FRAME]);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_block_that_unfolds_to_a_large_one_ends_the_connection() {
+    fn a_small_block_that_expands_too_far_ends_the_connection() {
         let mut block = encoded(&mut Encoder::new(), &[field(b"x", &[b'a'; 4000])]);
         block.extend([0x80 | 62; 100]);
         assert_eq!(refused(&[frame(HEADERS, END_HEADERS, 1, &block)]), Some(Malformed::Block));
@@ -527,12 +527,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_came_before_an_error_is_read_first() {
+    async fn frames_before_an_error_are_read_first() {
         let (mut client, server) = duplex(1 << 16);
         let good = connection(&[frame(DATA, 0, 1, b"some data")]);
         client.write_all(&good).await.expect("write");
         client.write_all(&frame(HEADERS, END_HEADERS, 1, &[0x80])).await.expect("write");
-        let mut server = LocalAuthority::new(server);
+        let mut server = LocalhostStream::new(server);
         let mut found = Vec::new();
         for _ in 0..2 {
             let reason = server.read_to_end(&mut found).await.expect_err("index 0 does not exist");
@@ -550,7 +550,8 @@ mod tests {
             Just(encoded(&mut Encoder::new(), &[field(b":authority", PATH), field(b"te", b"trailers")])),
         ];
         vec(
-            (kind, flags, 0_u32..3, payload).prop_map(|(kind, flags, stream, it)| frame(kind, flags, stream, &it)),
+            (kind, flags, 0_u32..3, payload)
+                .prop_map(|(kind, flags, stream, payload)| frame(kind, flags, stream, &payload)),
             0..8,
         )
     }
@@ -578,7 +579,7 @@ mod tests {
         }
 
         #[test]
-        fn all_but_the_authority_stays(blocks in vec(texts(), 1..5)) {
+        fn all_other_fields_stay(blocks in vec(texts(), 1..5)) {
             let mut encoder = Encoder::new();
             let sent: Vec<_> =
                 blocks.iter().map(|fields| frame(HEADERS, END_HEADERS, 1, &encoded(&mut encoder, fields))).collect();

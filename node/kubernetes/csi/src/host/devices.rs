@@ -3,8 +3,8 @@
 //! The bind mount of a device node does not hold the device open. Without another opener, a `LOOP_CLR_FD` of a pod, which
 //! needs neither a capability nor write access, detaches the device when the pod closes it. So the plugin holds the
 //! descriptor that attached the device, from before a target shows it until the last unpublish, which detaches it
-//! through this descriptor. `LOOP_CLR_FD` of any other process then only sets the flag AUTOCLEAR, which [`Held::watch`]
-//! clears.
+//! through this descriptor. `LOOP_CLR_FD` of any other process then only sets the flag AUTOCLEAR, which
+//! [`PublishedDevices::watch`] clears.
 //!
 //! A process may keep a descriptor, a node or a device cgroup's permission of a device that was detached. So a number is
 //! not used again: numbers increase, and the device of a former number is removed only when no process has it open, no
@@ -29,23 +29,19 @@ use super::{ActError, LookError, block, cgroup};
 /// can set the flag again at once.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What learns which loop devices pods have, such as the rules that deny pods the ioctls of these devices.
-pub trait Published: fmt::Debug + Send + Sync + 'static {
-    /// A target is about to show this device. May be called twice for one device.
-    ///
-    /// # Errors
-    /// Any error: the device is not published.
+/// Is informed of published loop devices, for example to deny pods their ioctls.
+pub trait DeviceObserver: fmt::Debug + Send + Sync + 'static {
+    /// Called before a target shows the device, possibly twice. After an error the device is not published.
     fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// The device was removed: no process can have it open.
+    /// The device was removed: no process has it open.
     fn withdraw(&self, device: DeviceNumber);
 }
 
-/// Nothing is informed.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unobserved;
+pub struct NoObserver;
 
-impl Published for Unobserved {
+impl DeviceObserver for NoObserver {
     fn publish(&self, _: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(())
     }
@@ -53,38 +49,35 @@ impl Published for Unobserved {
     fn withdraw(&self, _: DeviceNumber) {}
 }
 
-/// A process tried to detach a published device, and the plugin revoked it.
+/// A detach of a published device by another process, which the plugin revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Revoked {
-    /// The volume.
+pub struct RevokedDetach {
     pub volume: VolumeId,
-    /// Its device.
     pub device: Number,
 }
 
-/// The numbers of a device, which are its own as long as it is held.
+/// The numbers of a device, which are not used again while it is open.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct DeviceId {
     pub(super) number: Number,
     pub(super) dev: DeviceNumber,
 }
 
-impl Place {
+impl DeviceId {
     fn of(device: &Device) -> Self {
         Self { number: device.number(), dev: device.dev() }
     }
 }
 
-/// Published devices, and those that were.
+/// Published devices, and former ones.
 #[derive(Debug)]
-pub(super) struct Held {
-    observer: Box<dyn Published>,
+pub(super) struct PublishedDevices {
+    observer: Box<dyn DeviceObserver>,
     numbers: OnceLock<Numbers>,
     open: Mutex<BTreeMap<Number, Arc<Entry>>>,
     former: Mutex<BTreeMap<Number, Former>>,
 }
 
-/// A published device.
 #[derive(Debug)]
 struct Entry {
     volume: VolumeId,
@@ -112,8 +105,8 @@ enum Former {
     Mark,
 }
 
-impl Held {
-    pub(super) fn new(observer: impl Published) -> Self {
+impl PublishedDevices {
+    pub(super) fn new(observer: impl DeviceObserver) -> Self {
         Self {
             observer: Box::new(observer),
             numbers: OnceLock::new(),
@@ -122,16 +115,16 @@ impl Held {
         }
     }
 
-    /// Attaches an image to a device with the next number and holds it. What fails leaves no device behind.
+    /// Attaches an image to a device with the next number and keeps it open. An error leaves no device behind.
     pub(super) fn attach(
         &self,
         volume: &VolumeId,
         image: BorrowedFd<'_>,
         backing: Backing,
         read_only: bool,
-    ) -> Result<Place, ActError> {
+    ) -> Result<DeviceId, ActError> {
         let device = block::attach(self.numbers()?, image, read_only)?;
-        let place = Place::of(&device);
+        let place = DeviceId::of(&device);
         if let Err(error) = self.insert(volume, device, backing) {
             if let Err(reason) = self.detach(place.number, backing, volume) {
                 warn!(device = %place.number, error = &reason as &dyn Error, "loop device stays attached");
@@ -141,9 +134,9 @@ impl Held {
         Ok(place)
     }
 
-    /// Holds a device that was seen, if it still stands on the same file.
-    pub(super) fn hold(&self, volume: &VolumeId, seen: &Attached) -> Result<Place, ActError> {
-        let place = Place { number: seen.number, dev: seen.dev };
+    /// Opens a device if it is still attached to the same file.
+    pub(super) fn hold(&self, volume: &VolumeId, seen: &Attached) -> Result<DeviceId, ActError> {
+        let place = DeviceId { number: seen.number, dev: seen.dev };
         let is_held = lock(&self.open).get(&seen.number).is_some_and(|entry| entry.backing == seen.status.backing);
         if is_held {
             // An earlier call may have failed to announce it.
@@ -160,7 +153,7 @@ impl Held {
     }
 
     fn insert(&self, volume: &VolumeId, device: Device, backing: Backing) -> Result<(), ActError> {
-        let Place { number, dev } = Place::of(&device);
+        let DeviceId { number, dev } = DeviceId::of(&device);
         let announced = self.observer.publish(dev).map_err(ActError::Observer);
         let pods = match lock(&self.former).remove(&number) {
             Some(Former::Published { pods, .. }) => pods,
@@ -171,7 +164,6 @@ impl Held {
         announced
     }
 
-    /// Notes which pod gets a device.
     pub(super) fn serve(&self, number: Number, pod: Option<&OsStr>) {
         let entry = lock(&self.open).get(&number).cloned();
         if let (Some(entry), Some(pod)) = (entry, pod) {
@@ -179,7 +171,7 @@ impl Held {
         }
     }
 
-    /// Detaches a device from this file and no other, through the descriptor that is held. Done already is done.
+    /// Detaches a device from this file only, through the open descriptor. Idempotent.
     pub(super) fn detach(&self, number: Number, backing: Backing, volume: &VolumeId) -> Result<(), ActError> {
         let entry = lock(&self.open).remove(&number);
         let held = entry.and_then(|entry| {
@@ -208,9 +200,9 @@ impl Held {
         block::detach(device, backing, volume)
     }
 
-    /// Clears the flag AUTOCLEAR of devices that some process tried to detach. Returns these. A device that no target shows
-    /// is not `published`: the deletion of its volume may be what detaches it.
-    pub(super) fn watch(&self, published: impl Fn(Number) -> bool) -> Vec<Revoked> {
+    /// Clears the flag AUTOCLEAR of devices that another process tried to detach, and returns these. A device without a
+    /// target is not `published`: the deletion of its volume may detach it.
+    pub(super) fn watch(&self, published: impl Fn(Number) -> bool) -> Vec<RevokedDetach> {
         let open = lock(&self.open);
         let entries = open.iter().filter(|(number, _)| published(**number));
         let entries: Vec<_> = entries.map(|(number, entry)| (*number, Arc::clone(entry))).collect();
@@ -218,19 +210,16 @@ impl Held {
         entries.into_iter().filter_map(|(number, entry)| entry.watch(number, Instant::now())).collect()
     }
 
-    /// The devices of a volume that are held, and what they stand on.
     pub(super) fn of(&self, volume: &VolumeId) -> Vec<(Number, Backing)> {
         let open = lock(&self.open);
         let found = open.iter().filter(|(_, entry)| entry.volume == *volume);
         found.map(|(number, entry)| (*number, entry.backing)).collect()
     }
 
-    /// The devices that are held, and their volumes.
     pub(super) fn volumes(&self) -> Vec<(Number, VolumeId)> {
         lock(&self.open).iter().map(|(number, entry)| (*number, entry.volume.clone())).collect()
     }
 
-    /// Whether [`Held::remove_former`] has something to look at.
     pub(super) fn has_former(&self) -> bool {
         lock(&self.former).values().any(|former| *former != Former::Mark)
     }
@@ -254,7 +243,10 @@ impl Held {
                         match driver.create_next(numbers) {
                             Ok(mark) => drop(lock(&self.former).insert(mark, Former::Mark)),
                             Err(error) => {
-                                warn!(error = &error as &dyn Error, "no next loop device: the last one is kept");
+                                warn!(
+                                    error = &error as &dyn Error,
+                                    "cannot create the next loop device, keeping the last one"
+                                );
                                 continue;
                             }
                         }
@@ -264,7 +256,7 @@ impl Held {
             match driver.remove(number) {
                 Ok(Removal::Removed) => self.removed(number, &former),
                 Ok(Removal::InUse) => {}
-                Err(error) => warn!(device = %number, error = &error as &dyn Error, "loop device is not removed"),
+                Err(error) => warn!(device = %number, error = &error as &dyn Error, "cannot remove loop device"),
             }
         }
         Ok(())
@@ -295,7 +287,7 @@ impl Held {
 }
 
 impl Entry {
-    fn watch(&self, number: Number, now: Instant) -> Option<Revoked> {
+    fn watch(&self, number: Number, now: Instant) -> Option<RevokedDetach> {
         let mut inner = lock(&self.inner);
         let Inner { device: Some(device), cleared, .. } = &mut *inner else { return None };
         let revoked = match device.is_autoclear() {
@@ -306,11 +298,11 @@ impl Entry {
             other => other.map(|_| false),
         };
         match revoked {
-            Ok(true) => Some(Revoked { volume: self.volume.clone(), device: number }),
+            Ok(true) => Some(RevokedDetach { volume: self.volume.clone(), device: number }),
             Ok(false) => None,
             Err(reason) => {
                 let (volume, error): (_, &dyn Error) = (&self.volume, &reason);
-                warn!(%volume, device = %number, error, "cannot look at a published loop device");
+                warn!(%volume, device = %number, error, "cannot check a published loop device");
                 None
             }
         }
@@ -322,7 +314,7 @@ fn is_due(cleared: Option<Instant>, now: Instant) -> bool {
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every state of the tables is a good one.
+    // Every state of the tables is valid.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -7,14 +7,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use csi::{Calls, Host, Published, Step};
+use csi::{DeviceObserver, Host, Publish, Step, Unpublish};
 use ktest_support::Tmpfs;
 use loopdev::{Detach, Device, DeviceNumber};
 use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
 use tonic::Code;
+use volume::Volumes as _;
 
 use crate::kubelet::MANY;
-use crate::machine::{Ground, Node};
+use crate::machine::{Node, TestDisk};
 use crate::{PUBLISH_STEPS, detach, exists, look, read, write};
 
 /// For what the plugin does on its own.
@@ -50,7 +51,7 @@ async fn a_volume_is_not_deleted_under_its_target() {
 /// `LOOP_CLR_FD` needs neither a capability nor write access. It detached the device, and the next volume got its number:
 /// the container, whose node and permission stayed, read and overwrote that volume.
 #[tokio::test]
-async fn a_pod_that_detaches_its_device_does_not_reach_the_next_volume() {
+async fn a_pod_cannot_reach_the_next_volume_through_its_device() {
     let mut node = Node::start().await;
     for volume in ["pvc-1", "pvc-2", "pvc-3"] {
         node.provision_block(volume);
@@ -92,8 +93,8 @@ async fn a_pod_that_detaches_its_device_does_not_reach_the_next_volume() {
 
 /// The kernel reports it by no uevent.
 #[tokio::test]
-async fn a_detach_by_a_pod_is_revoked_and_the_device_outlives_the_plugin() {
-    let mut node = Node::on_with(Ground::new(), |settings| settings.watch = Duration::from_millis(20)).await;
+async fn a_detach_by_a_pod_is_revoked() {
+    let mut node = Node::on_with(TestDisk::new(), |settings| settings.watch = Duration::from_millis(20)).await;
     let volume = node.provision_block("pvc-1");
     let target = node.target("device");
     node.publish_block("pvc-1", "device").await.expect("publish");
@@ -137,7 +138,7 @@ async fn a_plugin_that_starts_revokes_pending_detaches() {
 
 /// A publish and a deletion share no lock.
 #[tokio::test]
-async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpublished() {
+async fn a_volume_retired_during_its_publish_is_kept() {
     let node = Node::start().await;
     let volume = node.provision_block("pvc-1");
     let (host, target) = (node.host(), node.target("device"));
@@ -152,11 +153,11 @@ async fn a_volume_that_is_retired_during_its_publish_is_kept_until_it_is_unpubli
     assert!(refused.is_in_use(), "{refused}");
     assert_eq!(read(&target), b"hello");
 
-    let plugin = Calls::new(node.kubelet.directory.clone(), host);
-    plugin.unpublish(&node.kubelet.unpublish("pvc-1", "device")).expect("unpublish");
+    let message = node.kubelet.unpublish("pvc-1", "device");
+    csi::call::<Unpublish>(&host, &node.kubelet.directory, &message).expect("unpublish");
     assert!(!target.exists() && node.devices().is_empty());
     node.store.discard(&volume).expect("discard");
-    drop(plugin);
+    drop(host);
     node.stop().await;
 }
 
@@ -183,7 +184,7 @@ async fn a_detach_of_a_device_without_targets_is_not_revoked() {
 #[derive(Debug)]
 struct NoRules;
 
-impl Published for NoRules {
+impl DeviceObserver for NoRules {
     fn publish(&self, _: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
         Err("no rules".into())
     }
@@ -195,17 +196,18 @@ impl Published for NoRules {
 async fn a_device_without_its_rules_is_not_published() {
     let node = Node::start().await;
     node.provision_block("pvc-1");
-    let plugin = Calls::new(node.kubelet.directory.clone(), node.host().with_observer(NoRules));
-    let refused = plugin.publish(&node.kubelet.publish_block("pvc-1", "device", MANY)).expect_err("no rules");
+    let host = node.host().with_observer(NoRules);
+    let message = node.kubelet.publish_block("pvc-1", "device", MANY);
+    let refused = csi::call::<Publish>(&host, &node.kubelet.directory, &message).expect_err("no rules");
     assert_eq!(refused.code(), Code::Internal);
     assert!(!node.target("device").exists() && node.devices().is_empty());
-    drop(plugin);
+    drop(host);
     node.stop().await;
 }
 
 /// The kernel drops dirty pages of a device that is detached by its only opener.
 #[tokio::test]
-async fn what_a_pod_did_not_sync_is_in_the_image_after_the_last_unpublish() {
+async fn the_last_unpublish_writes_unsynced_data_to_the_image() {
     let mut node = Node::start().await;
     let volume = node.provision_block("pvc-1");
     let content = vec![7; 4 << 20];
