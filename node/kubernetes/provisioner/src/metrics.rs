@@ -1,4 +1,4 @@
-//! What the provisioner does, in numbers for Prometheus. docs/metrics.md describes each.
+//! Metrics of the provisioner. docs/metrics.md describes each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaug
 use volume::Error;
 
 use crate::Volumes;
-use crate::inventory::{Inventory, Snapshot};
+use crate::inventory::{Inventory, Snapshot, count};
 
-/// From an operation on the log alone to the allocation of a large image, or the removal of millions of files.
+/// From a write of the log to the allocation of a large image or the removal of millions of files.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
 
-/// What is done to a volume on the disk: the methods of [`Volumes`] that change something.
+/// Methods of [`Volumes`] that change the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Provision,
@@ -42,7 +42,7 @@ impl Operation {
     }
 }
 
-/// How an operation ended: with a change, without one, or in an error of this kind.
+/// With a change, without one, or an error of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Changed,
@@ -60,8 +60,8 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Those with an alert, and what is ordinary.
-    const COUNTED_FROM_THE_START: [Self; 3] = [Self::Changed, Self::Look, Self::Act];
+    /// Those with an alert, and the usual one.
+    const INITIAL: [Self; 3] = [Self::Changed, Self::Look, Self::Act];
 
     const fn name(self) -> &'static str {
         match self {
@@ -99,7 +99,6 @@ impl From<&Error> for Outcome {
     }
 }
 
-/// What a pass was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
     Claim,
@@ -115,18 +114,18 @@ impl Object {
     }
 }
 
-/// What lacks its other half, and is never deleted on a guess.
+/// Data or objects without their counterpart, which are never deleted automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Orphan {
-    /// A volume that was announced and has no PV.
+    /// An announced volume without a PV.
     Volume,
-    /// A record that cannot be read.
+    /// An unreadable record.
     Record,
-    /// Something below the volumes directory that has no record.
+    /// A directory without a record.
     Directory,
-    /// A quota that has no record.
+    /// A quota without a record.
     Project,
-    /// A PV that has no volume.
+    /// A PV without a volume.
     Pv,
 }
 
@@ -144,7 +143,6 @@ impl Orphan {
     }
 }
 
-/// What became of a capacity object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publication {
     Written,
@@ -164,8 +162,7 @@ impl Publication {
     }
 }
 
-/// The metrics of a node's volumes and of its provisioner; all clones count together. They outlive a provisioner that
-/// is started again.
+/// Shared by all clones, and by provisioners that are started again.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     operations: IntCounterVec,
@@ -178,11 +175,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them. Whoever gathers from the registry waits for the disk: each time, one sweep over the quotas of
-    /// `volumes` tells what they use.
+    /// Registers the metrics. Each scrape reads the quotas of all volumes from the disk.
     ///
     /// # Errors
-    /// A metric of these names exists already.
+    /// A metric with one of the names exists already.
     pub fn register(registry: &Registry, volumes: Arc<dyn Volumes>) -> Result<Self, prometheus::Error> {
         let metrics = Self::default();
         for collector in metrics.collectors() {
@@ -203,30 +199,30 @@ impl Metrics {
             durations: HistogramVec::new(
                 HistogramOpts::new(
                     "granary_volume_operation_duration_seconds",
-                    "How long these operations take, also those that fail.",
+                    "Duration of these operations, including failed ones.",
                 )
                 .buckets(SECONDS.into()),
                 &["operation"],
             )?,
             failures: counter(
                 "granary_provisioner_failures_total",
-                "Passes over a claim or a PV that failed, by reason; the next one comes after a while.",
+                "Failed passes over a claim or a PV, by reason; each is retried.",
                 &["object", "reason"],
             )?,
             failing: IntGauge::new(
                 "granary_provisioner_failing",
-                "Claims, PVs and deleted volumes whose last attempt failed; they wait for the next.",
+                "Claims, PVs and deleted volumes whose last pass failed.",
             )?,
             orphans: IntGaugeVec::new(
                 Opts::new(
                     "granary_orphans",
-                    "What lacks its other half, on the disk or in the cluster; it is never deleted on a guess.",
+                    "Data without its object, or objects without their data; never deleted automatically.",
                 ),
                 &["kind"],
             )?,
             drifted: IntCounter::new(
                 "granary_volume_strays_total",
-                "Inodes of volumes that were found not to count to the project of their volume.",
+                "Inodes of volumes that do not count to the project of their volume.",
             )?,
             publications: counter(
                 "granary_capacity_publications_total",
@@ -234,10 +230,9 @@ impl Metrics {
                 &["result"],
             )?,
         };
-        // Series that exist from the start: to Prometheus one that begins with its first event has not grown, and the
-        // alert would miss that.
+        // From the start: a series that begins with its first event has no increase for the alert.
         for operation in Operation::ALL {
-            for outcome in Outcome::COUNTED_FROM_THE_START {
+            for outcome in Outcome::INITIAL {
                 metrics.operations.with_label_values(&[operation.name(), outcome.name()]);
             }
             metrics.durations.with_label_values(&[operation.name()]);
@@ -263,28 +258,23 @@ impl Metrics {
         ]
     }
 
-    /// An operation ended.
     pub(crate) fn operated(&self, operation: Operation, outcome: Outcome, took: Duration) {
         self.operations.with_label_values(&[operation.name(), outcome.name()]).inc();
         self.durations.with_label_values(&[operation.name()]).observe(took.as_secs_f64());
     }
 
-    /// A pass failed for this reason, one of few.
     pub(crate) fn failed(&self, object: Object, reason: &'static str) {
         self.failures.with_label_values(&[object.name(), reason]).inc();
     }
 
-    /// The last attempts of so many objects failed.
     pub(crate) fn failing(&self, objects: usize) {
         self.failing.set(count(objects));
     }
 
-    /// So many orphans were found.
     pub(crate) fn orphans(&self, kind: Orphan, found: usize) {
         self.orphans.with_label_values(&[kind.name()]).set(count(found));
     }
 
-    /// So many inodes more than before do not count to the project of their volume.
     pub(crate) fn drifted(&self, inodes: u64) {
         self.drifted.inc_by(inodes);
     }
@@ -295,16 +285,10 @@ impl Metrics {
 }
 
 impl Default for Metrics {
-    /// Those that nobody reads.
+    /// Unregistered.
     fn default() -> Self {
-        // A name or a label that is none would be found by every test.
         Self::new().expect("constant names and labels are well formed")
     }
-}
-
-/// A number of things, for a gauge.
-pub(crate) fn count(things: usize) -> i64 {
-    i64::try_from(things).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -315,7 +299,7 @@ mod tests {
     use crate::inventory::example;
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn metrics_and_descriptions_match() {
         let metrics = Metrics::default();
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
@@ -323,13 +307,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_alert_asks_for_is_counted_from_the_start() {
+    fn metrics_of_alerts_exist_from_the_start() {
         let metrics = Metrics::default();
         metricsdocs::assert_counted_from_the_start(metrics.collectors());
     }
 
     #[test]
-    fn what_happens_is_counted_by_what_it_was_and_how_it_ended() {
+    fn operations_are_counted_by_kind_and_result() {
         let registry = Registry::new();
         let metrics = Metrics::default();
         for collector in metrics.collectors() {

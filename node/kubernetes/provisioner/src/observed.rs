@@ -1,4 +1,4 @@
-//! Volumes that tell what is done to them.
+//! Counts and times operations on volumes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,6 @@ use volume::{
 use crate::metrics::{Metrics, Operation, Outcome};
 use crate::{Held, HeldError, Volumes};
 
-/// Counts and times every change of a volume, and wakes whoever tells the scheduler what room is left.
 pub(crate) struct Observed {
     volumes: Arc<dyn Volumes>,
     metrics: Metrics,
@@ -22,7 +21,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// `changes` is notified after whatever may have changed what is promised.
+    /// `changes` is notified after operations that may have changed the reserved space.
     pub(crate) fn new(volumes: Arc<dyn Volumes>, metrics: Metrics, changes: Arc<Notify>) -> Self {
         Self { volumes, metrics, changes }
     }
@@ -32,15 +31,15 @@ impl Observed {
         operation: Operation,
         work: impl FnOnce(&dyn Volumes) -> Result<Ensured<T>, Error>,
     ) -> Result<Ensured<T>, Error> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let done = work(&*self.volumes);
         let outcome = match &done {
             Ok(Ensured::Created(_)) => Outcome::Changed,
             Ok(Ensured::Unchanged(_)) => Outcome::Unchanged,
             Err(error) => error.into(),
         };
-        self.metrics.operated(operation, outcome, begun.elapsed());
-        // What failed may have got as far as a promise.
+        self.metrics.operated(operation, outcome, started.elapsed());
+        // A failed operation may have reserved space.
         if !matches!(done, Ok(Ensured::Unchanged(_))) {
             self.changes.notify_one();
         }

@@ -51,7 +51,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
         .case("the_objects_of_an_older_release_are_brought_up_to_date", an_older_release_is_brought_up_to_date)
         .case("what_a_node_may_not_do_stands_before_what_it_may", what_a_node_may_not_do_stands_before_what_it_may)
         .case("the_api_server_understands_every_expression", the_api_server_understands_every_expression)
-        .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
+        .case("the_reconciler_survives_an_unreachable_api_server", the_provisioner_survives_an_unreachable_api_server)
         .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
         .case("the_api_server_reaches_kubelets_and_nothing_else", the_api_server_reaches_kubelets_and_nothing_else)
         .case("requests_of_nodes_have_the_priority_of_the_system", requests_of_nodes_have_the_priority_of_the_system)
@@ -302,7 +302,7 @@ async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> R
     Ok(())
 }
 
-async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn the_reconciler_survives_an_unreachable_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
