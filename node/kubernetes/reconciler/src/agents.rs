@@ -1,7 +1,7 @@
-//! The objects of a cluster whose nodes are not ours, where pods bring the storage (crate `standalone`).
+//! The objects for other clusters, where pods are the nodes' storage (crate `standalone`).
 //!
-//! Nobody keeps them there: who installs the pods makes them. Names differ from those that [`run`](crate::run) keeps, so
-//! that a cluster may have nodes of both kinds.
+//! They are installed with the pods and not repaired. Their names differ from those of [`run`](crate::run), so that a
+//! cluster can have nodes of both kinds.
 
 use cluster::DRIVER_NAME;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
 
-/// What the API server knows of a token that it made for a pod: the node of the pod. Kubernetes 1.30
+/// Extra information about the user of a pod's token: the node of the pod. Since Kubernetes 1.30
 /// (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
@@ -37,7 +37,7 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         // Else a token without a node could write what is on none.
         first: Some(Validation::new(
             "variables.node != ''",
-            "the token is bound to no pod, or the API server does not tell the node of its pod",
+            "the token is not bound to a pod, or the API server does not report the node of the pod",
         )),
     };
     let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };

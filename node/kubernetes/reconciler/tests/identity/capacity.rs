@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use crate::{Nodes, denied};
 
-const FOREIGN: &str = "publishes the capacity of itself alone";
+const FOREIGN: &str = "publishes only its own capacity";
 const SYSTEM: &str = "kube-system";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case("a_node_publishes_its_own_capacity", a_node_publishes_its_own_capacity)
-        .case("a_node_cannot_publish_or_take_away_another_nodes_capacity", another_nodes_capacity)
-        .case("a_capacity_of_another_shape_is_refused", a_capacity_of_another_shape_is_refused)
+        .case("a_node_cannot_write_another_nodes_capacity", another_nodes_capacity)
+        .case("a_capacity_with_other_fields_is_denied", a_capacity_with_other_fields_is_denied)
 }
 
 fn name(node: &str) -> String {
@@ -73,7 +73,7 @@ async fn another_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_capacity_of_another_shape_is_refused(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_capacity_with_other_fields_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSIStorageCapacity>::namespaced(nodes.own.clone(), SYSTEM);
     let changed = |pointer: &str, value: Value| {

@@ -27,11 +27,11 @@ use crate::{Nodes, denied};
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case("a_node_gets_its_certificate_and_can_use_it", a_node_gets_its_certificate_and_can_use_it)
-        .case("nobody_gets_a_certificate_for_another_node", nobody_gets_a_certificate_for_another_node)
-        .case("a_node_that_asks_for_another_name_is_told_why", a_node_that_asks_for_another_name_is_told_why)
-        .case("requests_of_others_are_left_alone", requests_of_others_are_left_alone)
-        .case("a_kubelet_serves_under_no_address_of_others", a_kubelet_serves_under_no_address_of_others)
-        .case("a_certificate_that_is_made_again_is_served_soon", a_certificate_that_is_made_again_is_served_soon)
+        .case("a_certificate_for_another_node_is_denied", a_certificate_for_another_node_is_denied)
+        .case("a_denied_node_gets_the_reason", a_denied_node_gets_the_reason)
+        .case("unrelated_requests_are_ignored", unrelated_requests_are_ignored)
+        .case("a_serving_certificate_has_no_foreign_address", a_serving_certificate_has_no_foreign_address)
+        .case("a_renewed_certificate_is_served_soon", a_renewed_certificate_is_served_soon)
 }
 
 /// An approver that has seen the requests that were there.
@@ -149,7 +149,7 @@ async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Re
     Ok(())
 }
 
-async fn nobody_gets_a_certificate_for_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_certificate_for_another_node_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let one = kubelet(&cluster, "one").await?;
     let two = kubelet(&cluster, "two").await?;
@@ -169,7 +169,7 @@ async fn nobody_gets_a_certificate_for_another_node(cluster: Arc<Cluster>) -> Re
     approver.stop().await
 }
 
-async fn a_node_that_asks_for_another_name_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_denied_node_gets_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let other = Config { node: "other".to_owned(), ..cluster.config().clone() };
     let error = Requested::storage(&other, cluster.credentials()).ensure().await.err();
@@ -178,7 +178,7 @@ async fn a_node_that_asks_for_another_name_is_told_why(cluster: Arc<Cluster>) ->
     approver.stop().await
 }
 
-async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let person = Asked { common_name: "jane", organization: "dev", ..GOOD }.by(cluster.admin()).await?;
     // Decided after the other, which was seen by then.
@@ -192,7 +192,7 @@ async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), 
 }
 
 /// With such a certificate a node that was taken over is the API server, or another node, to everybody.
-async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let ask = async |address| {
         let asked = Asked {
             common_name: "system:node:two",
@@ -229,7 +229,7 @@ async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> R
 }
 
 /// Nobody starts the API server again for it. What tells the new certificate from the old is an address more.
-async fn a_certificate_that_is_made_again_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_renewed_certificate_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let authority = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
     let authority = ca_digest(&authority).ok_or("no authority")?;
     let address = Ipv4Addr::new(127, 0, 0, 2);

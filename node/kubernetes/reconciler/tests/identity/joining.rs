@@ -37,19 +37,19 @@ const STOP: std::time::Duration = std::time::Duration::from_secs(10);
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
         .case("a_token_admits_one_node_and_no_other", a_token_admits_one_node_and_no_other)
-        .case("a_name_that_is_taken_is_not_given_again", a_name_that_is_taken_is_not_given_again)
+        .case("a_registered_name_is_denied", a_registered_name_is_denied)
         .case("a_token_ends_when_it_expires_or_is_deleted", a_token_ends_when_it_expires_or_is_deleted)
-        .case("a_token_that_ends_while_its_request_waits_is_named", a_token_that_ends_while_its_request_waits_is_named)
+        .case("a_token_deleted_during_a_request_is_named", a_token_deleted_during_a_request_is_named)
         .case("a_token_gives_no_other_rights", a_token_gives_no_other_rights)
         .case("a_machine_becomes_a_node", a_machine_becomes_a_node)
         .case("a_node_renews_itself_without_a_token", a_node_renews_itself_without_a_token)
-        .case("a_node_that_was_off_for_a_year_needs_a_token", a_node_that_was_off_for_a_year_needs_a_token)
+        .case("a_node_with_an_expired_certificate_needs_a_token", a_node_with_an_expired_certificate_needs_a_token)
         .case("a_token_is_deleted_when_its_node_has_registered", a_token_is_deleted_when_its_node_has_registered)
         .case(
             "a_node_whose_token_was_deleted_stays_in_the_cluster",
             a_node_whose_token_was_deleted_stays_in_the_cluster,
         )
-        .case("a_machine_that_cannot_join_is_told_why", a_machine_that_cannot_join_is_told_why)
+        .case("a_machine_that_cannot_join_gets_the_reason", a_machine_that_cannot_join_gets_the_reason)
 }
 
 /// A token for a node, which the API server accepts until then.
@@ -131,7 +131,7 @@ async fn a_token_admits_one_node_and_no_other(cluster: Arc<Cluster>) -> Result<(
     approver.stop().await
 }
 
-async fn a_name_that_is_taken_is_not_given_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_registered_name_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let nodes = Api::<Node>::all(cluster.admin());
@@ -186,7 +186,7 @@ async fn a_token_is_deleted(cluster: &Cluster) -> Result<(), Failure> {
 }
 
 /// Nobody decides here.
-async fn a_token_that_ends_while_its_request_waits_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_token_deleted_during_a_request_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let machine = Machine::of(&cluster, "waiting").await?;
     let token = token(&cluster, "waiting", in_an_hour()).await?;
@@ -355,7 +355,7 @@ async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) -> Result<(
 }
 
 /// It asked with the certificate that nobody accepted any more, whatever token it was given.
-async fn a_node_that_was_off_for_a_year_needs_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_with_an_expired_certificate_needs_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "late").await?;
@@ -457,7 +457,7 @@ async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster: Arc<Cluste
     approver.stop().await
 }
 
-async fn a_machine_that_cannot_join_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_machine_that_cannot_join_gets_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "stranger").await?;

@@ -22,7 +22,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
             "a_kubelet_does_not_choose_the_addresses_of_its_pods",
             a_kubelet_does_not_choose_the_addresses_of_its_pods,
         )
-        .case("a_kubelet_does_not_tell_a_key", a_kubelet_does_not_tell_a_key)
+        .case("a_kubelet_does_not_write_a_public_key", a_kubelet_does_not_write_a_public_key)
         .case("a_kubelet_does_not_take_another_nodes_name", a_kubelet_does_not_take_another_nodes_name)
 }
 
@@ -57,7 +57,7 @@ async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluste
     Ok(())
 }
 
-async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (admin, storage) = (Api::<Node>::all(nodes.admin), Api::<Node>::all(nodes.own));
     let own = kubelet(&cluster).await?;

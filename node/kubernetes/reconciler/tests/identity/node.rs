@@ -16,8 +16,8 @@ const KEY: &str = "node.granary.dev/wg-pubkey";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
-        .case("a_node_writes_its_own_annotations_and_no_others", a_node_writes_its_own_annotations_and_no_others)
-        .case("a_node_reads_what_kubelet_says_of_drivers", a_node_reads_what_kubelet_says_of_drivers)
+        .case("a_node_writes_only_its_own_annotations", a_node_writes_only_its_own_annotations)
+        .case("a_node_reads_its_csinode_object", a_node_reads_its_csinode_object)
 }
 
 fn node(name: &str) -> Result<Node, serde_json::Error> {
@@ -26,7 +26,7 @@ fn node(name: &str) -> Result<Node, serde_json::Error> {
     }))
 }
 
-async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_writes_only_its_own_annotations(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     // A range that they have given cannot be changed by anybody.
     cluster.stop_controllers().await?;
@@ -62,7 +62,7 @@ async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) 
     Ok(())
 }
 
-async fn a_node_reads_what_kubelet_says_of_drivers(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_reads_its_csinode_object(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSINode>::all(nodes.own);
     assert_eq!(own.get_opt("one").await?.map(|found| found.spec.drivers.len()), None);

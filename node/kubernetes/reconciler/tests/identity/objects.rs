@@ -41,24 +41,24 @@ impl Reconciler {
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
-        .case("what_is_missing_is_made", what_is_missing_is_made)
+        .case("missing_objects_are_created", missing_objects_are_created)
         .case("a_claim_without_a_class_gets_the_nodes_class", a_claim_without_a_class_gets_the_nodes_class)
-        .case("what_was_deleted_is_made_again", what_was_deleted_is_made_again)
-        .case("a_field_that_drifted_is_set_again", a_field_that_drifted_is_set_again)
-        .case("what_cannot_be_changed_is_made_anew", what_cannot_be_changed_is_made_anew)
-        .case("what_others_add_stays", what_others_add_stays)
-        .case("the_objects_of_a_newer_release_are_left_alone", the_objects_of_a_newer_release_are_left_alone)
-        .case("the_objects_of_an_older_release_are_brought_up_to_date", an_older_release_is_brought_up_to_date)
-        .case("what_a_node_may_not_do_stands_before_what_it_may", what_a_node_may_not_do_stands_before_what_it_may)
-        .case("the_api_server_understands_every_expression", the_api_server_understands_every_expression)
+        .case("deleted_objects_are_created_again", deleted_objects_are_created_again)
+        .case("a_changed_field_is_repaired", a_changed_field_is_repaired)
+        .case("an_object_with_a_changed_immutable_field_is_recreated", an_object_with_a_changed_immutable_field_is_recreated)
+        .case("fields_of_other_clients_stay", fields_of_other_clients_stay)
+        .case("objects_of_a_newer_release_are_ignored", objects_of_a_newer_release_are_ignored)
+        .case("objects_of_an_older_release_are_updated", an_older_release_is_updated)
+        .case("policies_are_created_before_roles", policies_are_created_before_roles)
+        .case("every_expression_passes_the_type_check", every_expression_passes_the_type_check)
         .case("the_reconciler_survives_an_unreachable_api_server", the_provisioner_survives_an_unreachable_api_server)
-        .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
-        .case("the_api_server_reaches_kubelets_and_nothing_else", the_api_server_reaches_kubelets_and_nothing_else)
-        .case("requests_of_nodes_have_the_priority_of_the_system", requests_of_nodes_have_the_priority_of_the_system)
-        .case("a_claim_goes_back_to_the_scheduler_when_its_node_is_gone", a_claim_goes_back_when_its_node_is_gone)
+        .case("correct_objects_are_not_written", correct_objects_are_not_written)
+        .case("the_api_server_has_only_rights_at_kubelets", the_api_server_has_only_rights_at_kubelets)
+        .case("requests_of_nodes_have_the_system_priority", requests_of_nodes_have_the_system_priority)
+        .case("a_claim_returns_to_the_scheduler_when_its_node_is_deleted", a_claim_returns_when_its_node_is_deleted)
 }
 
-async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn missing_objects_are_created(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let driver = Api::<CSIDriver>::all(cluster.admin()).get(DRIVER).await?;
     assert_eq!(driver.spec.attach_required, Some(false));
@@ -98,7 +98,7 @@ async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> 
 }
 
 /// Its certificate was of the group `system:masters`, for which there is no limit.
-async fn the_api_server_reaches_kubelets_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn the_api_server_has_only_rights_at_kubelets(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let reviews = Api::<SubjectAccessReview>::all(cluster.admin());
     let review = |resource: &str, subresource: &str| {
@@ -123,7 +123,7 @@ async fn the_api_server_reaches_kubelets_and_nothing_else(cluster: Arc<Cluster>)
     Ok(())
 }
 
-async fn requests_of_nodes_have_the_priority_of_the_system(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn requests_of_nodes_have_the_system_priority(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let levels = Api::<PriorityLevelConfiguration>::all(cluster.admin());
     let [system, exempt] = ["system", "exempt"].map(|name| levels.get(name));
@@ -154,7 +154,7 @@ async fn level(client: &Client) -> Result<Option<String>, kube::Error> {
     Ok(level.and_then(|level| level.to_str().ok()).map(str::to_owned))
 }
 
-async fn what_was_deleted_is_made_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn deleted_objects_are_created_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     let classes = Api::<StorageClass>::all(cluster.admin());
     let uid = classes.get(CLASS).await?.uid();
@@ -170,7 +170,7 @@ async fn what_was_deleted_is_made_again(cluster: Arc<Cluster>) -> Result<(), Fai
     reconciler.stop().await
 }
 
-async fn a_field_that_drifted_is_set_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_changed_field_is_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     let roles = Api::<ClusterRole>::all(cluster.admin());
     let rules = roles.get(STORAGE_GROUP).await?.rules;
@@ -184,7 +184,7 @@ async fn a_field_that_drifted_is_set_again(cluster: Arc<Cluster>) -> Result<(), 
     reconciler.stop().await
 }
 
-async fn what_cannot_be_changed_is_made_anew(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_object_with_a_changed_immutable_field_is_recreated(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let classes = Api::<StorageClass>::all(cluster.admin());
     let right = classes.get(CLASS).await?;
@@ -199,7 +199,7 @@ async fn what_cannot_be_changed_is_made_anew(cluster: Arc<Cluster>) -> Result<()
     Ok(())
 }
 
-async fn what_others_add_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn fields_of_other_clients_stay(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let classes = Api::<StorageClass>::all(cluster.admin());
     let label = json!({"metadata": {"labels": {"example.invalid/tier": "fast"}}});
     Reconciler::start(&cluster).await?.stop().await?;
@@ -213,7 +213,7 @@ async fn what_others_add_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn the_objects_of_a_newer_release_are_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn objects_of_a_newer_release_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let drivers = Api::<CSIDriver>::all(cluster.admin());
     let newer = json!({
@@ -227,7 +227,7 @@ async fn the_objects_of_a_newer_release_are_left_alone(cluster: Arc<Cluster>) ->
     Ok(())
 }
 
-async fn an_older_release_is_brought_up_to_date(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_older_release_is_updated(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let older = |rest: serde_json::Value| {
         let mut patch = json!({"metadata": {"annotations": {REVISION_ANNOTATION: (REVISION - 1).to_string()}}});
@@ -255,7 +255,7 @@ fn writes<K: ResourceExt>(objects: &[K]) -> Vec<u64> {
     objects.iter().map(|object| version(object).expect("a number")).collect()
 }
 
-async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn policies_are_created_before_roles(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.admin());
@@ -278,7 +278,7 @@ async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>)
     Ok(())
 }
 
-async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn every_expression_passes_the_type_check(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
     let checked = eventually(PATIENCE, "the check of all policies", async || {
@@ -315,7 +315,7 @@ async fn the_reconciler_survives_an_unreachable_api_server(cluster: Arc<Cluster>
     reconciler.stop().await
 }
 
-async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn correct_objects_are_not_written(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let versions = async || -> Result<Vec<Option<String>>, kube::Error> {
         Ok(vec![
@@ -330,7 +330,7 @@ async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result
     Ok(())
 }
 
-async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_claim_returns_when_its_node_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let client = cluster.admin();
     let release = Supervisor::start("release", Settings::default(), move |cx| reconciler::release(cx, client.clone()));
     release.handle().healthy().await?;

@@ -19,12 +19,12 @@ use crate::Nodes;
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite.case(
-        "pods_have_addresses_of_the_range_that_the_cluster_gave",
-        pods_have_addresses_of_the_range_that_the_cluster_gave,
+        "pods_have_addresses_of_the_assigned_network",
+        pods_have_addresses_of_the_assigned_network,
     )
 }
 
-async fn pods_have_addresses_of_the_range_that_the_cluster_gave(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn pods_have_addresses_of_the_assigned_network(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<Node>::all(nodes.admin);
     let scratch = tempfile::tempdir()?;

@@ -16,10 +16,10 @@ use crate::{Nodes, denied, joining, storage};
 const REFUSAL: &str = "this node was removed from the cluster";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
-    suite.case("a_node_that_was_removed_does_not_come_back", a_node_that_was_removed_does_not_come_back)
+    suite.case("a_removed_node_stays_removed", a_removed_node_stays_removed)
 }
 
-async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let kubelet = async |name| Ok::<_, Failure>(Api::<Node>::all(certificate::kubelet(&cluster, name).await?));
     let (one, two) = (kubelet("one").await?, kubelet("two").await?);

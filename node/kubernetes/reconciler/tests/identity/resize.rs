@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 use crate::storage::{SELECTED_NODE, on, volume};
 use crate::{Nodes, denied};
 
-const FOREIGN: &str = "tells the size of volumes that are on it";
+const FOREIGN: &str = "writes the size of volumes that are on it";
 const NO_NODE: &str = "are named granary:node:NAME";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
-        .case("a_node_tells_the_size_of_its_own_claims_alone", a_node_tells_the_size_of_its_own_claims_alone)
+        .case("a_node_writes_the_size_of_its_own_claims_only", a_node_writes_the_size_of_its_own_claims_only)
         .case("a_node_changes_nothing_else_in_a_status", a_node_changes_nothing_else_in_a_status)
-        .case("a_claim_without_a_volume_has_no_size_to_tell", a_claim_without_a_volume_has_no_size_to_tell)
-        .case("an_identity_that_names_no_node_writes_nothing", an_identity_that_names_no_node_writes_nothing)
+        .case("a_claim_without_a_volume_gets_no_size", a_claim_without_a_volume_gets_no_size)
+        .case("an_identity_without_a_node_writes_nothing", an_identity_without_a_node_writes_nothing)
 }
 
 fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json::Error> {
@@ -57,7 +57,7 @@ async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_node_tells_the_size_of_its_own_claims_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     bound(&nodes.admin, "grows").await?;
     let (own, other) = (
@@ -106,7 +106,7 @@ async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Resul
     Ok(())
 }
 
-async fn a_claim_without_a_volume_has_no_size_to_tell(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("unbound", Value::Null)?).await?;
@@ -117,7 +117,7 @@ async fn a_claim_without_a_volume_has_no_size_to_tell(cluster: Arc<Cluster>) -> 
 }
 
 /// "No node" was taken for the node of a claim that somebody bound by hand, and of a PV that is nowhere.
-async fn an_identity_that_names_no_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn an_identity_without_a_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);
     let mut by_hand = claim("by-hand", "some-volume".into())?;

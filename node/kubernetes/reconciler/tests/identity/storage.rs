@@ -18,22 +18,22 @@ const PROTECTION: &str = "kubernetes.io/pv-protection";
 
 pub(crate) fn cases(suite: Suite) -> Suite {
     suite
-        .case("a_node_makes_changes_and_deletes_its_own_volume", a_node_makes_changes_and_deletes_its_own_volume)
+        .case("a_node_creates_changes_and_deletes_its_own_pv", a_node_creates_changes_and_deletes_its_own_pv)
         .case(
-            "a_node_makes_volumes_of_the_provisioners_shape_only",
-            a_node_makes_volumes_of_the_provisioners_shape_only,
+            "a_node_creates_only_pvs_with_the_listed_fields",
+            a_node_creates_only_pvs_with_the_listed_fields,
         )
-        .case("a_node_changes_nothing_else_of_its_volume", a_node_changes_nothing_else_of_its_volume)
+        .case("a_node_changes_nothing_else_of_its_pv", a_node_changes_nothing_else_of_its_pv)
         .case(
-            "a_volume_that_was_made_by_hand_is_marked_by_its_node",
-            a_volume_that_was_made_by_hand_is_marked_by_its_node,
+            "a_manual_pv_gets_the_finalizer_of_its_node",
+            a_manual_pv_gets_the_finalizer_of_its_node,
         )
-        .case("a_node_cannot_touch_another_nodes_volume", a_node_cannot_touch_another_nodes_volume)
-        .case("a_node_cannot_make_a_volume_for_another_driver_or_everywhere", a_node_cannot_make_a_foreign_volume)
-        .case("a_node_gives_back_only_its_own_claims", a_node_gives_back_only_its_own_claims)
+        .case("a_node_cannot_write_another_nodes_pv", a_node_cannot_write_another_nodes_pv)
+        .case("a_node_cannot_create_foreign_pvs", a_node_cannot_create_a_foreign_pv)
+        .case("a_node_returns_only_its_own_claims", a_node_returns_only_its_own_claims)
         .case("a_node_changes_nothing_else_of_a_claim", a_node_changes_nothing_else_of_a_claim)
         .case("a_node_reports_in_its_own_name", a_node_reports_in_its_own_name)
-        .case("others_are_not_held_to_the_policies", others_are_not_held_to_the_policies)
+        .case("other_users_are_not_restricted", other_users_are_not_restricted)
 }
 
 pub(crate) fn on(node: &str) -> Value {
@@ -107,10 +107,10 @@ pub(crate) fn event(controller: &str, instance: &str) -> Event {
 pub(crate) const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const SHAPE: &str = "a node creates PVs as its provisioner does";
 const UPDATE: &str = "a node enlarges spec.capacity of its PVs";
-const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
+const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 const FOREIGN_EVENT: &str = "in its own name";
 
-async fn a_node_makes_changes_and_deletes_its_own_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     let params = PatchParams::default();
@@ -131,7 +131,7 @@ async fn a_node_makes_changes_and_deletes_its_own_volume(cluster: Arc<Cluster>) 
 }
 
 /// By each field of a PV that is more than a place on the node's disk, the node could get at what is not its own.
-async fn a_node_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
@@ -190,7 +190,7 @@ fn merge(into: &mut Value, change: &Value) {
     }
 }
 
-async fn a_node_changes_nothing_else_of_its_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     volumes.create(&PostParams::default(), &retained("changed", "one")).await?;
@@ -221,7 +221,7 @@ async fn a_node_changes_nothing_else_of_its_volume(cluster: Arc<Cluster>) -> Res
 }
 
 /// It need not have the provisioner's shape: an administrator made it.
-async fn a_volume_that_was_made_by_hand_is_marked_by_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, admin) = (Api::<PersistentVolume>::all(nodes.own), Api::<PersistentVolume>::all(nodes.admin));
     let mut by_hand = volume("by-hand", &on("one"));
@@ -237,7 +237,7 @@ async fn a_volume_that_was_made_by_hand_is_marked_by_its_node(cluster: Arc<Clust
     Ok(())
 }
 
-async fn a_node_cannot_touch_another_nodes_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_cannot_write_another_nodes_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, other) = (Api::all(nodes.own), Api::<PersistentVolume>::all(nodes.other));
     denied(own.create(&PostParams::default(), &retained("another", "two")).await, FOREIGN_VOLUME);
@@ -249,7 +249,7 @@ async fn a_node_cannot_touch_another_nodes_volume(cluster: Arc<Cluster>) -> Resu
     Ok(())
 }
 
-async fn a_node_cannot_make_a_foreign_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_cannot_create_a_foreign_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::all(nodes.own);
     let either = json!({"required": {"nodeSelectorTerms": [
@@ -275,7 +275,7 @@ async fn a_node_cannot_make_a_foreign_volume(cluster: Arc<Cluster>) -> Result<()
     Ok(())
 }
 
-async fn a_node_gives_back_only_its_own_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn a_node_returns_only_its_own_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
     let admin = Api::default_namespaced(nodes.admin);
@@ -325,7 +325,7 @@ async fn a_node_reports_in_its_own_name(cluster: Arc<Cluster>) -> Result<(), Fai
     Ok(())
 }
 
-async fn others_are_not_held_to_the_policies(cluster: Arc<Cluster>) -> Result<(), Failure> {
+async fn other_users_are_not_restricted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::all(nodes.admin);
     let foreign = of_driver("anybodys", &Value::Null, "example.invalid");
