@@ -10,14 +10,13 @@ use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use prometheus::TextEncoder;
 use prometheus::proto::MetricFamily;
-use provisioner::Volumes;
 use status::{Closed, Condition, Disk, Inodes, Life, Orphans, Page, Recent, Service, Source, Storage, Versions};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage};
+use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage, Volumes};
 
 use crate::certificates::Kept;
 use crate::host::uptime_ms;

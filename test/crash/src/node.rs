@@ -13,7 +13,7 @@ use dir::Dir;
 use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
-use volume::{Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId};
+use volume::{Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId, Volumes as _};
 
 use crate::check;
 use crate::facts::VOLUMES;

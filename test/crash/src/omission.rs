@@ -6,6 +6,7 @@ use std::path::Path;
 use ktest_support::process::{Flush, without_flush};
 use ktest_support::replay::{Cut, Recorder, Replay};
 use units::Bytes;
+use volume::Volumes as _;
 
 use crate::experiment::{OPTIONS, check_left};
 use crate::history::{Action, History, Number, Operation, Shape};

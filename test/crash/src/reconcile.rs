@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use units::Bytes;
-use volume::{Access, State, Store, Strays, VolumeId};
+use volume::{Access, State, Store, Strays, VolumeId, Volumes as _};
 
 use crate::history::{Number, Shape};
 use crate::model::{Expected, Wants};

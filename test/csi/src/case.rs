@@ -15,6 +15,7 @@ use proto::csi::{
 };
 use tonic::Code;
 use units::Bytes;
+use volume::Volumes as _;
 
 use crate::{Kind, Node, Volume, answer};
 

@@ -9,7 +9,7 @@ use dir::{Dir, Mode, Name};
 use loopdev::{Attached, Backing};
 use mount::Identity;
 use units::{Bytes, Inodes};
-use volume::{Claim, Request, Store, VolumeId};
+use volume::{Claim, Request, Store, VolumeId, Volumes as _};
 
 /// Of volumes that behaviours share: enough for an XFS image, little for the disk.
 pub const SIZE: Bytes = Bytes::new(16 << 20);

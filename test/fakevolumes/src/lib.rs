@@ -8,11 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dir::Ensured;
 use fsquota::{Limits, ProjectId};
-use provisioner::{Held, HeldError, Volumes};
 use units::{Bytes, Inodes};
 use volume::{
-    DriftError, Drifted, Error, ListError, LookError, Mode, OpenError, Overcommit, Record, Records, Refusal, Request,
-    Space, State, Strays, UsageError, VolumeId, VolumeUsage,
+    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
+    Overcommit, Record, Records, Refusal, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId,
+    VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -21,12 +21,13 @@ const BLOCK: u64 = 4096;
 /// A node's volumes in memory. What a real [`volume::Store`] does with a disk is shown by its own kernel tests; this
 /// one keeps the same records and gives the same answers, which `//node/kubernetes/provisioner:volumes_ktest` compares.
 pub struct FakeVolumes {
-    size: Bytes,
-    state: Mutex<Disk>,
+    disk: Mutex<Disk>,
+    calls: VolumeCalls,
 }
 
 #[derive(Default)]
 struct Disk {
+    size: Bytes,
     records: BTreeMap<VolumeId, Record>,
     /// Those of the records whose data is in the trash.
     trash: BTreeSet<VolumeId>,
@@ -45,7 +46,7 @@ struct Disk {
 impl FakeVolumes {
     /// A disk that can promise so much.
     pub fn with_size(size: Bytes) -> Self {
-        Self { size, state: Mutex::default() }
+        Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default() }
     }
 
     /// Puts a volume on the disk that some earlier run made.
@@ -118,18 +119,23 @@ impl FakeVolumes {
         self.disk().strays = strays;
     }
 
+    fn change<T>(
+        &self,
+        operation: Operation,
+        change: impl FnOnce(&mut Disk) -> Result<Ensured<T>, Error>,
+    ) -> Result<Ensured<T>, Error> {
+        self.calls.observe(operation, || change(&mut self.disk()))
+    }
+
     fn disk(&self) -> MutexGuard<'_, Disk> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Disk {
-    fn promised(&self) -> Bytes {
-        self.records.values().map(Record::promised).sum()
-    }
-
-    fn space(&self, size: Bytes) -> Space {
-        Space { size, promised: self.promised(), reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
+    fn space(&self) -> Space {
+        let promised = self.records.values().map(Record::promised).sum();
+        Space { size: self.size, promised, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
     /// The record of a volume, and whether its data is in the trash.
@@ -155,6 +161,97 @@ impl Disk {
         };
         Err(Error::Refused { id: id.clone(), source })
     }
+
+    fn provision(&mut self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
+        let refused = |source| Err(Error::Refused { id: id.clone(), source });
+        match self.look(id) {
+            None => {}
+            Some((Record { claim, mode, size, .. }, _))
+                if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
+            {
+                return refused(Refusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
+            }
+            Some((record, false)) => return Ok(Ensured::Unchanged(record)),
+            Some((Record { state: State::Announced, .. }, true)) => return refused(Refusal::Lost),
+            // It was being undone.
+            Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
+        }
+        let free = self.space().free();
+        if want.promised() > free {
+            return Err(Error::Full { id: id.clone(), wanted: want.promised(), free });
+        }
+        self.projects += 1;
+        let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
+        let Request { claim, class, mode, size } = want.clone();
+        let record = Record { claim, class, mode, size, project, state: State::Staged };
+        self.records.insert(id.clone(), record.clone());
+        Ok(Ensured::Created(record))
+    }
+
+    fn announce(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        match self.records.get_mut(id) {
+            Some(record) if record.state == State::Staged => {
+                record.state = State::Announced;
+                Ok(Ensured::Created(()))
+            }
+            Some(_) => Ok(Ensured::Unchanged(())),
+            None => Err(Error::Unknown { id: id.clone() }),
+        }
+    }
+
+    fn expand(&mut self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
+        let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
+        let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
+        let source = match self.look(id) {
+            None => return Err(Error::Unknown { id: id.clone() }),
+            Some((Record { state: State::Staged, .. }, _)) => Refusal::NotAnnounced,
+            Some((_, true)) => Refusal::Lost,
+            Some((record, false)) if size <= record.size => return Ok(Ensured::Unchanged(record)),
+            Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
+            Some((record, false)) => {
+                let mode = grown(record.mode, record.size, size);
+                let wanted = mode.promised(size).saturating_sub(record.promised());
+                let free = self.space().free();
+                if wanted > free {
+                    return Err(Error::Full { id: id.clone(), wanted, free });
+                }
+                let record = Record { mode, size, ..record };
+                self.records.insert(id.clone(), record.clone());
+                return Ok(Ensured::Created(record));
+            }
+        };
+        Err(Error::Refused { id: id.clone(), source })
+    }
+
+    fn restore(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        match self.look(id) {
+            None | Some((_, false)) => Ok(Ensured::Unchanged(())),
+            Some((Record { state: State::Staged, .. }, true)) => {
+                Err(Error::Refused { id: id.clone(), source: Refusal::NotAnnounced })
+            }
+            Some((Record { state: State::Announced, .. }, true)) => {
+                self.trash.remove(id);
+                Ok(Ensured::Created(()))
+            }
+        }
+    }
+
+    fn retire_unpublished(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        match self.published.get(id) {
+            Some(target) if self.records.contains_key(id) && !self.trash.contains(id) => {
+                Err(Error::Published { id: id.clone(), target: target.clone() })
+            }
+            Some(_) | None => Ok(self.retire(id)),
+        }
+    }
+
+    fn undo(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        if self.records.get(id).is_some_and(|record| record.state == State::Announced) {
+            return Err(Error::Announced { id: id.clone() });
+        }
+        self.retire(id);
+        self.discard(id)
+    }
 }
 
 /// The mode after the volume grew: it may hold more files in the same proportion.
@@ -171,112 +268,40 @@ fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
 
 impl Volumes for FakeVolumes {
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
-        let mut disk = self.disk();
-        let refused = |source| Err(Error::Refused { id: id.clone(), source });
-        match disk.look(id) {
-            None => {}
-            Some((Record { claim, mode, size, .. }, _))
-                if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
-            {
-                return refused(Refusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
-            }
-            Some((record, false)) => return Ok(Ensured::Unchanged(record)),
-            Some((Record { state: State::Announced, .. }, true)) => return refused(Refusal::Lost),
-            // It was being undone.
-            Some((Record { state: State::Staged, .. }, true)) => drop(disk.discard(id)?),
-        }
-        let free = disk.space(self.size).free();
-        if want.promised() > free {
-            return Err(Error::Full { id: id.clone(), wanted: want.promised(), free });
-        }
-        disk.projects += 1;
-        let project = ProjectId::new(disk.projects).expect("fewer volumes than IDs");
-        let Request { claim, class, mode, size } = want.clone();
-        let record = Record { claim, class, mode, size, project, state: State::Staged };
-        disk.records.insert(id.clone(), record.clone());
-        Ok(Ensured::Created(record))
+        self.change(Operation::Provision, |disk| disk.provision(id, want))
     }
 
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        match self.disk().records.get_mut(id) {
-            Some(record) if record.state == State::Staged => {
-                record.state = State::Announced;
-                Ok(Ensured::Created(()))
-            }
-            Some(_) => Ok(Ensured::Unchanged(())),
-            None => Err(Error::Unknown { id: id.clone() }),
-        }
+        self.change(Operation::Announce, |disk| disk.announce(id))
     }
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
-        let mut disk = self.disk();
-        let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
-        let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
-        let source = match disk.look(id) {
-            None => return Err(Error::Unknown { id: id.clone() }),
-            Some((Record { state: State::Staged, .. }, _)) => Refusal::NotAnnounced,
-            Some((_, true)) => Refusal::Lost,
-            Some((record, false)) if size <= record.size => return Ok(Ensured::Unchanged(record)),
-            Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
-            Some((record, false)) => {
-                let mode = grown(record.mode, record.size, size);
-                let wanted = mode.promised(size).saturating_sub(record.promised());
-                let free = disk.space(self.size).free();
-                if wanted > free {
-                    return Err(Error::Full { id: id.clone(), wanted, free });
-                }
-                let record = Record { mode, size, ..record };
-                disk.records.insert(id.clone(), record.clone());
-                return Ok(Ensured::Created(record));
-            }
-        };
-        Err(Error::Refused { id: id.clone(), source })
-    }
-
-    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let mut disk = self.disk();
-        match disk.look(id) {
-            None | Some((_, false)) => Ok(Ensured::Unchanged(())),
-            Some((Record { state: State::Staged, .. }, true)) => {
-                Err(Error::Refused { id: id.clone(), source: Refusal::NotAnnounced })
-            }
-            Some((Record { state: State::Announced, .. }, true)) => {
-                disk.trash.remove(id);
-                Ok(Ensured::Created(()))
-            }
-        }
-    }
-
-    fn held(&self, id: &VolumeId) -> Result<Held, HeldError> {
-        let disk = self.disk();
-        match disk.look(id) {
-            Some((Record { state: State::Staged, .. }, _)) => Err(OpenError::NotAnnounced { id: id.clone() }.into()),
-            Some((record, false)) => Ok(Held { size: record.size, attached: disk.attached.contains(id) }),
-            None | Some((_, true)) => Err(OpenError::Unknown { id: id.clone() }.into()),
-        }
+        self.change(Operation::Expand, |disk| disk.expand(id, to))
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let mut disk = self.disk();
-        match disk.published.get(id) {
-            Some(target) if disk.records.contains_key(id) && !disk.trash.contains(id) => {
-                Err(Error::Published { id: id.clone(), target: target.clone() })
-            }
-            Some(_) | None => Ok(disk.retire(id)),
-        }
+        self.change(Operation::Retire, |disk| disk.retire_unpublished(id))
+    }
+
+    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Restore, |disk| disk.restore(id))
     }
 
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.disk().discard(id)
+        self.change(Operation::Discard, |disk| disk.discard(id))
     }
 
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let mut disk = self.disk();
-        if disk.records.get(id).is_some_and(|record| record.state == State::Announced) {
-            return Err(Error::Announced { id: id.clone() });
+        self.change(Operation::Undo, |disk| disk.undo(id))
+    }
+
+    fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
+        let disk = self.disk();
+        match disk.look(id) {
+            Some((Record { state: State::Staged, .. }, _)) => Err(OpenError::NotAnnounced { id: id.clone() }.into()),
+            Some((record, false)) => Ok(LiveVolume { size: record.size, attached: disk.attached.contains(id) }),
+            None | Some((_, true)) => Err(OpenError::Unknown { id: id.clone() }.into()),
         }
-        disk.retire(id);
-        disk.discard(id)
     }
 
     fn records(&self) -> Result<Records, ListError> {
@@ -302,6 +327,10 @@ impl Volumes for FakeVolumes {
     }
 
     fn space(&self) -> Result<Space, LookError> {
-        Ok(self.disk().space(self.size))
+        Ok(self.disk().space())
+    }
+
+    fn calls(&self) -> &VolumeCalls {
+        &self.calls
     }
 }

@@ -32,7 +32,6 @@ mod registration;
 mod request;
 mod server;
 mod status;
-mod turns;
 
 pub use blocking::Calls;
 pub use host::{

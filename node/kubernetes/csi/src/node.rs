@@ -14,6 +14,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use units::Bytes;
+use volume::VolumeLocks;
 
 use crate::condition::{condition, usage};
 use crate::host::{Found, Host, Inspection};
@@ -23,23 +24,22 @@ use crate::metrics::{Method, Metrics};
 use crate::plan::{self, Refusal, Step, Volume};
 use crate::request::{Expand, Mode, Publish, Stats, Unpublish};
 use crate::status::{Failure, InspectError, PublishError, UnpublishError};
-use crate::turns::Turns;
 
 pub(crate) struct NodeService<H> {
     pub(crate) node: String,
     pub(crate) kubelet: PathBuf,
     pub(crate) host: Arc<H>,
-    pub(crate) turns: Turns,
+    pub(crate) locks: VolumeLocks,
     pub(crate) metrics: Metrics,
 }
 
 impl<H: Host> NodeService<H> {
     async fn publish(&self, message: &NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, PublishError> {
         let want = Publish::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
+        let guard = self.locks.lock(&want.volume).await;
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _turn = turn; // held by the thread: kubelet may give up, the mount call does not
+            let _guard = guard; // held by the thread: kubelet may give up, the mount call does not
             publish(&*host, want)
         });
         work.await.map_err(PublishError::Panicked)??;
@@ -51,10 +51,10 @@ impl<H: Host> NodeService<H> {
         message: &NodeUnpublishVolumeRequest,
     ) -> Result<NodeUnpublishVolumeResponse, UnpublishError> {
         let want = Unpublish::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
+        let guard = self.locks.lock(&want.volume).await;
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             unpublish(&*host, want)
         });
         work.await.map_err(UnpublishError::Panicked)??;
@@ -63,10 +63,10 @@ impl<H: Host> NodeService<H> {
 
     async fn expand(&self, message: &NodeExpandVolumeRequest) -> Result<NodeExpandVolumeResponse, InspectError> {
         let want = Expand::parse(message, &self.kubelet)?;
-        let turn = self.turns.take(&want.volume).await;
+        let guard = self.locks.lock(&want.volume).await;
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             expand(&*host, &want).map_err(|source| InspectError::Failed {
                 volume: want.volume,
                 path: want.path.into(),

@@ -16,7 +16,7 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
 use tracing::{error, info, warn};
-use volume::VolumeId;
+use volume::{VolumeId, VolumeLocks};
 
 use crate::host::{Host, Revoked, Watched};
 use crate::identity::IdentityService;
@@ -25,7 +25,6 @@ use crate::metrics::{LoopDevices, Metrics};
 use crate::node::NodeService;
 use crate::registration::{RegisterError, RegistrationService, Standing, outside_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
-use crate::turns::Turns;
 
 /// Below kubelet's directory.
 const SOCKETS: &str = "plugins";
@@ -110,7 +109,7 @@ pub enum RunError {
 pub struct Plugin<H> {
     settings: Settings,
     host: Arc<H>,
-    turns: Turns,
+    locks: VolumeLocks,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -126,9 +125,9 @@ impl<H: Host> Plugin<H> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        let (turns, again, swept, revoked) =
-            (Turns::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, turns, metrics, again, swept, revoked })
+        let (locks, again, swept, revoked) =
+            (VolumeLocks::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
+        Ok(Self { settings, host, locks, metrics, again, swept, revoked })
     }
 
     /// The whole plugin as a supervised service: removes what a power cut left if kubelet does not run yet, opens the loop
@@ -181,9 +180,9 @@ impl<H: Host> Plugin<H> {
 
     /// Detaches the loop devices of a volume that no target has by then.
     async fn release(self: Arc<Self>, volume: VolumeId) -> Result<VolumeId, JoinError> {
-        let (host, turn) = (Arc::clone(&self.host), self.turns.take(&volume).await);
+        let (host, guard) = (Arc::clone(&self.host), self.locks.lock(&volume).await);
         spawn_blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             if let Err(reason) = host.release(&volume) {
                 warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
             }
@@ -289,7 +288,7 @@ impl<H: Host> Plugin<H> {
             node: node.clone(),
             kubelet: kubelet.clone(),
             host: Arc::clone(&self.host),
-            turns: self.turns.clone(),
+            locks: self.locks.clone(),
             metrics: self.metrics.clone(),
         };
         let routes = Routes::new(IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE))
@@ -297,7 +296,7 @@ impl<H: Host> Plugin<H> {
         let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();
         socket.serve(routes, Arc::default(), || {}, cx.cancelled()).await?;
-        self.turns.finish().await;
+        self.locks.finish().await;
         Ok(())
     }
 

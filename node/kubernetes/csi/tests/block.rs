@@ -25,7 +25,7 @@ use proto::csi::NodePublishVolumeRequest;
 use proto::csi::volume_usage::Unit;
 use tonic::Code;
 use units::Bytes;
-use volume::{Access, Allocation, Store, VolumeId};
+use volume::{Access, Allocation, Store, VolumeId, Volumes as _};
 
 const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 

@@ -23,6 +23,7 @@ use proto::csi::volume_usage::Unit;
 use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use tonic::Code;
 use traced::calls;
+use volume::Volumes as _;
 
 /// Of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };

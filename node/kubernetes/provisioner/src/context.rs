@@ -8,19 +8,17 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
-use tokio::sync::Notify;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::Span;
 use units::Bytes;
-use volume::{Drifted, VolumeId};
+use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
 
+use crate::Metrics;
 use crate::backoff::Attempts;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
 use crate::listing::Listings;
 use crate::pv::object;
-use crate::turns::Turns;
-use crate::{Metrics, Volumes};
 
 /// When to try again while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
@@ -45,14 +43,12 @@ pub(crate) struct Provisioner {
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.
-    pub(crate) turns: Turns,
+    pub(crate) locks: VolumeLocks,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
-    /// Notified when the reserved space may have changed.
-    pub(crate) changes: Arc<Notify>,
     /// The watch's copy of all PVs.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }

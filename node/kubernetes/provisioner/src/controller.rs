@@ -13,9 +13,9 @@ use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use supervisor::Context;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tracing::{debug, warn};
-use volume::VolumeId;
+use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::backoff::Attempts;
 use crate::context::{Provisioner, RunError};
@@ -23,9 +23,7 @@ use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
-use crate::observed::Observed;
-use crate::turns::Turns;
-use crate::{Metrics, Volumes, capacity, claim, discard, drift, node_events, pv, sweep};
+use crate::{Metrics, capacity, claim, discard, drift, node_events, pv, sweep};
 
 #[derive(Clone)]
 pub struct Settings {
@@ -58,27 +56,22 @@ impl Settings {
 
 /// Runs until it is cancelled. Healthy when both controllers have listed their objects. Waits for an API server that is
 /// not reachable.
-///
-/// # Errors
-/// [`RunError`].
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
-    let changes = Arc::new(Notify::new());
     let provisioner = Arc::new(Provisioner {
         events: Events::new(client.clone(), &node),
         pvs: Api::all(client.clone()),
         classes: Api::all(client.clone()),
         attempts: Attempts::new(metrics.clone()),
-        turns: Turns::default(),
+        locks: VolumeLocks::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
         listings: Listings::default(),
         watched_pvs: Mutex::default(),
-        store: Arc::new(Observed::new(store, metrics.clone(), Arc::clone(&changes))),
+        store,
         node,
         client,
         metrics,
-        changes,
     });
     let shared = || Arc::clone(&provisioner);
     let context = shared();

@@ -25,9 +25,6 @@ pub struct WatchEnded;
 
 /// Watches the node's object until it is cancelled, and calls `register_again` when the driver's entry is lost, and again
 /// until it is back. Waits for an API server that is not reachable.
-///
-/// # Errors
-/// [`WatchEnded`].
 pub async fn run(cx: Context, client: Client, node: &str, register_again: impl Fn()) -> Result<(), WatchEnded> {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut events = pin!(watcher(Api::<CSINode>::all(client), only).default_backoff());

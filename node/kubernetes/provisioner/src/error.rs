@@ -3,9 +3,8 @@
 use kube::core::Status;
 use tokio::task::JoinError;
 use units::Bytes;
-use volume::{ListError, LookError, VolumeId};
+use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 
-use crate::HeldError;
 use crate::claim::plan::Rejection;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +30,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Expand(volume::Error),
     #[error(transparent)]
-    Live(#[from] HeldError),
+    Live(#[from] LiveVolumeError),
     #[error("the kubelet could not expand the block device of the pods; it will try again")]
     NodeResize,
     #[error("the expansion did not end after {0} steps")]
@@ -44,6 +43,8 @@ pub(crate) enum Error {
     List(#[from] ListError),
     #[error(transparent)]
     Look(#[from] LookError),
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error("a task for the disk panicked")]
@@ -76,7 +77,7 @@ impl Error {
             Self::Endless(_) => "ExpandEndless",
             Self::Shared { .. } => "Shared",
             Self::NoNode(_) => "NoNode",
-            Self::List(_) | Self::Look(_) => "Disk",
+            Self::List(_) | Self::Look(_) | Self::Usage(_) => "Disk",
             Self::Api(_) => "Api",
             Self::Panicked(_) => "Panicked",
         }

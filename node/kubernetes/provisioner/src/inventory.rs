@@ -7,9 +7,9 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Space, State, UsageError, VolumeUsage};
+use volume::{Mode, Space, State, VolumeUsage, Volumes};
 
-use crate::Volumes;
+use crate::error::Error;
 
 /// Maximum number of volumes with series, which limits the size of a scrape. The first ones by name have series.
 const MOST: usize = 5000;
@@ -26,19 +26,9 @@ pub(crate) struct Snapshot {
     pub(crate) retired: usize,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SnapshotError {
-    #[error(transparent)]
-    Look(#[from] LookError),
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(transparent)]
-    Usage(#[from] UsageError),
-}
-
 impl Snapshot {
     /// Reads all quotas and one directory.
-    pub(crate) fn of(volumes: &dyn Volumes) -> Result<Self, SnapshotError> {
+    pub(crate) fn of(volumes: &dyn Volumes) -> Result<Self, Error> {
         let mut found = volumes.usage()?;
         found.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(Self { space: volumes.space()?, volumes: found, retired: volumes.retired()?.len() })
@@ -56,7 +46,7 @@ struct Gauges {
     size: IntGauge,
     reserve: IntGauge,
     promisable: IntGauge,
-    promised: IntGauge,
+    reserved: IntGauge,
     free: IntGauge,
     volumes: IntGaugeVec,
     retired: IntGauge,
@@ -67,7 +57,7 @@ struct Gauges {
     errors: IntCounter,
 }
 
-impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Inventory<L> {
+impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Inventory<L> {
     /// `read` runs at each scrape.
     pub(crate) fn new(read: L) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
@@ -76,7 +66,7 @@ impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Inventory<L> {
     }
 }
 
-impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Collector for Inventory<L> {
+impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Collector for Inventory<L> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
@@ -112,7 +102,7 @@ impl Gauges {
                 "granary_disk_promisable_bytes",
                 "Space for all volumes together: size times overcommit factor, less reserve.",
             )?,
-            promised: IntGauge::new(
+            reserved: IntGauge::new(
                 "granary_disk_promised_bytes",
                 "Space reserved for volumes, including their inodes or the extent maps of their images.",
             )?,
@@ -143,9 +133,9 @@ impl Gauges {
     }
 
     fn all(&self) -> [&dyn Collector; 12] {
-        let Self { size, reserve, promisable, promised, free, volumes, .. } = self;
+        let Self { size, reserve, promisable, reserved, free, volumes, .. } = self;
         let Self { retired, limit, used, inode_limit, inodes_used, errors, .. } = self;
-        [size, reserve, promisable, promised, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
+        [size, reserve, promisable, reserved, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
     }
 
     fn set(&self, found: &Snapshot) {
@@ -153,7 +143,7 @@ impl Gauges {
         self.size.set(bytes(space.size));
         self.reserve.set(bytes(space.reserve));
         self.promisable.set(bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)));
-        self.promised.set(bytes(space.promised));
+        self.reserved.set(bytes(space.promised));
         self.free.set(bytes(space.free()));
         self.retired.set(count(*retired));
 
@@ -328,7 +318,7 @@ mod tests {
     #[test]
     fn a_disk_that_cannot_be_read_is_counted() {
         let registry = Registry::new();
-        let read = || Err(SnapshotError::Usage(fsquota::FsError::NotXfs.into()));
+        let read = || Err(Error::Usage(fsquota::FsError::NotXfs.into()));
         registry.register(Box::new(Inventory::new(read).unwrap())).unwrap();
         assert!(text(&registry).contains("granary_volume_scrape_errors_total 1"));
         let text = text(&registry);

@@ -33,7 +33,6 @@ mod listing;
 mod metrics;
 mod node_events;
 mod notice;
-mod observed;
 mod pv {
     pub(crate) mod apply;
     pub(crate) mod object;
@@ -47,12 +46,9 @@ mod resize {
 }
 mod sweep;
 mod topology;
-mod turns;
-mod volumes;
 
 pub use context::RunError;
 pub use controller::{Settings, run};
 pub use metrics::Metrics;
 pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
 pub use volume::FINALIZER;
-pub use volumes::{Held, HeldError, Volumes};

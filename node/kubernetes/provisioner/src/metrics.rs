@@ -1,103 +1,12 @@
 //! Metrics of the provisioner. docs/metrics.md describes each.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use prometheus::core::Collector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
-use volume::Error;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use volume::Volumes;
 
-use crate::Volumes;
 use crate::inventory::{Inventory, Snapshot, count};
-
-/// From a write of the log to the allocation of a large image or the removal of millions of files.
-const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
-
-/// Methods of [`Volumes`] that change the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Provision,
-    Announce,
-    Expand,
-    Retire,
-    Restore,
-    Discard,
-    Undo,
-}
-
-impl Operation {
-    const ALL: [Self; 7] =
-        [Self::Provision, Self::Announce, Self::Expand, Self::Retire, Self::Restore, Self::Discard, Self::Undo];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Provision => "provision",
-            Self::Announce => "announce",
-            Self::Expand => "expand",
-            Self::Retire => "retire",
-            Self::Restore => "restore",
-            Self::Discard => "discard",
-            Self::Undo => "undo",
-        }
-    }
-}
-
-/// With a change, without one, or an error of this kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Changed,
-    Unchanged,
-    Full,
-    Refused,
-    Closed,
-    Look,
-    Act,
-    Unfinished,
-    TooLarge,
-    Unknown,
-    Announced,
-    InUse,
-}
-
-impl Outcome {
-    /// Those with an alert, and the usual one.
-    const INITIAL: [Self; 3] = [Self::Changed, Self::Look, Self::Act];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Changed => "changed",
-            Self::Unchanged => "unchanged",
-            Self::Full => "full",
-            Self::Refused => "refused",
-            Self::Closed => "closed",
-            Self::Look => "look",
-            Self::Act => "act",
-            Self::Unfinished => "unfinished",
-            Self::TooLarge => "too_large",
-            Self::Unknown => "unknown",
-            Self::Announced => "announced",
-            Self::InUse => "in_use",
-        }
-    }
-}
-
-impl From<&Error> for Outcome {
-    fn from(error: &Error) -> Self {
-        match error {
-            in_use if in_use.is_in_use() => Self::InUse,
-            Error::Full { .. } => Self::Full,
-            Error::Refused { .. } => Self::Refused,
-            Error::Closed { .. } => Self::Closed,
-            Error::Look { .. } => Self::Look,
-            Error::Act { .. } => Self::Act,
-            Error::Unfinished { .. } => Self::Unfinished,
-            Error::TooLarge { .. } => Self::TooLarge,
-            Error::Unknown { .. } => Self::Unknown,
-            Error::Announced { .. } => Self::Announced,
-            Error::Published { .. } => Self::InUse,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
@@ -165,8 +74,6 @@ impl Publication {
 /// Shared by all clones, and by provisioners that are started again.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    operations: IntCounterVec,
-    durations: HistogramVec,
     failures: IntCounterVec,
     failing: IntGauge,
     orphans: IntGaugeVec,
@@ -181,7 +88,7 @@ impl Metrics {
     /// A metric with one of the names exists already.
     pub fn register(registry: &Registry, volumes: Arc<dyn Volumes>) -> Result<Self, prometheus::Error> {
         let metrics = Self::default();
-        for collector in metrics.collectors() {
+        for collector in metrics.collectors().into_iter().chain(volumes.calls().collectors()) {
             registry.register(collector)?;
         }
         registry.register(Box::new(Inventory::new(move || Snapshot::of(&*volumes))?))?;
@@ -191,19 +98,6 @@ impl Metrics {
     fn new() -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
         let metrics = Self {
-            operations: counter(
-                "granary_volume_operations_total",
-                "Operations on the disk that change a volume.",
-                &["operation", "result"],
-            )?,
-            durations: HistogramVec::new(
-                HistogramOpts::new(
-                    "granary_volume_operation_duration_seconds",
-                    "Duration of these operations, including failed ones.",
-                )
-                .buckets(SECONDS.into()),
-                &["operation"],
-            )?,
             failures: counter(
                 "granary_provisioner_failures_total",
                 "Failed passes over a claim or a PV, by reason; each is retried.",
@@ -231,12 +125,6 @@ impl Metrics {
             )?,
         };
         // From the start: a series that begins with its first event has no increase for the alert.
-        for operation in Operation::ALL {
-            for outcome in Outcome::INITIAL {
-                metrics.operations.with_label_values(&[operation.name(), outcome.name()]);
-            }
-            metrics.durations.with_label_values(&[operation.name()]);
-        }
         for orphan in Orphan::ALL {
             metrics.orphans.with_label_values(&[orphan.name()]);
         }
@@ -246,21 +134,14 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 7] {
+    fn collectors(&self) -> [Box<dyn Collector>; 5] {
         [
-            Box::new(self.operations.clone()),
-            Box::new(self.durations.clone()),
             Box::new(self.failures.clone()),
             Box::new(self.failing.clone()),
             Box::new(self.orphans.clone()),
             Box::new(self.drifted.clone()),
             Box::new(self.publications.clone()),
         ]
-    }
-
-    pub(crate) fn operated(&self, operation: Operation, outcome: Outcome, took: Duration) {
-        self.operations.with_label_values(&[operation.name(), outcome.name()]).inc();
-        self.durations.with_label_values(&[operation.name()]).observe(took.as_secs_f64());
     }
 
     pub(crate) fn failed(&self, object: Object, reason: &'static str) {
@@ -294,6 +175,7 @@ impl Default for Metrics {
 #[cfg(test)]
 mod tests {
     use prometheus::TextEncoder;
+    use volume::VolumeCalls;
 
     use super::*;
     use crate::inventory::example;
@@ -303,24 +185,24 @@ mod tests {
         let metrics = Metrics::default();
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
-        metricsdocs::assert_described("Volumes and claims", metrics.collectors().into_iter().chain([inventory]));
+        let calls = VolumeCalls::default().collectors();
+        let collectors = metrics.collectors().into_iter().chain(calls).chain([inventory]);
+        metricsdocs::assert_described("Volumes and claims", collectors);
     }
 
     #[test]
     fn metrics_of_alerts_exist_from_the_start() {
-        let metrics = Metrics::default();
-        metricsdocs::assert_counted_from_the_start(metrics.collectors());
+        let calls = VolumeCalls::default().collectors();
+        metricsdocs::assert_counted_from_the_start(Metrics::default().collectors().into_iter().chain(calls));
     }
 
     #[test]
-    fn operations_are_counted_by_kind_and_result() {
+    fn failures_and_findings_are_counted() {
         let registry = Registry::new();
         let metrics = Metrics::default();
         for collector in metrics.collectors() {
             registry.register(collector).unwrap();
         }
-        metrics.operated(Operation::Provision, Outcome::Changed, Duration::from_millis(3));
-        metrics.operated(Operation::Provision, Outcome::Full, Duration::from_secs(2));
         metrics.failed(Object::Claim, "Full");
         metrics.failing(2);
         metrics.orphans(Orphan::Project, 1);
@@ -328,11 +210,6 @@ mod tests {
         metrics.published(Publication::Written);
         let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         for line in [
-            r#"granary_volume_operations_total{operation="provision",result="changed"} 1"#,
-            r#"granary_volume_operations_total{operation="provision",result="full"} 1"#,
-            r#"granary_volume_operations_total{operation="discard",result="changed"} 0"#,
-            r#"granary_volume_operation_duration_seconds_bucket{operation="provision",le="0.005"} 1"#,
-            r#"granary_volume_operation_duration_seconds_count{operation="provision"} 2"#,
             r#"granary_provisioner_failures_total{object="claim",reason="Full"} 1"#,
             "granary_provisioner_failing 2",
             r#"granary_orphans{kind="project"} 1"#,

@@ -24,9 +24,8 @@ use kube::Api;
 use supervisor::Context;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
-use volume::{Claim, Record, Records, State, Strays, VolumeId};
+use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 
-use crate::HeldError;
 use crate::backoff::{delay, random};
 use crate::claim;
 use crate::context::{Provisioner, RunError};
@@ -142,7 +141,7 @@ impl Provisioner {
 
     /// Completes or undoes a volume whose PV may not exist.
     async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), Error> {
-        let Some(_turn) = self.turns.take(id) else { return Ok(()) };
+        let Some(_guard) = self.locks.try_lock(id) else { return Ok(()) };
         if self.is_waiting(&record.claim).await? {
             return Ok(());
         }
@@ -178,9 +177,9 @@ impl Provisioner {
     ) -> Result<BTreeSet<VolumeId>, Error> {
         let mut lost = BTreeSet::new();
         for (id, pvs) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
-            let Some(_turn) = self.turns.take(id) else { continue };
-            let held = self.on_volume(id, |store, id| store.held(id)).await?;
-            let Some(reason) = held.err().filter(HeldError::is_missing) else { continue };
+            let Some(_guard) = self.locks.try_lock(id) else { continue };
+            let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
+            let Some(reason) = live.err().filter(LiveVolumeError::is_missing) else { continue };
             for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
                 let pv = self.pvs.get_opt(&listed.name).await.map_err(api("get a PV"))?;
                 let is_kept = |pv: &_| {

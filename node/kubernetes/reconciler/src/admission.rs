@@ -8,8 +8,8 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, Val
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
-use crate::objects::{Object, metadata};
+use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
+use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
 
 /// Annotation of a claim with the node that the scheduler selected.

@@ -25,8 +25,7 @@ pub struct Accounts<'a> {
     pub release: &'a str,
 }
 
-/// All of them but the storage class, which its users choose: what the accounts may not do, then what they may, then the
-/// driver.
+/// All objects except the storage class: policies, roles, then the CSI driver.
 pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let Accounts { namespace, node, release } = accounts;
     let condition =
@@ -34,7 +33,7 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let of_nodes = Writers {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
-        // Else a token without a node could write what is on none.
+        // Otherwise a token without a node could write objects without a node.
         first: Some(Validation::new(
             "variables.node != ''",
             "the token is not bound to a pod, or the API server does not report the node of the pod",
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_that_an_account_may_write_has_a_policy_of_that_account() {
+    fn each_writable_kind_has_a_policy_of_the_account() {
         let objects = all();
         let roles = objects.iter().filter(|object| object["kind"] == "ClusterRole");
         for (role, account) in roles.zip(["storage", "release"]) {
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_one_that_the_reconciler_keeps_but_the_drivers() {
+    fn names_differ_from_those_of_the_reconciler() {
         let kept: Vec<_> = crate::objects::waves().into_iter().flatten().map(|object| object.name).collect();
         for object in all().iter().filter(|object| object["kind"] != "CSIDriver") {
             let name = object["metadata"]["name"].as_str().expect("a name");
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_finds_nothing_of_its_own_in_the_expressions() {
+    fn expressions_contain_no_template_syntax() {
         assert!(all().iter().all(|object| !object.to_string().contains("{{")));
     }
 }

@@ -45,9 +45,6 @@ struct Decision {
 /// Decides on requests for kubelet certificates and storage identities until it is cancelled, and ignores all others.
 /// Denies serving certificates with addresses of the `reserved` networks (Services and pods). Healthy when it has listed
 /// the requests. Waits for an API server that is not reachable.
-///
-/// # Errors
-/// [`WatchEnded`].
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let controller = Controller::new(requests.clone(), watcher::Config::default());
@@ -74,7 +71,13 @@ async fn decide(request: Arc<CertificateSigningRequest>, approver: Arc<Approver>
         "status": {"conditions": [condition]},
     });
     match approver.requests.patch_approval(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(_) => info!(request = name, decision = type_, reason, message, "certificate signing request decided"),
+        Ok(_) => info!(
+            request = name,
+            decision = type_,
+            reason,
+            explanation = message,
+            "certificate signing request decided"
+        ),
         Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
         Err(error) => return Err(ApproveError(Box::new(error))),
     }

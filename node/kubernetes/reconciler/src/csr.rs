@@ -15,10 +15,8 @@ use x509_parser::oid_registry::{
 use x509_parser::pem::{Pem, parse_x509_pem};
 use x509_parser::prelude::FromDer as _;
 
+use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::removed::node_removed;
-
-pub(crate) const KUBELET_PREFIX: &str = "system:node:";
-pub(crate) const KUBELETS_GROUP: &str = "system:nodes";
 
 /// Whether the request is approved, denied or signed.
 pub(crate) fn is_decided(request: &CertificateSigningRequest) -> bool {
@@ -300,7 +298,9 @@ impl Name {
 #[cfg(test)]
 pub(crate) mod tests {
     use k8s_openapi::ByteString;
-    use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, SanType, SignatureAlgorithm};
+    use rcgen::{
+        BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, SanType, SignatureAlgorithm,
+    };
 
     use super::*;
 

@@ -152,8 +152,8 @@ mod tests {
     use rcgen::DnType;
 
     use super::*;
-    use crate::csr::KUBELETS_GROUP;
     use crate::csr::tests::TestRequest;
+    use crate::identity::KUBELETS_GROUP;
 
     fn subject(common_name: &'static str) -> Vec<(DnType, &'static str)> {
         vec![(DnType::OrganizationName, KUBELETS_GROUP), (DnType::CommonName, common_name)]

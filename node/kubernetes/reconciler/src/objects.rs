@@ -7,30 +7,14 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::object::{Object, metadata};
 use crate::{admission, removed};
-
-/// Incremented with each change of an object below. An older release ignores objects of a newer one.
-pub const REVISION: u32 = 7;
 
 /// The default storage class.
 pub const CLASS: &str = "local";
 
-/// Annotation with the [`REVISION`].
-pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
-
 const ROLE: &str = STORAGE_GROUP;
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
-
-#[derive(Clone, Debug)]
-pub(crate) struct Object {
-    pub(crate) resource: ApiResource,
-    pub(crate) name: &'static str,
-    /// All wanted fields. The API server and other clients may add others.
-    pub(crate) want: Value,
-    /// Fields that cannot be changed: an object with other values is deleted and created again. Those that are not in `want`
-    /// must be missing.
-    pub(crate) immutable: &'static [&'static str],
-}
 
 /// All objects, in the order of their creation. Those of a wave are created concurrently.
 pub(crate) fn waves() -> [Vec<Object>; 2] {
@@ -192,10 +176,6 @@ fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Obj
     }
 }
 
-pub(crate) fn metadata(name: &str) -> Value {
-    json!({"name": name, "annotations": {REVISION_ANNOTATION: REVISION.to_string()}})
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -203,6 +183,7 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::object::{REVISION, REVISION_ANNOTATION};
 
     /// The type must have each field, because the API server ignores others silently.
     fn has_only_fields_of<K: DeserializeOwned + Serialize>(object: Object) {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::objects::{Object, REVISION, REVISION_ANNOTATION};
+use crate::object::{Object, REVISION, REVISION_ANNOTATION};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {

@@ -9,8 +9,8 @@ use kube::api::ApiResource;
 use serde_json::json;
 
 use crate::admission::node_behind;
-use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
-use crate::objects::{Object, metadata};
+use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
+use crate::object::{Object, metadata};
 
 /// The optional ConfigMap of removed nodes in [`REMOVED_NODES_NAMESPACE`]: each key is a node's name, values have no meaning.
 pub const REMOVED_NODES: &str = "granary-removed-nodes";

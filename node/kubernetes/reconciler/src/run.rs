@@ -10,7 +10,8 @@ use kube::{Client, ResourceExt as _};
 use supervisor::Context;
 use tracing::{debug, info, warn};
 
-use crate::objects::{Object, REVISION, waves};
+use crate::object::{Object, REVISION};
+use crate::objects::waves;
 use crate::plan::{Step, plan};
 
 const FIELD_MANAGER: &str = "granary";
@@ -35,9 +36,6 @@ pub struct RunError {
 }
 
 /// Maintains the objects until it is cancelled. Healthy while all of them are correct.
-///
-/// # Errors
-/// [`RunError`].
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     let waves = waves();
     let mut changes = stream::select_all(kinds(waves.iter().flatten()).into_iter().map(|kind| changes(kind, &client)));

@@ -14,10 +14,7 @@ const USAGES: [&str; 2] = ["client auth", "digital signature"];
 
 /// Returns the node that gets the certificate. `None` if the request is decided, or does not contain a name of the
 /// storage identities.
-pub(crate) fn judge(
-    request: &CertificateSigningRequest,
-    removed: &BTreeSet<String>,
-) -> Option<Result<String, Denial>> {
+pub(crate) fn judge(request: &CertificateSigningRequest, removed: &BTreeSet<String>) -> Option<Result<String, Denial>> {
     let spec = &request.spec;
     if csr::is_decided(request) || spec.signer_name != SIGNER {
         return None;
@@ -145,8 +142,10 @@ mod tests {
     #[test]
     fn requests_without_storage_names_are_ignored() {
         let good = node_one();
-        let user =
-            TestRequest { subject: vec![(DnType::CommonName, "jane"), (DnType::OrganizationName, "dev")], ..good.clone() };
+        let user = TestRequest {
+            subject: vec![(DnType::CommonName, "jane"), (DnType::OrganizationName, "dev")],
+            ..good.clone()
+        };
         assert_eq!(judged(&user.request()), None);
         let serving = TestRequest { signer: "kubernetes.io/kubelet-serving", ..good.clone() };
         assert_eq!(judged(&serving.request()), None);
@@ -207,8 +206,15 @@ mod tests {
                 &rcgen::PKCS_ED25519,
             ]),
         )
-            .prop_map(|(user, groups, subject, names, usages, signer, key)| {
-                TestRequest { user, groups, subject, names, usages, signer, key, ..node_one() }
+            .prop_map(|(user, groups, subject, names, usages, signer, key)| TestRequest {
+                user,
+                groups,
+                subject,
+                names,
+                usages,
+                signer,
+                key,
+                ..node_one()
             })
     }
 

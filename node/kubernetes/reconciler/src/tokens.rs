@@ -37,9 +37,6 @@ struct Tokens {
 
 /// Watches bootstrap tokens and Nodes until it is cancelled. Healthy when it has listed the tokens. Waits for an API server
 /// that is not reachable.
-///
-/// # Errors
-/// [`WatchEnded`].
 pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
     let nodes = Api::<Node>::all(client);

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::Client;
-use provisioner::{Metrics, NoticeQueue, Volumes, csinode};
+use provisioner::{Metrics, NoticeQueue, csinode};
 use supervisor::{BoxError, Context};
 use tokio::sync::watch;
 use tracing::info;
-use volume::VolumeId;
+use volume::{VolumeId, Volumes};
 
 use crate::arguments::NodeName;
 use crate::identity;

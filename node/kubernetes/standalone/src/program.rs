@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use volume::Volumes as _;
 
 use crate::arguments::{Arguments, Node, Place, Release, Task};
 use crate::directory::{Directory, DirectoryError, Locked};

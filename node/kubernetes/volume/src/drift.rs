@@ -35,12 +35,7 @@ pub enum DriftError {
 }
 
 impl Store {
-    /// Looks at each inode of a live volume, or of one in the trash, and changes nothing. Of a volume that has more than
-    /// a million inodes, only so many are looked at. Nothing is found of a volume that is not there.
-    ///
-    /// # Errors
-    /// [`DriftError`].
-    pub fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+    pub(crate) fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
         let entry = self.index().volumes.get(id).cloned();
         let Some(Entry::Known(known)) = entry else { return Ok(Drifted::default()) };
         let mut found = Drifted::default();

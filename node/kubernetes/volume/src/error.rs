@@ -312,6 +312,22 @@ impl Error {
         }
     }
 
+    /// The label `result` of the metrics.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Full { .. } => "full",
+            Self::TooLarge { .. } => "too_large",
+            Self::Unknown { .. } => "unknown",
+            Self::Refused { .. } => "refused",
+            Self::Closed { .. } => "closed",
+            Self::Look { .. } => "look",
+            Self::Act { source: ActError::InUse { .. }, .. } | Self::Published { .. } => "in_use",
+            Self::Act { .. } => "act",
+            Self::Unfinished { .. } => "unfinished",
+            Self::Announced { .. } => "announced",
+        }
+    }
+
     /// Whether this is a removal that needs more passes only because the volume is large: the next one need not wait.
     pub const fn is_shrinking(&self) -> bool {
         match self {

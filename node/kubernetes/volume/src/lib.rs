@@ -18,9 +18,9 @@
 //!
 //! Linux 5.14 (`quotactl_fd`). README.md tells what outlives a power cut, and why.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod acting;
+mod calls;
 mod drift;
 mod error;
 mod files;
@@ -29,6 +29,8 @@ mod id;
 mod image;
 mod index;
 mod ledger;
+mod live;
+mod locks;
 mod opened;
 mod plan;
 mod published;
@@ -38,13 +40,16 @@ mod seen;
 mod settings;
 mod store;
 mod survey;
-mod turns;
+mod volumes;
 
+pub use calls::{Operation, VolumeCalls};
 pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
+pub use live::{LiveVolume, LiveVolumeError};
+pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
 pub use plan::{Refusal, Step};
 pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
@@ -53,6 +58,7 @@ pub use seen::Where;
 pub use settings::{Neighbours, Settings};
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
+pub use volumes::Volumes;
 
 /// The names of the store's own directories.
 fn fixed(name: &'static str) -> dir::Name {

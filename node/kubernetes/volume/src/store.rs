@@ -22,8 +22,7 @@ use crate::plan::{self, Refusal, Step};
 use crate::record::{Record, RecordError, State};
 use crate::seen::{Limits, Place, Seen, Where};
 use crate::settings::{Neighbours, Settings};
-use crate::turns::Turns;
-use crate::{Announced, Opened, Request, VolumeId, fixed, image, published};
+use crate::{Announced, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image, published};
 
 /// Directories of the store itself.
 const PRIVATE: Mode = Mode::S_IRWXU;
@@ -48,7 +47,8 @@ pub struct Store {
     /// What [strangers](Neighbours::Strangers) used then.
     others: AtomicU64,
     index: Mutex<Index>,
-    turns: Turns,
+    pub(crate) locks: VolumeLocks,
+    pub(crate) calls: VolumeCalls,
 }
 
 impl Store {
@@ -82,7 +82,8 @@ impl Store {
             size: AtomicU64::new(0),
             others: AtomicU64::new(0),
             index: Mutex::default(),
-            turns: Turns::default(),
+            locks: VolumeLocks::default(),
+            calls: VolumeCalls::default(),
         };
         let mut index = Index::default();
         for (id, (home, record)) in store.files.load()? {
@@ -220,13 +221,7 @@ impl Store {
         }
     }
 
-    /// Makes the volume as asked, or finishes what an earlier call began. When it returns, the volume is durable and
-    /// has its limits. `Created` if this call made it live.
-    ///
-    /// # Errors
-    /// [`Error::Full`]: what was begun is undone. [`Error::Refused`]: nothing was touched.
-    pub fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::provision(want, &seen).map_err(refused(id))?;
         let mut acting = Acting::new(self, id, Some(want), known);
@@ -262,10 +257,10 @@ impl Store {
             }
             // The directory in the way is somebody's, the record is ours.
             Step::MakeStaging if source.is_foreign() => acting.run(&[Step::RemoveRecord]),
-            Step::Publish if source.is_foreign() => self.undo_in_turn(id).map(drop),
+            Step::Publish if source.is_foreign() => self.undo_known(id).map(drop),
             // It is there, and may have been for long.
             Step::SyncLive => return error,
-            _ if source.is_full() || source.is_too_large() => self.undo_in_turn(id).map(drop),
+            _ if source.is_full() || source.is_too_large() => self.undo_known(id).map(drop),
             _ => return error,
         };
         if let Err(error) = undone {
@@ -284,13 +279,7 @@ impl Store {
         error
     }
 
-    /// Notes that the volume's PV exists: from now on only [`Store::retire`] ends it. On the disk this is at the latest
-    /// when the volume is opened first.
-    ///
-    /// # Errors
-    /// [`Error::Unknown`]: it is gone since. [`Error::Closed`], [`Error::Act`].
-    pub fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let Some(Known { record, home, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
         if record.state == State::Announced {
             return Ok(Ensured::Unchanged(()));
@@ -310,15 +299,9 @@ impl Store {
         Ok(Ensured::Created(()))
     }
 
-    /// Makes the volume at least as large as `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
-    /// returns, the new size is durable. A published block volume shows it after its loop device was refreshed.
-    ///
-    /// # Errors
-    /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
-    pub fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
+    pub(crate) fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
         let size = to.round_up::<4096>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
-        let _turn = self.turns.take(id);
         let (known, seen) = self.look(id)?;
         let Some(known) = known else {
             return Err(if seen == Seen::NOTHING {
@@ -381,14 +364,7 @@ impl Store {
         Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 
-    /// Takes the volume out of use, into the trash. Its data is still there until [`Store::discard`]. A volume that is
-    /// not there is no error.
-    ///
-    /// # Errors
-    /// [`Error::Published`]: a mount shows the volume; nothing has changed. [`ActError::InUse`]: a process has its loop
-    /// device open. [`Error::Refused`]: a directory without a record is not ours to delete.
-    pub fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::retire(&seen).map_err(refused(id))?;
         let retires = steps.iter().any(|step| matches!(step, Step::Trash(_)));
@@ -413,14 +389,7 @@ impl Store {
         }
     }
 
-    /// Takes a retired volume back into use: its PV is to be kept. If [`Store::discard`] has begun, files are missing,
-    /// and the volume first gets back its limits, and owner and mode of a new one. One that is not in the trash stays
-    /// where it is, at the cost of one system call.
-    ///
-    /// # Errors
-    /// [`Error::Refused`]: what is in the trash is not the volume, or something is in its place.
-    pub fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let trash = || place(&self.trash, id, false).map_err(|source| Error::Look { id: id.clone(), source });
         if self.known(id)?.is_none() || trash()? == Place::Absent {
             return Ok(Ensured::Unchanged(()));
@@ -435,17 +404,7 @@ impl Store {
         Ok(ensured(restored))
     }
 
-    /// Removes a retired volume: its data, its limits, its record. A volume that is not there is no error.
-    ///
-    /// Processes that still have a directory of the volume open cannot create anything from here on, and can enter no
-    /// directory without `CAP_DAC_OVERRIDE`. A call does a bounded amount of work, whatever these processes do.
-    ///
-    /// # Errors
-    /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with [`Refusal::NotRetired`]. [`Error::Published`].
-    /// [`Error::Act`] may pass: a program that still has a deleted file open keeps its project in use. All inodes of the
-    /// disk are looked at once to tell that, and again only when the number of these files has changed.
-    pub fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::discard(&seen).map_err(refused(id))?;
         if steps.contains(&Step::RemoveData) {
@@ -459,12 +418,7 @@ impl Store {
         Ok(ensured(!steps.is_empty()))
     }
 
-    /// Removes a volume that no PV was made for.
-    ///
-    /// # Errors
-    /// [`Error::Announced`]: it has, or had, a PV. Else those of [`Store::retire`] and [`Store::discard`].
-    pub fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let _turn = self.turns.take(id);
+    pub(crate) fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let entry = self.index().volumes.get(id).cloned();
         match entry {
             Some(Entry::Known(Known { record: Record { state: State::Announced, .. }, .. })) => {
@@ -478,11 +432,11 @@ impl Store {
                 self.remove_closed(id, if staging.is_present() { project.as_slice() } else { &[] })?;
                 Ok(Ensured::Created(()))
             }
-            Some(_) | None => self.undo_in_turn(id),
+            Some(_) | None => self.undo_known(id),
         }
     }
 
-    fn undo_in_turn(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+    fn undo_known(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::undo(&seen).map_err(refused(id))?;
         if let (false, Some(Known { record, .. })) = (steps.is_empty(), &known) {

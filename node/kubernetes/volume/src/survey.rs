@@ -51,11 +51,7 @@ struct Known {
 }
 
 impl Store {
-    /// All records, as they are on the disk.
-    ///
-    /// # Errors
-    /// None at present: nothing is read.
-    pub fn records(&self) -> Result<Records, ListError> {
+    pub(crate) fn records(&self) -> Records {
         let mut records = Records::default();
         for (id, entry) in &self.index().volumes {
             match entry {
@@ -63,19 +59,12 @@ impl Store {
                 Entry::Closed { error, .. } => drop(records.unreadable.insert(id.clone(), error.clone())),
             }
         }
-        Ok(records)
+        records
     }
 
-    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while their
-    /// limits and record stayed, because a program held a deleted file open, or because the power failed.
-    ///
-    /// The latter are also volumes whose data was lost: who has a PV of one keeps it.
-    ///
-    /// # Errors
-    /// [`ListError`].
-    pub fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
+    pub(crate) fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
         // First who is there, then where: one that is announced in between is not taken for a lost one.
-        let Records { readable, .. } = self.records()?;
+        let Records { readable, .. } = self.records();
         let names = |dir| -> Result<BTreeSet<VolumeId>, ListError> { Ok(volumes_in(dir)?.into_iter().collect()) };
         // In the order in which directories move, so that none is missed on its way.
         let (staging, live, trash) = (names(&self.staging)?, names(&self.live)?, names(&self.trash)?);
@@ -86,11 +75,7 @@ impl Store {
         Ok(retired.map(|(id, _)| id).collect())
     }
 
-    /// What lies on the disk and has no record.
-    ///
-    /// # Errors
-    /// [`ListError`].
-    pub fn strays(&self) -> Result<Strays, ListError> {
+    pub(crate) fn strays(&self) -> Result<Strays, ListError> {
         // Before and after: what is made or removed meanwhile is no stray.
         let mut known = self.answered_for();
         let mut found = Strays::default();
@@ -120,20 +105,12 @@ impl Store {
         known
     }
 
-    /// What the disk has and may still promise.
-    ///
-    /// # Errors
-    /// [`LookError::Size`].
-    pub fn space(&self) -> Result<Space, LookError> {
+    pub(crate) fn space(&self) -> Result<Space, LookError> {
         let disk = self.measure()?;
         Ok(self.index().ledger.space(disk))
     }
 
-    /// What every volume uses, by one sweep over the quotas.
-    ///
-    /// # Errors
-    /// [`UsageError`].
-    pub fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
+    pub(crate) fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
         let mut used = BTreeMap::new();
         for quota in self.quotas.report() {
             let quota = quota?;

@@ -17,7 +17,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Mode, Record, Settings, Store, VolumeId};
+use volume::{Allocation, Mode, Record, Settings, Store, VolumeId, Volumes as _};
 
 use crate::node::{Node, sized};
 

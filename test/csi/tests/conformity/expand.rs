@@ -12,6 +12,7 @@ use proto::csi::NodeExpandVolumeRequest;
 use proto::csi::volume_capability::access_mode::Mode;
 use tonic::Code;
 use units::Bytes;
+use volume::Volumes as _;
 
 use crate::invalid::all_invalid;
 

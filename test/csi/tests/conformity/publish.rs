@@ -9,6 +9,7 @@ use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use proto::csi::{NodePublishVolumeRequest, VolumeCapability};
 use tonic::Code;
+use volume::Volumes as _;
 
 use crate::invalid::all_invalid;
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use conformity::{Kind, SIZE, Volume, hold, read_only};
 use proto::csi::NodeUnpublishVolumeRequest;
 use tonic::Code;
-use volume::Error;
+use volume::{Error, Volumes as _};
 
 use crate::invalid::all_invalid;
 

@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, OpenError, Store, VolumeId};
+use volume::{Access, OpenError, Store, VolumeId, Volumes as _};
 
 use super::held::{Held, Place, Published, Unobserved};
 use super::{

@@ -12,6 +12,7 @@ use ktest_support::Tmpfs;
 use loopdev::{Detach, Device, DeviceNumber};
 use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
 use tonic::Code;
+use volume::Volumes as _;
 
 use crate::kubelet::MANY;
 use crate::machine::{Ground, Node};

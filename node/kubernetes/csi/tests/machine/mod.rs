@@ -19,7 +19,7 @@ use supervisor::Supervisor;
 use tonic::Code;
 use tonic::transport::Channel;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Request, Store, VolumeId};
+use volume::{Allocation, Claim, Request, Store, VolumeId, Volumes as _};
 
 use crate::kubelet::Kubelet;
 

@@ -57,6 +57,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     let (objects, of_objects) = watch(Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE), of_node);
     let mut changes = pin!(stream::select(of_classes, of_objects));
     let mut watched = Watched { classes, objects, owner: None };
+    let mut reserved = provisioner.store.calls().changes();
     let mut failures = 0;
     let mut soonest = Instant::now();
     let mut look_at = soonest;
@@ -68,7 +69,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 change.ok_or(RunError::WatchEnded("capacities"))?;
                 look_at = soonest;
             }
-            () = provisioner.changes.notified(), if failures == 0 => look_at = soonest,
+            Ok(()) = reserved.changed(), if failures == 0 => look_at = soonest,
             () = sleep_until(look_at), if watched.is_complete() => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),

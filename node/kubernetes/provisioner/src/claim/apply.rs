@@ -36,7 +36,7 @@ pub(crate) async fn reconcile_claim(
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Action::requeue(left));
     }
-    let Some(_turn) = provisioner.turns.take(&assigned.id) else { return Ok(Action::requeue(OCCUPIED)) };
+    let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Action::requeue(OCCUPIED)) };
     let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
     if let Err(error) = &provisioned {

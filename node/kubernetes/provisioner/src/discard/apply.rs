@@ -67,9 +67,9 @@ fn backoff_key(id: &VolumeId) -> String {
 impl Provisioner {
     /// One pass over a volume that is in the trash since then.
     async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), Error> {
-        let _turn = loop {
-            match self.turns.take(id) {
-                Some(turn) => break turn,
+        let _guard = loop {
+            match self.locks.try_lock(id) {
+                Some(guard) => break guard,
                 None => sleep(OCCUPIED).await,
             }
         };

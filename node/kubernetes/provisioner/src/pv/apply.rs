@@ -40,7 +40,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
             provisioner.set_finalizers(&pv, finalizers).instrument(span).await?;
         }
         PvPlan::Delete => {
-            let Some(_turn) = provisioner.turns.take(&id) else { return Ok(Action::requeue(OCCUPIED)) };
+            let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
                 provisioner.events.delete_failed(&pv, error.kind(), &error).await;
                 return Err(error);

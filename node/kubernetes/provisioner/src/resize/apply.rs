@@ -12,9 +12,8 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tracing::{Instrument as _, info, info_span};
 use units::Bytes;
-use volume::VolumeId;
+use volume::{LiveVolume, VolumeId};
 
-use crate::Held;
 use crate::context::Provisioner;
 use crate::error::{ApiError, Error, api};
 use crate::pv::object;
@@ -25,7 +24,7 @@ use crate::resize::status::{self, StatusChange};
 /// More than any expansion needs.
 const STEPS: usize = 8;
 
-/// No event tells when the last pod with a block volume ends; then the provisioner completes the expansion.
+/// There is no event when the last pod with a block volume ends; then the provisioner completes the expansion.
 const WHILE_NODE_WORKS: Duration = Duration::from_secs(30);
 
 /// The watch of PVs may be behind that of claims.
@@ -73,7 +72,7 @@ impl Provisioner {
         for _ in 0..STEPS {
             let Some(claim_size) = plan::claim_size(&claim) else { return Ok(Action::await_change()) };
             // In each step, also after the expansion: pods may attach and detach the device at any time.
-            let Held { size, attached } = self.on_volume(id, |store, id| store.held(id)).await??;
+            let LiveVolume { size, attached } = self.on_volume(id, |store, id| store.live_volume(id)).await??;
             let announced = object::capacity(&pv).unwrap_or_default();
             match plan::next(&claim_size, VolumeSize { size, announced, attached }) {
                 Step::Begin { to } => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::ListParams;
 use serde_json::json;
@@ -13,12 +13,8 @@ use crate::node::{Node, until};
 /// `bench burst` measures more.
 const CLAIMS: usize = 100;
 
-pub fn cases(suite: Suite) -> Suite {
-    suite.case("a_burst_of_claims_is_served", a_burst_of_claims_is_served)
-}
-
 /// The last case, and it removes nothing: the PV controller sends at most 20 requests a second.
-async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "burst").await?;
     let small = json!({"resources": {"requests": {"storage": "1Mi"}}});
     let names: Vec<_> = (0..CLAIMS).map(|number| format!("data-{number}")).collect();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Suite};
+use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -14,22 +14,6 @@ use units::{Bytes, Inodes};
 use volume::Mode;
 
 use crate::node::{Node, until};
-
-pub fn cases(suite: Suite) -> Suite {
-    suite
-        .case("capacity_is_published_when_the_node_exists", capacity_is_published_when_the_node_exists)
-        .case("capacity_follows_the_classes", capacity_follows_the_classes)
-        .case("a_volume_reduces_the_capacity_until_it_is_deleted", a_volume_reduces_the_capacity_until_it_is_deleted)
-        .case("a_burst_of_claims_is_published_once_a_second", a_burst_of_claims_is_published_once_a_second)
-        .case("stale_objects_are_deleted_and_unmanaged_ones_kept", stale_objects_are_deleted)
-        .case("changed_objects_are_repaired", changed_objects_are_repaired)
-        .case("objects_are_deleted_and_created_again_with_their_node", objects_follow_their_node)
-        .case(
-            "capacity_is_published_after_the_api_server_was_down",
-            capacity_is_published_after_the_api_server_was_down,
-        )
-        .case("metrics_count_operations", metrics_count_operations)
-}
 
 pub const DISK: Bytes = Bytes::new(100 << 30);
 
@@ -98,7 +82,7 @@ fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
     Ok(line.map(str::parse).transpose()?)
 }
 
-async fn capacity_is_published_when_the_node_exists(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "published").await?;
     // The kubelet registers after the start of the provisioner.
     assert_eq!(published(&node, &node.class).await?, []);
@@ -114,7 +98,7 @@ async fn capacity_is_published_when_the_node_exists(cluster: Arc<Cluster>) -> Re
     node.end().await
 }
 
-async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "classes").await?;
     register(&node).await?;
     make_class(&node, "foreign", "example.invalid", json!({})).await?;
@@ -139,7 +123,7 @@ async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Result<(), Failu
     node.end().await
 }
 
-async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "volumes").await?;
     register(&node).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
@@ -157,7 +141,7 @@ async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: Arc<Cluster>
     node.end().await
 }
 
-async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const CLAIMS: usize = 24;
     const WRITTEN: &str = r#"granary_capacity_publications_total{result="written"}"#;
 
@@ -180,7 +164,7 @@ async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cluster>) -> 
     node.end().await
 }
 
-async fn stale_objects_are_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "stale").await?;
     register(&node).await?;
     make_class(&node, "gone-class", "local.granary.dev", json!({})).await?;
@@ -210,7 +194,7 @@ async fn stale_objects_are_deleted(cluster: Arc<Cluster>) -> Result<(), Failure>
     node.end().await
 }
 
-async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "repaired").await?;
     register(&node).await?;
     let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
@@ -223,7 +207,9 @@ async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Result<(), Failu
     node.end().await
 }
 
-async fn objects_follow_their_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn objects_are_deleted_and_created_again_with_their_node(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
     let node = Node::start(&cluster, "owner").await?;
     let former = register(&node).await?;
     publishes(&node, &node.class, "100Gi", "80Gi").await?;
@@ -237,7 +223,7 @@ async fn objects_follow_their_node(cluster: Arc<Cluster>) -> Result<(), Failure>
     node.end().await
 }
 
-async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "published-later").await?;
     register(&node).await?;
     publishes(&node, &node.class, "100Gi", "80Gi").await?;
@@ -250,7 +236,7 @@ async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluste
     node.end().await
 }
 
-async fn metrics_count_operations(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn metrics_count_operations(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "metrics").await?;
     let claim = node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     let pv = node.bound("data").await?;

@@ -202,7 +202,7 @@ pub async fn an_interrupted_expansion_is_finished(cluster: Arc<Cluster>) -> Resu
     )
     .await?;
     // The volume is expanded on the disk only.
-    provisioner::Volumes::expand(&*node.volumes, &id, GIB2)?;
+    volume::Volumes::expand(&*node.volumes, &id, GIB2)?;
     node.run().await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.end().await

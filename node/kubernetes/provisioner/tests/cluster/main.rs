@@ -19,13 +19,14 @@ use units::{Bytes, Inodes};
 use volume::{Claim, Mode, Record, State, VolumeId};
 
 macro_rules! suite {
-    ($($module:ident::$case:ident),* $(,)?) => {
-        Suite::new()$(.case(stringify!($case), $module::$case))*
+    ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
+        $suite$(.case(stringify!($case), $module::$case))*
     };
 }
 
 fn main() -> ExitCode {
     let suite = suite![
+        Suite::new();
         claims::a_claim_gets_a_volume_with_its_fields,
         claims::a_block_claim_gets_the_allocation_of_its_class,
         claims::a_claim_of_another_node_is_ignored,
@@ -59,13 +60,23 @@ fn main() -> ExitCode {
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
         comparison::the_provisioner_survives_an_unreachable_api_server,
+        // From here on, the Node object exists.
+        capacity::capacity_is_published_when_the_node_exists,
+        capacity::capacity_follows_the_classes,
+        capacity::a_volume_reduces_the_capacity_until_it_is_deleted,
+        capacity::a_burst_of_claims_is_published_once_a_second,
+        capacity::stale_objects_are_deleted_and_unmanaged_ones_kept,
+        capacity::changed_objects_are_repaired,
+        capacity::objects_are_deleted_and_created_again_with_their_node,
+        capacity::capacity_is_published_after_the_api_server_was_down,
+        capacity::metrics_count_operations,
+        scheduling::a_pod_waits_for_its_nodes_capacity,
+        scheduling::one_of_two_claims_that_do_not_fit_together_is_served,
+        scheduling::a_claim_for_one_pod_makes_a_second_pod_wait,
+        scheduling::topology_is_checked_when_a_user_selects_the_node,
     ];
-    // From here on, the Node object exists.
-    let suite = capacity::cases(suite);
-    let suite = scheduling::cases(suite);
     // These do not delete their claims and PVs.
-    let suite = kills::cases(suite);
-    burst::cases(suite).run()
+    suite![kills::cases(suite); burst::a_burst_of_claims_is_served].run()
 }
 
 fn id_of(uid: &str) -> Result<VolumeId, Failure> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Suite};
+use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -18,14 +18,6 @@ const STOP: Duration = Duration::from_secs(20);
 
 /// The scheduler's message about a node whose capacity is too small.
 const NO_SPACE: &str = "did not have enough free storage";
-
-pub fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
-        .case("one_of_two_claims_that_do_not_fit_together_is_served", one_of_two_claims_is_served)
-        .case("a_claim_for_one_pod_makes_a_second_pod_wait", a_claim_for_one_pod_makes_a_second_wait)
-        .case("topology_is_checked_when_a_user_selects_the_node", topology_is_checked)
-}
 
 /// A node that can run pods, without a running provisioner.
 async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure> {
@@ -75,7 +67,7 @@ async fn end_pod(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "scheduled").await?;
     let scheduler = cluster.start_scheduler().await?;
     let large = json!({"resources": {"requests": {"storage": "81Gi"}}});
@@ -99,7 +91,7 @@ async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(),
 }
 
 /// The scheduler chooses the node for both claims by the same published capacity.
-async fn one_of_two_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn one_of_two_claims_that_do_not_fit_together_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "race").await?;
     node.run().await?;
     publishes(&node, &node.class, "100Gi", "80Gi").await?;
@@ -152,7 +144,7 @@ async fn one_of_two_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failur
     node.end().await
 }
 
-async fn a_claim_for_one_pod_makes_a_second_wait(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_claim_for_one_pod_makes_a_second_pod_wait(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "one-pod").await?;
     let scheduler = cluster.start_scheduler().await?;
     node.run().await?;
@@ -172,7 +164,7 @@ async fn a_claim_for_one_pod_makes_a_second_wait(cluster: Arc<Cluster>) -> Resul
 }
 
 /// The user writes the annotation of the scheduler, which would select by the topology.
-async fn topology_is_checked(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const ZONE: &str = "topology.kubernetes.io/zone";
     let node = Node::start(&cluster, "topology").await?;
     register(&node).await?;

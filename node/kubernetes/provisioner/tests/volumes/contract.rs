@@ -7,9 +7,8 @@ use dir::Ensured;
 use fakevolumes::FakeVolumes;
 use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
-use provisioner::{HeldError, Volumes};
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Error, Mode, Record, Request, Settings, VolumeId};
+use volume::{Allocation, Claim, Error, LiveVolumeError, Mode, Record, Request, Settings, VolumeId, Volumes};
 
 use crate::node::Node;
 
@@ -38,7 +37,7 @@ enum Call {
     Restore,
     Discard,
     Undo,
-    Held,
+    LiveVolume,
 }
 
 fn request(mode: Mode, size: Bytes) -> Request {
@@ -70,9 +69,9 @@ impl Call {
             Self::Restore => format!("{:?}", volumes.restore(id)),
             Self::Discard => format!("{:?}", volumes.discard(id)),
             Self::Undo => format!("{:?}", volumes.undo(id)),
-            Self::Held => match volumes.held(id) {
+            Self::LiveVolume => match volumes.live_volume(id) {
                 // Without the errno of the store.
-                Err(HeldError::Open(error)) => error.to_string(),
+                Err(LiveVolumeError::Open(error)) => error.to_string(),
                 other => format!("{other:?}"),
             },
         }
@@ -129,7 +128,7 @@ fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
 }
 
 fn calls(mode: Mode) -> Vec<Call> {
-    use Call::{Announce, Discard, Expand, Held, Provision, Restore, Retire, Undo};
+    use Call::{Announce, Discard, Expand, LiveVolume, Provision, Restore, Retire, Undo};
     let other = if mode.is_block() { FILES } else { THICK };
     let mut of_another = request(mode, SIZE);
     of_another.claim.uid = "another".into();
@@ -148,7 +147,7 @@ fn calls(mode: Mode) -> Vec<Call> {
         Restore,
         Discard,
         Undo,
-        Held,
+        LiveVolume,
     ]
 }
 

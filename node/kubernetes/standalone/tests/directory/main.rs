@@ -21,7 +21,7 @@ use standalone::kubelet::{self, KubeletError};
 use standalone::program;
 use tempfile::TempDir;
 use units::Bytes;
-use volume::{Claim, Mode, Neighbours, Request};
+use volume::{Claim, Mode, Neighbours, Request, Volumes as _};
 
 fn place(directory: &Path, more: &[&str]) -> Place {
     let directory = format!("--directory={}", directory.display());

@@ -9,7 +9,7 @@ use dir::Dir;
 use fsquota::{Limits, ProjectId};
 use ktest_support::XfsDisk;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId};
+use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId, Volumes as _};
 
 /// A node's volumes directory.
 pub struct Node {

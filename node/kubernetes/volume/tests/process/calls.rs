@@ -8,7 +8,7 @@ use nix::libc::{
     SYS_quotactl_fd, SYS_renameat2,
 };
 use units::Bytes;
-use volume::{Mode, Request, Store};
+use volume::{Mode, Request, Store, Volumes as _};
 
 use crate::node::{INODES, Node, files, id, sized};
 

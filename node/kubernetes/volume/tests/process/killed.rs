@@ -14,7 +14,7 @@ use ktest_support::process::{Call, killed_before};
 use nix::libc;
 use nix::sys::stat::fstat;
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Error, Mode, Record, Request, Store, Strays};
+use volume::{Access, Allocation, Error, Mode, Record, Request, Store, Strays, Volumes as _};
 
 use crate::node::{Node, id, settings, sized};
 

@@ -18,7 +18,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode as FileMode;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, linkat, setgid, setgroups, setuid, unlinkat};
 use units::{Bytes, Inodes};
-use volume::{ActError, Error, Mode, Request, Store, VolumeId};
+use volume::{ActError, Error, Mode, Request, Store, VolumeId, Volumes as _};
 
 use crate::node::{Node, SIZE, files, sized};
 

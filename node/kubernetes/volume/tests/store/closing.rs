@@ -6,7 +6,7 @@ use std::io::Write as _;
 use dir::Ensured;
 use fsquota::ProjectId;
 use units::Bytes;
-use volume::{Allocation, Error, OpenError, RecordError};
+use volume::{Allocation, Error, OpenError, RecordError, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 

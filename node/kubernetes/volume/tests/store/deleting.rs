@@ -11,7 +11,7 @@ use loopdev::{Config, Control};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
-use volume::{Access, ActError, Allocation, Error, OpenError, Refusal, Where};
+use volume::{Access, ActError, Allocation, Error, OpenError, Refusal, Volumes as _, Where};
 
 use crate::node::{Node, SIZE, disk, files, id};
 use crate::sys;

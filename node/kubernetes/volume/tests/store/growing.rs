@@ -10,7 +10,7 @@ use fsquota::Limits;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Error};
+use volume::{Allocation, Error, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 

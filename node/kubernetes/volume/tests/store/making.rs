@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Error, Mode, OpenError, Record, Refusal, State, VolumeId};
+use volume::{Access, Allocation, Error, Mode, OpenError, Record, Refusal, State, VolumeId, Volumes as _};
 
 use crate::node::{INODES, Node, SIZE, disk, files, id, sized};
 

@@ -7,7 +7,7 @@ use std::{fs, io, thread};
 use dir::Ensured;
 use nix::errno::Errno;
 use units::Bytes;
-use volume::{Allocation, Mode, Record};
+use volume::{Allocation, Mode, Record, Volumes as _};
 
 use crate::node::{INODES, Node, disk, files, id, sized};
 

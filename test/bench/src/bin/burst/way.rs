@@ -14,11 +14,10 @@ use futures::stream;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
 use kube::Api;
 use kube::api::PostParams;
-use provisioner::Volumes as _;
 use serde_json::json;
 use supervisor::Supervisor;
 use units::Bytes;
-use volume::State;
+use volume::{State, Volumes as _};
 
 use crate::client::{Limit, Requests, counting};
 

@@ -8,7 +8,7 @@ use dir::{Dir, Name};
 use ktest_support::{XfsDisk, block_stats};
 use nix::sys::stat::Mode as FileMode;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Request, Settings, Store, VolumeId};
+use volume::{Allocation, Claim, Mode, Request, Settings, Store, VolumeId, Volumes as _};
 
 use crate::call::CallError;
 use crate::region::measured;

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use dir::Ensured;
-use provisioner::{Held, HeldError, Volumes};
 use units::Bytes;
 use volume::{
-    DriftError, Drifted, Error, ListError, LookError, Record, Records, Request, Space, Strays, UsageError, VolumeId,
-    VolumeUsage,
+    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request, Space,
+    Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -23,7 +22,7 @@ impl<V: Volumes> Fused<V> {
         Self { below, fuse }
     }
 
-    /// Reads are no boundaries, because they change nothing.
+    /// Reads have no boundaries, because they change nothing.
     fn change<T>(&self, what: &str, change: impl FnOnce(&V) -> T) -> T {
         self.fuse.pass_blocking(&format!("before {what} on the disk"));
         let done = change(&self.below);
@@ -61,8 +60,8 @@ impl<V: Volumes> Volumes for Fused<V> {
         self.change("undo", |below| below.undo(id))
     }
 
-    fn held(&self, id: &VolumeId) -> Result<Held, HeldError> {
-        self.below.held(id)
+    fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
+        self.below.live_volume(id)
     }
 
     fn records(&self) -> Result<Records, ListError> {
@@ -87,5 +86,9 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
         self.below.usage()
+    }
+
+    fn calls(&self) -> &VolumeCalls {
+        self.below.calls()
     }
 }

@@ -2,9 +2,10 @@
 
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
-use provisioner::{Held, HeldError, Volumes as _};
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Claim, Mode, OpenError, Request, Settings, VolumeId};
+use volume::{
+    Access, Allocation, Claim, LiveVolume, LiveVolumeError, Mode, OpenError, Request, Settings, VolumeId, Volumes as _,
+};
 
 use crate::node::Node;
 
@@ -29,20 +30,20 @@ fn a_disk_is_attached_while_a_loop_device_has_its_image() {
     let node = node();
     let [id, other] =
         ["pvc-1", "pvc-2"].map(|name| node.provisioned(name, Mode::Block { allocation: Allocation::Thick }));
-    let early = node.store.held(&id).unwrap_err();
-    assert!(matches!(early, HeldError::Open(OpenError::NotAnnounced { .. })), "{early}");
+    let early = node.store.live_volume(&id).unwrap_err();
+    assert!(matches!(early, LiveVolumeError::Open(OpenError::NotAnnounced { .. })), "{early}");
     for id in [&id, &other] {
         node.store.announce(id).unwrap();
-        assert_eq!(node.store.held(id).unwrap(), Held { size: SIZE, attached: false });
+        assert_eq!(node.store.live_volume(id).unwrap(), LiveVolume { size: SIZE, attached: false });
     }
     let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
     assert!(matches!(node.store.expand(&id, LARGER).unwrap(), Ensured::Created(_)));
-    assert_eq!(node.store.held(&id).unwrap(), Held { size: LARGER, attached: true });
+    assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: LARGER, attached: true });
     assert_eq!(device.status().unwrap().size, SIZE, "the kubelet refreshes it");
-    assert!(!node.store.held(&other).unwrap().attached, "the device is of another volume");
+    assert!(!node.store.live_volume(&other).unwrap().attached, "the device is of another volume");
     assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
-    assert!(!node.store.held(&id).unwrap().attached);
+    assert!(!node.store.live_volume(&id).unwrap().attached);
 }
 
 #[test]
@@ -50,10 +51,10 @@ fn a_filesystem_is_never_attached() {
     let node = node();
     let id = node.provisioned("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
     node.store.announce(&id).unwrap();
-    assert_eq!(node.store.held(&id).unwrap(), Held { size: SIZE, attached: false });
+    assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: SIZE, attached: false });
     node.store.retire(&id).unwrap();
     for missing in [id, "pvc-none".parse().unwrap()] {
-        let error = node.store.held(&missing).unwrap_err();
-        assert!(matches!(error, HeldError::Open(OpenError::Unknown { .. })), "{error}");
+        let error = node.store.live_volume(&missing).unwrap_err();
+        assert!(matches!(error, LiveVolumeError::Open(OpenError::Unknown { .. })), "{error}");
     }
 }

@@ -1,0 +1,57 @@
+//! A live volume as it is now.
+
+use loopdev::Backing;
+use units::Bytes;
+
+use crate::{Access, LookError, OpenError, Store, VolumeId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveVolume {
+    /// The reserved size.
+    pub size: Bytes,
+    /// A loop device is attached to its image. That device has the size that the image had when it was attached, until
+    /// it is refreshed. Always false for a filesystem volume.
+    pub attached: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LiveVolumeError {
+    /// The volume is not live or not complete.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("cannot find the loop devices of volume {id}")]
+    Look {
+        id: VolumeId,
+        #[source]
+        source: LookError,
+    },
+}
+
+impl LiveVolumeError {
+    /// Whether the disk does not have the volume, or only its record.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Open(OpenError::Unknown { .. }) => true,
+            Self::Open(OpenError::Dir { source, .. } | OpenError::Image { source, .. }) => source.is_not_found(),
+            Self::Open(OpenError::NotAnnounced { .. } | OpenError::Record { .. }) | Self::Look { .. } => false,
+        }
+    }
+}
+
+impl Store {
+    pub(crate) fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
+        let opened = self.open_volume(id)?;
+        let attached = if opened.mode().is_block() {
+            let look = |source| LiveVolumeError::Look { id: id.clone(), source };
+            let image = opened.image(Access::ReadOnly)?;
+            let image = Backing::of(&image).map_err(|source| look(source.into()))?;
+            // Opening a device waits for an attach that is under way: either this finds the device, or the device has
+            // the image's present size.
+            let devices = loopdev::list().map_err(|source| look(source.into()))?;
+            devices.iter().any(|device| device.status.backing == image)
+        } else {
+            false
+        };
+        Ok(LiveVolume { size: opened.size(), attached })
+    }
+}

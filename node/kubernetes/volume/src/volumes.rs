@@ -1,0 +1,173 @@
+//! The operations on a node's volumes.
+
+use dir::Ensured;
+use units::Bytes;
+
+use crate::{
+    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record, Records, Request,
+    Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage,
+};
+
+/// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
+///
+/// All methods wait for the disk, and may be repeated after they failed, or after the program ended, at any point.
+/// Operations on one volume wait for each other.
+pub trait Volumes: Send + Sync + 'static {
+    /// Creates the volume as requested, or finishes what an earlier call began. When it returns, the volume is durable
+    /// and has its limits. `Created` if this call made it live.
+    ///
+    /// # Errors
+    /// [`Error::Full`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
+    fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error>;
+
+    /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. This is durable at the latest
+    /// when the volume is opened first.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Closed`], [`Error::Act`].
+    fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Makes the volume at least as large as `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
+    /// returns, the new size is durable. A published block volume shows it after its loop device was refreshed.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error>;
+
+    /// Moves the volume into the trash; its data stays until [`Volumes::discard`]. Idempotent: `Unchanged` if there is
+    /// no such volume.
+    ///
+    /// # Errors
+    /// [`Error::Published`]: a mount shows the volume; nothing has changed. [`ActError::InUse`](crate::ActError::InUse):
+    /// a process has its loop device open. [`Error::Refused`]: the directory has no record.
+    fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Moves a retired volume out of the trash. If [`Volumes::discard`] has begun, files are missing, and the volume
+    /// first gets back its limits, and owner and mode of a new one. If it is not in the trash, this costs one system
+    /// call.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: the trash has something else than the volume, or its place is taken.
+    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Removes a retired volume: its data, its limits, its record. Idempotent.
+    ///
+    /// Processes that still have a directory of the volume open can create nothing from here on, and can enter no
+    /// directory without `CAP_DAC_OVERRIDE`. A call does a bounded amount of work, whatever these processes do.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with
+    /// [`Refusal::NotRetired`](crate::Refusal::NotRetired). [`Error::Published`]. [`Error::Act`] may be temporary: a
+    /// program that still has a deleted file open keeps its project in use. To detect that, the call reads all inodes of
+    /// the disk once, and again only when the number of these files has changed.
+    fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Removes a volume that never had a PV.
+    ///
+    /// # Errors
+    /// [`Error::Announced`]: it has, or had, a PV. Also those of [`Volumes::retire`] and [`Volumes::discard`].
+    fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Size of a live volume, and whether a loop device is attached to its image.
+    fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
+
+    /// All records. Reads nothing from the disk.
+    fn records(&self) -> Result<Records, ListError>;
+
+    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while limits and
+    /// record stayed, because a program held a deleted file open, or because the power failed. A volume whose data was
+    /// lost looks like the latter: one that still has a PV is not removed.
+    fn retired(&self) -> Result<Vec<VolumeId>, ListError>;
+
+    /// Directories and projects without a record.
+    fn strays(&self) -> Result<Strays, ListError>;
+
+    /// Reads each inode of a volume that is live or in the trash, at most a million, and changes nothing. An unknown
+    /// volume has none.
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError>;
+
+    /// Size of the disk, and the space that it can still allocate.
+    fn space(&self) -> Result<Space, LookError>;
+
+    /// Usage of every volume, from one sweep over the quotas.
+    fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError>;
+
+    /// Metrics and notifications of the calls that change volumes.
+    fn calls(&self) -> &VolumeCalls;
+}
+
+impl Store {
+    fn change<T>(
+        &self,
+        operation: Operation,
+        id: &VolumeId,
+        change: impl FnOnce() -> Result<Ensured<T>, Error>,
+    ) -> Result<Ensured<T>, Error> {
+        self.calls.observe(operation, || {
+            let _guard = self.locks.blocking_lock(id);
+            change()
+        })
+    }
+}
+
+impl Volumes for Store {
+    fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
+        self.change(Operation::Provision, id, || self.provision(id, want))
+    }
+
+    fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Announce, id, || self.announce(id))
+    }
+
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
+        self.change(Operation::Expand, id, || self.expand(id, to))
+    }
+
+    fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Retire, id, || self.retire(id))
+    }
+
+    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Restore, id, || self.restore(id))
+    }
+
+    fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Discard, id, || self.discard(id))
+    }
+
+    fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change(Operation::Undo, id, || self.undo(id))
+    }
+
+    fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
+        self.live_volume(id)
+    }
+
+    fn records(&self) -> Result<Records, ListError> {
+        Ok(self.records())
+    }
+
+    fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
+        self.retired()
+    }
+
+    fn strays(&self) -> Result<Strays, ListError> {
+        self.strays()
+    }
+
+    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        self.drifted(id)
+    }
+
+    fn space(&self) -> Result<Space, LookError> {
+        self.space()
+    }
+
+    fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
+        self.usage()
+    }
+
+    fn calls(&self) -> &VolumeCalls {
+        &self.calls
+    }
+}
