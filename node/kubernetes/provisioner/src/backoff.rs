@@ -20,7 +20,6 @@ pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
     (whole - whole / 1000 * share).max(FIRST)
 }
 
-/// For jitter only.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
 }

@@ -14,7 +14,6 @@ use crate::error::Error;
 /// Maximum number of volumes with series, which limits the size of a scrape. The first ones by name have series.
 const MOST: usize = 5000;
 
-/// Labels of the series of a volume.
 const VOLUME: [&str; 4] = ["volume", "namespace", "claim", "mode"];
 
 #[derive(Clone, Debug)]

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc};
 use tracing::warn;
 
-/// Maximum length of the queue; further notices are dropped.
 const CAPACITY: usize = 64;
 
-/// The subject of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pod {
     pub namespace: String,

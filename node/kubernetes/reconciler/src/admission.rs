@@ -103,7 +103,6 @@ fn kubelet_guard() -> Guard {
     Guard { name: KUBELETS, rule, validations: kubelets() }
 }
 
-/// The policies with their bindings.
 pub(crate) fn all() -> Vec<Object> {
     let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
     let storage = guards().into_iter().chain([node_guard()]).map(|guard| (guard, Writers::identities()));
@@ -137,7 +136,6 @@ impl Validation {
     }
 }
 
-/// Several expressions with one message.
 pub(crate) fn explained(message: &str, expressions: impl IntoIterator<Item = String>) -> Vec<Validation> {
     expressions.into_iter().map(|expression| Validation::new(expression, message)).collect()
 }
@@ -147,7 +145,6 @@ pub(crate) fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
     ["object", "oldObject"].map(|object| format!("{object} == null || ({})", own(object)))
 }
 
-/// The field is unchanged.
 pub(crate) fn same(field: &str) -> String {
     format!("object.?{field} == oldObject.?{field}")
 }
@@ -277,7 +274,6 @@ fn kubelets() -> Vec<Validation> {
     [addresses, annotations, name].into_iter().flatten().collect()
 }
 
-/// Events have the driver and the node as reporter.
 fn events() -> Vec<Validation> {
     let own = |event: &str| {
         format!(

@@ -31,7 +31,6 @@ struct ApproveError(#[from] Box<kube::Error>);
 struct Approver {
     client: Client,
     requests: Api<CertificateSigningRequest>,
-    /// Networks of Services and pods, in which no node has an address.
     reserved: Vec<Ipv4Net>,
 }
 
@@ -104,7 +103,6 @@ impl Approver {
         }))
     }
 
-    /// Names of removed nodes.
     async fn removed(&self) -> Result<BTreeSet<String>, kube::Error> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), REMOVED_NODES_NAMESPACE);
         let named = maps.get_opt(REMOVED_NODES).await?.and_then(|map| map.data);

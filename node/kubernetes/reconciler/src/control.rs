@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 use supervisor::Context;
 use tracing::warn;
 
-/// Pause after a failed pass.
 const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]

@@ -30,7 +30,6 @@ pub(crate) enum Requester {
     Token(String),
     /// The kubelet of this node.
     Kubelet(String),
-    /// Another user.
     Other(String),
 }
 
@@ -43,7 +42,6 @@ pub(crate) struct KubeletRequest<'a> {
     requester: Requester,
 }
 
-/// The state of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The node of the requester's token.

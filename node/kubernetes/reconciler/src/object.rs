@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 /// Incremented with each change of a maintained object. An older release ignores objects of a newer one.
 pub const REVISION: u32 = 7;
 
-/// Annotation with the [`REVISION`].
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
 #[derive(Clone, Debug)]

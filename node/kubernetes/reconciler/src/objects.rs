@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use crate::object::{Object, metadata};
 use crate::{admission, removed};
 
-/// The default storage class.
 pub const CLASS: &str = "local";
 
 const ROLE: &str = STORAGE_GROUP;
@@ -92,7 +91,6 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-/// The rights of a node's storage; `nodes` are the verbs for Nodes.
 pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),

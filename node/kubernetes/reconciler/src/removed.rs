@@ -27,7 +27,6 @@ pub(crate) fn node_removed(node: &str) -> String {
     )
 }
 
-/// The policy and its binding.
 pub(crate) fn objects() -> [Object; 2] {
     let object = |resource, want| Object { resource, name: POLICY, want, immutable: &[] };
     let node = node_behind(KUBELET_PREFIX, &node_behind(STORAGE_USER_PREFIX, "''"));

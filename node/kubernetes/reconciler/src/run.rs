@@ -64,7 +64,6 @@ pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Returns whether it changed the object.
 async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
     let Object { resource, name, want, .. } = object;
     let kind = resource.kind.as_str();

@@ -25,7 +25,6 @@ use crate::metrics::Publication;
 
 const FIELD_MANAGER: &str = "granary-capacity";
 
-/// Minimum time between two passes.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A watch may miss a change, and a disk may grow.

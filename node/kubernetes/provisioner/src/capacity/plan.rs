@@ -19,7 +19,6 @@ use crate::quantity;
 
 pub(crate) const NAMESPACE: &str = "kube-system";
 
-/// For the selector of the watch.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const NODE_LABEL: &str = "local.granary.dev/node";
 

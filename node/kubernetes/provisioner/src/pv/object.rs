@@ -186,6 +186,7 @@ mod tests {
             },
         });
         assert_eq!(serde_json::to_value(built(ReclaimPolicy::Delete)).unwrap(), expected);
+        assert_eq!(built(ReclaimPolicy::Retain).metadata.finalizers, None);
     }
 
     #[test]
@@ -193,17 +194,6 @@ mod tests {
         let (request, record) = request(ReclaimPolicy::Delete);
         let record = Record { mode: Mode::Block { allocation: Allocation::Thin }, ..record };
         assert_eq!(build(&request, &record, NODE).spec.unwrap().volume_mode.as_deref(), Some("Block"));
-    }
-
-    #[test]
-    fn the_finalizer_is_in_the_drivers_domain() {
-        assert_eq!(FINALIZER, format!("{DRIVER_NAME}/volume"));
-    }
-
-    #[test]
-    fn only_pvs_with_policy_delete_have_the_finalizer() {
-        assert_eq!(built(ReclaimPolicy::Retain).metadata.finalizers, None);
-        assert_eq!(built(ReclaimPolicy::Delete).metadata.finalizers, Some(vec![FINALIZER.to_owned()]));
     }
 
     #[test]

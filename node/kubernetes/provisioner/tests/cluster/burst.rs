@@ -10,7 +10,6 @@ use volume::State;
 
 use crate::node::{Node, until};
 
-/// `bench burst` measures more.
 const CLAIMS: usize = 100;
 
 /// The last case, and it removes nothing: the PV controller sends at most 20 requests a second.

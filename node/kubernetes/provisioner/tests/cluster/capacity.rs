@@ -54,7 +54,6 @@ pub async fn publishes(node: &Node, class: &str, capacity: &str, largest: &str) 
     Ok(found.await?)
 }
 
-/// Waits until the class has no object.
 async fn unpublished(node: &Node, class: &str) -> Result<(), Failure> {
     until(&format!("no object of class {class}"), async || {
         let found = published(node, class).await?;
@@ -75,7 +74,6 @@ async fn delete_class(node: &Node, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The value of one line of the node's metrics.
 fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
     let text = TextEncoder::new().encode_to_string(&node.registry.gather())?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

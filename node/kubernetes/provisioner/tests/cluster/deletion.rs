@@ -12,15 +12,6 @@ use volume::VolumeId;
 
 use crate::node::{Node, until};
 
-pub async fn a_volume_is_deleted_with_its_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "delete").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
-    node.end().await
-}
-
 pub async fn a_pv_deleted_before_its_claim_leaks_no_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "delete-pv").await?;
     node.claim_here("data", json!({})).await?;
@@ -77,7 +68,6 @@ pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>
     node.end().await
 }
 
-/// A volume whose deletion was interrupted before its PV was deleted.
 async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, VolumeId), Failure> {
     let mut node = Node::start(cluster, namespace).await?;
     node.claim_here("data", json!({})).await?;

@@ -15,7 +15,6 @@ use crate::node::Node;
 
 const GIB2: Bytes = Bytes::new(2 << 30);
 
-/// A node with a bound claim `data` of 1 GiB.
 async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(Node, VolumeId), Failure> {
     let node = Node::start(cluster, namespace).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
@@ -31,14 +30,12 @@ async fn request(node: &Node, size: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Changes the claim's status as the kubelet does.
 async fn kubelet(node: &Node, status: Value) -> Result<(), Failure> {
     let patch = Patch::Merge(json!({ "status": status }));
     node.claims().patch_status("data", &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-/// Waits for a stage of the claim's expansion.
 async fn progress(node: &Node, wanted: &str) -> Result<PersistentVolumeClaim, Failure> {
     let what = format!("the expansion's state {wanted:?}");
     let found = eventually(PATIENCE, &what, async || {

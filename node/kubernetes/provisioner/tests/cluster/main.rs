@@ -40,7 +40,6 @@ fn main() -> ExitCode {
         expansion::a_request_that_is_too_large_can_be_lowered,
         expansion::an_expansion_continues_beside_other_changes_of_its_claim,
         expansion::an_interrupted_expansion_is_finished,
-        deletion::a_volume_is_deleted_with_its_claim,
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::retain_keeps_pv_and_data,
         deletion::a_deletion_is_undone_when_the_policy_becomes_retain,

@@ -66,7 +66,6 @@ async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A node with its own disk, its own classes and its own namespace.
 pub struct Node {
     pub admin: Client,
     pub name: String,
@@ -74,7 +73,6 @@ pub struct Node {
     pub namespace: String,
     pub class: String,
     pub registry: Registry,
-    /// Detaches that the CSI plugin revoked.
     pub revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
     pub notices: Notices,
     queue: NoticeQueue,
@@ -151,7 +149,6 @@ impl Node {
         Ok(())
     }
 
-    /// Number of starts of the provisioner.
     pub fn attempts(&self) -> u32 {
         self.running.as_ref().map_or(0, |tree| tree.status().attempts)
     }
@@ -203,7 +200,6 @@ impl Node {
         Ok(())
     }
 
-    /// Creates a claim and selects this node.
     pub async fn claim_here(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
         let claim = self.claim(name, more).await?;
         self.schedule(name, &self.name).await?;
@@ -231,7 +227,6 @@ impl Node {
         Ok(pods)
     }
 
-    /// Waits until the claim is bound; its PV.
     pub async fn bound(&self, claim: &str) -> Result<PersistentVolume, Failure> {
         let claims = self.claims();
         let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
@@ -274,14 +269,12 @@ impl Node {
         Ok(note.await?)
     }
 
-    /// All events about the object.
     pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
         let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
         Ok(all.into_iter().filter(about).collect())
     }
 
-    /// Waits until the volume is recorded as announced.
     pub async fn settled(&self, id: &VolumeId) -> Result<(), Failure> {
         until("the record's state announced", async || {
             let state = self.volumes.record(id).map(|record| record.state);
@@ -290,7 +283,6 @@ impl Node {
         .await
     }
 
-    /// Waits until this is the only live volume.
     pub async fn live(&self, id: &VolumeId) -> Result<(), Failure> {
         until(&format!("{id} restored from the trash"), async || {
             let live = self.volumes.live();
@@ -299,7 +291,6 @@ impl Node {
         .await
     }
 
-    /// Waits for a phase of the PV.
     pub async fn phase(&self, pv: &str, phase: &str) -> Result<(), Failure> {
         until(&format!("the phase {phase} of {pv}"), async || {
             let found = self.pvs().get(pv).await?.status.and_then(|status| status.phase).unwrap_or_default();
@@ -314,7 +305,6 @@ impl Node {
         self.removed(&name, &name.parse()?).await
     }
 
-    /// Waits until the PV and the data of the volume are deleted.
     pub async fn removed(&self, pv: &str, id: &VolumeId) -> Result<(), Failure> {
         let pvs = self.pvs();
         until(&format!("the end of {pv}"), async || {
@@ -324,7 +314,6 @@ impl Node {
         .await
     }
 
-    /// Deletes the objects of the case.
     pub async fn end(mut self) -> Result<(), Failure> {
         let all = ListParams::default();
         self.claims().delete_collection(&DeleteParams::default(), &all).await?;

@@ -29,7 +29,6 @@ async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure
     Ok(node)
 }
 
-/// A pod of the same name as its claim.
 async fn make_pod(node: &Node, claim: &str) -> Result<Api<Pod>, Failure> {
     node.pod(claim, &of_claim(claim)).await
 }
@@ -38,7 +37,6 @@ fn of_claim(claim: &str) -> Value {
     json!({"persistentVolumeClaim": {"claimName": claim}})
 }
 
-/// Waits until the scheduler gives this reason for leaving the pod without a node.
 async fn unschedulable(pods: &Api<Pod>, name: &str, reason: &str) -> Result<(), Failure> {
     until(&format!("{reason:?} about pod {name}"), async || {
         let pod = pods.get(name).await?;
@@ -52,7 +50,6 @@ async fn unschedulable(pods: &Api<Pod>, name: &str, reason: &str) -> Result<(), 
     .await
 }
 
-/// Waits until the scheduler has bound the pod to a node.
 async fn scheduled(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
     until(&format!("a node for pod {name}"), async || {
         let chosen = pods.get(name).await?.spec.and_then(|spec| spec.node_name);
@@ -61,7 +58,6 @@ async fn scheduled(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
     .await
 }
 
-/// The pod has ended, as the kubelet reports it.
 async fn end_pod(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
     pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
     Ok(())

@@ -15,13 +15,10 @@ use crate::node::Node;
 const MIB: u64 = 1 << 20;
 const SIZE: Bytes = Bytes::new(4 * MIB);
 
-/// Not a multiple of the block size.
 const ODD: Bytes = Bytes::new(6 * MIB + 1);
 
-/// Larger than the disk.
 const TOO_MUCH: Bytes = Bytes::TIB;
 
-/// Larger than any file system.
 const IMPOSSIBLE: Bytes = Bytes::new(i64::MAX as u64);
 
 /// The inodes do not divide the size.
@@ -78,7 +75,6 @@ impl Call {
     }
 }
 
-/// All lists, without the usage of the volumes.
 fn listed(volumes: &dyn Volumes) -> String {
     let records = volumes.records().unwrap();
     let readable: BTreeMap<_, _> = records.readable.iter().map(|(id, record)| (id, shown(record))).collect();
@@ -151,7 +147,6 @@ fn calls(mode: Mode) -> Vec<Call> {
     ]
 }
 
-/// Every call in every state, twice.
 #[test]
 fn the_fake_answers_as_the_store_does() {
     let both = Both::new();
@@ -175,7 +170,6 @@ fn the_fake_answers_as_the_store_does() {
     assert_eq!(both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the end"), empty);
 }
 
-/// Reservations of volumes add up until they are deleted.
 #[test]
 fn the_fake_is_full_when_the_store_is() {
     let both = Both::new();

@@ -24,7 +24,6 @@ use x509_parser::pem::parse_x509_pem;
 use crate::storage::{FOREIGN_VOLUME, retained};
 use crate::{Nodes, denied};
 
-/// A running approver that is healthy.
 pub(crate) struct Approver(Supervisor);
 
 impl Approver {
@@ -63,7 +62,6 @@ pub(crate) const GOOD: CertificateRequest<'_> = CertificateRequest {
 };
 
 impl CertificateRequest<'_> {
-    /// Creates the request, and returns its name.
     pub(crate) async fn by(self, client: Client) -> Result<String, Failure> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();

@@ -33,7 +33,6 @@ const MOMENT: std::time::Duration = std::time::Duration::from_secs(3);
 
 const STOP: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Creates a token for a node.
 pub(crate) async fn token(cluster: &Cluster, node: &str, expires: OffsetDateTime) -> Result<Token, Failure> {
     let token = Token::generate()?;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
@@ -45,7 +44,6 @@ pub(crate) fn in_an_hour() -> OffsetDateTime {
     OffsetDateTime::now_utc() + Duration::HOUR
 }
 
-/// A client with only the token.
 async fn client(cluster: &Cluster, token: &Token) -> Result<Client, Failure> {
     let mut config = Kubeconfig::read_from(cluster.config().paths.pki.join("admin.kubeconfig"))?;
     for user in &mut config.auth_infos {
@@ -81,7 +79,6 @@ pub(crate) async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str)
         .await?)
 }
 
-/// Waits until the API server rejects the token.
 async fn rejected(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
     let client = client(cluster, token).await?;
     until("the rejection of the token", async || {
@@ -272,7 +269,6 @@ impl Machine {
         Ok(last.and_then(|request| request.spec.username))
     }
 
-    /// Creates the Node with the kubelet's certificate.
     async fn register(&self) -> Result<(), Failure> {
         let nodes = Api::<Node>::all(self.credentials.client(Identity::Kubelet).await?);
         nodes
@@ -281,7 +277,6 @@ impl Machine {
         Ok(())
     }
 
-    /// The user of the kubelet's certificate.
     async fn user(&self) -> Result<Option<String>, Failure> {
         let reviews = Api::<SelfSubjectReview>::all(self.credentials.client(Identity::Kubelet).await?);
         let review = reviews.create(&PostParams::default(), &<_>::default()).await?;
@@ -351,7 +346,6 @@ pub(crate) async fn a_node_with_an_expired_certificate_needs_a_token(cluster: Ar
     approver.stop().await
 }
 
-/// A running service that deletes tokens.
 async fn tokens(cluster: &Cluster) -> Result<Supervisor, Failure> {
     let client = cluster.admin();
     let tree = Supervisor::start("tokens", Settings::default(), move |cx| reconciler::tokens(cx, client.clone()));
@@ -359,7 +353,6 @@ async fn tokens(cluster: &Cluster) -> Result<Supervisor, Failure> {
     Ok(tree)
 }
 
-/// Waits until there is no Secret of the token.
 async fn deleted(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
     until("the end of the token", async || {

@@ -193,7 +193,6 @@ fn denied<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
     }
 }
 
-/// Not allowed by the role.
 #[track_caller]
 fn forbidden<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::Api(status)) if status.is_forbidden()), "{result:?}");

@@ -25,7 +25,6 @@ const DRIVER: &str = "local.granary.dev";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
-/// A running reconciler that is healthy: all objects are correct.
 struct Reconciler(Supervisor);
 
 impl Reconciler {

@@ -66,7 +66,6 @@ enum LookError {
     File(#[from] std::io::Error),
 }
 
-/// Creates the Node as the kubelet does.
 async fn create(admin: &Api<Node>) -> Result<(), Failure> {
     admin.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "one"}}))?).await?;
     Ok(())

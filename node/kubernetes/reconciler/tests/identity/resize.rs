@@ -35,7 +35,6 @@ fn resized() -> Patch<Value> {
     }}))
 }
 
-/// A bound claim, whose status the controllers do not write any more.
 async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Api::all(admin.clone()).create(&PostParams::default(), &volume(name, &on("one"))).await?;
     let claims = Api::default_namespaced(admin.clone());

@@ -13,9 +13,7 @@ use serde_json::{Value, json};
 use crate::storage::retained;
 use crate::{Nodes, certificate, denied, forbidden};
 
-/// The node of the attacker.
 const NODE: &str = "intruder";
-/// A namespace of another user.
 const NAMESPACE: &str = "victim";
 const TREASURE: &str = "treasure";
 

@@ -199,7 +199,6 @@ pub(crate) async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>)
     Ok(())
 }
 
-/// It may have other fields.
 pub(crate) async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, admin) = (Api::<PersistentVolume>::all(nodes.own), Api::<PersistentVolume>::all(nodes.admin));

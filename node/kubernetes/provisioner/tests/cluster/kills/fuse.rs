@@ -7,7 +7,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// The boundary at which the process is killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kill {
     Never,
@@ -22,7 +21,6 @@ impl Kill {
     }
 }
 
-/// Number of passes of each boundary.
 pub type Passed = BTreeMap<String, usize>;
 
 /// Counts the boundaries of one process, which are before and after each durable change. When it has burnt, no task or
@@ -46,7 +44,6 @@ impl Fuse {
         Self { state, burnt: watch::Sender::new(None), buried: Condvar::new() }
     }
 
-    /// Resets the counts.
     pub fn arm(&self, kill: Kill) {
         let mut state = self.state();
         (state.kill, state.passed) = (kill, Passed::new());
@@ -77,7 +74,6 @@ impl Fuse {
         panic::resume_unwind(Box::new("killed"));
     }
 
-    /// Waits until the process has to be killed, and returns the boundary.
     pub async fn burns(&self) -> String {
         let mut burnt = self.burnt.subscribe();
         match burnt.wait_for(Option::is_some).await.map(|boundary| boundary.clone()) {
@@ -87,7 +83,6 @@ impl Fuse {
         }
     }
 
-    /// Lets the threads of the killed process end.
     pub fn bury(&self) {
         let mut state = self.state();
         (state.burnt, state.buried) = (true, true);

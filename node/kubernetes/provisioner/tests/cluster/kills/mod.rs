@@ -25,7 +25,6 @@ use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;
 
-/// Number of concurrent nodes.
 const AT_ONCE: usize = 4;
 
 const DISK: Bytes = Bytes::new(100 << 30);
@@ -63,7 +62,6 @@ pub fn cases(suite: Suite) -> Suite {
         })
 }
 
-/// Creates the objects that all cases share.
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
     reconcile(cluster).await?;
     let admin = cluster.admin();
@@ -151,7 +149,6 @@ async fn is_gone(user: &User) -> Result<Option<String>, kube::Error> {
     user.has_left().await
 }
 
-/// A running node with a bound claim.
 async fn with_volume(node: &mut Node) -> Result<User, Failure> {
     let user = node.user.clone();
     user.claim().await?;

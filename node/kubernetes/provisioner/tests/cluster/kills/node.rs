@@ -33,7 +33,6 @@ pub enum Place {
     Trash,
 }
 
-/// A disk that stays, and a process that is killed.
 pub struct Node {
     pub user: User,
     /// Boundaries of the last halted process.
@@ -111,7 +110,6 @@ impl Node {
         }
     }
 
-    /// Waits until the process is killed.
     pub async fn dies(&mut self) -> Result<(), Failure> {
         let fuse = self.process.as_ref().map(|process| Arc::clone(&process.fuse)).ok_or("no process runs")?;
         tokio::time::timeout(PATIENCE, fuse.burns()).await?;
@@ -153,7 +151,6 @@ pub fn at(boundary: &str, error: Failure) -> Failure {
 }
 
 impl User {
-    /// Creates a claim with this node selected.
     pub async fn claim(&self) -> Result<(), Failure> {
         let claim = json!({
             "metadata": {
@@ -217,7 +214,6 @@ impl User {
         Ok((pvs != 0 || !volumes.is_empty()).then(|| format!("{pvs} PVs and {volumes:?} are left")))
     }
 
-    /// The PV of this node, if there is exactly one.
     pub async fn pv(&self) -> Result<Option<PersistentVolume>, kube::Error> {
         let mut pvs = self.pvs().await?;
         Ok(pvs.pop().filter(|_| pvs.is_empty()))
@@ -239,12 +235,10 @@ impl User {
         live.chain(trash).collect()
     }
 
-    /// Whether the scheduler may choose another node.
     pub async fn is_released(&self) -> Result<bool, kube::Error> {
         Ok(!self.claims().get(&self.claim).await?.annotations().contains_key(SELECTED_NODE))
     }
 
-    /// Events of the claim and its PV, by reason.
     pub async fn event_counts(&self) -> Result<Vec<(String, i32)>, Failure> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
         let pvs: Vec<String> = self.pvs().await?.iter().map(ResourceExt::name_any).collect();
