@@ -92,7 +92,7 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// Returns claims of deleted nodes to the scheduler, on other clusters.
+/// What somebody may write who gives the claims of nodes back that are gone.
 pub(crate) fn release_guard() -> Guard {
     Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
 }

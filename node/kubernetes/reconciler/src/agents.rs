@@ -1,7 +1,7 @@
-//! The objects for other clusters, where pods are the nodes' storage (crate `standalone`).
+//! The objects of a cluster whose nodes are not ours, where pods bring the storage (crate `standalone`).
 //!
-//! They are installed with the pods and not repaired. Their names differ from those of [`run`](crate::run), so that a
-//! cluster can have nodes of both kinds.
+//! Nobody keeps them there: who installs the pods makes them. Names differ from those that [`run`](crate::run) keeps, so
+//! that a cluster may have nodes of both kinds.
 
 use cluster::DRIVER_NAME;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
 
-/// Extra information about the user of a pod's token: the node of the pod. Since Kubernetes 1.30
+/// What the API server knows of a token that it made for a pod: the node of the pod. Kubernetes 1.30
 /// (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
@@ -25,7 +25,8 @@ pub struct Accounts<'a> {
     pub release: &'a str,
 }
 
-/// All objects except the storage class: policies, roles, then the CSI driver.
+/// All of them but the storage class, which its users choose: what the accounts may not do, then what they may, then the
+/// driver.
 pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let Accounts { namespace, node, release } = accounts;
     let condition =
@@ -33,10 +34,10 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let of_nodes = Writers {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
-        // Otherwise a token without a node could write objects without a node.
+        // Else a token without a node could write what is on none.
         first: Some(Validation::new(
             "variables.node != ''",
-            "the token is not bound to a pod, or the API server does not report the node of the pod",
+            "the token is bound to no pod, or the API server does not tell the node of its pod",
         )),
     };
     let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn each_writable_kind_has_a_policy_of_the_account() {
+    fn every_kind_that_an_account_may_write_has_a_policy_of_that_account() {
         let objects = all();
         let roles = objects.iter().filter(|object| object["kind"] == "ClusterRole");
         for (role, account) in roles.zip(["storage", "release"]) {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn names_differ_from_those_of_the_reconciler() {
+    fn no_name_is_one_that_the_reconciler_keeps_but_the_drivers() {
         let kept: Vec<_> = crate::objects::waves().into_iter().flatten().map(|object| object.name).collect();
         for object in all().iter().filter(|object| object["kind"] != "CSIDriver") {
             let name = object["metadata"]["name"].as_str().expect("a name");
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_contain_no_template_syntax() {
+    fn a_template_finds_nothing_of_its_own_in_the_expressions() {
         assert!(all().iter().all(|object| !object.to_string().contains("{{")));
     }
 }

@@ -20,8 +20,8 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE: &str = "granary-storage";
 const RELEASE: &str = "granary-release";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
-const NO_NODE: &str = "the token is not bound to a pod";
-const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
+const NO_NODE: &str = "the token is bound to no pod";
+const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
 
 /// The accounts, with a node and a pod on it, or a pod anywhere.
 pub struct Pods {
