@@ -22,7 +22,7 @@ const FIELDS: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A module of the node's own program, such as `provisioner::claims`.
+    /// A module of the node's own program, such as `provisioner::sweep`.
     Module(Cow<'static, str>),
     /// Another program, by its service name.
     Program(String),

@@ -1,4 +1,4 @@
-//! How long an object waits after a failure.
+//! Exponential back-off of objects whose pass failed.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -10,23 +10,21 @@ use tokio::time::Instant;
 use crate::Metrics;
 
 const FIRST: Duration = Duration::from_secs(1);
-/// The longest wait.
 pub(crate) const MOST: Duration = Duration::from_mins(5);
 
-/// The wait after failure number `attempt` (1 is the first): twice the one before, 5 minutes at most, and a random part
-/// of up to a half off, so that what failed together does not come back together.
+/// The pause after failure number `attempt`, from 1: doubled each time, at most 5 minutes, less a random part of up to a
+/// half, so that objects that failed together are not retried together.
 pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
     let whole = FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX)).min(MOST);
     let share = u32::try_from(random % 501).unwrap_or_default();
     (whole - whole / 1000 * share).max(FIRST)
 }
 
-/// A random number; how good it is does not matter.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// The failures of objects since their last success.
+/// Failures of objects since their last success.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     failures: Mutex<HashMap<String, Failures>>,
@@ -39,7 +37,6 @@ struct Failures {
     not_before: Instant,
 }
 
-/// What one more failure means.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
     pub(crate) attempt: u32,
@@ -47,13 +44,11 @@ pub(crate) struct Retry {
 }
 
 impl Attempts {
-    /// The metrics tell how many objects fail.
     pub(crate) fn new(metrics: Metrics) -> Self {
         metrics.failing(0);
         Self { failures: Mutex::default(), metrics }
     }
 
-    /// Counts a failure of the object.
     pub(crate) fn failed(&self, uid: &str) -> Retry {
         self.forget();
         let now = Instant::now();
@@ -66,14 +61,13 @@ impl Attempts {
         retry
     }
 
-    /// The object is well.
     pub(crate) fn succeeded(&self, uid: &str) {
         let mut failures = self.failures();
         failures.remove(uid);
         self.metrics.failing(failures.len());
     }
 
-    /// Objects that are gone do not succeed any more: what was not tried for long is forgotten.
+    /// Removes objects that were not retried for long, because deleted objects never succeed.
     pub(crate) fn forget(&self) {
         let now = Instant::now();
         let mut failures = self.failures();
@@ -81,13 +75,12 @@ impl Attempts {
         self.metrics.failing(failures.len());
     }
 
-    /// How long the object still has to wait, whatever else wakes it.
+    /// The rest of the object's back-off.
     pub(crate) fn wait(&self, uid: &str) -> Option<Duration> {
         let left = self.failures().get(uid)?.not_before.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Whether the last try of the object failed.
     pub(crate) fn is_failing(&self, uid: &str) -> bool {
         self.failures().contains_key(uid)
     }
@@ -105,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_wait_lies_between_1_second_and_5_minutes_and_the_longest_only_grows(attempt in 0u32.., random: u64) {
+        fn pauses_are_between_1_second_and_5_minutes(attempt in 0u32.., random: u64) {
             let wait = delay(attempt, random);
             prop_assert!((FIRST..=MOST).contains(&wait), "{wait:?}");
             prop_assert!(delay(attempt, 0) <= delay(attempt.saturating_add(1), 0));
@@ -114,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn waits_double() {
+    fn pauses_double() {
         let waits: Vec<_> = (1..=10).map(|attempt| delay(attempt, 0).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_object_waits_until_its_time_and_a_success_forgets_its_failures() {
+    async fn an_object_waits_until_a_success_resets_it() {
         let attempts = Attempts::default();
         assert_eq!(attempts.wait("a"), None);
         let first = attempts.failed("a");
@@ -135,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_gone_is_forgotten() {
+    async fn objects_that_are_not_retried_are_removed() {
         let attempts = Attempts::default();
         attempts.failed("gone");
         tokio::time::advance(3 * MOST).await;

@@ -1,7 +1,7 @@
-//! Sees when kubelet's record of the CSI driver gets lost, and has the plugin register again.
+//! Registers the CSI plugin again when the CSINode object has lost the driver.
 //!
-//! kubelet writes a driver into the node's CSINode object when the driver registers, and not again: without the entry no
-//! pod with a volume is put on the node any more.
+//! The kubelet writes a driver into the CSINode object only when the driver registers. Without this entry, the scheduler
+//! does not place pods with volumes on the node.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -16,19 +16,15 @@ use tokio::time::sleep;
 use tracing::warn;
 use volume::DRIVER_NAME;
 
-/// How long kubelet may take to write the entry, before it is asked again.
+/// Time for the kubelet to write the entry before the next registration.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The watch ended, which it never does by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("the watch of the node's CSINode object ended")]
 pub struct WatchEnded;
 
-/// Watches the node's object until it is cancelled, and calls `register_again` when the driver's entry, which was
-/// there, is there no more; and again while it does not come back.
-///
-/// # Errors
-/// [`WatchEnded`]; an API server that is away is waited for and is none.
+/// Watches the node's object until it is cancelled, and calls `register_again` when the driver's entry is lost, and again
+/// until it is back. Waits for an API server that is not reachable.
 pub async fn run(cx: Context, client: Client, node: &str, register_again: impl Fn()) -> Result<(), WatchEnded> {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut events = pin!(watcher(Api::<CSINode>::all(client), only).default_backoff());
@@ -39,57 +35,55 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
             () = cx.cancelled() => return Ok(()),
             () = sleep(PATIENCE), if entry.lost => true,
             event = events.next() => match event {
-                Some(Ok(event)) => entry.see(&event),
+                Some(Ok(event)) => entry.update(&event),
                 Some(Err(error)) => {
                     let error: &dyn std::error::Error = &error;
-                    warn!(error, "watch of the CSINode object failed, it goes on");
+                    warn!(error, "watch of the CSINode object failed, will continue");
                     false
                 }
                 None => return Err(WatchEnded),
             },
         };
         if register {
-            warn!(driver = DRIVER_NAME, "the CSINode object has lost the driver, which registers again");
+            warn!(driver = DRIVER_NAME, "driver missing in the CSINode object, registering again");
             register_again();
         }
     }
 }
 
-/// The driver's entry, as far as the watch has told.
 #[derive(Debug, Default)]
 struct Entry {
-    /// It was there once: kubelet has taken the driver.
+    /// The kubelet has registered the driver before.
     had: bool,
-    /// It was there, and is not.
     lost: bool,
-    /// The list that is being sent has it.
+    /// The current list of the watch has the entry.
     listed: bool,
 }
 
 impl Entry {
-    /// Whether this is the event with which it was lost.
-    fn see(&mut self, event: &Event<CSINode>) -> bool {
-        let there = match event {
+    /// Returns whether the event lost the entry.
+    fn update(&mut self, event: &Event<CSINode>) -> bool {
+        let exists = match event {
             Event::Init => {
                 self.listed = false;
                 return false;
             }
             Event::InitApply(node) => {
-                self.listed = names_the_driver(node);
+                self.listed = has_driver(node);
                 return false;
             }
             Event::InitDone => self.listed,
-            Event::Apply(node) => names_the_driver(node),
+            Event::Apply(node) => has_driver(node),
             Event::Delete(_) => false,
         };
         let was = self.lost;
-        self.lost = self.had && !there;
-        self.had |= there;
+        self.lost = self.had && !exists;
+        self.had |= exists;
         self.lost && !was
     }
 }
 
-fn names_the_driver(node: &CSINode) -> bool {
+fn has_driver(node: &CSINode) -> bool {
     node.spec.drivers.iter().any(|driver| driver.name == DRIVER_NAME)
 }
 
@@ -113,14 +107,13 @@ mod tests {
         node(&["example.invalid"])
     }
 
-    /// With which of the events the entry is lost.
     fn lost_at(events: &[Event<CSINode>]) -> Vec<usize> {
         let mut entry = Entry::default();
-        (0..events.len()).filter(|at| entry.see(&events[*at])).collect()
+        (0..events.len()).filter(|at| entry.update(&events[*at])).collect()
     }
 
     #[test]
-    fn an_entry_that_was_never_there_is_not_lost() {
+    fn an_entry_that_never_existed_is_not_lost() {
         let starts = [Event::Init, Event::InitDone, Event::Apply(without()), Event::Apply(with())];
         assert_eq!(lost_at(&starts), Vec::<usize>::new());
     }
@@ -141,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_while_nobody_watched_is_seen_in_the_next_list() {
+    fn a_list_without_the_entry_loses_it() {
         let mut events = vec![Event::Apply(with()), Event::Init, Event::InitApply(without()), Event::InitDone];
         assert_eq!(lost_at(&events), [3]);
         events.remove(2);
@@ -149,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_that_has_the_entry_changes_nothing() {
+    fn a_list_with_the_entry_changes_nothing() {
         let events = [Event::Apply(with()), Event::Init, Event::InitApply(with()), Event::InitDone];
         assert_eq!(lost_at(&events), Vec::<usize>::new());
     }

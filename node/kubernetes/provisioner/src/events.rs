@@ -1,4 +1,4 @@
-//! What owners of claims and volumes are told.
+//! Events on claims, PVs, pods and the Node.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,10 +11,9 @@ use volume::{DRIVER_NAME, Drifted, Mode, Record, VolumeId};
 use crate::notice::Pod;
 use crate::quantity;
 
-/// The one list of reasons: none can be written that the test below does not look for in the page.
+/// The only list of reasons: a test below compares it with docs/operations/events.md.
 macro_rules! reasons {
     ($($variant:ident: $type:ident $name:literal,)*) => {
-        /// Why an event is written. docs/operations/events.md tells what each means, and what to do.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         enum Reason {
             $($variant,)*
@@ -30,7 +29,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// A warning if somebody may have to act.
+            /// A warning if a user or administrator may have to act.
             const fn type_(self) -> EventType {
                 match self {
                     $(Self::$variant => EventType::$type,)*
@@ -40,7 +39,7 @@ macro_rules! reasons {
     };
 }
 
-// The names are those of the external provisioner and resizer, for what these do too.
+// Names of the external provisioner and resizer, as far as they have such events.
 reasons! {
     Provisioning: Normal "Provisioning",
     Provisioned: Normal "ProvisioningSucceeded",
@@ -58,10 +57,9 @@ reasons! {
     LimitsAdvisory: Warning "VolumeLimitsAdvisory",
 }
 
-/// The API takes notes of up to 1 kB.
+/// The API server rejects notes above 1 KiB.
 const NOTE_LEN: usize = 1000;
 
-/// Publishes events. One that cannot be published is logged: the work itself does not wait for it.
 pub(crate) struct Events(Recorder);
 
 impl Events {
@@ -70,7 +68,7 @@ impl Events {
     }
 
     pub(crate) async fn provisioning(&self, claim: &PersistentVolumeClaim, node: &str) {
-        let note = format!("node {node} makes the volume");
+        let note = format!("node {node} creates the volume");
         self.publish(Reason::Provisioning, "Provision", note, claim.object_ref(&())).await;
     }
 
@@ -83,13 +81,13 @@ impl Events {
     ) {
         let limits = match record.mode {
             Mode::Filesystem { inodes } => format!("is limited to {} and {inodes}", record.size),
-            Mode::Block { allocation } => format!("is a disk of {} ({allocation})", record.size),
+            Mode::Block { allocation } => format!("is a block device of {} ({allocation})", record.size),
         };
-        let note = format!("volume {id} {limits}{}", left(free));
+        let note = format!("volume {id} {limits}{}", free_space(free));
         self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&())).await;
     }
 
-    /// `kind` tells failures of one claim apart: those alike are counted, with the text of the first.
+    /// Failures of a claim with the same `kind` are one series, with the text of the first.
     pub(crate) async fn provisioning_failed(
         &self,
         claim: &PersistentVolumeClaim,
@@ -101,19 +99,19 @@ impl Events {
     }
 
     pub(crate) async fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
-        let note = format!("the volume grows from {has} to {to}");
-        self.of_size(Reason::Resizing, "Expand", to, note, claim).await;
+        let note = format!("expanding the volume from {has} to {to}");
+        self.publish_size(Reason::Resizing, "Expand", to, note, claim).await;
     }
 
-    /// Once the volume has its size and pods do not see it yet.
+    /// The volume is expanded, but not the block device of pods.
     pub(crate) async fn node_resizes(&self, claim: &PersistentVolumeClaim, size: Bytes) {
-        let note = format!("the volume has {size}; kubelet shows that to the pods that have its block device");
-        self.of_size(Reason::NodeResizes, "Expand", size, note, claim).await;
+        let note = format!("the volume has {size}; the kubelet refreshes the block device of its pods");
+        self.publish_size(Reason::NodeResizes, "Expand", size, note, claim).await;
     }
 
     pub(crate) async fn resized(&self, claim: &PersistentVolumeClaim, size: Bytes, free: Option<Bytes>) {
-        let note = format!("the volume has {size}{}", left(free));
-        self.of_size(Reason::Resized, "Expand", size, note, claim).await;
+        let note = format!("the volume has {size}{}", free_space(free));
+        self.publish_size(Reason::Resized, "Expand", size, note, claim).await;
     }
 
     pub(crate) async fn resize_failed(
@@ -123,31 +121,37 @@ impl Events {
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
-        self.of_size(Reason::ResizeFailed, kind, wanted, chain(error), claim).await;
+        self.publish_size(Reason::ResizeFailed, kind, wanted, chain(error), claim).await;
     }
 
-    /// Events of one expansion are told apart from those of another, and counted among themselves.
-    async fn of_size(&self, reason: Reason, action: &str, size: Bytes, note: String, claim: &PersistentVolumeClaim) {
+    /// Each size has series of its own.
+    async fn publish_size(
+        &self,
+        reason: Reason,
+        action: &str,
+        size: Bytes,
+        note: String,
+        claim: &PersistentVolumeClaim,
+    ) {
         let action = format!("{action}To{}", quantity::text(size));
         self.publish(reason, &action, note, claim.object_ref(&())).await;
     }
 
-    /// A volume that nothing in the cluster stands for. Its claim is gone: the node's owner is told.
+    /// On the Node, because the claim does not exist.
     pub(crate) async fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
         let Record { claim, size, mode, class, .. } = record;
         let note = format!(
-            "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: make a PV \
-             by hand to use it or to delete it",
+            "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: create a PV \
+             to use it or to delete it",
             claim.uid
         );
-        self.of_volume(Reason::Orphaned, "Compare", note, node, id).await;
+        self.publish_on_node(Reason::Orphaned, "Compare", note, node, id).await;
     }
 
-    /// Inodes of a volume do not count to its limit. The claim's owner may have done it, or may suffer from it: the
-    /// node's owner is told.
+    /// On the Node, because the user of the claim may have changed the project.
     pub(crate) async fn drifted(&self, node: &str, id: &VolumeId, found: &Drifted) {
         let first = found.first.as_ref().map_or_else(String::new, |(path, drift)| {
-            // A tenant chose the name.
+            // `Debug`: a tenant chose the name.
             let path = if path.as_os_str().is_empty() { "the root".to_owned() } else { format!("{path:?}") };
             format!(", among them {path}, which {drift}")
         });
@@ -156,16 +160,16 @@ impl Events {
              or by hand",
             found.inodes
         );
-        self.of_volume(Reason::Drifted, "CheckProject", note, node, id).await;
+        self.publish_on_node(Reason::Drifted, "CheckProject", note, node, id).await;
     }
 
-    /// The container goes on without what it tried.
+    /// The call failed; the container continues.
     pub(crate) async fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
         let note = format!(
             "container {container} was denied {call}, which could remove the limits of volumes; remove the call from the \
-             program, or find out what the container runs"
+             program, or find out which program makes it"
         );
-        let about = ObjectReference {
+        let pod = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
             namespace: Some(pod.namespace.clone()),
@@ -173,37 +177,18 @@ impl Events {
             uid: Some(pod.uid.clone()),
             ..ObjectReference::default()
         };
-        // Of each container and operation a series of its own.
-        self.publish(Reason::Denied, &format!("Deny-{operation}-{container}"), note, about).await;
+        // Each container and operation has a series of its own.
+        self.publish(Reason::Denied, &format!("Deny-{operation}-{container}"), note, pod).await;
     }
 
-    /// Pods can leave the limits of volumes: the node's owner decides whether that is acceptable.
     pub(crate) async fn limits_advisory(&self, node: &str, reason: &str) {
         let note = format!("the limits of volumes are advisory on this node: {reason}");
-        self.publish(Reason::LimitsAdvisory, "Restrict", note, reference(node)).await;
+        self.publish(Reason::LimitsAdvisory, "Restrict", note, node_reference(node)).await;
     }
 
-    /// About the node, and one of its volumes.
-    async fn of_volume(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
-        let about = reference(node);
-        let volume = PersistentVolume {
-            metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
-            ..PersistentVolume::default()
-        };
-        let event = Event {
-            type_: reason.type_(),
-            reason: reason.name().to_owned(),
-            note: Some(shortened(note)),
-            action: action.to_owned(),
-            secondary: Some(volume.object_ref(&())),
-        };
-        self.send(&event, &about).await;
-    }
-
-    /// A PV that promises a volume which is not there.
     pub(crate) async fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
         let note = format!(
-            "{}; pods with this volume cannot start: bring the disk back, or delete claim and PV",
+            "{}; pods with this volume cannot start: attach the right disk, or delete claim and PV",
             chain(reason)
         );
         self.publish(Reason::Lost, "Compare", note, pv.object_ref(&())).await;
@@ -219,45 +204,62 @@ impl Events {
         self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&())).await;
     }
 
-    /// The volume's pods go on.
+    /// I/O of the volume's pods continues.
     pub(crate) async fn detach_revoked(&self, pv: &PersistentVolume) {
         let note = "a process tried to detach the volume's block device (LOOP_CLR_FD), and the node revoked it; look at \
                     the pods that use the claim";
         self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&())).await;
     }
 
-    async fn publish(&self, reason: Reason, action: &str, note: String, about: ObjectReference) {
+    async fn publish(&self, reason: Reason, action: &str, note: String, regarding: ObjectReference) {
+        self.send(reason, action, note, regarding, None).await;
+    }
+
+    /// The administrator of the node gets the event.
+    async fn publish_on_node(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
+        let volume = PersistentVolume {
+            metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
+            ..PersistentVolume::default()
+        };
+        self.send(reason, action, note, node_reference(node), Some(volume.object_ref(&()))).await;
+    }
+
+    /// A failure is logged: the operation does not depend on its event.
+    async fn send(
+        &self,
+        reason: Reason,
+        action: &str,
+        note: String,
+        regarding: ObjectReference,
+        secondary: Option<ObjectReference>,
+    ) {
         let event = Event {
             type_: reason.type_(),
             reason: reason.name().to_owned(),
             note: Some(shortened(note)),
             action: action.to_owned(),
-            secondary: None,
+            secondary,
         };
-        self.send(&event, &about).await;
-    }
-
-    async fn send(&self, event: &Event, about: &ObjectReference) {
-        if let Err(error) = self.0.publish(event, about).await {
+        if let Err(error) = self.0.publish(&event, &regarding).await {
             let error: &dyn std::error::Error = &error;
-            warn!(reason = event.reason, name = about.name, error, "event not published");
+            warn!(reason = event.reason, name = regarding.name, error, "event not published");
         }
     }
 }
 
-fn reference(node: &str) -> ObjectReference {
+fn node_reference(node: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
         name: Some(node.to_owned()),
-        // As kubelet does: `kubectl describe node` asks for the events with this uid.
+        // As the kubelet does: `kubectl describe node` selects events by this UID.
         uid: Some(node.to_owned()),
         ..ObjectReference::default()
     }
 }
 
-fn left(free: Option<Bytes>) -> String {
-    free.map_or_else(String::new, |free| format!("; {free} of the disk can still be promised"))
+fn free_space(free: Option<Bytes>) -> String {
+    free.map_or_else(String::new, |free| format!("; {free} of the disk are unreserved"))
 }
 
 /// An error with its causes, in one line.
@@ -266,7 +268,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
-        // Transparent errors say the same as their cause.
+        // Transparent errors have the text of their cause.
         if !text.ends_with(&next) {
             text.push_str(": ");
             text.push_str(&next);
@@ -291,24 +293,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::page::{code, rows};
-
-    const PAGE: &str = include_str!("../../../../docs/operations/events.md");
 
     #[test]
-    fn the_page_has_every_event_and_no_other() {
-        let rows = rows(PAGE, "The node's events");
-        let described: BTreeSet<&str> = rows.iter().flat_map(|row| code(row[0])).collect();
+    fn the_page_describes_every_event() {
+        const PAGE: &str = include_str!("../../../../docs/operations/events.md");
+        let (_, section) = PAGE.split_once("\n## The node's events\n").expect("the heading");
+        let (section, _) = section.split_once("\n## ").expect("the next heading");
+        let rows: Vec<Vec<&str>> =
+            section.lines().filter(|line| line.starts_with("| `")).map(|row| row.split('|').collect()).collect();
+        let reasons = |row: &[&'static str]| row[1].split('`').skip(1).step_by(2);
+        let described: BTreeSet<&str> = rows.iter().flat_map(|row| reasons(row)).collect();
         assert_eq!(described, Reason::ALL.iter().map(|reason| reason.name()).collect());
-    }
-
-    #[test]
-    fn of_every_warning_the_page_says_what_to_do() {
-        let is_warning = |name: &str| {
-            Reason::ALL.iter().any(|reason| reason.name() == name && matches!(reason.type_(), EventType::Warning))
-        };
-        for row in rows(PAGE, "The node's events").iter().filter(|row| code(row[0]).any(is_warning)) {
-            assert!(!row[3].is_empty(), "{row:?}");
+        for warning in Reason::ALL.iter().filter(|reason| matches!(reason.type_(), EventType::Warning)) {
+            for row in rows.iter().filter(|row| reasons(row).any(|name| name == warning.name())) {
+                assert!(!row[4].trim().is_empty(), "no remedy: {row:?}");
+            }
         }
     }
 
@@ -321,14 +320,14 @@ mod tests {
     struct Inner(#[from] std::num::ParseIntError);
 
     #[test]
-    fn an_error_is_told_with_its_causes() {
+    fn an_error_is_printed_with_its_causes() {
         let inner = "x".parse::<u8>().unwrap_err();
         assert_eq!(chain(&Outer(Inner(inner.clone()))), format!("outer: {inner}"));
     }
 
     proptest! {
         #[test]
-        fn a_note_fits_and_stays_text(text in "(ä|b|€){0,2000}") {
+        fn a_long_note_is_shortened_at_a_character(text in "(ä|b|€){0,2000}") {
             let short = shortened(text.clone());
             prop_assert!(short.len() <= NOTE_LEN && text.starts_with(&short));
             prop_assert!(text.len() - short.len() == 0 || short.len() > NOTE_LEN - 4);

@@ -1,4 +1,4 @@
-//! The volumes and the disk as they are at the moment of a scrape.
+//! Metrics of the disk and its volumes, read at each scrape.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,50 +7,36 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Space, State, UsageError, VolumeUsage, Volumes};
+use volume::{Mode, Space, State, VolumeUsage, Volumes};
 
-use crate::metrics::count;
+use crate::error::Error;
 
-/// Volumes that have series of their own, the first by name: a scrape stays small whatever is on the disk.
+/// Maximum number of volumes with series, which limits the size of a scrape. The first ones by name have series.
 const MOST: usize = 5000;
 
-/// What a volume's own series say of it.
 const VOLUME: [&str; 4] = ["volume", "namespace", "claim", "mode"];
 
-/// What one look finds.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) space: Space,
-    /// By name.
+    /// Sorted by name.
     pub(crate) volumes: Vec<VolumeUsage>,
-    /// Of these, the data is being removed.
+    /// Number of volumes in the trash.
     pub(crate) retired: usize,
 }
 
-/// Why the disk cannot be looked at.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SnapshotError {
-    #[error(transparent)]
-    Look(#[from] LookError),
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(transparent)]
-    Usage(#[from] UsageError),
-}
-
 impl Snapshot {
-    /// Looks: one sweep over the quotas, and one directory.
-    pub(crate) fn of(volumes: &dyn Volumes) -> Result<Self, SnapshotError> {
+    /// Reads all quotas and one directory.
+    pub(crate) fn of(volumes: &dyn Volumes) -> Result<Self, Error> {
         let mut found = volumes.usage()?;
         found.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(Self { space: volumes.space()?, volumes: found, retired: volumes.retired()?.len() })
     }
 }
 
-/// The metrics of a [`Snapshot`], taken at every scrape.
 pub(crate) struct Inventory<L> {
-    look: L,
-    /// One scrape at a time looks at the disk and sets them.
+    read: L,
+    /// One scrape at a time.
     gauges: Mutex<Gauges>,
     descs: Vec<Desc>,
 }
@@ -59,7 +45,7 @@ struct Gauges {
     size: IntGauge,
     reserve: IntGauge,
     promisable: IntGauge,
-    promised: IntGauge,
+    reserved: IntGauge,
     free: IntGauge,
     volumes: IntGaugeVec,
     retired: IntGauge,
@@ -70,25 +56,24 @@ struct Gauges {
     errors: IntCounter,
 }
 
-impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Inventory<L> {
-    /// Looks with `look` whenever somebody asks.
-    pub(crate) fn new(look: L) -> Result<Self, prometheus::Error> {
+impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Inventory<L> {
+    /// `read` runs at each scrape.
+    pub(crate) fn new(read: L) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
-        Ok(Self { look, gauges: Mutex::new(gauges), descs })
+        Ok(Self { read, gauges: Mutex::new(gauges), descs })
     }
 }
 
-impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Collector for Inventory<L> {
+impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Collector for Inventory<L> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
-    /// Without what could not be looked at: an old number would look like a new one.
+    /// No stale values: if the disk cannot be read, only the error counter is returned.
     fn collect(&self) -> Vec<MetricFamily> {
-        // All of them are set anew.
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
-        match (self.look)() {
+        match (self.read)() {
             Ok(found) => {
                 gauges.set(&found);
                 gauges.all().into_iter().flat_map(Collector::collect).collect()
@@ -96,7 +81,7 @@ impl<L: Fn() -> Result<Snapshot, SnapshotError> + Send + Sync> Collector for Inv
             Err(error) => {
                 gauges.errors.inc();
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "the disk cannot be looked at, its metrics are left out");
+                warn!(error, "reading the disk failed, its metrics are missing");
                 gauges.errors.collect()
             }
         }
@@ -110,46 +95,46 @@ impl Gauges {
             size: IntGauge::new("granary_disk_size_bytes", "Size of the data disk's file system.")?,
             reserve: IntGauge::new(
                 "granary_disk_reserve_bytes",
-                "Kept for what else lives on the data disk: images, logs, emptyDirs, etcd.",
+                "Reserved for other data on the disk: images, logs, emptyDirs, etcd.",
             )?,
             promisable: IntGauge::new(
                 "granary_disk_promisable_bytes",
-                "What all volumes together may be promised: size times overcommit factor, less reserve.",
+                "Space for all volumes together: size times overcommit factor, less reserve.",
             )?,
-            promised: IntGauge::new(
+            reserved: IntGauge::new(
                 "granary_disk_promised_bytes",
-                "What is promised to volumes, with what their files or the map of their image take beside their data.",
+                "Space reserved for volumes, including their inodes or the extent maps of their images.",
             )?,
-            free: IntGauge::new("granary_disk_free_bytes", "What may still be promised to volumes.")?,
+            free: IntGauge::new("granary_disk_free_bytes", "Unreserved space for volumes.")?,
             volumes: vec(
                 "granary_volumes",
                 "Volumes by mode and state; a staged volume has no PV yet.",
                 &["mode", "state"],
             )?,
-            retired: IntGauge::new("granary_volumes_retired", "Volumes whose data waits for its removal.")?,
-            limit: vec("granary_volume_limit_bytes", "Promised size of a volume.", &VOLUME)?,
+            retired: IntGauge::new("granary_volumes_retired", "Deleted volumes whose data is not removed yet.")?,
+            limit: vec("granary_volume_limit_bytes", "Size of a volume.", &VOLUME)?,
             used: vec(
                 "granary_volume_used_bytes",
-                "Space that a volume takes on the disk; a thick image has all of it from the start.",
+                "Allocated space of a volume; that of a thick image is its size from the start.",
                 &VOLUME,
             )?,
             inode_limit: vec(
                 "granary_volume_limit_inodes",
-                "Files and directories that a filesystem volume may have.",
+                "Maximum number of inodes of a filesystem volume.",
                 &VOLUME,
             )?,
-            inodes_used: vec("granary_volume_used_inodes", "Files and directories of a filesystem volume.", &VOLUME)?,
+            inodes_used: vec("granary_volume_used_inodes", "Inodes of a filesystem volume.", &VOLUME)?,
             errors: IntCounter::new(
                 "granary_volume_scrape_errors_total",
-                "Scrapes that could not read the disk: their metrics of disk and volumes are missing.",
+                "Scrapes that could not read the disk, without metrics of disk and volumes.",
             )?,
         })
     }
 
     fn all(&self) -> [&dyn Collector; 12] {
-        let Self { size, reserve, promisable, promised, free, volumes, .. } = self;
+        let Self { size, reserve, promisable, reserved, free, volumes, .. } = self;
         let Self { retired, limit, used, inode_limit, inodes_used, errors, .. } = self;
-        [size, reserve, promisable, promised, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
+        [size, reserve, promisable, reserved, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
     }
 
     fn set(&self, found: &Snapshot) {
@@ -157,7 +142,7 @@ impl Gauges {
         self.size.set(bytes(space.size));
         self.reserve.set(bytes(space.reserve));
         self.promisable.set(bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)));
-        self.promised.set(bytes(space.promised));
+        self.reserved.set(bytes(space.promised));
         self.free.set(bytes(space.free()));
         self.retired.set(count(*retired));
 
@@ -177,8 +162,8 @@ impl Gauges {
             self.limit.with_label_values(&labels).set(bytes(record.size));
             self.used.with_label_values(&labels).set(bytes(used.bytes));
             if let Mode::Filesystem { inodes } = record.mode {
-                self.inode_limit.with_label_values(&labels).set(number(inodes.get()));
-                self.inodes_used.with_label_values(&labels).set(number(used.inodes.get()));
+                self.inode_limit.with_label_values(&labels).set(int(inodes.get()));
+                self.inodes_used.with_label_values(&labels).set(int(used.inodes.get()));
             }
         }
     }
@@ -199,10 +184,14 @@ const fn state(state: State) -> &'static str {
 }
 
 fn bytes(size: Bytes) -> i64 {
-    number(size.get())
+    int(size.get())
 }
 
-fn number(count: u64) -> i64 {
+pub(crate) fn count(things: usize) -> i64 {
+    i64::try_from(things).unwrap_or(i64::MAX)
+}
+
+fn int(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
@@ -255,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_tells_the_disk_and_every_volume() {
+    fn the_disk_and_every_volume_have_metrics() {
         let registry = Registry::new();
         registry.register(Box::new(Inventory::new(|| Ok(example())).unwrap())).unwrap();
         let text = text(&registry);
@@ -287,18 +276,18 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_gone_has_no_series_any_more() {
+    fn a_deleted_volume_has_no_series() {
         let registry = Registry::new();
-        let (gone, seen) = (std::sync::Arc::new(AtomicBool::new(false)), example());
+        let (gone, found) = (std::sync::Arc::new(AtomicBool::new(false)), example());
         let later = std::sync::Arc::clone(&gone);
-        let look = move || {
-            let mut found = seen.clone();
+        let read = move || {
+            let mut found = found.clone();
             if later.load(Ordering::Relaxed) {
                 found.volumes.clear();
             }
             Ok(found)
         };
-        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        registry.register(Box::new(Inventory::new(read).unwrap())).unwrap();
         assert!(text(&registry).contains("pvc-data"));
         gone.store(true, Ordering::Relaxed);
         let after = text(&registry);
@@ -307,9 +296,9 @@ mod tests {
     }
 
     #[test]
-    fn a_scrape_stays_small_whatever_is_on_the_disk() {
+    fn the_number_of_series_is_limited() {
         let registry = Registry::new();
-        let look = || {
+        let read = || {
             let mut found = example();
             let many = (0..MOST + 10).map(|number| VolumeUsage {
                 id: format!("pvc-{number:06}").parse().expect("an identifier"),
@@ -318,18 +307,18 @@ mod tests {
             found.volumes = many.collect();
             Ok(found)
         };
-        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        registry.register(Box::new(Inventory::new(read).unwrap())).unwrap();
         let text = text(&registry);
         let series = text.lines().filter(|line| line.starts_with("granary_volume_used_bytes{")).count();
         assert_eq!(series, MOST);
-        assert!(text.contains(&format!("state=\"announced\"}} {}", MOST + 10)), "all are counted");
+        assert!(text.contains(&format!("state=\"announced\"}} {}", MOST + 10)), "all volumes are counted");
     }
 
     #[test]
-    fn a_disk_that_cannot_be_read_is_left_out_and_counted() {
+    fn a_disk_that_cannot_be_read_is_counted() {
         let registry = Registry::new();
-        let look = || Err(SnapshotError::Usage(fsquota::FsError::NotXfs.into()));
-        registry.register(Box::new(Inventory::new(look).unwrap())).unwrap();
+        let read = || Err(Error::Usage(fsquota::FsError::NotXfs.into()));
+        registry.register(Box::new(Inventory::new(read).unwrap())).unwrap();
         assert!(text(&registry).contains("granary_volume_scrape_errors_total 1"));
         let text = text(&registry);
         assert!(text.contains("granary_volume_scrape_errors_total 2"));

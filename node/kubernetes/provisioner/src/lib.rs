@@ -1,47 +1,54 @@
-//! Makes volumes for the claims that the scheduler put on this node, enlarges them, and deletes those whose time is
-//! over. Tells the scheduler what room is left, and Prometheus what was done (docs/metrics.md).
+//! Creates a volume for each claim that the scheduler assigned to this node, expands it, and deletes it with its PV.
+//! Publishes the free space for the scheduler, and metrics (docs/metrics.md).
 //!
-//! One runs on every node; there is no central one. Two controllers watch claims and volumes. Each pass looks at what
-//! there is and does what is left: nothing is remembered between passes but how long to wait after a failure. The order
-//! is always durable data, API object, event. README.md lists passes, events and class parameters.
+//! A provisioner runs on every node; there is no central one. Two controllers watch claims and PVs. Each pass reads the
+//! current state and does what is missing; only back-offs are kept in memory. The order is always durable data, API
+//! object, event. See README.md.
 //!
-//! Refused, with an event on the claim that names the field: what a directory or an image on this node's disk cannot
-//! give.
-//!
-//! [`run`] is a service of a supervisor, and so is [`csinode::run`].
+//! [`run`] and [`csinode::run`] are services of a supervisor.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
-mod api;
 mod backoff;
-mod capacity;
-mod claim;
-mod claims;
+mod capacity {
+    pub(crate) mod apply;
+    pub(crate) mod plan;
+}
+mod claim {
+    pub(crate) mod apply;
+    pub(crate) mod plan;
+}
 mod class;
+mod context;
 mod controller;
 pub mod csinode;
-mod delete;
-mod discard;
+mod discard {
+    pub(crate) mod apply;
+    pub(crate) mod queue;
+}
 mod drift;
+mod error;
 mod events;
-mod expand;
 mod inventory;
 mod listing;
 mod metrics;
+mod node_events;
 mod notice;
-#[cfg(test)]
-mod page;
-mod publication;
-mod pv;
-mod pvs;
+mod pv {
+    pub(crate) mod apply;
+    pub(crate) mod object;
+    pub(crate) mod plan;
+}
 mod quantity;
-mod resize;
-mod revoked;
-mod status;
+mod resize {
+    pub(crate) mod apply;
+    pub(crate) mod plan;
+    pub(crate) mod status;
+}
 mod sweep;
 mod topology;
 
-pub use controller::{RunError, Settings, run};
+pub use context::RunError;
+pub use controller::{Settings, run};
 pub use metrics::Metrics;
 pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
 pub use volume::FINALIZER;

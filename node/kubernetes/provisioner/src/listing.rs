@@ -1,4 +1,4 @@
-//! The PVs of this node, as the API server has them now. The watch's view may be older than what data is deleted for.
+//! The PVs of this node, read from the API server: the watch may be behind, and its data decides about deletions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,92 +10,88 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use volume::VolumeId;
 
-use crate::api::{ApiError, api};
-use crate::delete::{self, Verdict};
-use crate::pv;
+use crate::error::{ApiError, api};
+use crate::pv::object;
+use crate::pv::plan::{self, PvPlan};
 
-/// One answer of the API server.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
-    /// No PV at all, nobody's.
+    /// The API server has no PV at all, also of other nodes and drivers.
     pub(crate) is_empty: bool,
-    /// By the volumes that they stand for.
-    ours: BTreeMap<VolumeId, Vec<Standing>>,
+    by_volume: BTreeMap<VolumeId, Vec<ListedPv>>,
 }
 
-/// A PV that stands for a volume of this node.
+/// A PV of a volume of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct ListedPv {
     pub(crate) name: String,
-    /// It goes, and the volume with it.
+    /// Its volume is to be deleted with it.
     pub(crate) is_deleted: bool,
 }
 
-/// Shares answers: a burst of deletions asks once, not once for each volume.
+/// The last list, shared by the deletions of a burst.
 #[derive(Debug, Default)]
 pub(crate) struct Listings(Mutex<Option<(Instant, Arc<Listing>)>>);
 
 impl Listing {
-    /// The listing of these PVs.
-    pub(crate) fn of<'pv>(all: impl IntoIterator<Item = &'pv PersistentVolume>, node: &str) -> Self {
-        let mut listing = Self { is_empty: true, ours: BTreeMap::new() };
-        for pv in all {
+    pub(crate) fn of<'pv>(pvs: impl IntoIterator<Item = &'pv PersistentVolume>, node: &str) -> Self {
+        let mut listing = Self { is_empty: true, by_volume: BTreeMap::new() };
+        for pv in pvs {
             listing.is_empty = false;
-            let verdict = delete::judge(pv);
-            if let Some(id) = pv::ours(pv, node).filter(|_| verdict != Verdict::Leave) {
-                let is_deleted = verdict == Verdict::Delete;
-                listing.ours.entry(id).or_default().push(Standing { name: pv.name_any(), is_deleted });
+            let plan = plan::plan(pv);
+            if let Some(id) = object::volume_of(pv, node).filter(|_| plan != PvPlan::Ignore) {
+                let is_deleted = plan == PvPlan::Delete;
+                listing.by_volume.entry(id).or_default().push(ListedPv { name: pv.name_any(), is_deleted });
             }
         }
         listing
     }
 
-    /// The PVs that stand for the volume.
-    pub(crate) fn of_volume(&self, id: &VolumeId) -> &[Standing] {
-        self.ours.get(id).map_or(&[], Vec::as_slice)
+    pub(crate) fn of_volume(&self, id: &VolumeId) -> &[ListedPv] {
+        self.by_volume.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// A PV of the volume that is not called `name`.
-    pub(crate) fn other(&self, id: &VolumeId, name: &str) -> Option<&Standing> {
-        self.of_volume(id).iter().find(|standing| standing.name != name)
+    /// A PV of the volume with another name.
+    pub(crate) fn other(&self, id: &VolumeId, name: &str) -> Option<&ListedPv> {
+        self.of_volume(id).iter().find(|pv| pv.name != name)
     }
 
-    /// All volumes that some PV stands for, with these PVs.
-    pub(crate) fn volumes(&self) -> impl Iterator<Item = (&VolumeId, &[Standing])> {
-        self.ours.iter().map(|(id, standing)| (id, standing.as_slice()))
+    /// Volumes with at least one PV.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = (&VolumeId, &[ListedPv])> {
+        self.by_volume.iter().map(|(id, pvs)| (id, pvs.as_slice()))
     }
 }
 
 impl Listings {
-    /// What the API server says after `moment`, asked by this call or by another one.
+    /// A list that was requested after `moment`.
     pub(crate) async fn since(
         &self,
         moment: Instant,
-        volumes: &Api<PersistentVolume>,
+        pvs: &Api<PersistentVolume>,
         node: &str,
     ) -> Result<Arc<Listing>, ApiError> {
         let mut latest = self.0.lock().await;
-        if let Some((_, listing)) = latest.as_ref().filter(|(asked, _)| *asked > moment) {
+        if let Some((_, listing)) = latest.as_ref().filter(|(requested, _)| *requested > moment) {
             return Ok(Arc::clone(listing));
         }
-        let asked = Instant::now();
-        // Without a resource version the answer is as new as the request.
-        let all = volumes.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
+        let requested = Instant::now();
+        // Without a resource version, the read is consistent.
+        let all = pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
         let listing = Arc::new(Listing::of(&all, node));
-        *latest = Some((asked, Arc::clone(&listing)));
+        *latest = Some((requested, Arc::clone(&listing)));
         Ok(listing)
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
 
     const NODE: &str = "granary";
 
-    fn pv(name: &str, handle: &str, node: &str) -> PersistentVolume {
+    pub(crate) fn pv(name: &str, handle: &str, node: &str) -> PersistentVolume {
         serde_json::from_value(json!({
             "metadata": {"name": name},
             "spec": {
@@ -120,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_the_same_handle_on_another_node_is_another_volume() {
+    fn the_same_handle_on_another_node_is_another_volume() {
         let listing = Listing::of(&[pv("pvc-1", "pvc-1", "other")], NODE);
         assert_eq!(listing.of_volume(&"pvc-1".parse().unwrap()), []);
         assert!(!listing.is_empty);

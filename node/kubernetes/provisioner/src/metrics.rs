@@ -1,4 +1,4 @@
-//! What the provisioner does, in numbers for Prometheus. docs/metrics.md describes each.
+//! Metrics of the provisioner. docs/metrics.md describes each.
 
 use std::sync::Arc;
 
@@ -6,9 +6,8 @@ use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use volume::Volumes;
 
-use crate::inventory::{Inventory, Snapshot};
+use crate::inventory::{Inventory, Snapshot, count};
 
-/// What a pass was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
     Claim,
@@ -24,18 +23,18 @@ impl Object {
     }
 }
 
-/// What lacks its other half, and is never deleted on a guess.
+/// Data or objects without their counterpart, which are never deleted automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Orphan {
-    /// A volume that was announced and has no PV.
+    /// An announced volume without a PV.
     Volume,
-    /// A record that cannot be read.
+    /// An unreadable record.
     Record,
-    /// Something below the volumes directory that has no record.
+    /// A directory without a record.
     Directory,
-    /// A quota that has no record.
+    /// A quota without a record.
     Project,
-    /// A PV that has no volume.
+    /// A PV without a volume.
     Pv,
 }
 
@@ -53,7 +52,6 @@ impl Orphan {
     }
 }
 
-/// What became of a capacity object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publication {
     Written,
@@ -73,8 +71,7 @@ impl Publication {
     }
 }
 
-/// The metrics of a node's volumes and of its provisioner; all clones count together. They outlive a provisioner that
-/// is started again.
+/// Shared by all clones, and by provisioners that are started again.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     failures: IntCounterVec,
@@ -85,11 +82,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them. Whoever gathers from the registry waits for the disk: each time, one sweep over the quotas of
-    /// `volumes` tells what they use.
+    /// Registers the metrics. Each scrape reads the quotas of all volumes from the disk.
     ///
     /// # Errors
-    /// A metric of these names exists already.
+    /// A metric with one of the names exists already.
     pub fn register(registry: &Registry, volumes: Arc<dyn Volumes>) -> Result<Self, prometheus::Error> {
         let metrics = Self::default();
         for collector in metrics.collectors().into_iter().chain(volumes.calls().collectors()) {
@@ -104,23 +100,23 @@ impl Metrics {
         let metrics = Self {
             failures: counter(
                 "granary_provisioner_failures_total",
-                "Passes over a claim or a PV that failed, by reason; the next one comes after a while.",
+                "Failed passes over a claim or a PV, by reason; each is retried.",
                 &["object", "reason"],
             )?,
             failing: IntGauge::new(
                 "granary_provisioner_failing",
-                "Claims, PVs and deleted volumes whose last attempt failed; they wait for the next.",
+                "Claims, PVs and deleted volumes whose last pass failed.",
             )?,
             orphans: IntGaugeVec::new(
                 Opts::new(
                     "granary_orphans",
-                    "What lacks its other half, on the disk or in the cluster; it is never deleted on a guess.",
+                    "Data without its object, or objects without their data; never deleted automatically.",
                 ),
                 &["kind"],
             )?,
             drifted: IntCounter::new(
                 "granary_volume_strays_total",
-                "Inodes of volumes that were found not to count to the project of their volume.",
+                "Inodes of volumes that do not count to the project of their volume.",
             )?,
             publications: counter(
                 "granary_capacity_publications_total",
@@ -128,8 +124,7 @@ impl Metrics {
                 &["result"],
             )?,
         };
-        // Series that exist from the start: to Prometheus one that begins with its first event has not grown, and the
-        // alert would miss that.
+        // From the start: a series that begins with its first event has no increase for the alert.
         for orphan in Orphan::ALL {
             metrics.orphans.with_label_values(&[orphan.name()]);
         }
@@ -149,22 +144,18 @@ impl Metrics {
         ]
     }
 
-    /// A pass failed for this reason, one of few.
     pub(crate) fn failed(&self, object: Object, reason: &'static str) {
         self.failures.with_label_values(&[object.name(), reason]).inc();
     }
 
-    /// The last attempts of so many objects failed.
     pub(crate) fn failing(&self, objects: usize) {
         self.failing.set(count(objects));
     }
 
-    /// So many orphans were found.
     pub(crate) fn orphans(&self, kind: Orphan, found: usize) {
         self.orphans.with_label_values(&[kind.name()]).set(count(found));
     }
 
-    /// So many inodes more than before do not count to the project of their volume.
     pub(crate) fn drifted(&self, inodes: u64) {
         self.drifted.inc_by(inodes);
     }
@@ -175,16 +166,10 @@ impl Metrics {
 }
 
 impl Default for Metrics {
-    /// Those that nobody reads.
+    /// Unregistered.
     fn default() -> Self {
-        // A name or a label that is none would be found by every test.
         Self::new().expect("constant names and labels are well formed")
     }
-}
-
-/// A number of things, for a gauge.
-pub(crate) fn count(things: usize) -> i64 {
-    i64::try_from(things).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -196,7 +181,7 @@ mod tests {
     use crate::inventory::example;
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn metrics_and_descriptions_match() {
         let metrics = Metrics::default();
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
@@ -206,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_alert_asks_for_is_counted_from_the_start() {
+    fn metrics_of_alerts_exist_from_the_start() {
         let calls = VolumeCalls::default().collectors();
         docs::assert_counted_from_the_start(Metrics::default().collectors().into_iter().chain(calls));
     }
 
     #[test]
-    fn what_happens_is_counted_by_what_it_was_and_how_it_ended() {
+    fn failures_and_findings_are_counted() {
         let registry = Registry::new();
         let metrics = Metrics::default();
         for collector in metrics.collectors() {

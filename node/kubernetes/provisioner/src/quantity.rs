@@ -2,7 +2,6 @@
 
 use units::Bytes;
 
-/// Why some text is no number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QuantityError {
     #[error("not a quantity")]
@@ -13,7 +12,7 @@ pub(crate) enum QuantityError {
     TooLarge,
 }
 
-/// Powers of the suffixes, of two and of ten.
+/// Suffixes with their powers of two and of ten.
 const SUFFIXES: [(&str, u32, i32); 16] = [
     ("", 0, 0),
     ("Ki", 10, 0),
@@ -33,7 +32,7 @@ const SUFFIXES: [(&str, u32, i32); 16] = [
     ("E", 0, 18),
 ];
 
-/// Parts of a byte round up: nobody gets less than was asked for.
+/// Fractions of a byte are rounded up.
 pub(crate) fn bytes(text: &str) -> Result<Bytes, QuantityError> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let number_len = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
@@ -43,7 +42,7 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, QuantityError> {
         return Err(QuantityError::Syntax);
     }
     let (two, ten) = powers(suffix).ok_or(QuantityError::Syntax)?;
-    // Zeros at the end of the fraction say nothing and would only overflow.
+    // Trailing zeros could overflow.
     let fraction = fraction.trim_end_matches('0');
     let digits = [whole.trim_start_matches('0'), fraction].concat();
     if digits.bytes().all(|digit| digit == b'0') {
@@ -60,13 +59,13 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, QuantityError> {
     let exact = match (ten < 0, power) {
         (false, power) => power.and_then(|power| scaled.checked_mul(power)).ok_or(QuantityError::TooLarge)?,
         (true, Some(power)) => scaled.div_ceil(power),
-        // Less than one byte: 10^39 is more than any u128.
+        // Less than one byte: 10^39 exceeds any u128.
         (true, None) => 1,
     };
     i64::try_from(exact).ok().and_then(|exact| u64::try_from(exact).ok()).map(Bytes::new).ok_or(QuantityError::TooLarge)
 }
 
-/// The shortest exact form that Kubernetes itself would write, such as `1536Mi`.
+/// The canonical form of Kubernetes, such as `1536Mi`.
 pub(crate) fn text(size: Bytes) -> String {
     let binary = SUFFIXES.iter().filter(|(_, _, ten)| *ten == 0).rev();
     let (suffix, two) = binary
@@ -80,7 +79,7 @@ fn powers(suffix: &str) -> Option<(u32, i32)> {
     if let Some((_, two, ten)) = SUFFIXES.iter().find(|(known, ..)| *known == suffix) {
         return Some((*two, *ten));
     }
-    // `E` alone is exa, above; with a number it is an exponent.
+    // `E` alone is the suffix exa; with a number it is an exponent.
     let exponent = suffix.strip_prefix(['e', 'E'])?;
     Some((0, exponent.parse().ok()?))
 }
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_the_api_is_understood() {
+    fn every_form_of_the_api_is_parsed() {
         for (text, wanted) in [
             ("1Gi", 1 << 30),
             ("1.5Gi", 3 << 29),
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused() {
+    fn other_texts_are_rejected() {
         for text in
             ["", ".", "Gi", "1gi", "1 Gi", "1.2.3", "one", "1e", "1e1.5", "--1", "1Ki ", "0x10", "1e99999999999"]
         {
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_as_kubernetes_does() {
+    fn sizes_are_written_in_canonical_form() {
         for (size, wanted) in [(1 << 30, "1Gi"), (3 << 29, "1536Mi"), (4096, "4Ki"), (4097, "4097"), (0, "0")] {
             assert_eq!(text(Bytes::new(size)), wanted);
         }
@@ -150,20 +149,15 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,40}") {
+        fn any_text_is_accepted(text in ".{0,40}") {
             let _ = bytes(&text);
         }
 
         #[test]
-        fn nothing_that_looks_like_a_quantity_makes_it_panic(
+        fn any_quantity_is_accepted(
             text in "[+-]?[0-9]{0,45}(\\.[0-9]{0,45})?([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{0,12})?",
         ) {
             let _ = bytes(&text);
-        }
-
-        #[test]
-        fn whole_bytes_are_exact(number in 0..=i64::MAX as u64) {
-            prop_assert_eq!(bytes(&number.to_string()), Ok(Bytes::new(number)));
         }
 
         #[test]

@@ -1,83 +1,71 @@
-//! What passes over single objects cannot see: disk and cluster are compared in both directions, at start and every ten
-//! minutes.
+//! Compares disk and cluster in both directions, at start and every ten minutes.
 //!
-//! | on the disk | in the cluster | what is done |
+//! | on the disk | in the cluster | action |
 //! |---|---|---|
-//! | staged | claim waits | left to the claim's own pass |
-//! | staged | no claim, PV | noted as announced |
+//! | staged | claim waits | none: the pass of the claim continues |
+//! | staged | no claim, PV | recorded as announced |
 //! | staged | neither | undone: no pod ever had it |
 //! | announced | no PV | an orphan: reported, kept |
 //! | in the trash | no PV | removed |
+//! | in the trash | PV that is kept | restored |
 //! | nothing | PV | lost: reported |
-//! | no record, or none that can be read | | reported, kept |
+//! | no record, or an unreadable one | | reported, kept |
 //!
-//! An API server that knows no PV at all, of nobody, beside volumes that had one, is not believed: it may have lost its
-//! data, or be another one. Then nothing is undone and nothing removed.
+//! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may be
+//! that of another cluster. Then nothing is undone or removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use supervisor::Context;
-use tokio::task::JoinError;
 use tokio::time::{Instant, sleep};
-use tracing::{error, warn};
-use volume::{Claim, ListError, LiveVolumeError, Record, Records, State, Strays, VolumeId};
+use tracing::{error, info, warn};
+use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 
-use crate::api::{ApiError, api};
 use crate::backoff::{delay, random};
-use crate::controller::{Provisioner, RunError};
+use crate::claim;
+use crate::context::{Provisioner, RunError};
+use crate::error::{Error, api};
 use crate::listing::Listing;
 use crate::metrics::Orphan;
-use crate::pvs::{TakenBack, VolumeError};
-use crate::{claim, pv};
+use crate::pv::object;
+use crate::pv::plan::{self, PvPlan};
 
 const INTERVAL: Duration = Duration::from_mins(10);
 
-/// What the last comparison found that nobody may mend on a guess.
+/// Findings that only an administrator can repair.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+struct Findings {
     /// Announced volumes without a PV.
-    pub(crate) orphans: BTreeSet<VolumeId>,
-    /// Volumes whose record cannot be read.
-    pub(crate) unreadable: BTreeSet<VolumeId>,
-    /// Volumes that have a PV, and nothing on the disk.
-    pub(crate) lost: BTreeSet<VolumeId>,
-    /// What has no record.
-    pub(crate) strays: Strays,
+    orphans: BTreeSet<VolumeId>,
+    /// Volumes with an unreadable record.
+    unreadable: BTreeSet<VolumeId>,
+    /// Volumes of PVs that the disk does not have.
+    lost: BTreeSet<VolumeId>,
+    /// Directories and quotas without a record.
+    strays: Strays,
 }
 
-/// Why disk and cluster could not be compared.
-#[derive(Debug, thiserror::Error)]
-enum CompareError {
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error(transparent)]
-    TakeBack(#[from] VolumeError),
-    #[error("work on the disk panicked")]
-    Panicked(#[from] JoinError),
-}
-
-/// Compares until it is cancelled. Healthy after the first comparison.
-pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError> {
-    let mut known = Findings::default();
+/// Sweeps until it is cancelled. Healthy after the first sweep.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    let mut reported = Findings::default();
     let mut failures = 0;
     loop {
-        let wait = match p.compare(&known).await {
+        let wait = match provisioner.sweep(&reported).await {
             Ok(found) => {
                 failures = 0;
-                known = found;
+                reported = found;
                 cx.healthy();
                 INTERVAL
             }
             Err(error) => {
                 failures += 1;
                 let error: &dyn std::error::Error = &error;
-                warn!(error, attempt = failures, "disk and cluster not compared yet");
+                warn!(error, attempt = failures, "comparison of disk and cluster failed, will retry");
                 delay(failures, random())
             }
         };
@@ -89,36 +77,34 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
 }
 
 impl Provisioner {
-    /// Compares once; what is in `known` was reported before.
-    ///
-    /// The disk is read first: what is made after that has its PV, or its claim, when the API server is asked.
-    async fn compare(&self, known: &Findings) -> Result<Findings, CompareError> {
+    /// Reads the disk first: a later volume has its PV or its claim when the API server is read.
+    async fn sweep(&self, reported: &Findings) -> Result<Findings, Error> {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
         let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
-        let listing = self.listings.since(Instant::now(), &self.volumes, &self.node).await?;
-        if is_believed(&listing, &readable) {
+        let listing = self.listings.since(Instant::now(), &self.pvs, &self.node).await?;
+        if is_plausible(&listing, &readable) {
             for (id, record) in readable.iter().filter(|(_, record)| record.state == State::Staged) {
                 self.settle_staged(id, record).await?;
             }
             for id in retired.iter().filter(|id| listing.of_volume(id).is_empty()) {
-                self.pending.add(id.clone());
+                self.discards.add(id.clone());
             }
         } else {
-            warn!("the API server knows no PV at all, the disk has volumes that had one: nothing is undone or removed");
+            warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");
         }
         let found = Findings {
             orphans: orphans(&readable, &retired, &listing),
             unreadable: unreadable.keys().cloned().collect(),
-            lost: self.lost(&listing, &readable, &retired, known).await?,
+            lost: self.lost(&listing, &readable, &retired, reported).await?,
             strays,
         };
         self.count(&found);
-        self.report(&found, known, &readable).await;
-        for (id, reason) in unreadable.iter().filter(|(id, _)| !known.unreadable.contains(id)) {
+        self.report(&found, reported, &readable).await;
+        for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
             let reason: &dyn std::error::Error = reason;
-            error!(volume = %id, error = reason, "volume's record cannot be read; the volume is kept and closed");
+            error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
         }
         Ok(found)
     }
@@ -133,18 +119,17 @@ impl Provisioner {
         self.attempts.forget();
     }
 
-    /// Tells of what is new: it takes a person to mend it.
-    async fn report(&self, found: &Findings, known: &Findings, records: &BTreeMap<VolumeId, Record>) {
-        for id in found.orphans.difference(&known.orphans) {
+    async fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
+        for id in found.orphans.difference(&reported.orphans) {
             let Some(record) = records.get(id) else { continue };
             let Record { claim, size, class, mode, .. } = record;
             error!(
                 volume = %id, %claim, claim_uid = claim.uid, limit = %size, %mode, class,
-                "volume has data and no PV; it is kept: make a PV by hand to use it or to delete it"
+                "volume has data and no PV; it is kept: create a PV to use it or to delete it"
             );
             self.events.orphaned(&self.node, id, record).await;
         }
-        if found.strays != known.strays {
+        if found.strays != reported.strays {
             for (place, name) in &found.strays.directories {
                 error!(?place, name = ?name, "directory without a record in the volumes directory; it is kept");
             }
@@ -154,21 +139,18 @@ impl Provisioner {
         }
     }
 
-    /// A volume that the API server may not know of: noted if it has a PV, finished by its claim's own passes if it has
-    /// one, undone else.
-    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), CompareError> {
-        // Its claim's pass is at it.
+    /// Completes or undoes a volume whose PV may not exist.
+    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), Error> {
         let Some(_guard) = self.locks.try_lock(id) else { return Ok(()) };
-        if self.waits(&record.claim).await? {
+        if self.is_waiting(&record.claim).await? {
             return Ok(());
         }
-        // After the claim: a claim that was bound in between has its PV by now.
-        let pv = self.volumes.get_opt(id.as_str()).await.map_err(api("look at a PV"))?;
-        let volume = id.clone();
-        let settled = if pv.is_some_and(|pv| pv::ours(&pv, &self.node).as_ref() == Some(id)) {
-            self.on_disk(move |store| store.announce(&volume)).await?
+        // After the claim: a claim that was bound in between has its PV now.
+        let pv = self.pvs.get_opt(id.as_str()).await.map_err(api("get a PV"))?;
+        let settled = if pv.is_some_and(|pv| object::volume_of(&pv, &self.node).as_ref() == Some(id)) {
+            self.on_volume(id, |store, id| store.announce(id)).await?
         } else {
-            self.on_disk(move |store| store.undo(&volume)).await?
+            self.on_volume(id, |store, id| store.undo(id)).await?
         };
         if let Err(error) = settled {
             log_unsettled(id, &error);
@@ -176,42 +158,51 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Whether the claim is there and waits for this node.
-    async fn waits(&self, claim: &Claim) -> Result<bool, ApiError> {
+    /// Whether the claim exists and waits for this node.
+    async fn is_waiting(&self, claim: &Claim) -> Result<bool, Error> {
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace);
-        let found = claims.get_opt(&claim.name).await.map_err(api("look at a claim"))?;
-        Ok(found.and_then(|found| claim::ours(&found, &self.node)).is_some_and(|ours| ours.claim.uid == claim.uid))
+        let found = claims.get_opt(&claim.name).await.map_err(api("get a claim"))?;
+        let assigned = found.and_then(|found| claim::plan::assigned(&found, &self.node));
+        Ok(assigned.is_some_and(|assigned| assigned.claim.uid == claim.uid))
     }
 
-    /// Volumes that have a PV that is to stay, and nothing on the disk. Each is looked at once more: it may have been
-    /// made, or deleted, since the disk was read.
+    /// Restores volumes from the trash whose PV is kept, and returns those that the disk does not have. Reads each volume
+    /// and PV again, because it may have been created or deleted since the disk was read.
     async fn lost(
         &self,
         listing: &Listing,
         records: &BTreeMap<VolumeId, Record>,
         retired: &BTreeSet<VolumeId>,
-        known: &Findings,
-    ) -> Result<BTreeSet<VolumeId>, CompareError> {
+        reported: &Findings,
+    ) -> Result<BTreeSet<VolumeId>, Error> {
         let mut lost = BTreeSet::new();
-        for (id, standing) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
-            // Whoever is at it knows better.
+        for (id, pvs) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
             let Some(_guard) = self.locks.try_lock(id) else { continue };
-            let volume = id.clone();
-            let held = self.on_disk(move |store| store.live_volume(&volume)).await?;
-            let Some(reason) = held.err().filter(LiveVolumeError::is_missing) else { continue };
-            for standing in standing.iter().filter(|standing| !standing.is_deleted) {
-                match self.take_back(&standing.name, id).await {
-                    Ok(TakenBack::Yes) => break,
-                    Ok(TakenBack::PvGoes) => {}
-                    // One volume that the disk does not give back is no reason not to look at the others.
-                    Err(VolumeError::Store(error)) => log_unsettled(id, &error),
-                    Err(error) => return Err(error.into()),
-                    Ok(TakenBack::NotThere(pv)) => {
-                        if lost.insert(id.clone()) && !known.lost.contains(id) {
-                            log_lost(id, &standing.name, &reason);
+            let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
+            let Some(reason) = live.err().filter(LiveVolumeError::is_missing) else { continue };
+            for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
+                let pv = self.pvs.get_opt(&listed.name).await.map_err(api("get a PV"))?;
+                let is_kept = |pv: &_| {
+                    object::volume_of(pv, &self.node).as_ref() == Some(id)
+                        && !matches!(plan::plan(pv), PvPlan::Delete | PvPlan::Ignore)
+                };
+                let Some(pv) = pv.filter(is_kept) else { continue };
+                // The policy became Retain during the deletion, or an administrator created another PV for the volume. With
+                // the volume's turn: no deletion is between trash and PV.
+                let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));
+                match restored.await? {
+                    Ok(Ensured::Created(())) => {
+                        info!(volume = %id, pv = listed.name, "volume restored from the trash, its PV is kept");
+                        break;
+                    }
+                    Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => {
+                        if lost.insert(id.clone()) && !reported.lost.contains(id) {
+                            log_lost(id, &listed.name, &reason);
                             self.events.lost(&pv, &reason).await;
                         }
                     }
+                    // Other volumes are checked nevertheless.
+                    Err(error) => log_unsettled(id, &error),
                 }
             }
         }
@@ -220,7 +211,7 @@ impl Provisioner {
 }
 
 fn log_unsettled(id: &VolumeId, error: &(dyn std::error::Error + 'static)) {
-    warn!(volume = %id, error, "volume not settled yet");
+    warn!(volume = %id, error, "interrupted operation on the volume not completed, will retry");
 }
 
 fn log_lost(id: &VolumeId, pv: &str, error: &(dyn std::error::Error + 'static)) {
@@ -228,34 +219,29 @@ fn log_lost(id: &VolumeId, pv: &str, error: &(dyn std::error::Error + 'static)) 
 }
 
 /// See the module.
-fn is_believed(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool {
+fn is_plausible(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool {
     !listing.is_empty || records.values().all(|record| record.state == State::Staged)
 }
 
-/// Volumes that were announced, are not being deleted, and have no PV.
+/// Announced volumes that are not in the trash and have no PV.
 fn orphans(
     records: &BTreeMap<VolumeId, Record>,
     retired: &BTreeSet<VolumeId>,
     listing: &Listing,
 ) -> BTreeSet<VolumeId> {
-    records
-        .iter()
-        .filter(|(_, record)| record.state == State::Announced)
-        .map(|(id, _)| id)
-        .filter(|id| !retired.contains(id) && listing.of_volume(id).is_empty())
-        .cloned()
-        .collect()
+    let announced = records.iter().filter(|(_, record)| record.state == State::Announced).map(|(id, _)| id);
+    announced.filter(|id| !retired.contains(*id) && listing.of_volume(id).is_empty()).cloned().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use fsquota::ProjectId;
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use serde_json::json;
     use units::{Bytes, Inodes};
     use volume::Mode;
 
     use super::*;
+    use crate::listing;
 
     const NODE: &str = "granary";
 
@@ -275,20 +261,11 @@ mod tests {
     }
 
     fn pv(name: &str) -> PersistentVolume {
-        serde_json::from_value(json!({
-            "metadata": {"name": name},
-            "spec": {
-                "csi": {"driver": "local.granary.dev", "volumeHandle": name},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]},
-                ]}]}},
-            },
-        }))
-        .expect("a PV")
+        listing::tests::pv(name, name, NODE)
     }
 
     #[test]
-    fn only_announced_volumes_without_pv_and_not_in_the_trash_are_orphans() {
+    fn orphans_are_announced_live_and_without_a_pv() {
         let records: BTreeMap<_, _> = [
             (id("pvc-staged"), record(State::Staged)),
             (id("pvc-used"), record(State::Announced)),
@@ -302,12 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_that_lost_everything_is_not_believed() {
+    fn an_empty_list_of_pvs_is_implausible() {
         let nothing = Listing::of(&[], NODE);
         let had_one = [(id("pvc-used"), record(State::Announced)), (id("pvc-staged"), record(State::Staged))].into();
-        assert!(!is_believed(&nothing, &had_one));
-        assert!(is_believed(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
-        // The first claim of a new cluster, cut short.
-        assert!(is_believed(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
+        assert!(!is_plausible(&nothing, &had_one));
+        assert!(is_plausible(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
+        // The first claim of a new cluster, interrupted.
+        assert!(is_plausible(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
     }
 }

@@ -1,24 +1,20 @@
-//! Where volumes of a class may be: `allowedTopologies`. Pure.
+//! `allowedTopologies` of a class. Pure.
 //!
-//! The scheduler honours them when it chooses a node. The annotation with its choice can also be written by the owner of
-//! a claim, so the provisioner checks them again.
+//! The scheduler selects nodes by them, but users can write the annotation with the selected node themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{TopologySelectorLabelRequirement, TopologySelectorTerm};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-/// The terms of a class that has some: one of them has to match the labels of the node.
+/// Terms of a class, at least one. One of them has to match the labels of the node.
 #[derive(Clone, Copy)]
 pub(crate) struct Topologies<'a>(&'a [TopologySelectorTerm]);
 
-/// The node is none of those that the class allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OtherTopology {
-    /// What the class says.
     pub(crate) allowed: String,
     pub(crate) node: String,
-    /// What the node has instead.
     pub(crate) found: String,
 }
 
@@ -91,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn one_term_has_to_match_with_all_its_expressions() {
+    fn one_term_must_match_with_all_its_expressions() {
         let both = json!({"matchLabelExpressions": [of(ZONE, &["a", "b"]), of("disk", &["fast"])]});
         let other = json!({"matchLabelExpressions": [of(ZONE, &["c"])]});
         let terms = json!([both, other]);
@@ -110,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_what_the_class_allows_and_what_the_node_has() {
+    fn an_error_has_the_terms_and_the_labels() {
         let terms = json!([
             {"matchLabelExpressions": [of(ZONE, &["a", "b"]), of("disk", &["fast"])]},
             {"matchLabelExpressions": [of(ZONE, &["c"])]},

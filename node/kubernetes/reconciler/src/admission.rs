@@ -1,22 +1,20 @@
-//! What the identities of a node may write: roles cannot tell one node's objects from another's, admission policies
-//! can. Expressions are CEL.
+//! Admission policies that restrict the identities of a node to objects of this node, which roles cannot express.
+//! Expressions are CEL.
 //!
-//! Most of them hold the storage identity to its node. kubelet's own is held by NodeRestriction; one policy adds what
-//! that leaves open.
+//! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
-use crate::objects::{Object, metadata};
-use crate::volumes::volumes;
+use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
+use crate::object::{Object, metadata};
+use crate::pv_policy::pvs;
 
-/// Where the scheduler tells which node a claim's volume is to be made on.
+/// Annotation of a claim with the node that the scheduler selected.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// Where the capacities of all nodes are.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
 const VOLUMES: &str = "volumes.local.granary.dev";
@@ -29,13 +27,13 @@ const KUBELETS: &str = "kubelets.local.granary.dev";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
-/// Whose writes a policy looks at, and how the API server tells which node they are made for.
+/// The users that a policy restricts, and their node.
 pub(crate) struct Writers {
-    /// Whether a request is one of theirs.
+    /// Whether the policy applies to a request.
     pub(crate) condition: String,
-    /// The node's name; empty if there is none.
+    /// The node's name, or an empty text.
     pub(crate) node: String,
-    /// What must hold before all that a guard says.
+    /// Precedes the validations of a guard.
     pub(crate) first: Option<Validation>,
 }
 
@@ -50,20 +48,19 @@ impl Writers {
         Self::named(KUBELET_PREFIX, KUBELETS_GROUP)
     }
 
-    /// Users of a group, who have the node's name behind a prefix in their own.
+    /// Users of a group whose names are a prefix and the node's name.
     fn named(prefix: &str, group: &str) -> Self {
-        // Else one that names no node could write what is on none: the status of a claim that no scheduler placed.
+        // Otherwise a user without a node could write objects without a node.
         let first = Validation::new("variables.node != ''", format!("users in {group} are named {prefix}NAME"));
         Self {
             condition: format!("'{group}' in request.userInfo.groups"),
-            // Of another user in the group: no node's name.
             node: node_behind(prefix, "''"),
             first: Some(first),
         }
     }
 }
 
-/// What stands behind the prefix in the user's name; another expression for users whose names begin otherwise.
+/// The user name without the prefix; `otherwise` for users without this prefix.
 pub(crate) fn node_behind(prefix: &str, otherwise: &str) -> String {
     let length = prefix.len();
     format!(
@@ -71,18 +68,18 @@ pub(crate) fn node_behind(prefix: &str, otherwise: &str) -> String {
     )
 }
 
-/// What one policy is about.
+/// The resources and rules of one policy.
 pub(crate) struct Guard {
     pub(crate) name: &'static str,
     rule: Value,
     validations: Vec<Validation>,
 }
 
-/// What the storage of a node may write, on every cluster.
+/// Guards of a node's storage, on every cluster.
 pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
-        guard(VOLUMES, rule("", &["persistentvolumes"], WRITES), volumes()),
+        guard(VOLUMES, rule("", &["persistentvolumes"], WRITES), pvs()),
         guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
@@ -90,7 +87,7 @@ pub(crate) fn guards() -> Vec<Guard> {
     ]
 }
 
-/// What the storage identity of a node may write of its Node: the mesh publishes its key there.
+/// The storage identity and the Node object, where the mesh publishes its key.
 fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
@@ -100,14 +97,12 @@ pub(crate) fn release_guard() -> Guard {
     Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
 }
 
-/// What a kubelet may not write although NodeRestriction lets it. Annotations and labels can be written with the status
-/// as well.
+/// Gaps of NodeRestriction. Writes of the status can change annotations and labels too.
 fn kubelet_guard() -> Guard {
     let rule = rule("", &["nodes", "nodes/status"], &["CREATE", "UPDATE"]);
     Guard { name: KUBELETS, rule, validations: kubelets() }
 }
 
-/// The policies, each with the binding that puts it in force.
 pub(crate) fn all() -> Vec<Object> {
     let object = |resource, name, want| Object { resource, name, want, immutable: &[] };
     let storage = guards().into_iter().chain([node_guard()]).map(|guard| (guard, Writers::identities()));
@@ -127,11 +122,11 @@ pub(crate) fn all() -> Vec<Object> {
         .collect()
 }
 
-/// An expression that must hold, and what the node is told if it does not.
+/// An expression that must be true, and the message of the denial.
 pub(crate) struct Validation {
     pub(crate) expression: String,
     pub(crate) message: String,
-    /// Another expression, for a message that names what it finds; `message` is used if it fails.
+    /// An expression for a more specific message; `message` is used if it fails.
     pub(crate) message_expression: Option<String>,
 }
 
@@ -141,22 +136,20 @@ impl Validation {
     }
 }
 
-/// All of them must hold, and one message says what for.
 pub(crate) fn explained(message: &str, expressions: impl IntoIterator<Item = String>) -> Vec<Validation> {
     expressions.into_iter().map(|expression| Validation::new(expression, message)).collect()
 }
 
-/// Both what is there before and what is there after, as far as there is one.
+/// For the old and the new object, as far as they exist.
 pub(crate) fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
     ["object", "oldObject"].map(|object| format!("{object} == null || ({})", own(object)))
 }
 
-/// The field is what it was.
 pub(crate) fn same(field: &str) -> String {
     format!("object.?{field} == oldObject.?{field}")
 }
 
-/// All of the metadata that a client may change but the annotations.
+/// The metadata that clients may change, without annotations.
 fn same_metadata() -> String {
     ["metadata.?labels", "metadata.?finalizers", "metadata.?ownerReferences"].map(same).join(" && ")
 }
@@ -165,15 +158,15 @@ pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// The claim waits for a node that is so, and nothing but that is taken back.
-fn claims(is_so: &str) -> Vec<Validation> {
+/// A write removes the selected node, for which `condition` is true, and changes nothing else.
+fn claims(condition: &str) -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
     explained(
-        "a node gives a claim back to the scheduler, and changes nothing else of it",
+        "a node returns a claim to the scheduler, and changes nothing else of it",
         [
             "request.operation == 'UPDATE'".to_owned(),
-            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') {is_so}")),
+            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') {condition}")),
             when_updated(format!(
                 "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
                  {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
@@ -184,7 +177,7 @@ fn claims(is_so: &str) -> Vec<Validation> {
     )
 }
 
-/// The claim is bound to a volume that the scheduler wanted on the node, and grows.
+/// The claim is bound to a volume on the node, and grows.
 fn claim_status() -> Vec<Validation> {
     let old = annotations("oldObject");
     let others = |claim: &str| {
@@ -198,7 +191,7 @@ fn claim_status() -> Vec<Validation> {
         .map(|field| same(&format!("status.?{field}")))
         .join(" && ");
     explained(
-        "a node tells the size of volumes that are on it, and nothing else in the status of a claim",
+        "a node writes the size of volumes that are on it, and nothing else in the status of a claim",
         [
             format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node"),
             "oldObject.spec.?volumeName.orValue('') != ''".to_owned(),
@@ -210,9 +203,9 @@ fn claim_status() -> Vec<Validation> {
     )
 }
 
-/// The capacity is the node's, has a name that no other node uses, and goes when the Node goes.
+/// The capacity is of the node, has a name that no other node uses, and the Node as its owner.
 fn capacities() -> Vec<Validation> {
-    // Sixteen digits of a hash, and the rest: with more freedom, a name could be one that belongs to another node.
+    // Exactly 16 digits of a hash before the node: otherwise the name could be one of another node.
     let own = |capacity: &str| {
         format!(
             "request.namespace == '{SYSTEM_NAMESPACE}' && \
@@ -225,10 +218,10 @@ fn capacities() -> Vec<Validation> {
     let owners = "object == null || object.metadata.?ownerReferences.orValue([]).all(owner, \
                   owner.apiVersion == 'v1' && owner.kind == 'Node' && owner.name == variables.node)";
     let expressions = before_and_after(own).into_iter().chain([owners.to_owned()]);
-    explained("a node publishes the capacity of itself alone", expressions)
+    explained("a node publishes only its own capacity", expressions)
 }
 
-/// The Node is the node's own, and only annotations of ours change.
+/// Only annotations with the prefix change, and only of the own Node.
 fn nodes() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
@@ -246,8 +239,8 @@ fn nodes() -> Vec<Validation> {
     )
 }
 
-/// A Node gets its addresses from the cluster, and what others believe of its annotations is not kubelet's to say.
-/// NodeRestriction and the API itself let a kubelet choose a range as long as its Node has none.
+/// The cluster assigns the pod network of a Node, and the storage identity writes its annotations. NodeRestriction lets a
+/// kubelet choose a network as long as its Node has none.
 fn kubelets() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when = |operation: &str, expression: String| format!("request.operation != '{operation}' || ({expression})");
@@ -273,7 +266,7 @@ fn kubelets() -> Vec<Validation> {
             ),
         ],
     );
-    // NodeRestriction lets a kubelet choose this label, by which the scheduler finds the node that has a volume.
+    // NodeRestriction lets a kubelet choose this label, by which the scheduler finds the node of a volume.
     let name = explained(
         &format!("a kubelet labels its Node as {TOPOLOGY_KEY} with its own name"),
         [format!("object.metadata.?labels[?'{TOPOLOGY_KEY}'].orValue(variables.node) == variables.node")],
@@ -281,7 +274,6 @@ fn kubelets() -> Vec<Validation> {
     [addresses, annotations, name].into_iter().flatten().collect()
 }
 
-/// The node speaks in its own name.
 fn events() -> Vec<Validation> {
     let own = |event: &str| {
         format!(
@@ -296,7 +288,6 @@ fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {
     json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": resources})
 }
 
-/// The whole object.
 pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value {
     let Guard { rule, validations, .. } = guard;
     let validations: Vec<Value> = writers
@@ -325,7 +316,6 @@ pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value
     })
 }
 
-/// Puts the policy of this name in force.
 pub(crate) fn binding(policy: &str, metadata: Value) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",

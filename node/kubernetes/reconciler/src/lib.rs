@@ -1,42 +1,37 @@
-//! Keeps the objects in the cluster that Granary's storage needs: the CSI driver's entry, the default storage class,
-//! and what the nodes' storage identities may do: their role, and policies that hold each node to its own objects; one
-//! of them holds kubelets to what NodeRestriction leaves open, another one keeps out nodes that were removed
-//! ([`REMOVED_NODES`]).
+//! Creates and repairs the cluster objects of Granary's storage: the CSI driver object, the default storage class, roles
+//! of nodes and of the API server, the FlowSchema of nodes, and admission policies that restrict nodes to their own
+//! objects and deny writes of [removed nodes](REMOVED_NODES).
 //!
-//! It also keeps the role of the API server at kubelets, and the FlowSchema of the nodes' requests.
+//! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
-//! They are made when they are missing and mended when they drift. A release never touches what a newer one keeps: each
-//! object carries the [`REVISION`] of the set it belongs to.
+//! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
+//! the bootstrap tokens of registered nodes, [`release`] returns the claims of deleted nodes to the scheduler.
 //!
-//! Three more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
-//! gets a storage identity, [`tokens()`] deletes the bootstrap tokens of nodes that have registered, and [`release`] gives
-//! claims back to the scheduler whose node is gone.
-//!
-//! [`agents`] are the objects of other clusters, where pods are the nodes' storage.
-//!
-//! [`run`], [`approve`], [`tokens()`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
-//! do all this.
+//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`release`] are services of a
+//! supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod admission;
 pub mod agents;
-mod approval;
-mod approve;
+mod approver;
 mod control;
 mod csr;
-mod kubelet;
+mod identity;
+mod kubelet_certificate;
+mod object;
 mod objects;
 mod plan;
+mod pv_policy;
 mod release;
 mod removed;
 mod run;
+mod storage_certificate;
 mod tokens;
-mod volumes;
 
-pub use approve::approve;
+pub use approver::approve;
 pub use control::WatchEnded;
-pub use objects::{CLASS, REVISION};
+pub use object::REVISION;
+pub use objects::CLASS;
 pub use release::release;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};

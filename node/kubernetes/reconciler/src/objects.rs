@@ -1,4 +1,4 @@
-//! The objects, as data.
+//! The objects that the reconciler maintains, as data.
 
 use cluster::{API_SERVER_USER, DRIVER_NAME, PROXY_USER, STORAGE_GROUP};
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
@@ -7,37 +7,19 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::object::{Object, metadata};
 use crate::{admission, removed};
 
-/// Counts up with every change of an object below. An older release leaves objects of a newer one alone.
-pub const REVISION: u32 = 6;
-
-/// The storage class that claims get which name none.
 pub const CLASS: &str = "local";
-
-/// Where [`REVISION`] stands.
-pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
 const ROLE: &str = STORAGE_GROUP;
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// One object that is kept.
-#[derive(Clone, Debug)]
-pub(crate) struct Object {
-    pub(crate) resource: ApiResource,
-    pub(crate) name: &'static str,
-    /// Every field that matters; the cluster's own may come on top.
-    pub(crate) want: Value,
-    /// Fields that the API server never changes: another value means to delete the object and to make it anew.
-    /// What is not in `want` must not be there at all.
-    pub(crate) immutable: &'static [&'static str],
-}
-
-/// All objects, in the order in which they are needed. Those of a wave are needed at once.
+/// All objects, in the order of their creation. Those of a wave are created concurrently.
 pub(crate) fn waves() -> [Vec<Object>; 2] {
-    // What a node may not do stands before what it may.
-    let refused = admission::all().into_iter().chain(removed::objects()).collect();
-    [refused, vec![role(), binding(), proxies(), joining(), kubelets(), flows(), driver(), class()]]
+    // Policies before roles.
+    let policies = admission::all().into_iter().chain(removed::objects()).collect();
+    [policies, vec![role(), binding(), proxies(), joining(), kubelets(), flows(), driver(), class()]]
 }
 
 fn driver() -> Object {
@@ -58,7 +40,7 @@ pub(crate) fn csi_driver(metadata: Value) -> Value {
             "attachRequired": false,
             "podInfoOnMount": false,
             "fsGroupPolicy": "File",
-            // A node without a CSIStorageCapacity object counts as full, until its provisioner has made one.
+            // A node without a CSIStorageCapacity object counts as full.
             "storageCapacity": true,
             "volumeLifecycleModes": ["Persistent"],
         },
@@ -80,7 +62,7 @@ fn class() -> Object {
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowVolumeExpansion": true,
         }),
-        // The last two can be changed, but not by an apply that does not name them.
+        // The last two are mutable, but an apply without them does not remove them.
         immutable: &[
             "/provisioner",
             "/parameters",
@@ -109,11 +91,9 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-/// What a node's storage may do, and what it may do with Nodes.
 pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
-        // How far the expansion is.
         may("", "persistentvolumeclaims/status", &["patch"]),
         may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
         may("", "nodes", nodes),
@@ -124,7 +104,7 @@ pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
     ]
 }
 
-/// A rule of a role. What of these objects a node may write, the policies say.
+/// A rule of a role. The policies restrict writes to objects of the node.
 pub(crate) fn may(group: &str, resource: &str, verbs: &[&str]) -> Value {
     json!({"apiGroups": [group], "resources": [resource], "verbs": verbs})
 }
@@ -133,23 +113,23 @@ fn binding() -> Object {
     granted(ROLE, ROLE, ("Group", STORAGE_GROUP))
 }
 
-/// kube-proxy of a node that joined works with the node's identity: it reads Services and their endpoints.
+/// kube-proxy of a worker uses the node's storage identity.
 fn proxies() -> Object {
     granted("granary:proxies", "system:node-proxier", ("Group", STORAGE_GROUP))
 }
 
-/// Who has a bootstrap token may ask for a certificate, and nothing else. [`crate::approve`] decides.
+/// Bootstrap tokens may create certificate signing requests and nothing else. [`crate::approve`] decides on them.
 fn joining() -> Object {
     granted("granary:joining", "system:node-bootstrapper", ("Group", "system:bootstrappers"))
 }
 
-/// The API server asks kubelets for logs, and to start programs in containers.
+/// The API server as a client of kubelets, for logs and exec.
 fn kubelets() -> Object {
     granted("granary:kubelets", "system:kubelet-api-admin", ("User", API_SERVER_USER))
 }
 
-/// The nodes' storage and kube-proxy wait for no other clients: their requests have the priority level that those of
-/// kubelets have by default. Requests of administrators, the reconciler's among them, never wait.
+/// Gives requests of the nodes' storage and kube-proxy the priority level of kubelets. Requests of administrators and the
+/// reconciler are exempt.
 fn flows() -> Object {
     let name = "granary-nodes";
     Object {
@@ -179,7 +159,6 @@ fn flows() -> Object {
     }
 }
 
-/// A group or a user has the rights of a role.
 fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRoleBinding>(&()),
@@ -195,10 +174,6 @@ fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Obj
     }
 }
 
-pub(crate) fn metadata(name: &str) -> Value {
-    json!({"name": name, "annotations": {REVISION_ANNOTATION: REVISION.to_string()}})
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -206,10 +181,11 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::object::{REVISION, REVISION_ANNOTATION};
 
-    /// Every field must be one that the type knows: the API server would drop others without a word.
-    fn is_understood_as<K: DeserializeOwned + Serialize>(object: Object) {
-        let typed: K = serde_json::from_value(object.want.clone()).expect("it is such an object");
+    /// The type must have each field, because the API server ignores others silently.
+    fn has_only_fields_of<K: DeserializeOwned + Serialize>(object: Object) {
+        let typed: K = serde_json::from_value(object.want.clone()).expect("an object of this type");
         assert_eq!(serde_json::to_value(typed).expect("JSON"), object.want);
         assert_eq!(object.want["metadata"]["name"], object.name);
         assert_eq!(object.want["kind"], object.resource.kind.as_str());
@@ -217,19 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn the_api_understands_every_field() {
-        is_understood_as::<CSIDriver>(driver());
-        is_understood_as::<StorageClass>(class());
-        is_understood_as::<ClusterRole>(role());
-        is_understood_as::<ClusterRoleBinding>(binding());
-        is_understood_as::<ClusterRoleBinding>(kubelets());
-        is_understood_as::<FlowSchema>(flows());
+    fn objects_have_only_fields_of_the_api() {
+        has_only_fields_of::<CSIDriver>(driver());
+        has_only_fields_of::<StorageClass>(class());
+        has_only_fields_of::<ClusterRole>(role());
+        has_only_fields_of::<ClusterRoleBinding>(binding());
+        has_only_fields_of::<ClusterRoleBinding>(kubelets());
+        has_only_fields_of::<FlowSchema>(flows());
         let [policies, _] = waves();
         for object in policies {
             if object.resource.kind == "ValidatingAdmissionPolicy" {
-                is_understood_as::<ValidatingAdmissionPolicy>(object);
+                has_only_fields_of::<ValidatingAdmissionPolicy>(object);
             } else {
-                is_understood_as::<ValidatingAdmissionPolicyBinding>(object);
+                has_only_fields_of::<ValidatingAdmissionPolicyBinding>(object);
             }
         }
     }
@@ -243,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_may_not_touch_what_is_not_theirs() {
+    fn the_role_of_nodes_has_no_other_rights() {
         let rules = role().want["rules"].to_string();
         for word in ["*", "secrets", "nodes/status", "pods", "update", "deletecollection"] {
             assert!(!rules.contains(&format!("\"{word}\"")), "{word}");
@@ -251,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_that_a_node_may_write_has_a_policy_that_is_made_before_the_role() {
+    fn each_writable_kind_has_a_policy_before_the_role() {
         let [first, second] = waves();
         let guarded = |group: &Value, resource: &Value| {
             first.iter().any(|object| {

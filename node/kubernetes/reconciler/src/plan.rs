@@ -1,66 +1,60 @@
-//! Whether an object is as it should be, and what to do if not. Pure.
+//! Compares an object with its wanted state. Pure.
 
 use serde_json::Value;
 
-use crate::objects::{Object, REVISION, REVISION_ANNOTATION};
+use crate::object::{Object, REVISION, REVISION_ANNOTATION};
 
-/// What makes the object right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It is right.
     Keep,
-    /// A newer release keeps it.
+    /// A newer release, with this revision, maintains it.
     Leave {
-        /// The revision of the newer release.
         revision: u32,
     },
-    /// It is not there.
     Create,
-    /// Some of its fields have to be set.
     Apply,
-    /// Some of its fields cannot be changed.
+    /// An immutable field differs.
     Recreate,
 }
 
-pub(crate) fn plan(object: &Object, seen: Option<&Value>) -> Step {
-    let Some(seen) = seen else { return Step::Create };
-    if let Some(revision) = revision(seen).filter(|revision| *revision > REVISION) {
+pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
+    let Some(found) = found else { return Step::Create };
+    if let Some(revision) = revision(found).filter(|revision| *revision > REVISION) {
         return Step::Leave { revision };
     }
-    let differs = |pointer: &&&str| !is_same(object.want.pointer(pointer), seen.pointer(pointer));
+    let differs = |pointer: &&&str| !is_same(object.want.pointer(pointer), found.pointer(pointer));
     if object.immutable.iter().any(|pointer| differs(&pointer)) {
         return Step::Recreate;
     }
-    if holds(&object.want, seen) { Step::Keep } else { Step::Apply }
+    if holds(&object.want, found) { Step::Keep } else { Step::Apply }
 }
 
-fn revision(seen: &Value) -> Option<u32> {
-    seen["metadata"]["annotations"][REVISION_ANNOTATION].as_str()?.parse().ok()
+fn revision(found: &Value) -> Option<u32> {
+    found["metadata"]["annotations"][REVISION_ANNOTATION].as_str()?.parse().ok()
 }
 
-/// Whether everything in `want` is in `seen`. Lists are taken as a whole: the API's own defaults may only stand in
-/// objects.
-fn holds(want: &Value, seen: &Value) -> bool {
-    match (want, seen) {
-        (Value::Object(want), Value::Object(seen)) => {
-            want.iter().all(|(key, want)| seen.get(key).is_some_and(|seen| holds(want, seen)))
+/// Whether all of `want` is in `found`. Lists are compared as a whole: only objects may have defaults of the API server.
+fn holds(want: &Value, found: &Value) -> bool {
+    match (want, found) {
+        (Value::Object(want), Value::Object(found)) => {
+            want.iter().all(|(key, want)| found.get(key).is_some_and(|found| holds(want, found)))
         }
-        (Value::Array(want), Value::Array(seen)) => {
-            want.len() == seen.len() && want.iter().zip(seen).all(|(want, seen)| holds(want, seen))
+        (Value::Array(want), Value::Array(found)) => {
+            want.len() == found.len() && want.iter().zip(found).all(|(want, found)| holds(want, found))
         }
-        (want, seen) => want == seen,
+        (want, found) => want == found,
     }
 }
 
-/// The same value; empty ones are as good as none.
-fn is_same(want: Option<&Value>, seen: Option<&Value>) -> bool {
+/// The same value; empty values are equal to missing ones.
+fn is_same(want: Option<&Value>, found: Option<&Value>) -> bool {
     let something = |value: &&Value| match value {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
         Value::Object(fields) => !fields.is_empty(),
         Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     };
-    want.filter(something) == seen.filter(something)
+    want.filter(something) == found.filter(something)
 }
 
 #[cfg(test)]
@@ -80,13 +74,13 @@ mod tests {
     }
 
     fn changed(object: &Object, pointer: &str, value: Value) -> Value {
-        let mut seen = object.want.clone();
-        *seen.pointer_mut(pointer).expect("it is there") = value;
-        seen
+        let mut found = object.want.clone();
+        *found.pointer_mut(pointer).expect("it is there") = value;
+        found
     }
 
     #[test]
-    fn what_is_missing_is_made_and_what_was_made_is_kept() {
+    fn missing_objects_are_created_and_correct_ones_kept() {
         for object in all() {
             assert_eq!(plan(&object, None), Step::Create);
             assert_eq!(plan(&object, Some(&object.want)), Step::Keep);
@@ -94,18 +88,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_adds_is_no_drift() {
+    fn fields_of_the_api_server_are_not_drift() {
         for object in all() {
-            let mut seen = object.want.clone();
-            seen["metadata"]["uid"] = "u".into();
-            seen["metadata"]["annotations"]["other"] = "kept".into();
-            seen["spec"]["requiresRepublish"] = false.into();
-            assert_eq!(plan(&object, Some(&seen)), Step::Keep);
+            let mut found = object.want.clone();
+            found["metadata"]["uid"] = "u".into();
+            found["metadata"]["annotations"]["other"] = "kept".into();
+            found["spec"]["requiresRepublish"] = false.into();
+            assert_eq!(plan(&object, Some(&found)), Step::Keep);
         }
     }
 
     #[test]
-    fn a_changed_field_is_set_again() {
+    fn a_changed_field_is_applied() {
         let role = named("ClusterRole");
         assert_eq!(plan(&role, Some(&changed(&role, "/rules/0/verbs", json!(["get"])))), Step::Apply);
         assert_eq!(plan(&role, Some(&changed(&role, "/rules", json!([])))), Step::Apply);
@@ -113,13 +107,13 @@ mod tests {
         assert_eq!(plan(&driver, Some(&changed(&driver, "/spec/fsGroupPolicy", json!("None")))), Step::Apply);
         let class = named("StorageClass");
         assert_eq!(plan(&class, Some(&changed(&class, "/metadata/annotations", json!({})))), Step::Apply);
-        let mut seen = role.want.clone();
-        seen["rules"].as_array_mut().unwrap().push(json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}));
-        assert_eq!(plan(&role, Some(&seen)), Step::Apply);
+        let mut found = role.want.clone();
+        found["rules"].as_array_mut().unwrap().push(json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}));
+        assert_eq!(plan(&role, Some(&found)), Step::Apply);
     }
 
     #[test]
-    fn what_cannot_be_changed_is_made_anew() {
+    fn a_changed_immutable_field_recreates_the_object() {
         let class = named("StorageClass");
         let immediate = changed(&class, "/volumeBindingMode", json!("Immediate"));
         assert_eq!(plan(&class, Some(&immediate)), Step::Recreate);
@@ -137,12 +131,12 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_newer_release_are_left_alone_and_older_ones_are_not() {
+    fn only_objects_of_a_newer_release_are_ignored() {
         for object in all() {
             let at = |revision: &str| {
-                let mut seen = json!({"metadata": {"annotations": {}}, "provisioner": "another"});
-                seen["metadata"]["annotations"][REVISION_ANNOTATION] = revision.into();
-                plan(&object, Some(&seen))
+                let mut found = json!({"metadata": {"annotations": {}}, "provisioner": "another"});
+                found["metadata"]["annotations"][REVISION_ANNOTATION] = revision.into();
+                plan(&object, Some(&found))
             };
             assert_eq!(at(&(REVISION + 1).to_string()), Step::Leave { revision: REVISION + 1 });
             for revision in ["0", &REVISION.to_string(), "", "-1", "99999999999"] {
@@ -167,13 +161,13 @@ mod tests {
         })
     }
 
-    /// What a server-side apply makes of fields in objects.
-    fn applied(want: &Value, seen: &Value) -> Value {
-        match (want, seen) {
-            (Value::Object(want), Value::Object(seen)) => {
-                let mut all = seen.clone();
+    /// The result of a server-side apply.
+    fn applied(want: &Value, found: &Value) -> Value {
+        match (want, found) {
+            (Value::Object(want), Value::Object(found)) => {
+                let mut all = found.clone();
                 for (key, want) in want {
-                    let merged = seen.get(key).map_or_else(|| want.clone(), |seen| applied(want, seen));
+                    let merged = found.get(key).map_or_else(|| want.clone(), |found| applied(want, found));
                     all.insert(key.clone(), merged);
                 }
                 Value::Object(all)
@@ -184,15 +178,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn after_an_apply_nothing_is_left_to_do(want in any_json(), seen in any_json()) {
+        fn an_applied_object_is_correct(want in any_json(), found in any_json()) {
             prop_assert!(holds(&want, &want));
-            prop_assert!(holds(&want, &applied(&want, &seen)));
+            prop_assert!(holds(&want, &applied(&want, &found)));
         }
 
         #[test]
-        fn whatever_is_seen_is_planned_for(seen in any_json()) {
+        fn any_object_is_accepted(found in any_json()) {
             for object in all() {
-                let _ = plan(&object, Some(&seen));
+                let _ = plan(&object, Some(&found));
             }
         }
     }

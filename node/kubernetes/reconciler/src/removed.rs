@@ -1,7 +1,7 @@
-//! Nodes that were thrown out: what they write is refused.
+//! The policy that denies all writes of removed nodes.
 //!
-//! Kubernetes cannot take a certificate back, and a kubelet whose Node was deleted makes it again at its next start. An
-//! administrator writes the name of a node that shall not come back into a ConfigMap, and a policy keeps it out.
+//! Kubernetes cannot revoke certificates, and a kubelet whose Node was deleted creates it again at its next start.
+//! Therefore an administrator writes the name of a removed node into a ConfigMap.
 
 use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -9,34 +9,24 @@ use kube::api::ApiResource;
 use serde_json::json;
 
 use crate::admission::node_behind;
-use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
-use crate::objects::{Object, metadata};
+use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
+use crate::object::{Object, metadata};
 
-/// The ConfigMap that names the nodes which were removed for good, in [`REMOVED_NODES_NAMESPACE`]: each key is a node's
-/// name, values mean nothing. Nobody has to make it.
+/// The optional ConfigMap of removed nodes in [`REMOVED_NODES_NAMESPACE`]: each key is a node's name, values have no meaning.
 pub const REMOVED_NODES: &str = "granary-removed-nodes";
 
-/// Where [`REMOVED_NODES`] is.
 pub const REMOVED_NODES_NAMESPACE: &str = "kube-system";
 
 const POLICY: &str = "removed-nodes.local.granary.dev";
 
-/// A node that was removed gets no certificate.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the node {node} was removed from the cluster: its name is in the ConfigMap {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}; \
-     take it out to let a machine of that name in again"
-)]
-pub(crate) struct NodeRemoved {
-    pub(crate) node: String,
+/// Part of the messages about a removed node.
+pub(crate) fn node_removed(node: &str) -> String {
+    format!(
+        "the node {node} was removed from the cluster: its name is in the ConfigMap \
+         {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
+    )
 }
 
-impl NodeRemoved {
-    /// The condition's reason.
-    pub(crate) const REASON: &str = "NodeRemoved";
-}
-
-/// The policy, and what puts it in force.
 pub(crate) fn objects() -> [Object; 2] {
     let object = |resource, want| Object { resource, name: POLICY, want, immutable: &[] };
     let node = node_behind(KUBELET_PREFIX, &node_behind(STORAGE_USER_PREFIX, "''"));
@@ -72,7 +62,7 @@ pub(crate) fn objects() -> [Object; 2] {
         "metadata": metadata(POLICY),
         "spec": {
             "policyName": POLICY,
-            // Where nobody was removed there is no ConfigMap.
+            // Without removed nodes, there is no ConfigMap.
             "paramRef": {
                 "name": REMOVED_NODES,
                 "namespace": REMOVED_NODES_NAMESPACE,

@@ -1,4 +1,4 @@
-//! Looks, plans, acts; alone here the API server is awaited.
+//! Creates the objects and repairs changed ones.
 
 use std::time::Duration;
 
@@ -7,58 +7,35 @@ use futures::stream::{self, BoxStream};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use serde_json::Value;
 use supervisor::Context;
 use tracing::{debug, info, warn};
 
-use crate::objects::{Object, REVISION, waves};
+use crate::object::{Object, REVISION};
+use crate::objects::waves;
 use crate::plan::{Step, plan};
 
-/// The owner of our fields in the API.
 const FIELD_MANAGER: &str = "granary";
 
-/// A watch may miss a change: look again after this.
+/// A watch may miss a change.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// If somebody else keeps changing an object too, nobody shall do it in a busy loop.
+/// Prevents a busy loop if another client keeps changing an object.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Objects that are looked at and written at once. Each needs a connection of its own, and a handshake for it.
+/// Number of concurrent passes. Each has a connection and a TLS handshake of its own.
 const PARALLEL: usize = 4;
 
-/// Why the reconciler has to be started again.
+/// The reconciler has to be started again.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A request failed.
-    #[error("cannot {what} {kind} {name}")]
-    Api {
-        /// What was to be done.
-        what: &'static str,
-        /// With what kind of object.
-        kind: String,
-        /// Its name.
-        name: &'static str,
-        /// Why not.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// What the API server sent is no JSON object any more.
-    #[error("cannot read {kind} {name}")]
-    Syntax {
-        /// The kind of object.
-        kind: String,
-        /// Its name.
-        name: &'static str,
-        /// Why not.
-        #[source]
-        source: serde_json::Error,
-    },
+#[error("cannot {what} {kind} {name}")]
+pub struct RunError {
+    what: &'static str,
+    kind: String,
+    name: &'static str,
+    source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Keeps the objects until it is cancelled. Healthy as long as all of them are right.
-///
-/// # Errors
-/// [`RunError`]: to be started again after a while.
+/// Maintains the objects until it is cancelled. Healthy while all of them are correct.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     let waves = waves();
     let mut changes = stream::select_all(kinds(waves.iter().flatten()).into_iter().map(|kind| changes(kind, &client)));
@@ -87,27 +64,23 @@ pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Whether it changed something.
 async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
     let Object { resource, name, want, .. } = object;
     let kind = resource.kind.as_str();
-    let failed = |what| move |error| RunError::Api { what, kind: kind.to_owned(), name, source: Box::new(error) };
+    let failed = |what| move |error: kube::Error| RunError { what, kind: kind.to_owned(), name, source: error.into() };
     let api = Api::<DynamicObject>::all_with(client.clone(), resource);
-    let found = api.get_opt(name).await.map_err(failed("look at"))?;
-    let seen: Option<Value> = found
-        .as_ref()
-        .map(serde_json::to_value)
-        .transpose()
-        .map_err(|source| RunError::Syntax { kind: kind.to_owned(), name, source })?;
+    let found = api.get_opt(name).await.map_err(failed("get"))?;
+    let value = found.as_ref().map(serde_json::to_value).transpose().map_err(kube::Error::SerdeError);
+    let value = value.map_err(failed("read"))?;
 
-    match plan(object, seen.as_ref()) {
+    match plan(object, value.as_ref()) {
         Step::Keep => return Ok(false),
         Step::Leave { revision } => {
-            debug!(kind, name, revision, ours = REVISION, "object of a newer release left alone");
+            debug!(kind, name, revision, own_revision = REVISION, "object of a newer release ignored");
             return Ok(false);
         }
         Step::Recreate => {
-            // Only the one that was looked at: another control-plane node may have made it anew since.
+            // Only this object: another control-plane node may have created it again.
             let preconditions = found.map(|found| Preconditions { uid: found.uid(), resource_version: None });
             let params = DeleteParams { preconditions, ..DeleteParams::default() };
             match api.delete(name, &params).await {
@@ -120,11 +93,10 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
     }
     let params = PatchParams::apply(FIELD_MANAGER).force();
     api.patch(name, &params, &Patch::Apply(want)).await.map_err(failed("apply"))?;
-    info!(kind, name, revision = REVISION, existed = seen.is_some(), "object applied");
+    info!(kind, name, revision = REVISION, existed = value.is_some(), "object applied");
     Ok(true)
 }
 
-/// What is watched together.
 struct Kind {
     resource: ApiResource,
     names: Vec<&'static str>,
@@ -141,7 +113,7 @@ fn kinds<'a>(objects: impl Iterator<Item = &'a Object>) -> Vec<Kind> {
     kinds
 }
 
-/// Something for each change of one of the objects. Failures of the watch are logged; it goes on, with a back-off.
+/// An item for each change of one of the objects. The watch continues after failures, with a back-off.
 fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static, ()> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let config = match names.as_slice() {
@@ -152,15 +124,15 @@ fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static
         .default_backoff()
         .touched_objects()
         .filter_map(move |change| {
-            let ours = match change {
+            let is_relevant = match change {
                 Ok(object) => names.contains(&object.name_any().as_str()),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
-                    warn!(kind = resource.kind, error, "watch failed, it goes on");
+                    warn!(kind = resource.kind, error, "watch failed, will continue");
                     true
                 }
             };
-            std::future::ready(ours.then_some(()))
+            std::future::ready(is_relevant.then_some(()))
         })
         .boxed()
 }

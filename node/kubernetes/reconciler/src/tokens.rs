@@ -1,7 +1,7 @@
 //! Deletes the bootstrap tokens of nodes that have registered.
 //!
-//! The approver gives nothing for a token while there is a Node of its name. When that Node is deleted, a token that is
-//! left over would let whoever has read it join under the name.
+//! The approver denies requests with a token while a Node has its name. After that Node was deleted, a client that has read
+//! an old token could join with the name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +19,12 @@ use tracing::info;
 
 use crate::control::{WatchEnded, control};
 
-/// A watch may miss that a Node was created: look again after this.
+/// A watch may miss that a Node was created.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// A token could not be deleted.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
-    #[error("cannot look at the Node {node}")]
+    #[error("cannot get the Node {node}")]
     Node { node: String, source: Box<kube::Error> },
     #[error("cannot delete the bootstrap token")]
     Token(#[source] Box<kube::Error>),
@@ -36,22 +35,19 @@ struct Tokens {
     nodes: Api<Node>,
 }
 
-/// Watches bootstrap tokens and Nodes until it is cancelled. Healthy when it has seen the tokens that were there.
-///
-/// # Errors
-/// [`WatchEnded`]; an API server that is away is waited for and is none.
+/// Watches bootstrap tokens and Nodes until it is cancelled. Healthy when it has listed the tokens. Waits for an API server
+/// that is not reachable.
 pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
     let nodes = Api::<Node>::all(client);
     let of_type = watcher::Config::default().fields(&format!("type={BOOTSTRAP_TYPE}"));
     let controller = Controller::new(secrets.clone(), of_type);
-    let seen = controller.store();
+    let stored = controller.store();
     let controller =
-        controller.watches(nodes.clone(), watcher::Config::default(), move |node| of_node(&seen, &node.name_any()));
+        controller.watches(nodes.clone(), watcher::Config::default(), move |node| of_node(&stored, &node.name_any()));
     control(cx, "bootstrap tokens", controller, pass, Arc::new(Tokens { secrets, nodes })).await
 }
 
-/// The node that the token is for.
 fn node_of(token: &Secret) -> Option<&str> {
     token.annotations().get(BOOTSTRAP_NODE_ANNOTATION).map(String::as_str).filter(|node| !node.is_empty())
 }
@@ -69,7 +65,7 @@ async fn pass(token: Arc<Secret>, tokens: Arc<Tokens>) -> Result<Action, PassErr
         return Ok(Action::requeue(INTERVAL));
     }
     let name = token.name_any();
-    // Only the token that was looked at: it may have been made again, for another node.
+    // Only this token: the Secret may have been created again for another node.
     let preconditions = Preconditions { uid: token.uid(), resource_version: token.resource_version() };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match tokens.secrets.delete(&name, &params).await {

@@ -42,8 +42,8 @@ mod store;
 mod survey;
 mod volumes;
 
-pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use calls::{Operation, VolumeCalls};
+pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};

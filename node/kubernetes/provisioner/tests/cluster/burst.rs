@@ -1,24 +1,19 @@
-//! Many claims at once.
+//! Many claims at the same time.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::ListParams;
 use serde_json::json;
 use volume::State;
 
-use crate::node::Node;
+use crate::node::{Node, until};
 
-/// `bench burst` measures more.
 const CLAIMS: usize = 100;
 
-pub fn cases(suite: Suite) -> Suite {
-    suite.case("a_burst_of_claims_is_served", a_burst_of_claims_is_served)
-}
-
 /// The last case, and it removes nothing: the PV controller sends at most 20 requests a second.
-async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "burst").await?;
     let small = json!({"resources": {"requests": {"storage": "1Mi"}}});
     let names: Vec<_> = (0..CLAIMS).map(|number| format!("data-{number}")).collect();
@@ -27,14 +22,13 @@ async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failur
         .buffer_unordered(8)
         .try_collect::<Vec<_>>()
         .await?;
-    eventually(PATIENCE, "the volumes of all claims", async || {
+    until("the volumes of all claims", async || {
         let live = node.volumes.live();
         let announced = live.iter().filter_map(|id| node.volumes.record(id));
         let announced = announced.filter(|record| record.state == State::Announced).count();
-        Ok::<_, kube::Error>(if announced == CLAIMS { Seen::Done(()) } else { Seen::NotYet(announced.to_string()) })
+        Ok((announced != CLAIMS).then(|| announced.to_string()))
     })
     .await?;
-    // One each, whatever else happened.
     let mut pvs = node.pvs().list(&ListParams::default()).await?.items;
     pvs.retain(|pv| pv.spec.as_ref().is_some_and(|spec| spec.storage_class_name.as_ref() == Some(&node.class)));
     assert_eq!((pvs.len(), node.volumes.live().len()), (CLAIMS, CLAIMS));

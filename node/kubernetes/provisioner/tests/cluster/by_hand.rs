@@ -1,8 +1,8 @@
-//! Operators make PVs by hand: with the manifests of docs/operations/orphans.md.
+//! PVs that administrators create with the manifests of docs/operations/orphans.md.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use units::Bytes;
 use volume::{Claim, DRIVER_NAME, State, VolumeId};
 
-use crate::node::{Node, SELECTED_NODE};
+use crate::node::{Node, SELECTED_NODE, until};
 use crate::{id_of, record};
 
 const PAGE: &str = include_str!("../../../../../docs/operations/orphans.md");
-/// What the page has in the place of what the event says.
+/// The page's example of the UID in the event.
 const UID: &str = "6f2c1b8e-0000-4000-8000-000000000001";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
@@ -30,7 +30,7 @@ async fn with_orphan(cluster: &Cluster, namespace: &str, number: u8) -> Result<(
     Ok((node, id))
 }
 
-/// What the page shows under a heading, with the volume, the node, the namespace and the class of the test.
+/// The page's manifests below a heading, with the volume, node, namespace and class of the test.
 fn manifests(node: &Node, id: &VolumeId, heading: &str) -> Result<Vec<Value>, Failure> {
     let (_, section) = PAGE.split_once(&format!("\n## {heading}\n")).expect("the heading");
     let (_, rest) = section.split_once("\n```yaml\n").expect("an example");
@@ -55,7 +55,7 @@ fn read<T: DeserializeOwned>(manifests: &[Value], kind: &str) -> Result<T, Failu
     Ok(serde_json::from_value(found.unwrap_or_default())?)
 }
 
-pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_orphan_is_adopted_by_a_manual_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "adopted", 1).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     let manifests = manifests(&node, &id, "Use an orphan")?;
@@ -67,22 +67,18 @@ pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) ->
         bound.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|csi| csi.volume_handle.as_str()),
         Some(id.as_str())
     );
-    // It grows like any other, by the annotation of the page's claim.
+    // It can be expanded, because of the annotation of the page's claim.
     let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     node.claims().patch("data", &PatchParams::default(), &more).await?;
     node.event("data", "VolumeResizeSuccessful").await?;
-    // And goes like any other. What the manifest does not say is added before the claim goes.
+    // And deleted: missing fields of the manifest are added before.
     let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
     node.pvs().patch(&pv.name_any(), &PatchParams::default(), &delete).await?;
-    eventually(PATIENCE, "our finalizer and annotation", async || {
+    until("the driver's finalizer and annotation", async || {
         let found = node.pvs().get(&pv.name_any()).await?;
         let marked = found.finalizers().iter().any(|name| name == provisioner::FINALIZER);
         let named = found.annotations().contains_key(PROVISIONED_BY);
-        Ok::<_, kube::Error>(if marked && named {
-            Seen::Done(())
-        } else {
-            Seen::NotYet(format!("{:?}", found.metadata))
-        })
+        Ok((!marked || !named).then(|| format!("{:?}", found.metadata)))
     })
     .await?;
     assert_eq!(node.volumes.live(), std::slice::from_ref(&id));
@@ -91,10 +87,10 @@ pub async fn an_orphan_is_adopted_by_a_pv_made_by_hand(cluster: Arc<Cluster>) ->
     node.end().await
 }
 
-pub async fn an_orphan_is_erased_by_a_pv_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_orphan_is_erased_by_a_manual_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "erased", 2).await?;
     let pv: PersistentVolume = read(&manifests(&node, &id, "Erase an orphan")?, "PersistentVolume")?;
-    // The node adds both, and may be too late: the PV controller looks at it at the same time.
+    // The node adds both, but the PV controller may read the PV before.
     assert_eq!(pv.annotations().get(PROVISIONED_BY).map(String::as_str), Some(DRIVER_NAME));
     assert_eq!(pv.finalizers(), [provisioner::FINALIZER]);
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
@@ -111,7 +107,7 @@ pub async fn a_pv_with_missing_fields_is_ignored(cluster: Arc<Cluster>) -> Resul
         spec.persistent_volume_reclaim_policy = Some("Delete".to_owned());
     }
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
-    // Another claim's whole life comes after it.
+    // Another claim is created and deleted after it.
     node.claim_here("other", json!({})).await?;
     let other = node.bound("other").await?;
     node.claims().delete("other", &DeleteParams::default()).await?;

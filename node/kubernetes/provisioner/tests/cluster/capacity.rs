@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -12,32 +12,15 @@ use tokio::time::Instant;
 use units::{Bytes, Inodes};
 use volume::Mode;
 
-use crate::node::Node;
+use crate::node::{Node, until};
 
-pub fn cases(suite: Suite) -> Suite {
-    suite
-        .case("the_scheduler_is_told_once_the_node_is_there", the_scheduler_is_told_once_the_node_is_there)
-        .case("classes_are_followed", classes_are_followed)
-        .case("a_volume_leaves_less_until_it_is_deleted", a_volume_leaves_less_until_it_is_deleted)
-        .case("a_burst_of_claims_is_told_of_once_a_second", a_burst_of_claims_is_told_of_once_a_second)
-        .case("what_is_stale_is_deleted_and_what_is_not_ours_is_kept", what_is_stale_is_deleted)
-        .case("what_somebody_changes_is_mended", what_somebody_changes_is_mended)
-        .case("objects_go_with_their_node_and_come_back_with_a_new_one", objects_go_with_their_node)
-        .case(
-            "capacity_is_published_after_the_api_server_was_away",
-            capacity_is_published_after_the_api_server_was_away,
-        )
-        .case("metrics_tell_what_was_done", metrics_tell_what_was_done)
-}
-
-/// As much as the disk has.
 pub const DISK: Bytes = Bytes::new(100 << 30);
 
 fn objects(node: &Node) -> Api<CSIStorageCapacity> {
     Api::namespaced(node.admin.clone(), "kube-system")
 }
 
-/// kubelet's part; the node that there is, if there is one.
+/// Creates the Node as the kubelet does, unless it exists.
 pub async fn register(node: &Node) -> Result<String, Failure> {
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
     if let Some(found) = nodes.get_opt(&node.name).await? {
@@ -48,18 +31,17 @@ pub async fn register(node: &Node) -> Result<String, Failure> {
     Ok(made.uid().unwrap_or_default())
 }
 
-/// All objects of the class.
-async fn told(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, kube::Error> {
+async fn published(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, kube::Error> {
     let mut all = objects(node).list(&ListParams::default()).await?.items;
     all.retain(|object| object.storage_class_name == class);
     Ok(all)
 }
 
-/// Waits until the class's one object says so: `capacity` and `maximumVolumeSize`.
-pub async fn tells(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
-    let what = format!("{capacity} and {largest} told of class {class}");
+/// Waits until the only object of the class has this `capacity` and `maximumVolumeSize`.
+pub async fn publishes(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
+    let what = format!("capacity {capacity} and maximum {largest} of class {class}");
     let found = eventually(PATIENCE, &what, async || {
-        let found = told(node, class).await?;
+        let found = published(node, class).await?;
         let texts = |object: &CSIStorageCapacity| {
             [&object.capacity, &object.maximum_volume_size].map(|size| size.clone().unwrap_or_default().0)
         };
@@ -71,14 +53,12 @@ pub async fn tells(node: &Node, class: &str, capacity: &str, largest: &str) -> R
     Ok(found.await?)
 }
 
-/// Waits until nothing is told of the class.
-async fn silent(node: &Node, class: &str) -> Result<(), Failure> {
-    eventually(PATIENCE, &format!("nothing told of class {class}"), async || {
-        let found = told(node, class).await?;
-        Ok::<_, kube::Error>(if found.is_empty() { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+async fn unpublished(node: &Node, class: &str) -> Result<(), Failure> {
+    until(&format!("no object of class {class}"), async || {
+        let found = published(node, class).await?;
+        Ok((!found.is_empty()).then(|| format!("{found:?}")))
     })
-    .await?;
-    Ok(())
+    .await
 }
 
 async fn make_class(node: &Node, name: &str, provisioner: &str, parameters: Value) -> Result<(), Failure> {
@@ -93,20 +73,19 @@ async fn delete_class(node: &Node, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The value of one line of the node's metrics.
 fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
     let text = TextEncoder::new().encode_to_string(&node.registry.gather())?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     Ok(line.map(str::parse).transpose()?)
 }
 
-async fn the_scheduler_is_told_once_the_node_is_there(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "told").await?;
-    // kubelet registers after the provisioner has started: nothing waits for that but the capacity.
-    assert_eq!(told(&node, &node.class).await?, []);
+pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "published").await?;
+    // The kubelet registers after the start of the provisioner.
+    assert_eq!(published(&node, &node.class).await?, []);
     let uid = register(&node).await?;
-    // 512 bytes for a file on every 2 KiB: a fifth of the room is not for data.
-    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    // 512 bytes for a file on every 2 KiB: a fifth of the space is not for data.
+    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
     let whole = serde_json::to_value(&object)?;
     assert_eq!(whole["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": node.name}}));
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid}]);
@@ -116,17 +95,17 @@ async fn the_scheduler_is_told_once_the_node_is_there(cluster: Arc<Cluster>) -> 
     node.end().await
 }
 
-async fn classes_are_followed(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "classes").await?;
     register(&node).await?;
     make_class(&node, "foreign", "example.invalid", json!({})).await?;
-    // One file for every 16 KiB; and a class that is refused, so that its claims come here and hear why.
+    // One inode per 16 KiB; and a rejected class, whose claims get an event with the reason.
     make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "16384"})).await?;
     make_class(&node, "odd", "local.granary.dev", json!({"colour": "red"})).await?;
     let few = (100u64 << 30) * 32 / 33 / 4096;
-    tells(&node, "few-files", "100Gi", &format!("{}Ki", few * 4)).await?;
-    tells(&node, "odd", "100Gi", "80Gi").await?;
-    assert_eq!(told(&node, "foreign").await?, []);
+    publishes(&node, "few-files", "100Gi", &format!("{}Ki", few * 4)).await?;
+    publishes(&node, "odd", "100Gi", "80Gi").await?;
+    assert_eq!(published(&node, "foreign").await?, []);
     node.claim_here("few", json!({"storageClassName": "few-files"})).await?;
     let pv = node.bound("few").await?;
     let record = node.volumes.record(&pv.name_any().parse()?).ok_or("no record")?;
@@ -135,37 +114,37 @@ async fn classes_are_followed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     node.gone(&pv).await?;
     for name in ["few-files", "odd", "foreign"] {
         delete_class(&node, name).await?;
-        silent(&node, name).await?;
+        unpublished(&node, name).await?;
     }
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     node.end().await
 }
 
-async fn a_volume_leaves_less_until_it_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "volumes").await?;
     register(&node).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     let pv = node.bound("data").await?;
     // 8 GiB, and 2 GiB for the files.
-    tells(&node, &node.class, "90Gi", "72Gi").await?;
+    publishes(&node, &node.class, "90Gi", "72Gi").await?;
     let more = json!({"spec": {"resources": {"requests": {"storage": "16Gi"}}}});
     node.claims().patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
-    tells(&node, &node.class, "80Gi", "64Gi").await?;
+    publishes(&node, &node.class, "80Gi", "64Gi").await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     node.end().await
 }
 
-async fn a_burst_of_claims_is_told_of_once_a_second(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const CLAIMS: usize = 24;
     const WRITTEN: &str = r#"granary_capacity_publications_total{result="written"}"#;
 
-    let node = Node::start(&cluster, "told-burst").await?;
+    let node = Node::start(&cluster, "published-burst").await?;
     register(&node).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     let (before, begun) = (metric(&node, WRITTEN)?.unwrap_or_default(), Instant::now());
     let one = json!({"resources": {"requests": {"storage": "800Mi"}}});
     for number in 0..CLAIMS {
@@ -175,21 +154,21 @@ async fn a_burst_of_claims_is_told_of_once_a_second(cluster: Arc<Cluster>) -> Re
         node.bound(&format!("data-{number}")).await?;
     }
     // 1000 MiB each, with their files.
-    tells(&node, &node.class, "78400Mi", "62720Mi").await?;
-    // Of each of two classes: this one, and the one that every cluster has.
+    publishes(&node, &node.class, "78400Mi", "62720Mi").await?;
+    // Two classes: this one, and the default class.
     let (written, seconds) = (metric(&node, WRITTEN)?.unwrap_or_default() - before, begun.elapsed().as_secs_f64());
     assert!(written <= 2.0 * (seconds + 2.0), "{written} in {seconds} s");
     node.end().await
 }
 
-async fn what_is_stale_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "stale").await?;
     register(&node).await?;
     make_class(&node, "gone-class", "local.granary.dev", json!({})).await?;
-    let stale = tells(&node, "gone-class", "100Gi", "80Gi").await?;
+    let stale = publishes(&node, "gone-class", "100Gi", "80Gi").await?;
     node.halt().await?;
     delete_class(&node, "gone-class").await?;
-    // Another node's, and one that somebody made by hand, of the same class.
+    // Another node's, and one that an administrator created, of the same class.
     let mut kept = Vec::new();
     for (name, topology) in
         [(stale.name_any().replacen(&node.name, "other", 1), "other"), ("by-hand".to_owned(), node.name.as_str())]
@@ -200,60 +179,61 @@ async fn what_is_stale_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> 
         kept.push(objects(&node).create(&PostParams::default(), &serde_json::from_value(object)?).await?);
     }
     node.run().await?;
-    eventually(PATIENCE, "the stale object's end", async || {
-        let found = objects(&node).get_opt(&stale.name_any()).await?;
-        Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(format!("{found:?}"))))
+    until("the end of the stale object", async || {
+        Ok(objects(&node).get_opt(&stale.name_any()).await?.map(|found| format!("{found:?}")))
     })
     .await?;
     for object in kept {
         let found = objects(&node).get(&object.name_any()).await?;
-        assert_eq!(found.resource_version(), object.resource_version(), "{} was touched", object.name_any());
+        assert_eq!(found.resource_version(), object.resource_version(), "{} was written", object.name_any());
         objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
     }
     node.end().await
 }
 
-async fn what_somebody_changes_is_mended(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "mended").await?;
+pub(crate) async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "repaired").await?;
     register(&node).await?;
-    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
     let wrong = json!({"capacity": "1Ei", "maximumVolumeSize": null});
     objects(&node).patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(wrong)).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
-    let again = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let again = publishes(&node, &node.class, "100Gi", "80Gi").await?;
     assert_eq!(again.name_any(), object.name_any());
     node.end().await
 }
 
-async fn objects_go_with_their_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn objects_are_deleted_and_created_again_with_their_node(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
     let node = Node::start(&cluster, "owner").await?;
     let former = register(&node).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
     nodes.delete(&node.name, &DeleteParams::default()).await?;
-    silent(&node, &node.class).await?;
+    unpublished(&node, &node.class).await?;
     let uid = register(&node).await?;
     assert_ne!(uid, former);
-    let object = tells(&node, &node.class, "100Gi", "80Gi").await?;
+    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
     assert_eq!(object.owner_references().iter().map(|owner| &owner.uid).collect::<Vec<_>>(), [&uid]);
     node.end().await
 }
 
-async fn capacity_is_published_after_the_api_server_was_away(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "told-away").await?;
+pub(crate) async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "published-later").await?;
     register(&node).await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
     node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     node.bound("data").await?;
-    tells(&node, &node.class, "90Gi", "72Gi").await?;
-    assert_eq!(node.attempts(), 1, "the provisioner goes on by itself");
+    publishes(&node, &node.class, "90Gi", "72Gi").await?;
+    assert_eq!(node.attempts(), 1, "the provisioner is not started again");
     node.end().await
 }
 
-async fn metrics_tell_what_was_done(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn metrics_count_operations(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "metrics").await?;
     let claim = node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     let pv = node.bound("data").await?;

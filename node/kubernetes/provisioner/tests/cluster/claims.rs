@@ -1,4 +1,4 @@
-//! Claims become volumes.
+//! Volumes are created for claims.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use kube::api::DeleteParams;
 use provisioner::Notice;
 use serde_json::json;
 use units::Bytes;
-use volume::{Allocation, Mode, State, VolumeId};
+use volume::{Allocation, Mode, VolumeId};
 
 use crate::id_of;
-use crate::node::{Node, SELECTED_NODE};
+use crate::node::{Node, SELECTED_NODE, until};
 
-pub async fn a_claim_gets_a_volume_with_what_it_asked_for(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_claim_gets_a_volume_with_its_fields(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "provision").await?;
     let claim = node.claim_here("data", json!({"resources": {"requests": {"storage": "1500000001"}}})).await?;
     let pv = node.bound("data").await?;
@@ -32,32 +32,23 @@ pub async fn a_claim_gets_a_volume_with_what_it_asked_for(cluster: Arc<Cluster>)
         events.iter().filter(|event| event.reason.as_deref() == Some("ProvisioningSucceeded")).count()
     };
     assert_eq!(succeeded(&node.events("data").await?), 1);
-    let id = id_of(&claim.uid().unwrap_or_default())?;
-    eventually(PATIENCE, "the record's state announced", async || {
-        let state = node.volumes.record(&id).map(|record| record.state);
-        Ok::<_, kube::Error>(if state == Some(State::Announced) {
-            Seen::Done(())
-        } else {
-            Seen::NotYet(format!("{state:?}"))
-        })
-    })
-    .await?;
+    node.settled(&id_of(&claim.uid().unwrap_or_default())?).await?;
     node.end().await
 }
 
-pub async fn a_claim_of_another_node_is_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_claim_of_another_node_is_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "another-node").await?;
     node.claim("elsewhere", json!({})).await?;
     node.schedule("elsewhere", "another").await?;
     node.claim("nowhere", json!({})).await?;
-    // A claim that comes later is served, those were seen before it.
+    // The watch has seen both before this claim.
     node.claim_here("here", json!({})).await?;
     let pv = node.bound("here").await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
     node.end().await
 }
 
-pub async fn what_cannot_be_honoured_is_refused_by_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "refusals").await?;
     let source = json!({"kind": "PersistentVolumeClaim", "name": "other"});
     for (name, field, spec) in [
@@ -92,10 +83,9 @@ pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<C
     let note = node.event("large", "ProvisioningFailed").await?;
     assert!(note.contains("1.25 GiB") && note.contains("1 GiB to promise"), "{note}");
     let claims = node.claims();
-    eventually(PATIENCE, "the claim without its node", async || {
+    until("the claim without its node", async || {
         let found = claims.get("large").await?;
-        let chosen = found.annotations().contains_key(SELECTED_NODE);
-        Ok::<_, kube::Error>(if chosen { Seen::NotYet(format!("{:?}", found.annotations())) } else { Seen::Done(()) })
+        Ok(found.annotations().contains_key(SELECTED_NODE).then(|| format!("{:?}", found.annotations())))
     })
     .await?;
     assert_eq!(node.volumes.live(), []);
@@ -104,7 +94,7 @@ pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<C
     node.end().await
 }
 
-pub async fn a_block_claim_gets_a_disk_as_its_class_says(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_block_claim_gets_the_allocation_of_its_class(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "block").await?;
     for (name, parameters, access, allocation) in [
         ("thick", json!({}), "ReadWriteOnce", Allocation::Thick),
@@ -119,13 +109,12 @@ pub async fn a_block_claim_gets_a_disk_as_its_class_says(cluster: Arc<Cluster>) 
         let record = node.volumes.record(&id_of(&claim.uid().unwrap_or_default())?).expect("the volume has a record");
         assert_eq!(record.mode, Mode::Block { allocation });
         let note = node.event(name, "ProvisioningSucceeded").await?;
-        assert!(note.contains("a disk of 1 GiB") && note.contains(&allocation.to_string()), "{note}");
+        assert!(note.contains("a block device of 1 GiB") && note.contains(&allocation.to_string()), "{note}");
     }
     node.end().await
 }
 
-/// Kubernetes' controllers create the claim for the pod and delete it with the pod.
-pub async fn a_generic_ephemeral_volume_goes_with_its_pod(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_generic_ephemeral_volume_is_deleted_with_its_pod(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "ephemeral").await?;
     let spec = json!({
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": node.class,
@@ -171,13 +160,13 @@ pub async fn a_denied_call_is_an_event_on_its_pod(cluster: Arc<Cluster>) -> Resu
     assert_eq!(seen.reason.as_deref(), Some("VolumeCallDenied"));
     let note = seen.note.unwrap_or_default();
     assert!(note.starts_with("container main was denied a change of a file's project ID"), "{note}");
-    // What is found while no provisioner runs is published by the next one.
+    // A notice during a restart is published afterwards.
     node.halt().await?;
     node.notices.send(denied("loop"));
     node.run().await?;
-    eventually(PATIENCE, "a second event", async || {
+    until("a second event", async || {
         let events = node.events("tenant").await?;
-        Ok::<_, kube::Error>(if events.len() == 2 { Seen::Done(()) } else { Seen::NotYet(format!("{events:?}")) })
+        Ok((events.len() != 2).then(|| format!("{events:?}")))
     })
     .await?;
     node.end().await
@@ -189,7 +178,7 @@ pub async fn a_revoked_detach_of_a_volume_is_reported(cluster: Arc<Cluster>) -> 
     let pv = node.bound("data").await?;
     let id: VolumeId = pv.name_any().parse()?;
     let note = eventually(PATIENCE, "event VolumeDetachRevoked", async || {
-        // Again until the provisioner's watch has seen the PV.
+        // Repeated until the provisioner's watch has seen the PV.
         node.revoked.send_modify(|counts| *counts.entry(id.clone()).or_default() += 1);
         let events = node.events(&pv.name_any()).await?;
         let found = events.into_iter().find(|event| event.reason.as_deref() == Some("VolumeDetachRevoked"));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure};
 use fsquota::Drift;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
@@ -10,7 +10,7 @@ use serde_json::json;
 use units::{Bytes, Inodes};
 use volume::{Claim, Drifted, State, VolumeId};
 
-use crate::node::Node;
+use crate::node::{Node, until};
 use crate::{id_of, record};
 
 pub async fn a_staged_volume_whose_claim_is_gone_is_undone(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -23,16 +23,11 @@ pub async fn a_staged_volume_whose_claim_is_gone_is_undone(cluster: Arc<Cluster>
     };
     node.volumes.put(&id, record(claim, "class-staged", State::Staged));
     node.run().await?;
-    eventually(PATIENCE, "the end of the record", async || {
-        Ok::<_, kube::Error>(
-            node.volumes.record(&id).map_or(Seen::Done(()), |record| Seen::NotYet(format!("{record:?}"))),
-        )
-    })
-    .await?;
+    until("the end of the record", async || Ok(node.volumes.record(&id).map(|record| format!("{record:?}")))).await?;
     node.end().await
 }
 
-pub async fn a_staged_volume_whose_claim_is_there_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_staged_volume_whose_claim_exists_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "half-made", Bytes::new(100 << 30)).await?;
     let claim = node.claim_here("data", json!({})).await?;
     let uid = claim.uid().unwrap_or_default();
@@ -41,21 +36,19 @@ pub async fn a_staged_volume_whose_claim_is_there_is_finished(cluster: Arc<Clust
     node.run().await?;
     let pv = node.bound("data").await?;
     assert_eq!(pv.name_any(), format!("pvc-{uid}"));
-    assert_eq!(node.volumes.record(&id_of(&uid)?).map(|record| record.project.get()), Some(7), "made once only");
+    assert_eq!(node.volumes.record(&id_of(&uid)?).map(|record| record.project.get()), Some(7), "created once");
     node.end().await
 }
 
-pub async fn an_announced_volume_without_a_pv_is_reported_and_never_deleted(
-    cluster: Arc<Cluster>,
-) -> Result<(), Failure> {
+pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "orphan", Bytes::new(100 << 30)).await?;
     let id = id_of("0d3a7d6e-0000-4000-8000-000000000002")?;
     let claim = Claim { uid: "u".into(), namespace: node.namespace.clone(), name: "gone".into() };
     node.volumes.put(&id, record(claim, "class-orphan", State::Announced));
     node.run().await?;
-    let note = node.told_of_orphan(&id).await?;
+    let note = node.orphan_event(&id).await?;
     assert!(note.contains("1 GiB") && note.contains("orphan/gone"), "{note}");
-    // Then another claim's whole life.
+    // Another claim is created and deleted after it.
     node.claim_here("other", json!({})).await?;
     let other = node.bound("other").await?;
     node.claims().delete("other", &DeleteParams::default()).await?;
@@ -66,7 +59,7 @@ pub async fn an_announced_volume_without_a_pv_is_reported_and_never_deleted(
     node.end().await
 }
 
-pub async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn the_provisioner_survives_an_unreachable_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "away").await?;
     node.claim_here("before", json!({})).await?;
     let pv = node.bound("before").await?;
@@ -76,7 +69,7 @@ pub async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Re
     node.bound("after").await?;
     node.claims().delete("before", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
-    assert_eq!(node.attempts(), 1, "the provisioner goes on by itself");
+    assert_eq!(node.attempts(), 1, "the provisioner is not started again");
     node.end().await
 }
 
@@ -91,13 +84,13 @@ pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<
     node.run().await?;
     let note = node.event(&pv.name_any(), "VolumeLost").await?;
     assert!(note.contains("there is no volume"), "{note}");
-    // The PV can be deleted all the same.
+    // The PV can be deleted nevertheless.
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
     node.end().await
 }
 
-pub async fn an_empty_answer_of_the_api_server_deletes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_empty_list_of_the_api_server_deletes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "empty", Bytes::new(100 << 30)).await?;
     assert_eq!(node.pvs().list(&ListParams::default()).await?.items, [], "other cases leave no PV");
     let id = |number: u8| id_of(&format!("0d3a7d6e-0000-4000-8000-0000000000a{number}"));
@@ -108,15 +101,15 @@ pub async fn an_empty_answer_of_the_api_server_deletes_nothing(cluster: Arc<Clus
     node.volumes.put(&retired, record(gone(), "class-empty", State::Announced));
     node.volumes.retire(&retired);
     node.run().await?;
-    // What is told of the orphan comes after everything that the comparison does.
-    node.told_of_orphan(&announced).await?;
+    // The event about the orphan is the last action of the sweep.
+    node.orphan_event(&announced).await?;
     node.halt().await?;
     assert_eq!(node.volumes.live(), [announced, staged]);
     assert_eq!(node.volumes.retired(), [retired]);
     node.end().await
 }
 
-/// A pod had given a file another project: it counted against nobody's limit, and nobody saw it.
+/// As if a pod had changed the project of a file.
 pub async fn a_file_that_counts_to_another_project_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "drifted", Bytes::new(100 << 30)).await?;
     let id = id_of("0d3a7d6e-0000-4000-8000-000000000003")?;

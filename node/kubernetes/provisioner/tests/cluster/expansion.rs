@@ -1,4 +1,4 @@
-//! Volumes grow.
+//! Volumes are expanded.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use crate::node::Node;
 
 const GIB2: Bytes = Bytes::new(2 << 30);
 
-/// A node with a bound claim `data` of 1 GiB.
 async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(Node, VolumeId), Failure> {
     let node = Node::start(cluster, namespace).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
@@ -24,20 +23,18 @@ async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(N
     Ok((node, id))
 }
 
-async fn ask(node: &Node, size: &str) -> Result<(), Failure> {
+async fn request(node: &Node, size: &str) -> Result<(), Failure> {
     let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
     node.claims().patch("data", &PatchParams::default(), &more).await?;
     Ok(())
 }
 
-/// Changes the claim's status as kubelet does.
 async fn kubelet(node: &Node, status: Value) -> Result<(), Failure> {
     let patch = Patch::Merge(json!({ "status": status }));
     node.claims().patch_status("data", &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-/// Waits until the claim's expansion stands like this.
 async fn progress(node: &Node, wanted: &str) -> Result<PersistentVolumeClaim, Failure> {
     let what = format!("the expansion's state {wanted:?}");
     let found = eventually(PATIENCE, &what, async || {
@@ -65,7 +62,7 @@ fn capacity(claim: &PersistentVolumeClaim) -> Option<String> {
     Some(claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone())
 }
 
-/// Waits until the claim says that it has so much, and checks that everything else says so too.
+/// Waits until the claim has this capacity, and checks that PV and volume have it too.
 async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), Failure> {
     let claim = eventually(PATIENCE, &format!("the capacity {text}"), async || {
         let claim = node.claims().get("data").await?;
@@ -83,36 +80,36 @@ async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), 
     Ok(())
 }
 
-pub async fn a_filesystem_grows_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_filesystem_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow", "Filesystem").await?;
     // Rounded up to whole blocks.
-    ask(&node, "2147483647").await?;
+    request(&node, "2147483647").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     assert!(node.event("data", "Resizing").await?.contains("from 1 GiB to 2 GiB"));
     assert!(node.event("data", "VolumeResizeSuccessful").await?.contains("2 GiB"));
     node.end().await
 }
 
-pub async fn a_disk_that_no_pod_has_grows_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_unattached_disk_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow-offline", "Block").await?;
-    ask(&node, "2Gi").await?;
+    request(&node, "2Gi").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.end().await
 }
 
-pub async fn a_disk_that_a_pod_has_waits_for_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_attached_disk_waits_for_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow-online", "Block").await?;
     node.volumes.set_attached(&id, true);
-    ask(&node, "2Gi").await?;
+    request(&node, "2Gi").await?;
     let claim = progress(&node, "NodeResizePending").await?;
-    assert_eq!(capacity(&claim).as_deref(), Some("1Gi"), "the pod does not see it yet");
+    assert_eq!(capacity(&claim).as_deref(), Some("1Gi"), "the device of the pod is not expanded");
     assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
     let allocated = claim.status.and_then(|status| status.allocated_resources).unwrap_or_default();
-    assert_eq!(allocated["storage"].0, "2Gi", "what kubelet asks the plugin for");
+    assert_eq!(allocated["storage"].0, "2Gi", "the size of the kubelet's request");
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(GIB2));
     kubelet(&node, json!({"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})).await?;
-    // Asked for meanwhile: it comes after what kubelet is at.
-    ask(&node, "3Gi").await?;
+    // A further request waits for the kubelet.
+    request(&node, "3Gi").await?;
     kubelet(
         &node,
         json!({
@@ -133,39 +130,39 @@ pub async fn a_disk_that_a_pod_has_waits_for_kubelet(cluster: Arc<Cluster>) -> R
     node.end().await
 }
 
-pub async fn a_disk_whose_pod_goes_is_finished_without_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_disk_whose_pod_ends_is_finished_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = with_claim(&cluster, "grow-left", "Block").await?;
     node.volumes.set_attached(&id, true);
-    ask(&node, "2Gi").await?;
+    request(&node, "2Gi").await?;
     progress(&node, "NodeResizePending").await?;
     node.volumes.set_attached(&id, false);
-    // Looked at now and then, and at once by a provisioner that starts.
+    // At start, the provisioner checks at once.
     node.halt().await?;
     node.run().await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.end().await
 }
 
-pub async fn a_request_that_was_too_large_can_be_taken_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_request_that_is_too_large_can_be_lowered(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "too-large", "Filesystem").await?;
-    ask(&node, "200Gi").await?;
+    request(&node, "200Gi").await?;
     let claim = progress(&node, "ControllerResizeInfeasible").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("1Gi"));
     assert_eq!(conditions(&claim), ["ControllerResizeError", "Resizing"]);
     let note = node.event("data", "VolumeResizeFailed").await?;
     assert!(note.contains("keeps 1 GiB") && note.contains("to promise"), "{note}");
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");
-    // It does not wait for the back-off of the request that was too large.
-    ask(&node, "2Gi").await?;
+    // Without waiting for the back-off of the first request.
+    request(&node, "2Gi").await?;
     has(&node, &id, "2Gi", GIB2).await?;
-    ask(&node, "9223372036854775807").await?;
+    request(&node, "9223372036854775807").await?;
     progress(&node, "ControllerResizeInfeasible").await?;
-    ask(&node, "3Gi").await?;
+    request(&node, "3Gi").await?;
     has(&node, &id, "3Gi", Bytes::new(3 << 30)).await?;
     node.end().await
 }
 
-pub async fn an_expansion_goes_on_beside_other_changes_of_its_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_expansion_continues_beside_other_changes_of_its_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "beside", "Filesystem").await?;
     let other = json!({"type": "Painted", "status": "True", "message": "blue"});
     kubelet(&node, json!({"conditions": [other]})).await?;
@@ -177,7 +174,7 @@ pub async fn an_expansion_goes_on_beside_other_changes_of_its_claim(cluster: Arc
         }
         Ok::<_, Failure>(())
     };
-    let (asked, disturbed) = futures::join!(ask(&node, "2Gi"), disturb);
+    let (asked, disturbed) = futures::join!(request(&node, "2Gi"), disturb);
     asked?;
     disturbed?;
     has(&node, &id, "2Gi", GIB2).await?;
@@ -188,10 +185,10 @@ pub async fn an_expansion_goes_on_beside_other_changes_of_its_claim(cluster: Arc
     node.end().await
 }
 
-pub async fn an_expansion_that_was_cut_short_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn an_interrupted_expansion_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = with_claim(&cluster, "cut-short", "Filesystem").await?;
     node.halt().await?;
-    ask(&node, "2Gi").await?;
+    request(&node, "2Gi").await?;
     kubelet(
         &node,
         json!({
@@ -200,7 +197,7 @@ pub async fn an_expansion_that_was_cut_short_is_finished(cluster: Arc<Cluster>) 
         }),
     )
     .await?;
-    // The disk is done, nobody was told.
+    // The volume is expanded on the disk only.
     volume::Volumes::expand(&*node.volumes, &id, GIB2)?;
     node.run().await?;
     has(&node, &id, "2Gi", GIB2).await?;

@@ -1,4 +1,4 @@
-//! A node whose provisioner runs against the cluster, and the scheduler, whom the tests play.
+//! A node whose provisioner runs against the cluster. The tests act as the scheduler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,13 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const STOP: Duration = Duration::from_secs(20);
 
-/// Creates the objects that the reconciler keeps, once for all cases: none of them changes one.
+/// Waits until `obstacle` returns `None`. Its text describes the current state.
+pub async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, kube::Error>) -> Result<(), Failure> {
+    let look = async || Ok::<_, kube::Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
+    Ok(eventually(PATIENCE, what, look).await?)
+}
+
+/// Creates the reconciler's objects, once for all cases.
 pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
     static RECONCILED: OnceCell<()> = OnceCell::const_new();
     let reconciled = async || {
@@ -37,7 +43,7 @@ pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
     RECONCILED.get_or_try_init(reconciled).await.copied()
 }
 
-/// So that the provisioner creates no PV before. The API server puts policies in force a moment after it knows them.
+/// The API server enforces a policy some time after its creation.
 async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
     let volumes = Api::<PersistentVolume>::all(cluster.client(Identity::Storage).await?);
     let foreign: PersistentVolume = serde_json::from_value(json!({
@@ -58,18 +64,14 @@ async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A node with its own disk, its own classes and its own namespace.
 pub struct Node {
     pub admin: Client,
     pub name: String,
     pub volumes: Arc<FakeVolumes>,
     pub namespace: String,
     pub class: String,
-    /// What Prometheus reads.
     pub registry: Registry,
-    /// Detaches that the CSI plugin revoked.
     pub revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
-    /// What other parts of the node find.
     pub notices: Notices,
     queue: NoticeQueue,
     metrics: Metrics,
@@ -79,19 +81,18 @@ pub struct Node {
 }
 
 impl Node {
-    /// With a provisioner that runs, and a disk of 100 GiB.
+    /// With a disk of 100 GiB.
     pub async fn start(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
         Self::with_disk(cluster, namespace, Bytes::new(100 << 30)).await
     }
 
-    /// With a provisioner that runs.
     pub async fn with_disk(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
         let mut node = Self::stopped(cluster, namespace, size).await?;
         node.run().await?;
         Ok(node)
     }
 
-    /// Whose provisioner does not run yet.
+    /// Without a running provisioner.
     pub async fn stopped(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
         reconcile(cluster).await?;
         let admin = cluster.admin();
@@ -116,7 +117,7 @@ impl Node {
             admin,
         };
         node.make_class(json!({})).await?;
-        // Roles come to the API server's knowledge by a watch.
+        // The API server's watch of roles may be behind.
         let volumes = Api::<PersistentVolume>::all(node.storage.clone());
         eventually(PATIENCE, "the storage identity's role", async || {
             volumes.list(&ListParams::default().limit(1)).await.map(|_| Seen::Done(()))
@@ -125,7 +126,6 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts the provisioner.
     pub async fn run(&mut self) -> Result<(), Failure> {
         let settings = Settings {
             metrics: self.metrics.clone(),
@@ -141,7 +141,6 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the provisioner.
     pub async fn halt(&mut self) -> Result<(), Failure> {
         if let Some(running) = self.running.take() {
             running.stop(STOP).await?;
@@ -149,12 +148,11 @@ impl Node {
         Ok(())
     }
 
-    /// How often the provisioner was started again.
     pub fn attempts(&self) -> u32 {
         self.running.as_ref().map_or(0, |tree| tree.status().attempts)
     }
 
-    /// Makes the storage class anew, with more fields.
+    /// Creates the storage class again, with more fields.
     pub async fn make_class(&self, more: Value) -> Result<(), Failure> {
         let classes = Api::<StorageClass>::all(self.admin.clone());
         let mut class = json!({
@@ -179,7 +177,7 @@ impl Node {
         Api::all(self.admin.clone())
     }
 
-    /// Makes a claim of 1 GiB that waits for a consumer, with more fields of its spec.
+    /// Creates a claim of 1 GiB that waits for a consumer, with more fields of its spec.
     pub async fn claim(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
         let mut claim = json!({
             "metadata": {"name": name},
@@ -194,14 +192,13 @@ impl Node {
         Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
     }
 
-    /// What the scheduler does when a pod with the claim is to run on `node`.
+    /// Selects a node for the claim, as the scheduler does.
     pub async fn schedule(&self, claim: &str, node: &str) -> Result<(), Failure> {
         let chosen = json!({"metadata": {"annotations": {SELECTED_NODE: node, PROVISIONER: "local.granary.dev"}}});
         self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(chosen)).await?;
         Ok(())
     }
 
-    /// A claim that the scheduler puts here.
     pub async fn claim_here(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
         let claim = self.claim(name, more).await?;
         self.schedule(name, &self.name).await?;
@@ -229,7 +226,6 @@ impl Node {
         Ok(pods)
     }
 
-    /// Waits until the claim is bound; its PV.
     pub async fn bound(&self, claim: &str) -> Result<PersistentVolume, Failure> {
         let claims = self.claims();
         let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
@@ -257,8 +253,8 @@ impl Node {
         Ok(note.await?)
     }
 
-    /// Waits until the node's owner is told of the volume without a PV; how.
-    pub async fn told_of_orphan(&self, id: &VolumeId) -> Result<String, Failure> {
+    /// Waits for the event about an orphan on the Node; its note.
+    pub async fn orphan_event(&self, id: &VolumeId) -> Result<String, Failure> {
         let what = format!("the event about orphan {id}");
         let note = eventually(PATIENCE, &what, async || {
             let events = self.events(&self.name).await?;
@@ -272,91 +268,70 @@ impl Node {
         Ok(note.await?)
     }
 
-    /// All events about the object.
     pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
         let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
         Ok(all.into_iter().filter(about).collect())
     }
 
-    /// Waits until the volume's record says that its PV is there.
     pub async fn settled(&self, id: &VolumeId) -> Result<(), Failure> {
-        eventually(PATIENCE, "the record's state announced", async || {
+        until("the record's state announced", async || {
             let state = self.volumes.record(id).map(|record| record.state);
-            Ok::<_, kube::Error>(if state == Some(State::Announced) {
-                Seen::Done(())
-            } else {
-                Seen::NotYet(format!("{state:?}"))
-            })
+            Ok((state != Some(State::Announced)).then(|| format!("{state:?}")))
         })
-        .await?;
-        Ok(())
+        .await
     }
 
-    /// Waits until the volume's data may be used, alone on the disk.
     pub async fn live(&self, id: &VolumeId) -> Result<(), Failure> {
-        eventually(PATIENCE, &format!("{id} out of the trash"), async || {
+        until(&format!("{id} restored from the trash"), async || {
             let live = self.volumes.live();
-            Ok::<_, kube::Error>(if live == [id.clone()] { Seen::Done(()) } else { Seen::NotYet(format!("{live:?}")) })
+            Ok((live != [id.clone()]).then(|| format!("{live:?}")))
         })
-        .await?;
-        Ok(())
+        .await
     }
 
-    /// Waits for a phase of the PV.
     pub async fn phase(&self, pv: &str, phase: &str) -> Result<(), Failure> {
-        eventually(PATIENCE, &format!("the phase {phase} of {pv}"), async || {
+        until(&format!("the phase {phase} of {pv}"), async || {
             let found = self.pvs().get(pv).await?.status.and_then(|status| status.phase).unwrap_or_default();
-            Ok::<_, kube::Error>(if found == phase { Seen::Done(()) } else { Seen::NotYet(found) })
+            Ok((found != phase).then_some(found))
         })
-        .await?;
-        Ok(())
+        .await
     }
 
-    /// Waits until the PV is gone, and everything of its volume from the disk.
+    /// Waits until the PV and the data of its volume are deleted.
     pub async fn gone(&self, pv: &PersistentVolume) -> Result<(), Failure> {
         let name = pv.name_any();
         self.removed(&name, &name.parse()?).await
     }
 
-    /// Waits until the PV is gone, and everything of the volume from the disk.
     pub async fn removed(&self, pv: &str, id: &VolumeId) -> Result<(), Failure> {
         let pvs = self.pvs();
-        eventually(PATIENCE, &format!("the end of {pv}"), async || {
-            let (found, record) = (pvs.get_opt(pv).await?, self.volumes.record(id));
-            Ok::<_, kube::Error>(match (found, record) {
-                (None, None) => Seen::Done(()),
-                (found, record) => Seen::NotYet(format!("PV: {}, record: {record:?}", found.is_some())),
-            })
+        until(&format!("the end of {pv}"), async || {
+            let (found, record) = (pvs.get_opt(pv).await?.is_some(), self.volumes.record(id));
+            Ok((found || record.is_some()).then(|| format!("PV: {found}, record: {record:?}")))
         })
-        .await?;
-        Ok(())
+        .await
     }
 
-    /// Takes everything away that a case made, so that the next one finds nothing.
     pub async fn end(mut self) -> Result<(), Failure> {
         let all = ListParams::default();
         self.claims().delete_collection(&DeleteParams::default(), &all).await?;
         let claims = self.claims();
-        eventually(PATIENCE, "the end of the claims", async || {
+        until("the end of the claims", async || {
             let left = claims.list(&all).await?.items.len();
-            Ok::<_, kube::Error>(if left == 0 { Seen::Done(()) } else { Seen::NotYet(left.to_string()) })
+            Ok((left != 0).then(|| left.to_string()))
         })
         .await?;
         let pvs = self.pvs();
-        eventually(PATIENCE, "the end of the PVs with policy Delete", async || {
-            let left: Vec<_> = pvs
-                .list(&all)
-                .await?
-                .into_iter()
-                .filter(|pv| pv.spec.as_ref().is_some_and(|spec| spec.storage_class_name.as_ref() == Some(&self.class)))
-                .filter(|pv| {
-                    let policy = pv.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.clone());
-                    policy.as_deref() == Some("Delete")
+        until("the end of the PVs with policy Delete", async || {
+            let mut left = pvs.list(&all).await?.items;
+            left.retain(|pv| {
+                pv.spec.as_ref().is_some_and(|spec| {
+                    spec.storage_class_name.as_ref() == Some(&self.class)
+                        && spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete")
                 })
-                .map(|pv| pv.name_any())
-                .collect();
-            Ok::<_, kube::Error>(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
+            });
+            Ok((!left.is_empty()).then(|| left.iter().map(|pv| pv.name_any()).collect::<Vec<_>>().join(" ")))
         })
         .await?;
         self.halt().await?;

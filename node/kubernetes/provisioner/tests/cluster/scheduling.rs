@@ -1,33 +1,24 @@
-//! The real scheduler, which reads the node's capacity. The tests play kubelet.
+//! The real scheduler, which reads the node's capacity. The tests act as the kubelet.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::capacity::{DISK, register, tells};
+use crate::capacity::{DISK, publishes, register};
 use crate::id_of;
-use crate::node::{Node, SELECTED_NODE};
+use crate::node::{Node, SELECTED_NODE, until};
 
-/// How long the scheduler may take to end.
 const STOP: Duration = Duration::from_secs(20);
 
-/// What the scheduler reports of a node whose capacity is too small.
+/// The scheduler's message about a node whose capacity is too small.
 const NO_SPACE: &str = "did not have enough free storage";
 
-pub fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_pod_waits_for_its_nodes_capacity", a_pod_waits_for_its_nodes_capacity)
-        .case("of_two_claims_that_do_not_fit_together_one_is_served", of_two_claims_one_is_served)
-        .case("a_claim_for_one_pod_keeps_the_second_pod_waiting", a_claim_for_one_pod_keeps_the_second_waiting)
-        .case("a_class_keeps_its_topology_when_an_owner_selects_the_node", a_class_keeps_its_topology)
-}
-
-/// A node that can run pods, with a provisioner that does not run yet.
+/// A node that can run pods, without a running provisioner.
 async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure> {
     let node = Node::stopped(cluster, namespace, DISK).await?;
     register(&node).await?;
@@ -37,7 +28,6 @@ async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure
     Ok(node)
 }
 
-/// A pod of the same name as its claim.
 async fn make_pod(node: &Node, claim: &str) -> Result<Api<Pod>, Failure> {
     node.pod(claim, &of_claim(claim)).await
 }
@@ -46,53 +36,45 @@ fn of_claim(claim: &str) -> Value {
     json!({"persistentVolumeClaim": {"claimName": claim}})
 }
 
-/// Waits until the scheduler gives this reason for leaving the pod without a node.
 async fn unschedulable(pods: &Api<Pod>, name: &str, reason: &str) -> Result<(), Failure> {
-    eventually(PATIENCE, &format!("{reason:?} about pod {name}"), async || {
+    until(&format!("{reason:?} about pod {name}"), async || {
         let pod = pods.get(name).await?;
         let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
         let scheduled = conditions.into_iter().find(|condition| condition.type_ == "PodScheduled");
         let message = scheduled.and_then(|condition| condition.message).unwrap_or_default();
         let chosen = pod.spec.and_then(|spec| spec.node_name);
-        Ok::<_, kube::Error>(if chosen.is_none() && message.contains(reason) {
-            Seen::Done(())
-        } else {
-            Seen::NotYet(format!("{message:?} on {chosen:?}"))
-        })
+        let done = chosen.is_none() && message.contains(reason);
+        Ok((!done).then(|| format!("{message:?} on {chosen:?}")))
     })
-    .await?;
-    Ok(())
+    .await
 }
 
-/// Waits until the scheduler has bound the pod to a node.
 async fn scheduled(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
-    eventually(PATIENCE, &format!("a node for pod {name}"), async || {
+    until(&format!("a node for pod {name}"), async || {
         let chosen = pods.get(name).await?.spec.and_then(|spec| spec.node_name);
-        Ok::<_, kube::Error>(chosen.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
+        Ok(chosen.is_none().then(|| "none".to_owned()))
     })
-    .await?;
-    Ok(())
+    .await
 }
 
-/// kubelet's part: the pod has ended.
 async fn end_pod(pods: &Api<Pod>, name: &str) -> Result<(), Failure> {
     pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
     Ok(())
 }
 
-async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "scheduled").await?;
     let scheduler = cluster.start_scheduler().await?;
     let large = json!({"resources": {"requests": {"storage": "81Gi"}}});
     node.claim("fits", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     node.claim("large", large).await?;
     let pods = make_pod(&node, "fits").await?;
-    // Nothing is told yet: the node counts as full.
+    // Without an object, the node counts as full.
     unschedulable(&pods, "fits", NO_SPACE).await?;
     node.run().await?;
     let pv = node.bound("fits").await?;
     scheduled(&pods, "fits").await?;
-    // One that does not fit does not come here at all.
+    // The scheduler does not select the node for a claim that does not fit.
     make_pod(&node, "large").await?;
     unschedulable(&pods, "large", NO_SPACE).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
@@ -104,10 +86,10 @@ async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) -> Result<(),
 }
 
 /// The scheduler chooses the node for both claims by the same published capacity.
-async fn of_two_claims_one_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn one_of_two_claims_that_do_not_fit_together_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "race").await?;
     node.run().await?;
-    tells(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi", "80Gi").await?;
     node.halt().await?;
     let scheduler = cluster.start_scheduler().await?;
     let names = ["one", "two"];
@@ -122,8 +104,8 @@ async fn of_two_claims_one_is_served(cluster: Arc<Cluster>) -> Result<(), Failur
     let pods = make_pod(&node, "one").await?;
     make_pod(&node, "two").await?;
     for name in names {
-        eventually(PATIENCE, &format!("the node of claim {name}"), async || {
-            Ok::<_, kube::Error>(chosen(name).await?.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
+        until(&format!("the node of claim {name}"), async || {
+            Ok(chosen(name).await?.is_none().then(|| "none".to_owned()))
         })
         .await?;
     }
@@ -141,12 +123,12 @@ async fn of_two_claims_one_is_served(cluster: Arc<Cluster>) -> Result<(), Failur
     let note = node.event(second, "ProvisioningFailed").await?;
     assert!(note.contains("60 GiB") && note.contains("40 GiB to promise"), "{note}");
     unschedulable(&pods, second, NO_SPACE).await?;
-    assert_eq!(chosen(second).await?, None, "the claim went back to the scheduler");
+    assert_eq!(chosen(second).await?, None, "the claim was returned to the scheduler");
     let pv = node.bound(first).await?;
     scheduled(&pods, first).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
 
-    // Free space is all that it waits for.
+    // It waits only for free space.
     end_pod(&pods, first).await?;
     claims.delete(first, &DeleteParams::default()).await?;
     node.gone(&pv).await?;
@@ -157,7 +139,7 @@ async fn of_two_claims_one_is_served(cluster: Arc<Cluster>) -> Result<(), Failur
     node.end().await
 }
 
-async fn a_claim_for_one_pod_keeps_the_second_waiting(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_claim_for_one_pod_makes_a_second_pod_wait(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = schedulable(&cluster, "one-pod").await?;
     let scheduler = cluster.start_scheduler().await?;
     node.run().await?;
@@ -176,8 +158,8 @@ async fn a_claim_for_one_pod_keeps_the_second_waiting(cluster: Arc<Cluster>) -> 
     node.end().await
 }
 
-/// The scheduler honours it. Here the owner of the claim writes the scheduler's annotation.
-async fn a_class_keeps_its_topology(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// The user writes the annotation of the scheduler, which would select by the topology.
+pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const ZONE: &str = "topology.kubernetes.io/zone";
     let node = Node::start(&cluster, "topology").await?;
     register(&node).await?;

@@ -1,4 +1,4 @@
-//! One set of calls for the store on a disk and for the fake that the envtests use: both give the same answers.
+//! The store on a disk and the fake of the envtests return the same results for the same calls.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,10 @@ use crate::node::Node;
 const MIB: u64 = 1 << 20;
 const SIZE: Bytes = Bytes::new(4 * MIB);
 
-/// One that is not whole in blocks of 4 KiB.
 const ODD: Bytes = Bytes::new(6 * MIB + 1);
 
-/// More than the disk has.
 const TOO_MUCH: Bytes = Bytes::TIB;
 
-/// More than any file system has.
 const IMPOSSIBLE: Bytes = Bytes::new(i64::MAX as u64);
 
 /// The inodes do not divide the size.
@@ -45,7 +42,7 @@ fn request(mode: Mode, size: Bytes) -> Request {
     Request { claim, class: "local".into(), mode, size }
 }
 
-/// Without the project: the store reuses none, the fake counts from 1.
+/// Without the project ID, which differs.
 fn shown(record: &Record) -> String {
     let Record { claim, class, mode, size, project: _, state } = record;
     format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
@@ -70,7 +67,7 @@ impl Call {
             Self::Discard => format!("{:?}", volumes.discard(id)),
             Self::Undo => format!("{:?}", volumes.undo(id)),
             Self::LiveVolume => match volumes.live_volume(id) {
-                // The store's error has the errno of the missing directory.
+                // Without the errno of the store.
                 Err(LiveVolumeError::Open(error)) => error.to_string(),
                 other => format!("{other:?}"),
             },
@@ -78,7 +75,6 @@ impl Call {
     }
 }
 
-/// Everything that the provisioner lists, but for what the volumes use.
 fn listed(volumes: &dyn Volumes) -> String {
     let records = volumes.records().unwrap();
     let readable: BTreeMap<_, _> = records.readable.iter().map(|(id, record)| (id, shown(record))).collect();
@@ -91,7 +87,6 @@ fn listed(volumes: &dyn Volumes) -> String {
     format!("{readable:?} {unreadable} {used:?} {retired:?} {strays:?} {:?}", volumes.space().unwrap())
 }
 
-/// The same disk twice.
 struct Both {
     node: Node,
     fake: FakeVolumes,
@@ -104,7 +99,7 @@ impl Both {
         Self { node, fake }
     }
 
-    /// Returns the answer that both give.
+    /// Returns the result of both.
     fn call(&self, id: &VolumeId, call: &Call, when: &str) -> String {
         let [real, fake] = [&self.node.store as &dyn Volumes, &self.fake].map(|volumes| {
             let answer = call.of(volumes, id);
@@ -115,16 +110,16 @@ impl Both {
     }
 }
 
-/// How far a volume got, and the calls that bring it there.
+/// States of a volume, with the calls that lead to them.
 fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
     use Call::{Announce, Provision, Retire};
-    let made = || Provision(request(mode, SIZE));
+    let provision = || Provision(request(mode, SIZE));
     [
         ("of no volume", vec![]),
-        ("of a staged volume", vec![made()]),
-        ("of an announced volume", vec![made(), Announce]),
-        ("of a staged volume in the trash", vec![made(), Retire]),
-        ("of an announced volume in the trash", vec![made(), Announce, Retire]),
+        ("of a staged volume", vec![provision()]),
+        ("of an announced volume", vec![provision(), Announce]),
+        ("of a staged volume in the trash", vec![provision(), Retire]),
+        ("of an announced volume in the trash", vec![provision(), Announce, Retire]),
     ]
 }
 
@@ -152,7 +147,6 @@ fn calls(mode: Mode) -> Vec<Call> {
     ]
 }
 
-/// Every call in every state, twice.
 #[test]
 fn the_fake_answers_as_the_store_does() {
     let both = Both::new();
@@ -166,7 +160,7 @@ fn the_fake_answers_as_the_store_does() {
                 }
                 both.call(&id, &call, state);
                 both.call(&id, &call, &format!("{state}, again"));
-                // The next one finds nothing.
+                // Clean up.
                 for step in [Call::Retire, Call::Discard] {
                     both.call(&id, &step, "at the end");
                 }
@@ -176,7 +170,6 @@ fn the_fake_answers_as_the_store_does() {
     assert_eq!(both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the end"), empty);
 }
 
-/// The promises of several volumes add up, and deleted ones free theirs.
 #[test]
 fn the_fake_is_full_when_the_store_is() {
     let both = Both::new();
@@ -193,12 +186,12 @@ fn the_fake_is_full_when_the_store_is() {
     assert!(full.starts_with("Full {"), "{full}");
     both.call(&two, &Call::Expand(ODD), "with space");
     both.call(&two, &Call::Expand(Bytes::new(9 * MIB)), "of what has grown");
-    // A staged volume that is undone frees its promise, a retired one only when it is discarded.
+    // `undo` of a staged volume frees its reservation; that of a retired one stays until `discard`.
     both.call(&one, &Call::Retire, "of a staged volume");
     both.call(&three, &files(half), "while it is in the trash");
     both.call(&one, &Call::Undo, "in the trash");
-    let made = both.call(&three, &files(half), "after it was undone");
-    assert!(made.starts_with("created "), "{made}");
+    let created = both.call(&three, &files(half), "after it was undone");
+    assert!(created.starts_with("created "), "{created}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The provisioner's view of a real disk.
 
 mod contract;
-mod held;
+mod live;
 mod node;

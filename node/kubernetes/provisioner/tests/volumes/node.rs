@@ -8,7 +8,7 @@ use volume::{Settings, Store};
 
 pub struct Node {
     pub store: Store,
-    // Last: it can only be unmounted when nothing on it is open.
+    // Last, because it is unmounted when it is dropped.
     pub disk: XfsDisk,
 }
 

@@ -1,8 +1,8 @@
-//! The capacities that the scheduler reads.
+//! CSIStorageCapacity objects.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -10,15 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{Nodes, denied};
 
-const FOREIGN: &str = "publishes the capacity of itself alone";
+const FOREIGN: &str = "publishes only its own capacity";
 const SYSTEM: &str = "kube-system";
-
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_node_publishes_its_own_capacity", a_node_publishes_its_own_capacity)
-        .case("a_node_cannot_publish_or_take_away_another_nodes_capacity", another_nodes_capacity)
-        .case("a_capacity_of_another_shape_is_refused", a_capacity_of_another_shape_is_refused)
-}
 
 fn name(node: &str) -> String {
     format!("0123456789abcdef.{node}.local.granary.dev")
@@ -37,14 +30,14 @@ fn capacity(node: &str) -> Value {
     })
 }
 
-/// As the garbage collector would take away what belongs to no Node, no owner is named.
+/// The garbage collector deletes objects whose owner does not exist.
 fn without_owner(node: &str) -> Value {
     let mut capacity = capacity(node);
     capacity["metadata"]["ownerReferences"] = Value::Null;
     capacity
 }
 
-async fn a_node_publishes_its_own_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_publishes_its_own_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSIStorageCapacity>::namespaced(nodes.own, SYSTEM);
     let params = PatchParams::apply("granary-capacity").force();
@@ -59,7 +52,7 @@ async fn a_node_publishes_its_own_capacity(cluster: Arc<Cluster>) -> Result<(), 
     Ok(())
 }
 
-async fn another_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_cannot_write_another_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSIStorageCapacity>::namespaced(nodes.own, SYSTEM);
     let other = Api::<CSIStorageCapacity>::namespaced(nodes.other, SYSTEM);
@@ -73,7 +66,7 @@ async fn another_nodes_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_capacity_of_another_shape_is_refused(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_capacity_with_other_fields_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSIStorageCapacity>::namespaced(nodes.own.clone(), SYSTEM);
     let changed = |pointer: &str, value: Value| {

@@ -1,10 +1,10 @@
-//! The certificate that makes a node's storage known to the API server.
+//! Certificates of nodes.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, Identity, PATIENCE};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -23,17 +23,6 @@ use x509_parser::pem::parse_x509_pem;
 use crate::storage::{FOREIGN_VOLUME, retained};
 use crate::{Nodes, denied};
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_node_gets_its_certificate_and_can_use_it", a_node_gets_its_certificate_and_can_use_it)
-        .case("nobody_gets_a_certificate_for_another_node", nobody_gets_a_certificate_for_another_node)
-        .case("a_node_that_asks_for_another_name_is_told_why", a_node_that_asks_for_another_name_is_told_why)
-        .case("requests_of_others_are_left_alone", requests_of_others_are_left_alone)
-        .case("a_kubelet_serves_under_no_address_of_others", a_kubelet_serves_under_no_address_of_others)
-        .case("a_certificate_that_is_made_again_is_served_soon", a_certificate_that_is_made_again_is_served_soon)
-}
-
-/// An approver that has seen the requests that were there.
 pub(crate) struct Approver(Supervisor);
 
 impl Approver {
@@ -52,8 +41,7 @@ impl Approver {
     }
 }
 
-/// What somebody asks for.
-pub(crate) struct Asked<'a> {
+pub(crate) struct CertificateRequest<'a> {
     common_name: &'a str,
     organization: &'a str,
     names: &'a [&'a str],
@@ -62,8 +50,8 @@ pub(crate) struct Asked<'a> {
     signer: &'a str,
 }
 
-/// What the storage of the node `one` asks for.
-pub(crate) const GOOD: Asked<'_> = Asked {
+/// Of the storage identity of the node `one`.
+pub(crate) const GOOD: CertificateRequest<'_> = CertificateRequest {
     common_name: "granary:node:one",
     organization: "granary:nodes",
     names: &[],
@@ -72,8 +60,7 @@ pub(crate) const GOOD: Asked<'_> = Asked {
     signer: "kubernetes.io/kube-apiserver-client",
 };
 
-impl Asked<'_> {
-    /// Asks, and returns the request's name.
+impl CertificateRequest<'_> {
     pub(crate) async fn by(self, client: Client) -> Result<String, Failure> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -97,7 +84,7 @@ impl Asked<'_> {
     }
 }
 
-/// Type, reason and message of the first condition, when there is one.
+/// Waits for the decision: type, reason and message.
 pub(crate) async fn decision(cluster: &Cluster, request: &str) -> Result<String, Failure> {
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let decision = eventually(PATIENCE, "a decision", async || {
@@ -116,7 +103,7 @@ pub(crate) async fn kubelet(cluster: &Cluster, node: &str) -> Result<Client, Fai
     Ok(cluster.impersonate(&format!("system:node:{node}"), &groups).await?)
 }
 
-async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let identity = Requested::storage(cluster.config(), cluster.credentials());
@@ -124,11 +111,11 @@ async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Re
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let count = async || Ok::<_, Failure>(requests.list(&kube::api::ListParams::default()).await?.items.len());
     let before = count().await?;
-    assert_eq!(identity.ensure().await?, lasting, "it is kept");
-    assert_eq!(count().await?, before, "nobody was asked");
+    assert_eq!(identity.ensure().await?, lasting, "the certificate is kept");
+    assert_eq!(count().await?, before, "without a request");
     std::fs::remove_file(cluster.config().paths.pki.join("storage.crt"))?;
     identity.ensure().await?;
-    assert_eq!(count().await?, before + 1, "what is lost is asked for anew");
+    assert_eq!(count().await?, before + 1, "a lost certificate is requested again");
     approver.stop().await?;
 
     let own = cluster.credentials().client(Identity::Storage).await?;
@@ -148,39 +135,39 @@ async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Cluster>) -> Re
     Ok(())
 }
 
-async fn nobody_gets_a_certificate_for_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_certificate_for_another_node_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let one = kubelet(&cluster, "one").await?;
     let two = kubelet(&cluster, "two").await?;
     for (asked, client, wanted) in [
-        (GOOD, two, "Denied OtherSubject: the subject has to be CN=granary:node:two"),
-        (Asked { organization: "granary:admins", ..GOOD }, one.clone(), "Denied OtherSubject"),
-        (Asked { common_name: "somebody", ..GOOD }, one.clone(), "Denied OtherSubject"),
-        (Asked { names: &["kubernetes.default.svc"], ..GOOD }, one.clone(), "Denied AttributesNotAllowed"),
-        (Asked { usages: &["client auth"], ..GOOD }, one.clone(), "Denied OtherUsages"),
-        (GOOD, cluster.admin(), "Denied NoKubelet: granary:admin is no kubelet"),
+        (GOOD, two, "Denied OtherSubject: the subject must be CN=granary:node:two"),
+        (CertificateRequest { organization: "granary:admins", ..GOOD }, one.clone(), "Denied OtherSubject"),
+        (CertificateRequest { common_name: "another", ..GOOD }, one.clone(), "Denied OtherSubject"),
+        (CertificateRequest { names: &["kubernetes.default.svc"], ..GOOD }, one.clone(), "Denied AttributesNotAllowed"),
+        (CertificateRequest { usages: &["client auth"], ..GOOD }, one.clone(), "Denied OtherUsages"),
+        (GOOD, cluster.admin(), "Denied NoKubelet: granary:admin is not a kubelet"),
         (GOOD, one, "Approved OwnNode"),
     ] {
         let request = asked.by(client).await?;
         let decision = decision(&cluster, &request).await?;
-        assert!(decision.starts_with(wanted), "{decision}, wanted {wanted}");
+        assert!(decision.starts_with(wanted), "{decision}, expected {wanted}");
     }
     approver.stop().await
 }
 
-async fn a_node_that_asks_for_another_name_is_told_why(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_denied_node_gets_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let other = Config { node: "other".to_owned(), ..cluster.config().clone() };
     let error = Requested::storage(&other, cluster.credentials()).ensure().await.err();
-    let Some(IdentityError::Denied { why, .. }) = error else { panic!("wanted a denial, got {error:?}") };
-    assert!(why.starts_with("OtherSubject: the subject has to be CN=granary:node:granary"), "{why}");
+    let Some(IdentityError::Denied { why, .. }) = error else { panic!("expected a denial, got {error:?}") };
+    assert!(why.starts_with("OtherSubject: the subject must be CN=granary:node:granary"), "{why}");
     approver.stop().await
 }
 
-async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
-    let person = Asked { common_name: "jane", organization: "dev", ..GOOD }.by(cluster.admin()).await?;
-    // Decided after the other, which was seen by then.
+    let person = CertificateRequest { common_name: "jane", organization: "dev", ..GOOD }.by(cluster.admin()).await?;
+    // Created and decided later.
     let own = GOOD.by(kubelet(&cluster, "one").await?).await?;
     assert!(decision(&cluster, &own).await?.starts_with("Approved"));
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
@@ -190,10 +177,10 @@ async fn requests_of_others_are_left_alone(cluster: Arc<Cluster>) -> Result<(), 
     approver.stop().await
 }
 
-/// With such a certificate a node that was taken over is the API server, or another node, to everybody.
-async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// With such a certificate, an attacker on a node could impersonate the API server or another node.
+pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let ask = async |address| {
-        let asked = Asked {
+        let asked = CertificateRequest {
             common_name: "system:node:two",
             organization: "system:nodes",
             addresses: &[address],
@@ -203,7 +190,7 @@ async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> R
         };
         asked.by(kubelet(&cluster, "two").await?).await
     };
-    // Why it matters how an address is written: the signer takes both for one. Nobody else approves anything here.
+    // The signer writes a mapped address as an IPv4 address. No approver runs here.
     let mapped = ask("::ffff:10.96.0.1").await?;
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]}});
@@ -227,12 +214,12 @@ async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> R
     approver.stop().await
 }
 
-/// Nobody starts the API server again for it. What tells the new certificate from the old is an address more.
-async fn a_certificate_that_is_made_again_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let authority = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
-    let authority = ca_digest(&authority).ok_or("no authority")?;
+/// Without a restart of the API server. The new certificate has one more address.
+pub(crate) async fn a_renewed_certificate_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let ca = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
+    let ca = ca_digest(&ca).ok_or("no CA")?;
     let address = Ipv4Addr::new(127, 0, 0, 2);
-    let shake_hands = async || discovery::authority(address.into(), 6443, authority).await.map(drop);
+    let shake_hands = async || discovery::authority(address.into(), 6443, ca).await.map(drop);
     let before = shake_hands().await;
     assert!(matches!(before, Err(DiscoveryError::Server { .. })), "{before:?}");
 

@@ -1,8 +1,8 @@
-//! What a kubelet may say of its own Node.
+//! Writes of a kubelet to its own Node.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -16,16 +16,6 @@ const ANNOTATIONS: &str = "a kubelet does not write annotations node.granary.dev
 
 const NAME: &str = "a kubelet labels its Node as kubernetes.io/hostname with its own name";
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case(
-            "a_kubelet_does_not_choose_the_addresses_of_its_pods",
-            a_kubelet_does_not_choose_the_addresses_of_its_pods,
-        )
-        .case("a_kubelet_does_not_tell_a_key", a_kubelet_does_not_tell_a_key)
-        .case("a_kubelet_does_not_take_another_nodes_name", a_kubelet_does_not_take_another_nodes_name)
-}
-
 async fn kubelet(cluster: &Cluster) -> Result<Api<Node>, Failure> {
     Ok(Api::all(cluster.impersonate("system:node:one", &["system:nodes", "system:authenticated"]).await?))
 }
@@ -36,19 +26,19 @@ fn node(rest: Value) -> Result<Node, serde_json::Error> {
     serde_json::from_value(node)
 }
 
-async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
     let (post, params) = (PostParams::default(), PatchParams::default());
-    // They would give it a range at once.
+    // They would assign a network at once.
     cluster.stop_controllers().await?;
     let ranges = json!({"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}});
     denied(own.create(&post, &node(ranges.clone())?).await, ADDRESSES);
     own.create(&post, &node(json!({}))?).await?;
-    // As long as it has none, the API itself would take any.
+    // NodeRestriction allows a change while the Node has none.
     denied(own.patch("one", &params, &Patch::Merge(&ranges)).await, ADDRESSES);
     admin.patch("one", &params, &Patch::Merge(&ranges)).await?;
-    // The rest of its work goes on.
+    // Usual writes.
     own.patch("one", &params, &Patch::Merge(json!({"metadata": {"labels": {"kubernetes.io/arch": "amd64"}}}))).await?;
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
     own.patch_status("one", &params, &Patch::Merge(status)).await?;
@@ -57,16 +47,16 @@ async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluste
     Ok(())
 }
 
-async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (admin, storage) = (Api::<Node>::all(nodes.admin), Api::<Node>::all(nodes.own));
     let own = kubelet(&cluster).await?;
     let (post, params) = (PostParams::default(), PatchParams::default());
     let key = |key: Value| json!({"metadata": {"annotations": {KEY: key}}});
-    let told = node(json!({"metadata": {"name": "one", "annotations": {KEY: "a key"}}}))?;
-    denied(own.create(&post, &told).await, ANNOTATIONS);
+    let with_key = node(json!({"metadata": {"name": "one", "annotations": {KEY: "a key"}}}))?;
+    denied(own.create(&post, &with_key).await, ANNOTATIONS);
     own.create(&post, &node(json!({}))?).await?;
-    // Why the mesh has the storage's identity.
+    // The reason why the mesh uses the storage identity.
     forbidden(own.list(&ListParams::default()).await);
     denied(own.patch("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
     denied(own.patch_status("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
@@ -75,7 +65,7 @@ async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Fail
         denied(own.patch("one", &params, &Patch::Merge(key(change.clone()))).await, ANNOTATIONS);
         denied(own.patch_status("one", &params, &Patch::Merge(key(change))).await, ANNOTATIONS);
     }
-    // kubelet's own annotations come with the status.
+    // The kubelet writes its own annotations with the status.
     let volumes =
         json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}}});
     own.patch_status("one", &params, &Patch::Merge(volumes)).await?;
@@ -88,8 +78,8 @@ async fn a_kubelet_does_not_tell_a_key(cluster: Arc<Cluster>) -> Result<(), Fail
     Ok(())
 }
 
-/// The scheduler sent it the pods with the volumes of the node whose name it took.
-async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// The scheduler would place pods with volumes of the other node on it.
+pub(crate) async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
     let (post, params) = (PostParams::default(), PatchParams::default());
@@ -102,7 +92,10 @@ async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Re
     own.patch("one", &params, &Patch::Merge(named("one"))).await?;
     denied(own.patch("one", &params, &Patch::Merge(named(""))).await, NAME);
     admin.delete("one", &DeleteParams::default()).await?;
-    let nobody = cluster.impersonate("nobody", &["system:nodes", "system:masters", "system:authenticated"]).await?;
-    denied(Api::all(nobody).create(&post, &node(json!({}))?).await, "users in system:nodes are named system:node:NAME");
+    let unnamed = cluster.impersonate("unnamed", &["system:nodes", "system:masters", "system:authenticated"]).await?;
+    denied(
+        Api::all(unnamed).create(&post, &node(json!({}))?).await,
+        "users in system:nodes are named system:node:NAME",
+    );
     Ok(())
 }

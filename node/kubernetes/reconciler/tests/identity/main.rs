@@ -1,4 +1,4 @@
-//! The objects in a real API server, and what they let the identities of a node do.
+//! The reconciler's objects in a real API server, and the resulting rights of the identities of a node.
 
 mod capacity;
 mod certificate;
@@ -23,22 +23,77 @@ use serde_json::{Value, json};
 use supervisor::{Settings, Supervisor};
 use tokio::sync::OnceCell;
 
-fn main() -> ExitCode {
-    // First: no other case deletes or changes the objects, and the first case finds none.
-    let suite = objects::cases(Suite::new());
-    let suite = storage::cases(suite);
-    let suite = secrets::cases(suite);
-    let suite = resize::cases(suite);
-    let suite = capacity::cases(suite);
-    let suite = node::cases(suite);
-    let suite = joining::cases(suite);
-    let suite = kubelet::cases(suite);
-    let suite = removed::cases(suite);
-    let suite = pods::cases(suite);
-    certificate::cases(suite).run()
+macro_rules! suite {
+    ($($module:ident::$case:ident),* $(,)?) => {
+        Suite::new()$(.case(stringify!($case), $module::$case))*
+    };
 }
 
-/// Nodes whose rights are in force.
+fn main() -> ExitCode {
+    // The cases of `objects` are first, because they delete and change the objects.
+    let suite = suite![
+        objects::missing_objects_are_created,
+        objects::a_claim_without_a_class_gets_the_nodes_class,
+        objects::deleted_objects_are_created_again,
+        objects::a_changed_field_is_repaired,
+        objects::an_object_with_a_changed_immutable_field_is_recreated,
+        objects::fields_of_other_clients_stay,
+        objects::objects_of_a_newer_release_are_ignored,
+        objects::objects_of_an_older_release_are_updated,
+        objects::policies_are_created_before_roles,
+        objects::every_expression_passes_the_type_check,
+        objects::the_reconciler_survives_an_unreachable_api_server,
+        objects::correct_objects_are_not_written,
+        objects::the_api_server_has_only_rights_at_kubelets,
+        objects::requests_of_nodes_have_the_system_priority,
+        objects::a_claim_returns_to_the_scheduler_when_its_node_is_deleted,
+        storage::a_node_creates_changes_and_deletes_its_own_pv,
+        storage::a_node_creates_only_pvs_with_the_listed_fields,
+        storage::a_node_changes_nothing_else_of_its_pv,
+        storage::a_manual_pv_gets_the_finalizer_of_its_node,
+        storage::a_node_cannot_write_another_nodes_pv,
+        storage::a_node_cannot_create_foreign_pvs,
+        storage::a_node_returns_only_its_own_claims,
+        storage::a_node_changes_nothing_else_of_a_claim,
+        storage::a_node_reports_in_its_own_name,
+        storage::other_users_are_not_restricted,
+        secrets::a_node_reads_no_secret_by_a_pv_of_its_own,
+        resize::a_node_writes_the_size_of_its_own_claims_only,
+        resize::a_node_changes_nothing_else_in_a_status,
+        resize::a_claim_without_a_volume_gets_no_size,
+        resize::an_identity_without_a_node_writes_nothing,
+        capacity::a_node_publishes_its_own_capacity,
+        capacity::a_node_cannot_write_another_nodes_capacity,
+        capacity::a_capacity_with_other_fields_is_denied,
+        node::a_node_writes_only_its_own_annotations,
+        node::a_node_reads_its_csinode_object,
+        joining::a_token_admits_one_node_and_no_other,
+        joining::a_registered_name_is_denied,
+        joining::a_token_ends_when_it_expires_or_is_deleted,
+        joining::a_token_deleted_during_a_request_is_named,
+        joining::a_token_gives_no_other_rights,
+        joining::a_machine_becomes_a_node,
+        joining::a_node_renews_itself_without_a_token,
+        joining::a_node_with_an_expired_certificate_needs_a_token,
+        joining::a_token_is_deleted_when_its_node_has_registered,
+        joining::a_node_whose_token_was_deleted_stays_in_the_cluster,
+        joining::a_machine_that_cannot_join_gets_the_reason,
+        kubelet::a_kubelet_does_not_choose_the_addresses_of_its_pods,
+        kubelet::a_kubelet_does_not_write_a_public_key,
+        kubelet::a_kubelet_does_not_take_another_nodes_name,
+        removed::a_removed_node_stays_removed,
+        pods::pods_have_addresses_of_the_assigned_network,
+        certificate::a_node_gets_its_certificate_and_can_use_it,
+        certificate::a_certificate_for_another_node_is_denied,
+        certificate::a_denied_node_gets_the_reason,
+        certificate::unrelated_requests_are_ignored,
+        certificate::a_serving_certificate_has_no_foreign_address,
+        certificate::a_renewed_certificate_is_served_soon,
+    ];
+    suite.run()
+}
+
+/// Two nodes. Roles and policies are in force.
 #[derive(Clone)]
 struct Nodes {
     own: Client,
@@ -47,7 +102,7 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// Creates the objects of the reconciler and waits for them, once for all cases.
+    /// Creates the reconciler's objects and waits for them, once for all cases.
     async fn of(cluster: &Cluster) -> Result<Self, Failure> {
         static NODES: OnceCell<Nodes> = OnceCell::const_new();
         Ok(NODES.get_or_try_init(|| Self::start(cluster)).await?.clone())
@@ -65,8 +120,8 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// The API server learns of roles and policies by watches, of each kind in the order of their making, and puts
-    /// policies in force all at once, a second later. So when one that was made after them is in force, they are.
+    /// The API server watches roles and policies in the order of their creation, and enforces all policies at once, a second
+    /// later. Therefore they are in force when a later one is.
     async fn wait(&self) -> Result<(), Failure> {
         let everything = PatchParams::apply("test").force();
         for last in last_policy() {
@@ -97,7 +152,7 @@ impl Nodes {
     }
 }
 
-/// A policy, and what binds it: nobody makes a ConfigMap named `last`.
+/// A policy that denies ConfigMaps named `last`, and its binding.
 fn last_policy() -> [Value; 2] {
     let of_kind = |kind: &str, spec: Value| {
         json!({
@@ -123,15 +178,20 @@ fn last_policy() -> [Value; 2] {
     ]
 }
 
+/// Waits until `obstacle` returns `None`. Its text describes the current state.
+async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, Error>) -> Result<(), Failure> {
+    let look = async || Ok::<_, Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
+    Ok(eventually(PATIENCE, what, look).await?)
+}
+
 #[track_caller]
 fn denied<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
     match result {
         Err(Error::Api(status)) if status.message.contains(message) => {}
-        other => panic!("wanted a refusal with {message:?}, got {other:?}"),
+        other => panic!("expected a denial with {message:?}, got {other:?}"),
     }
 }
 
-/// The role does not have it at all.
 #[track_caller]
 fn forbidden<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::Api(status)) if status.is_forbidden()), "{result:?}");

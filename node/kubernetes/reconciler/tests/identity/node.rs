@@ -1,8 +1,8 @@
-//! The node's own Node object, and its kubelet's.
+//! Writes of the storage identity to the Node object.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::Api;
@@ -14,21 +14,15 @@ use crate::{Nodes, denied, forbidden};
 const FOREIGN: &str = "changes the annotations node.granary.dev/* of its own Node";
 const KEY: &str = "node.granary.dev/wg-pubkey";
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_node_writes_its_own_annotations_and_no_others", a_node_writes_its_own_annotations_and_no_others)
-        .case("a_node_reads_what_kubelet_says_of_drivers", a_node_reads_what_kubelet_says_of_drivers)
-}
-
 fn node(name: &str) -> Result<Node, serde_json::Error> {
     serde_json::from_value(json!({
         "metadata": {"name": name, "annotations": {"kept": "yes"}, "labels": {"kept": "yes"}},
     }))
 }
 
-async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_writes_only_its_own_annotations(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
-    // A range that they have given cannot be changed by anybody.
+    // They would assign a pod network, which is immutable.
     cluster.stop_controllers().await?;
     let admin = Api::<Node>::all(nodes.admin);
     for name in ["one", "two"] {
@@ -62,7 +56,7 @@ async fn a_node_writes_its_own_annotations_and_no_others(cluster: Arc<Cluster>) 
     Ok(())
 }
 
-async fn a_node_reads_what_kubelet_says_of_drivers(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_reads_its_csinode_object(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let own = Api::<CSINode>::all(nodes.own);
     assert_eq!(own.get_opt("one").await?.map(|found| found.spec.drivers.len()), None);

@@ -1,10 +1,10 @@
-//! The objects that the reconciler keeps.
+//! The objects that the reconciler maintains.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, Identity, PATIENCE};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
@@ -18,11 +18,12 @@ use reconciler::{CLASS, REVISION};
 use serde_json::json;
 use supervisor::{Settings, Supervisor};
 
+use crate::until;
+
 const DRIVER: &str = "local.granary.dev";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 
-/// A reconciler that has seen all objects right, until it is stopped.
 struct Reconciler(Supervisor);
 
 impl Reconciler {
@@ -38,26 +39,7 @@ impl Reconciler {
     }
 }
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("what_is_missing_is_made", what_is_missing_is_made)
-        .case("a_claim_without_a_class_gets_the_nodes_class", a_claim_without_a_class_gets_the_nodes_class)
-        .case("what_was_deleted_is_made_again", what_was_deleted_is_made_again)
-        .case("a_field_that_drifted_is_set_again", a_field_that_drifted_is_set_again)
-        .case("what_cannot_be_changed_is_made_anew", what_cannot_be_changed_is_made_anew)
-        .case("what_others_add_stays", what_others_add_stays)
-        .case("the_objects_of_a_newer_release_are_left_alone", the_objects_of_a_newer_release_are_left_alone)
-        .case("the_objects_of_an_older_release_are_brought_up_to_date", an_older_release_is_brought_up_to_date)
-        .case("what_a_node_may_not_do_stands_before_what_it_may", what_a_node_may_not_do_stands_before_what_it_may)
-        .case("the_api_server_understands_every_expression", the_api_server_understands_every_expression)
-        .case("the_api_server_may_be_away_for_a_while", the_api_server_may_be_away_for_a_while)
-        .case("objects_that_are_right_are_not_written", objects_that_are_right_are_not_written)
-        .case("the_api_server_reaches_kubelets_and_nothing_else", the_api_server_reaches_kubelets_and_nothing_else)
-        .case("requests_of_nodes_have_the_priority_of_the_system", requests_of_nodes_have_the_priority_of_the_system)
-        .case("a_claim_goes_back_to_the_scheduler_when_its_node_is_gone", a_claim_goes_back_when_its_node_is_gone)
-}
-
-async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn missing_objects_are_created(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let driver = Api::<CSIDriver>::all(cluster.admin()).get(DRIVER).await?;
     assert_eq!(driver.spec.attach_required, Some(false));
@@ -65,7 +47,7 @@ async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
     assert_eq!(class.volume_binding_mode.as_deref(), Some("WaitForFirstConsumer"));
     assert_eq!(class.annotations()["storageclass.kubernetes.io/is-default-class"], "true");
     assert_eq!(class.annotations()[REVISION_ANNOTATION], REVISION.to_string());
-    // The binding too: the API server lets the storage identity in.
+    // The binding too: the storage identity has its role.
     let storage = Api::<StorageClass>::all(cluster.client(Identity::Storage).await?);
     eventually(PATIENCE, "the storage identity's role", async || {
         storage.list(&ListParams::default()).await.map(|_| Seen::Done(()))
@@ -74,8 +56,7 @@ async fn what_is_missing_is_made(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The API server's part; the reconciler marks the class as the default.
-async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let claims = Api::default_namespaced(cluster.admin());
     let claim: PersistentVolumeClaim = serde_json::from_value(json!({
@@ -84,20 +65,15 @@ async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cluster>) -> 
     }))?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     // The admission plugin reads a cache.
-    eventually(PATIENCE, "the default class", async || {
+    until("the default class", async || {
         let class = claims.create(&dry, &claim).await?.spec.and_then(|spec| spec.storage_class_name);
-        Ok::<_, kube::Error>(if class.as_deref() == Some(CLASS) {
-            Seen::Done(())
-        } else {
-            Seen::NotYet(format!("{class:?}"))
-        })
+        Ok((class.as_deref() != Some(CLASS)).then(|| format!("{class:?}")))
     })
-    .await?;
-    Ok(())
+    .await
 }
 
-/// Its certificate was of the group `system:masters`, for which there is no limit.
-async fn the_api_server_reaches_kubelets_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// Its certificate is not in the group `system:masters`.
+pub(crate) async fn the_api_server_has_only_rights_at_kubelets(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let reviews = Api::<SubjectAccessReview>::all(cluster.admin());
     let review = |resource: &str, subresource: &str| {
@@ -112,17 +88,14 @@ async fn the_api_server_reaches_kubelets_and_nothing_else(cluster: Arc<Cluster>)
     };
     let kubelets = review("nodes", "proxy")?;
     // The authorizer reads a cache.
-    eventually(PATIENCE, "the role of the API server", async || {
-        Ok::<_, kube::Error>(if allowed(&kubelets).await? { Seen::Done(()) } else { Seen::NotYet("none".to_owned()) })
-    })
-    .await?;
+    until("the role of the API server", async || Ok((!allowed(&kubelets).await?).then(|| "none".to_owned()))).await?;
     for resource in ["secrets", "pods", "configmaps"] {
         assert!(!allowed(&review(resource, "")?).await?, "{resource}");
     }
     Ok(())
 }
 
-async fn requests_of_nodes_have_the_priority_of_the_system(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn requests_of_nodes_have_the_system_priority(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let levels = Api::<PriorityLevelConfiguration>::all(cluster.admin());
     let [system, exempt] = ["system", "exempt"].map(|name| levels.get(name));
@@ -132,9 +105,9 @@ async fn requests_of_nodes_have_the_priority_of_the_system(cluster: Arc<Cluster>
     let proxy = cluster.impersonate(PROXY_USER, &["system:authenticated"]).await?;
     let (storage, kubelet) = (cluster.client(Identity::Storage).await?, cluster.client(Identity::Kubelet).await?);
     // The filter reads a cache.
-    eventually(PATIENCE, "the FlowSchema of the nodes", async || {
+    until("the FlowSchema of the nodes", async || {
         let level = level(&storage).await?;
-        Ok::<_, kube::Error>(if level == system { Seen::Done(()) } else { Seen::NotYet(format!("{level:?}")) })
+        Ok((level != system).then(|| format!("{level:?}")))
     })
     .await?;
     assert_eq!(level(&proxy).await?, system, "kube-proxy");
@@ -145,7 +118,7 @@ async fn requests_of_nodes_have_the_priority_of_the_system(cluster: Arc<Cluster>
     Ok(())
 }
 
-/// The UID of the priority level that the API server had a request in. Not that of probes, which are exempt.
+/// The UID of the priority level of a request. Probes are exempt.
 async fn level(client: &Client) -> Result<Option<String>, kube::Error> {
     let request = http::Request::get("/api/v1/namespaces/default/services").body(Body::empty());
     let answer = client.send(request.map_err(kube::Error::HttpError)?).await?;
@@ -153,37 +126,36 @@ async fn level(client: &Client) -> Result<Option<String>, kube::Error> {
     Ok(level.and_then(|level| level.to_str().ok()).map(str::to_owned))
 }
 
-async fn what_was_deleted_is_made_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn deleted_objects_are_created_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     let classes = Api::<StorageClass>::all(cluster.admin());
     let uid = classes.get(CLASS).await?.uid();
     classes.delete(CLASS, &DeleteParams::default()).await?;
-    eventually(PATIENCE, "another storage class of the name", async || {
+    until("another storage class of the name", async || {
         let found = classes.get_opt(CLASS).await?.and_then(|class| class.uid());
-        Ok::<_, kube::Error>(match found {
-            Some(found) if Some(&found) != uid.as_ref() => Seen::Done(()),
-            other => Seen::NotYet(format!("{other:?}")),
-        })
+        Ok((found.is_none() || found == uid).then(|| format!("{found:?}")))
     })
     .await?;
     reconciler.stop().await
 }
 
-async fn a_field_that_drifted_is_set_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_changed_field_is_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     let roles = Api::<ClusterRole>::all(cluster.admin());
     let rules = roles.get(STORAGE_GROUP).await?.rules;
     let everything = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
     roles.patch(STORAGE_GROUP, &PatchParams::default(), &Patch::Merge(everything)).await?;
-    eventually(PATIENCE, "the role's own rules", async || {
+    until("the role's own rules", async || {
         let found = roles.get(STORAGE_GROUP).await?.rules;
-        Ok::<_, kube::Error>(if found == rules { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+        Ok((found != rules).then(|| format!("{found:?}")))
     })
     .await?;
     reconciler.stop().await
 }
 
-async fn what_cannot_be_changed_is_made_anew(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn an_object_with_a_changed_immutable_field_is_recreated(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let classes = Api::<StorageClass>::all(cluster.admin());
     let right = classes.get(CLASS).await?;
@@ -198,7 +170,7 @@ async fn what_cannot_be_changed_is_made_anew(cluster: Arc<Cluster>) -> Result<()
     Ok(())
 }
 
-async fn what_others_add_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn fields_of_other_clients_stay(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let classes = Api::<StorageClass>::all(cluster.admin());
     let label = json!({"metadata": {"labels": {"example.invalid/tier": "fast"}}});
     Reconciler::start(&cluster).await?.stop().await?;
@@ -212,7 +184,7 @@ async fn what_others_add_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn the_objects_of_a_newer_release_are_left_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn objects_of_a_newer_release_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let drivers = Api::<CSIDriver>::all(cluster.admin());
     let newer = json!({
@@ -226,7 +198,7 @@ async fn the_objects_of_a_newer_release_are_left_alone(cluster: Arc<Cluster>) ->
     Ok(())
 }
 
-async fn an_older_release_is_brought_up_to_date(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn objects_of_an_older_release_are_updated(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let older = |rest: serde_json::Value| {
         let mut patch = json!({"metadata": {"annotations": {REVISION_ANNOTATION: (REVISION - 1).to_string()}}});
@@ -248,13 +220,13 @@ async fn an_older_release_is_brought_up_to_date(cluster: Arc<Cluster>) -> Result
     Ok(())
 }
 
-/// The API server counts all writes with one counter.
+/// Resource versions, which order all writes.
 fn writes<K: ResourceExt>(objects: &[K]) -> Vec<u64> {
     let version = |object: &K| object.resource_version().and_then(|version| version.parse().ok());
     objects.iter().map(|object| version(object).expect("a number")).collect()
 }
 
-async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn policies_are_created_before_roles(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.admin());
@@ -267,7 +239,7 @@ async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>)
     subjects.delete(STORAGE_GROUP, &delete).await?;
     Reconciler::start(&cluster).await?.stop().await?;
 
-    // The status of a policy is written later, by a controller: the bindings come with the policies, and have none.
+    // A controller writes the status of policies later. Bindings are written with the policies and have no status.
     let bound = bindings.list(&every).await?.items;
     assert_eq!(bound.len(), policies.list(&every).await?.items.len());
     let last_bound = writes(&bound).into_iter().max();
@@ -277,7 +249,7 @@ async fn what_a_node_may_not_do_stands_before_what_it_may(cluster: Arc<Cluster>)
     Ok(())
 }
 
-async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn every_expression_passes_the_type_check(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
     let checked = eventually(PATIENCE, "the check of all policies", async || {
@@ -301,20 +273,18 @@ async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> R
     Ok(())
 }
 
-async fn the_api_server_may_be_away_for_a_while(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn the_reconciler_survives_an_unreachable_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reconciler = Reconciler::start(&cluster).await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
     let drivers = Api::<CSIDriver>::all(cluster.admin());
     drivers.delete(DRIVER, &DeleteParams::default()).await?;
-    eventually(PATIENCE, "the driver's object", async || {
-        Ok::<_, kube::Error>(drivers.get_opt(DRIVER).await?.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
-    })
-    .await?;
+    until("the driver's object", async || Ok(drivers.get_opt(DRIVER).await?.is_none().then(|| "none".to_owned())))
+        .await?;
     reconciler.stop().await
 }
 
-async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn correct_objects_are_not_written(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let versions = async || -> Result<Vec<Option<String>>, kube::Error> {
         Ok(vec![
@@ -329,7 +299,9 @@ async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result
     Ok(())
 }
 
-async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
     let client = cluster.admin();
     let release = Supervisor::start("release", Settings::default(), move |cx| reconciler::release(cx, client.clone()));
     release.handle().healthy().await?;
@@ -350,18 +322,15 @@ async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Resul
     };
     claims.create(&PostParams::default(), &claim("stays", "leaving")?).await?;
     claims.create(&PostParams::default(), &claim("goes", "never-was")?).await?;
-    let given_back = async |name: &str| {
-        eventually(PATIENCE, "a claim without a node", async || {
-            let node = claims.get(name).await?.annotations().get(SELECTED_NODE).cloned();
-            Ok::<_, kube::Error>(node.map_or(Seen::Done(()), Seen::NotYet))
-        })
-        .await
+    let returned = async |name: &str| {
+        until("a claim without a node", async || Ok(claims.get(name).await?.annotations().get(SELECTED_NODE).cloned()))
+            .await
     };
-    given_back("goes").await?;
-    // It came first: by now it has been looked at.
+    returned("goes").await?;
+    // Created first, and therefore checked before.
     assert_eq!(claims.get("stays").await?.annotations()[SELECTED_NODE], "leaving");
     nodes.delete("leaving", &DeleteParams::default()).await?;
-    given_back("stays").await?;
+    returned("stays").await?;
     for name in ["stays", "goes"] {
         claims.delete(name, &DeleteParams::default()).await?;
     }

@@ -1,4 +1,4 @@
-//! The addresses of a node's pods: given by the cluster, read by the node.
+//! The pod network that the cluster assigns to a node.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -16,18 +16,11 @@ use supervisor::{Settings, Supervisor};
 
 use crate::Nodes;
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite.case(
-        "pods_have_addresses_of_the_range_that_the_cluster_gave",
-        pods_have_addresses_of_the_range_that_the_cluster_gave,
-    )
-}
-
-async fn pods_have_addresses_of_the_range_that_the_cluster_gave(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn pods_have_addresses_of_the_assigned_network(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<Node>::all(nodes.admin);
     let scratch = tempfile::tempdir()?;
-    // No kernel is asked here.
+    // Without changes in the kernel.
     symlink("/bin/true", scratch.path().join("nft"))?;
     let paths = Paths {
         programs: scratch.path().to_owned(),
@@ -39,7 +32,7 @@ async fn pods_have_addresses_of_the_range_that_the_cluster_gave(cluster: Arc<Clu
     let network =
         Supervisor::start("pods", Settings::default(), move |cx| programs::pods::run(cx, own.clone(), config.clone()));
 
-    // kubelet is not there yet.
+    // Without a Node object.
     assert_eq!(subnet(scratch.path())?, Value::Null);
     create(&admin).await?;
     network.handle().healthy().await?;
@@ -49,7 +42,7 @@ async fn pods_have_addresses_of_the_range_that_the_cluster_gave(cluster: Arc<Clu
 
     admin.delete("one", &DeleteParams::default()).await?;
     create(&admin).await?;
-    eventually(PATIENCE, "the range of the new Node", async || {
+    eventually(PATIENCE, "the network of the new Node", async || {
         let given = admin.get("one").await?.spec.and_then(|spec| spec.pod_cidr);
         let used = subnet(scratch.path())?;
         Ok::<_, LookError>(if used != first && used == json!(given) {
@@ -72,13 +65,12 @@ enum LookError {
     File(#[from] std::io::Error),
 }
 
-/// As kubelet makes it.
 async fn create(admin: &Api<Node>) -> Result<(), Failure> {
     admin.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "one"}}))?).await?;
     Ok(())
 }
 
-/// The range in the network configuration that containerd reads; `null` before there is one.
+/// The subnet in containerd's network configuration; `null` if there is none.
 fn subnet(ephemeral: &Path) -> Result<Value, std::io::Error> {
     match fs::read(ephemeral.join("cni/net.d/10-pods.conflist")) {
         Ok(text) => {

@@ -1,8 +1,8 @@
-//! A node that an administrator threw out.
+//! A node that an administrator removed.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Error};
@@ -14,11 +14,7 @@ use crate::{Nodes, denied, joining, storage};
 
 const REFUSAL: &str = "this node was removed from the cluster";
 
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite.case("a_node_that_was_removed_does_not_come_back", a_node_that_was_removed_does_not_come_back)
-}
-
-async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let kubelet = async |name| Ok::<_, Failure>(Api::<Node>::all(certificate::kubelet(&cluster, name).await?));
     let (one, two) = (kubelet("one").await?, kubelet("two").await?);
@@ -26,7 +22,7 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
     let admin = Api::<Node>::all(nodes.admin.clone());
     one.create(&post, &node("one")?).await?;
-    // Asked while it was welcome, and not decided yet.
+    // Requested before the removal, and not decided.
     let of_its_storage = GOOD.by(certificate::kubelet(&cluster, "one").await?).await?;
 
     let removed: ConfigMap = serde_json::from_value(json!({"metadata": {"name": REMOVED_NODES}, "data": {"one": ""}}))?;
@@ -34,8 +30,8 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     maps.create(&post, &removed).await?;
     admin.delete("one", &DeleteParams::default()).await?;
     let again = node("one")?;
-    // The API server learns of the ConfigMap by a watch.
-    eventually(PATIENCE, "the name of the node to be known", async || {
+    // The API server's watch of the ConfigMap may be behind.
+    eventually(PATIENCE, "the denial of the node", async || {
         Ok::<_, Error>(match one.create(&dry, &again).await {
             Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::Done(()),
             other => Seen::NotYet(format!("{other:?}")),
@@ -45,7 +41,7 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     denied(one.create(&post, &again).await, REFUSAL);
     let events = Api::default_namespaced(nodes.own.clone());
     denied(events.create(&dry, &storage::event("local.granary.dev", "one")).await, REFUSAL);
-    // The token with which it joined may still be good, and is in its configuration.
+    // Its configuration may have a valid token.
     let approver = Approver::start(&cluster).await?;
     let token = joining::token(&cluster, "one", joining::in_an_hour()).await?;
     let of_its_kubelet = joining::ask_eventually(&cluster, &token, "one").await?;
@@ -58,7 +54,7 @@ async fn a_node_that_was_removed_does_not_come_back(cluster: Arc<Cluster>) -> Re
     Api::default_namespaced(nodes.other.clone()).create(&dry, &storage::event("local.granary.dev", "two")).await?;
 
     maps.delete(REMOVED_NODES, &DeleteParams::default()).await?;
-    eventually(PATIENCE, "the node to be let in again", async || {
+    eventually(PATIENCE, "the node to be admitted again", async || {
         Ok::<_, Error>(match one.create(&dry, &again).await {
             Ok(_) => Seen::Done(()),
             Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::NotYet(status.message),

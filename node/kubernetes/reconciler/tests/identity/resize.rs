@@ -1,27 +1,19 @@
-//! How far the expansion of a claim is, which the node writes into its status.
+//! Writes of a node to the status of claims, for expansions.
 
 use std::sync::Arc;
 
 use cluster::STORAGE_GROUP;
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Error};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::storage::{SELECTED_NODE, on, volume};
-use crate::{Nodes, denied};
+use crate::{Nodes, denied, until};
 
-const FOREIGN: &str = "tells the size of volumes that are on it";
+const FOREIGN: &str = "writes the size of volumes that are on it";
 const NO_NODE: &str = "are named granary:node:NAME";
-
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_node_tells_the_size_of_its_own_claims_alone", a_node_tells_the_size_of_its_own_claims_alone)
-        .case("a_node_changes_nothing_else_in_a_status", a_node_changes_nothing_else_in_a_status)
-        .case("a_claim_without_a_volume_has_no_size_to_tell", a_claim_without_a_volume_has_no_size_to_tell)
-        .case("an_identity_that_names_no_node_writes_nothing", an_identity_that_names_no_node_writes_nothing)
-}
 
 fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(json!({
@@ -43,20 +35,18 @@ fn resized() -> Patch<Value> {
     }}))
 }
 
-/// A claim that the controllers have bound, so that its status is theirs no more.
 async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Api::all(admin.clone()).create(&PostParams::default(), &volume(name, &on("one"))).await?;
     let claims = Api::default_namespaced(admin.clone());
     claims.create(&PostParams::default(), &claim(name, name.into())?).await?;
-    eventually(PATIENCE, "the claim's phase Bound", async || {
+    until("the claim's phase Bound", async || {
         let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
-        Ok::<_, Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
+        Ok((phase != "Bound").then_some(phase))
     })
-    .await?;
-    Ok(())
+    .await
 }
 
-async fn a_node_tells_the_size_of_its_own_claims_alone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     bound(&nodes.admin, "grows").await?;
     let (own, other) = (
@@ -80,7 +70,7 @@ async fn a_node_tells_the_size_of_its_own_claims_alone(cluster: Arc<Cluster>) ->
     Ok(())
 }
 
-async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("status", "some-volume".into())?).await?;
@@ -105,7 +95,7 @@ async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Resul
     Ok(())
 }
 
-async fn a_claim_without_a_volume_has_no_size_to_tell(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("unbound", Value::Null)?).await?;
@@ -115,18 +105,18 @@ async fn a_claim_without_a_volume_has_no_size_to_tell(cluster: Arc<Cluster>) -> 
     Ok(())
 }
 
-/// "No node" was taken for the node of a claim that somebody bound by hand, and of a PV that is nowhere.
-async fn an_identity_that_names_no_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// The empty name must not be equal to the missing node of a manually bound claim or PV.
+pub(crate) async fn an_identity_without_a_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);
     let mut by_hand = claim("by-hand", "some-volume".into())?;
     by_hand.metadata.annotations = None;
     admin.create(&PostParams::default(), &by_hand).await?;
-    let nameless = [cluster.storage_of("").await?, cluster.impersonate("somebody", &[STORAGE_GROUP]).await?];
-    for nobody in nameless {
-        let claims = Api::<PersistentVolumeClaim>::default_namespaced(nobody.clone());
+    let nameless = [cluster.storage_of("").await?, cluster.impersonate("unnamed", &[STORAGE_GROUP]).await?];
+    for identity in nameless {
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(identity.clone());
         denied(claims.patch_status("by-hand", &PatchParams::default(), &resized()).await, NO_NODE);
-        let volumes = Api::<PersistentVolume>::all(nobody);
+        let volumes = Api::<PersistentVolume>::all(identity);
         denied(volumes.create(&PostParams::default(), &volume("nowhere", &on(""))).await, NO_NODE);
     }
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);

@@ -1,8 +1,8 @@
-//! Secrets that a node reads by a PV.
+//! Secrets that a PV refers to.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Error, ResourceExt as _};
@@ -12,22 +12,16 @@ use serde_json::{Value, json};
 use crate::storage::retained;
 use crate::{Nodes, certificate, denied, forbidden};
 
-/// The attacker is root on this node.
 const NODE: &str = "intruder";
-/// A Secret of somebody else.
 const NAMESPACE: &str = "victim";
 const TREASURE: &str = "treasure";
-
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite.case("a_node_reads_no_secret_by_a_pv_of_its_own", a_node_reads_no_secret_by_a_pv_of_its_own)
-}
 
 fn read<T: DeserializeOwned>(object: Value) -> Result<T, serde_json::Error> {
     serde_json::from_value(object)
 }
 
-/// The Node authorizer gives a kubelet the Secrets of the PVs whose claims its pods use.
-async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// The Node authorizer lets a kubelet read the Secrets of PVs whose claims its pods use.
+pub(crate) async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Nodes::of(&cluster).await?.admin;
     let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
     let (nodes, volumes) = (Api::<Node>::all(admin.clone()), Api::<PersistentVolume>::all(admin.clone()));
@@ -66,8 +60,8 @@ async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Cluster>) -> Res
     let secrets = Api::<Secret>::namespaced(certificate::kubelet(&cluster, NODE).await?, NAMESPACE);
     forbidden(secrets.get(TREASURE).await);
 
-    // The PV is all that was missing.
-    let made = volumes.create(&post, &attack).await?;
+    // With the PV, the kubelet could read it.
+    let created = volumes.create(&post, &attack).await?;
     let read = eventually(PATIENCE, "the Secret", async || match secrets.get(TREASURE).await {
         Ok(secret) => Ok(Seen::Done(secret)),
         Err(Error::Api(status)) if status.is_forbidden() => Ok(Seen::NotYet(status.message)),
@@ -77,7 +71,7 @@ async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Cluster>) -> Res
 
     pods.delete("lure", &DeleteParams::default().grace_period(0)).await?;
     claims.delete("lure", &DeleteParams::default()).await?;
-    volumes.delete(&made.name_any(), &DeleteParams::default()).await?;
+    volumes.delete(&created.name_any(), &DeleteParams::default()).await?;
     nodes.delete(NODE, &DeleteParams::default()).await?;
     namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
     Ok(())

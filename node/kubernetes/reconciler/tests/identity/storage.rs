@@ -1,8 +1,8 @@
-//! Volumes, claims that go back to the scheduler, events.
+//! PVs, claims that are returned to the scheduler, events.
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -15,26 +15,6 @@ pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const FINALIZER: &str = "local.granary.dev/volume";
 const PROTECTION: &str = "kubernetes.io/pv-protection";
-
-pub(crate) fn cases(suite: Suite) -> Suite {
-    suite
-        .case("a_node_makes_changes_and_deletes_its_own_volume", a_node_makes_changes_and_deletes_its_own_volume)
-        .case(
-            "a_node_makes_volumes_of_the_provisioners_shape_only",
-            a_node_makes_volumes_of_the_provisioners_shape_only,
-        )
-        .case("a_node_changes_nothing_else_of_its_volume", a_node_changes_nothing_else_of_its_volume)
-        .case(
-            "a_volume_that_was_made_by_hand_is_marked_by_its_node",
-            a_volume_that_was_made_by_hand_is_marked_by_its_node,
-        )
-        .case("a_node_cannot_touch_another_nodes_volume", a_node_cannot_touch_another_nodes_volume)
-        .case("a_node_cannot_make_a_volume_for_another_driver_or_everywhere", a_node_cannot_make_a_foreign_volume)
-        .case("a_node_gives_back_only_its_own_claims", a_node_gives_back_only_its_own_claims)
-        .case("a_node_changes_nothing_else_of_a_claim", a_node_changes_nothing_else_of_a_claim)
-        .case("a_node_reports_in_its_own_name", a_node_reports_in_its_own_name)
-        .case("others_are_not_held_to_the_policies", others_are_not_held_to_the_policies)
-}
 
 pub(crate) fn on(node: &str) -> Value {
     json!({"required": {"nodeSelectorTerms": [
@@ -58,7 +38,7 @@ fn of_driver(name: &str, affinity: &Value, driver: &str) -> PersistentVolume {
     serde_json::from_value(volume).expect("a PV")
 }
 
-/// As the provisioner on the node creates it, for a claim with this UID.
+/// A PV of the provisioner on the node, for a claim with this UID.
 pub(crate) fn provisioned(uid: &str, node: &str) -> Value {
     json!({
         "metadata": {
@@ -75,7 +55,7 @@ pub(crate) fn provisioned(uid: &str, node: &str) -> Value {
     })
 }
 
-/// With policy `Retain`, and so without a finalizer that somebody has to remove.
+/// With policy `Retain`, and therefore without a finalizer.
 pub(crate) fn retained(uid: &str, node: &str) -> PersistentVolume {
     let mut volume = provisioned(uid, node);
     volume["metadata"]["finalizers"] = Value::Null;
@@ -107,10 +87,10 @@ pub(crate) fn event(controller: &str, instance: &str) -> Event {
 pub(crate) const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const SHAPE: &str = "a node creates PVs as its provisioner does";
 const UPDATE: &str = "a node enlarges spec.capacity of its PVs";
-const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
+const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 const FOREIGN_EVENT: &str = "in its own name";
 
-async fn a_node_makes_changes_and_deletes_its_own_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     let params = PatchParams::default();
@@ -130,8 +110,8 @@ async fn a_node_makes_changes_and_deletes_its_own_volume(cluster: Arc<Cluster>) 
     Ok(())
 }
 
-/// By each field of a PV that is more than a place on the node's disk, the node could get at what is not its own.
-async fn a_node_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// With other fields, a node could get access to objects of other nodes and users.
+pub(crate) async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
@@ -174,15 +154,14 @@ async fn a_node_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluste
         let mut changed = provisioned("shape", "one");
         merge(&mut changed, &change);
         let changed: PersistentVolume = serde_json::from_value(changed)?;
-        let refusal = volumes.create(&dry, &changed).await;
-        denied(refusal, SHAPE);
+        denied(volumes.create(&dry, &changed).await, SHAPE);
         denied(volumes.create(&dry, &changed).await, &message);
     }
     volumes.create(&dry, &serde_json::from_value(provisioned("shape", "one"))?).await?;
     Ok(())
 }
 
-/// As a merge patch, but that `null` stays.
+/// Like a merge patch, but keeps `null`.
 fn merge(into: &mut Value, change: &Value) {
     match change.as_object() {
         Some(fields) => fields.iter().for_each(|(field, change)| merge(&mut into[field], change)),
@@ -190,14 +169,14 @@ fn merge(into: &mut Value, change: &Value) {
     }
 }
 
-async fn a_node_changes_nothing_else_of_its_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
     volumes.create(&PostParams::default(), &retained("changed", "one")).await?;
     let secret = json!({"namespace": "kube-system", "name": "treasure"});
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "one", "uid": "none"}]);
     for change in [
-        // The API lets it be added to a PV that has none.
+        // The API allows adding it.
         json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
         json!({"spec": {"capacity": {"storage": "512Mi"}}}),
         json!({"spec": {"mountOptions": ["sync"]}}),
@@ -220,8 +199,7 @@ async fn a_node_changes_nothing_else_of_its_volume(cluster: Arc<Cluster>) -> Res
     Ok(())
 }
 
-/// It need not have the provisioner's shape: an administrator made it.
-async fn a_volume_that_was_made_by_hand_is_marked_by_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, admin) = (Api::<PersistentVolume>::all(nodes.own), Api::<PersistentVolume>::all(nodes.admin));
     let mut by_hand = volume("by-hand", &on("one"));
@@ -237,7 +215,7 @@ async fn a_volume_that_was_made_by_hand_is_marked_by_its_node(cluster: Arc<Clust
     Ok(())
 }
 
-async fn a_node_cannot_touch_another_nodes_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_cannot_write_another_nodes_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (own, other) = (Api::all(nodes.own), Api::<PersistentVolume>::all(nodes.other));
     denied(own.create(&PostParams::default(), &retained("another", "two")).await, FOREIGN_VOLUME);
@@ -249,7 +227,7 @@ async fn a_node_cannot_touch_another_nodes_volume(cluster: Arc<Cluster>) -> Resu
     Ok(())
 }
 
-async fn a_node_cannot_make_a_foreign_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_cannot_create_foreign_pvs(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::all(nodes.own);
     let either = json!({"required": {"nodeSelectorTerms": [
@@ -275,7 +253,7 @@ async fn a_node_cannot_make_a_foreign_volume(cluster: Arc<Cluster>) -> Result<()
     Ok(())
 }
 
-async fn a_node_gives_back_only_its_own_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_returns_only_its_own_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
     let admin = Api::default_namespaced(nodes.admin);
@@ -285,17 +263,17 @@ async fn a_node_gives_back_only_its_own_claims(cluster: Arc<Cluster>) -> Result<
         Api::<PersistentVolumeClaim>::default_namespaced(nodes.other),
     );
     denied(other.patch("back", &PatchParams::default(), &back).await, FOREIGN_CLAIM);
-    let given = own.patch("back", &PatchParams::default(), &back).await?;
-    let annotations = given.metadata.annotations.unwrap_or_default();
+    let returned = own.patch("back", &PatchParams::default(), &back).await?;
+    let annotations = returned.metadata.annotations.unwrap_or_default();
     assert_eq!(annotations.get("kept").map(String::as_str), Some("yes"));
     assert!(!annotations.contains_key(SELECTED_NODE));
-    // It is nobody's now.
+    // It has no node now.
     denied(own.patch("back", &PatchParams::default(), &back).await, FOREIGN_CLAIM);
     admin.delete("back", &DeleteParams::default()).await?;
     Ok(())
 }
 
-async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("kept", "one")).await?;
@@ -316,7 +294,7 @@ async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>) -> Result
     Ok(())
 }
 
-async fn a_node_reports_in_its_own_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn a_node_reports_in_its_own_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let events = Api::<Event>::default_namespaced(nodes.own);
     events.create(&PostParams::default(), &event("local.granary.dev", "one")).await?;
@@ -325,11 +303,11 @@ async fn a_node_reports_in_its_own_name(cluster: Arc<Cluster>) -> Result<(), Fai
     Ok(())
 }
 
-async fn others_are_not_held_to_the_policies(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn other_users_are_not_restricted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::all(nodes.admin);
-    let foreign = of_driver("anybodys", &Value::Null, "example.invalid");
+    let foreign = of_driver("foreign-driver", &Value::Null, "example.invalid");
     volumes.create(&PostParams::default(), &foreign).await?;
-    volumes.delete("anybodys", &DeleteParams::default()).await?;
+    volumes.delete("foreign-driver", &DeleteParams::default()).await?;
     Ok(())
 }

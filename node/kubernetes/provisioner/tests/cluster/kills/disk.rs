@@ -11,7 +11,7 @@ use volume::{
 
 use super::fuse::Fuse;
 
-/// The volumes as one process has them: what is below stays when the process is killed.
+/// The volumes of one process. Those below stay when the process is killed.
 pub struct Fused<V> {
     below: Arc<V>,
     fuse: Arc<Fuse>,
@@ -22,7 +22,7 @@ impl<V: Volumes> Fused<V> {
         Self { below, fuse }
     }
 
-    /// Looking changes nothing: a kill before or after it is one at the boundary before.
+    /// Reads have no boundaries, because they change nothing.
     fn change<T>(&self, what: &str, change: impl FnOnce(&V) -> T) -> T {
         self.fuse.pass_blocking(&format!("before {what} on the disk"));
         let done = change(&self.below);

@@ -1,4 +1,4 @@
-//! Where a provisioner is killed.
+//! Kills a provisioner at a boundary.
 
 use std::collections::BTreeMap;
 use std::future;
@@ -7,28 +7,24 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// The boundary at which the process is killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kill {
-    /// At none.
     Never,
-    /// At the n-th of this name from now on, counted from 1. Not at the n-th of all: tasks write beside each other, so that
-    /// their order differs from run to run.
+    /// At the n-th boundary of this name, from 1. The order of all boundaries differs between runs, because tasks are
+    /// concurrent.
     At(String, usize),
 }
 
 impl Kill {
-    /// At the first of this name.
     pub fn first(boundary: &str) -> Self {
         Self::At(boundary.to_owned(), 1)
     }
 }
 
-/// How often each boundary was passed.
 pub type Passed = BTreeMap<String, usize>;
 
-/// Counts the boundaries of one process: each is before or after something that stays when the process is killed. Once
-/// it has burnt, nobody passes any more: what the process does after that, nobody sees.
+/// Counts the boundaries of one process, which are before and after each durable change. When it has burnt, no task or
+/// thread passes any more, so that the process has no further effects.
 pub struct Fuse {
     state: Mutex<State>,
     burnt: watch::Sender<Option<String>>,
@@ -48,25 +44,23 @@ impl Fuse {
         Self { state, burnt: watch::Sender::new(None), buried: Condvar::new() }
     }
 
-    /// Counts from here.
     pub fn arm(&self, kill: Kill) {
         let mut state = self.state();
         (state.kill, state.passed) = (kill, Passed::new());
     }
 
-    /// The boundaries since it was armed.
     pub fn passed(&self) -> Passed {
         self.state().passed.clone()
     }
 
-    /// Returns if the process lives on.
+    /// Never returns if the process is killed.
     pub async fn pass(&self, boundary: &str) {
         if !self.lives(boundary) {
             future::pending::<()>().await;
         }
     }
 
-    /// Returns if the process lives on. Else the thread ends once the process is [buried](Self::bury).
+    /// If the process is killed, the thread ends when the process is [buried](Self::bury).
     pub fn pass_blocking(&self, boundary: &str) {
         if self.lives(boundary) {
             return;
@@ -76,11 +70,10 @@ impl Fuse {
             state = self.buried.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        // Without a word: no one waits for this thread.
+        // Without a message: no caller joins this thread.
         panic::resume_unwind(Box::new("killed"));
     }
 
-    /// Returns the boundary at which the process has to be killed, when it is there.
     pub async fn burns(&self) -> String {
         let mut burnt = self.burnt.subscribe();
         match burnt.wait_for(Option::is_some).await.map(|boundary| boundary.clone()) {
@@ -90,7 +83,6 @@ impl Fuse {
         }
     }
 
-    /// The process is gone: its threads may end.
     pub fn bury(&self) {
         let mut state = self.state();
         (state.burnt, state.buried) = (true, true);
@@ -116,7 +108,7 @@ impl Fuse {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever unwinds has let go of it.
+        // Threads do not unwind while they hold the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,7 @@
-//! The provisioner is killed before and after everything that stays: each change of the disk and each write to the API
-//! server. Another one starts, and what is there in the end is what would be there without the kill.
+//! Kills the provisioner before and after each change of the disk and each write to the API server. Another one starts, and
+//! the final state is the same as without the kill.
 //!
-//! The API server is real. The disk is a fake that keeps its records when the process is killed; what a power cut
-//! leaves of a real one is shown by `//test/crash`.
+//! The API server is real. The disk is a fake that keeps its records; `//test/crash` cuts the power of a real one.
 
 mod api;
 mod disk;
@@ -26,13 +25,12 @@ use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;
 
-/// Nodes whose provisioners are killed at the same time.
 const AT_ONCE: usize = 4;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 const SMALL_DISK: Bytes = Bytes::new(512 << 20);
 
-/// What the process writes in each story, at least.
+/// Required writes of each story.
 const PROVISION: [&str; 4] = ["provision on the disk", "POST persistentvolumes", "announce on the disk", "POST events"];
 const UNDO: [&str; 1] = ["undo on the disk"];
 const EXPAND: [&str; 4] =
@@ -44,10 +42,10 @@ const RELEASE: [&str; 3] = ["provision on the disk", "PATCH persistentvolumeclai
 
 pub fn cases(suite: Suite) -> Suite {
     suite
-        .case("a_volume_is_made_once_wherever_the_process_is_killed", async |cluster| {
+        .case("one_volume_is_created_wherever_the_process_is_killed", async |cluster| {
             everywhere(&cluster, "provision", DISK, &PROVISION, provision).await
         })
-        .case("a_volume_without_a_claim_is_undone_wherever_the_process_is_killed", async |cluster| {
+        .case("a_staged_volume_is_undone_wherever_the_process_is_killed", async |cluster| {
             everywhere(&cluster, "undo", DISK, &UNDO, undo).await
         })
         .case("a_volume_grows_wherever_the_process_is_killed", async |cluster| {
@@ -56,15 +54,14 @@ pub fn cases(suite: Suite) -> Suite {
         .case("a_volume_is_deleted_wherever_the_process_is_killed", async |cluster| {
             everywhere(&cluster, "delete", DISK, &DELETE, delete).await
         })
-        .case("a_volume_that_became_retained_comes_back_wherever_the_process_is_killed", async |cluster| {
+        .case("a_retained_volume_is_restored_wherever_the_process_is_killed", async |cluster| {
             everywhere(&cluster, "restore", DISK, &RESTORE, restore).await
         })
-        .case("a_claim_without_room_is_released_wherever_the_process_is_killed", async |cluster| {
+        .case("a_full_node_releases_the_claim_wherever_it_is_killed", async |cluster| {
             everywhere(&cluster, "release", SMALL_DISK, &RELEASE, release).await
         })
 }
 
-/// The objects that all cases share.
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
     reconcile(cluster).await?;
     let admin = cluster.admin();
@@ -78,20 +75,20 @@ async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the story without a kill, and then once for each boundary that it had, on a node of its own. The boundaries
-/// include those before and after each of `writes`: a write that is no boundary would be found by nobody else.
+/// Runs the story without a kill, and then once for each of its boundaries, on a node of its own. Fails if a boundary
+/// before or after one of `writes` is missing.
 async fn everywhere(
     cluster: &Cluster,
     story: &str,
     disk: Bytes,
     writes: &[&str],
-    tell: impl AsyncFn(&mut Node, Kill) -> Result<Option<String>, Failure>,
+    run: impl AsyncFn(&mut Node, Kill) -> Result<Option<String>, Failure>,
 ) -> Result<(), Failure> {
     static PREPARED: OnceCell<()> = OnceCell::const_new();
     PREPARED.get_or_try_init(|| prepare(cluster)).await?;
     let once = async |(number, kill): (usize, Kill)| -> Result<(Option<String>, Passed), Failure> {
         let mut node = Node::new(cluster, format!("{story}-{number}"), disk).await?;
-        let killed = tell(&mut node, kill.clone()).await;
+        let killed = run(&mut node, kill.clone()).await;
         let at = |error: Failure| format!("{story}, {kill:?}: {}", envtest::chain(error.as_ref()));
         Ok((killed.map_err(at)?, node.passed.clone()))
     };
@@ -100,8 +97,8 @@ async fn everywhere(
     let kills: Vec<_> = (1..).zip(kills).collect();
     let mut killed = BTreeSet::new();
     for kills in kills.chunks(AT_ONCE) {
-        for told in join_all(kills.iter().cloned().map(&once)).await {
-            killed.extend(told?.0);
+        for result in join_all(kills.iter().cloned().map(&once)).await {
+            killed.extend(result?.0);
         }
     }
     println!("{story}: {} kills, at {killed:?}", kills.len());
@@ -110,8 +107,8 @@ async fn everywhere(
     if missed.is_empty() { Ok(()) } else { Err(format!("{story} was not killed {missed:?}, but {killed:?}").into()) }
 }
 
-/// Ends the story: also what comes after the last thing that a user sees may be killed. `wrong` says what is not as it
-/// would be without a kill.
+/// Ends the story. The process may be killed after its last visible effect too. `wrong` describes differences from the
+/// expected state.
 async fn ended(
     node: &mut Node,
     killed: Option<String>,
@@ -129,13 +126,13 @@ async fn ended(
     if let Some(wrong) = wrong(&user).await? {
         return Err(at(&boundary, wrong.into()));
     }
-    let mut told: BTreeMap<String, i32> = BTreeMap::new();
-    for (reason, count) in user.told().await? {
-        *told.entry(reason).or_default() += count;
+    let mut events: BTreeMap<String, i32> = BTreeMap::new();
+    for (reason, count) in user.event_counts().await? {
+        *events.entry(reason).or_default() += count;
     }
-    // Each of two processes may say it, and no more.
-    match told.into_iter().find(|(_, count)| *count > 2) {
-        Some((reason, count)) => Err(at(&boundary, format!("{reason} is told {count} times").into())),
+    // At most one of each process.
+    match events.into_iter().find(|(_, count)| *count > 2) {
+        Some((reason, count)) => Err(at(&boundary, format!("{count} events {reason}").into())),
         None => Ok(killed),
     }
 }
@@ -152,7 +149,6 @@ async fn is_gone(user: &User) -> Result<Option<String>, kube::Error> {
     user.has_left().await
 }
 
-/// A node with a bound claim, whose process runs.
 async fn with_volume(node: &mut Node) -> Result<User, Failure> {
     let user = node.user.clone();
     user.claim().await?;
@@ -169,7 +165,7 @@ async fn provision(node: &mut Node, kill: Kill) -> Result<Option<String>, Failur
     ended(node, killed, is_bound).await
 }
 
-/// The claim is deleted after the volume was made and before its PV was.
+/// The claim is deleted between the creation of the volume and of its PV.
 async fn undo(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     let user = node.user.clone();
     user.claim().await?;
@@ -203,13 +199,13 @@ async fn delete(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> 
     ended(node, killed, is_gone).await
 }
 
-/// The PV becomes Retain when its volume is in the trash already.
+/// The policy of the PV becomes Retain when its volume is in the trash.
 async fn restore(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     async fn is_kept(user: &User) -> Result<Option<String>, kube::Error> {
         let volumes = user.on_disk();
         let marked = user.pv().await?.map(|pv| pv.finalizers().iter().any(|name| name == provisioner::FINALIZER));
         let right = volumes == [(Place::Live, State::Announced, Bytes::GIB)] && marked == Some(false);
-        Ok((!right).then(|| format!("{volumes:?}, a PV with our finalizer: {marked:?}")))
+        Ok((!right).then(|| format!("{volumes:?}, PV with finalizer: {marked:?}")))
     }
 
     let user = with_volume(node).await?;
@@ -225,7 +221,7 @@ async fn restore(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure>
 async fn release(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     async fn is_released(user: &User) -> Result<Option<String>, kube::Error> {
         let claim = user.is_released().await?;
-        if claim { user.has_left().await } else { Ok(Some("the claim is still this node's".to_owned())) }
+        if claim { user.has_left().await } else { Ok(Some("this node is still selected for the claim".to_owned())) }
     }
 
     let user = node.user.clone();

@@ -1,15 +1,15 @@
-//! A node whose provisioner is killed, and the people whom that must not trouble.
+//! A node whose provisioner is killed, and its user.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, Seen, eventually};
+use envtest::{FakeVolumes, Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use provisioner::Settings;
-use serde_json::{Value, json};
+use serde_json::json;
 use supervisor::Supervisor;
 use tokio::runtime::{self, Runtime};
 use units::Bytes;
@@ -18,6 +18,7 @@ use volume::{State, VolumeId};
 use super::api;
 use super::disk::Fused;
 use super::fuse::{Fuse, Kill, Passed};
+use crate::node::until;
 
 pub const CLASS: &str = "kills";
 pub const NAMESPACE: &str = "kills";
@@ -25,17 +26,15 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const STOP: Duration = Duration::from_secs(20);
 
-/// Where a volume's data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Live,
     Trash,
 }
 
-/// The node: a disk that stays and a process that does not.
 pub struct Node {
     pub user: User,
-    /// The boundaries of the process that was halted last.
+    /// Boundaries of the last halted process.
     pub passed: Passed,
     storage: Client,
     process: Option<Process>,
@@ -47,7 +46,7 @@ struct Process {
     fuse: Arc<Fuse>,
 }
 
-/// Who makes and deletes one claim, and the scheduler, who puts it on this node. Sees the disk as well.
+/// Creates and deletes one claim, and selects this node as the scheduler does. Reads the disk too.
 #[derive(Clone)]
 pub struct User {
     admin: Client,
@@ -57,7 +56,7 @@ pub struct User {
 }
 
 impl Node {
-    /// With a disk of its own; nothing else in the cluster knows its name.
+    /// With a disk and a name of its own.
     pub async fn new(cluster: &Cluster, name: String, size: Bytes) -> Result<Self, Failure> {
         let storage = cluster.storage_of(&name).await?;
         let volumes = Arc::new(FakeVolumes::with_size(size));
@@ -65,7 +64,7 @@ impl Node {
         Ok(Self { user, passed: Passed::new(), storage, process: None })
     }
 
-    /// Starts the provisioner, in a process of its own as far as tasks and threads go.
+    /// Starts the provisioner with tasks and threads of its own.
     pub async fn start(&mut self, kill: Kill) -> Result<(), Failure> {
         let fuse = Arc::new(Fuse::new(kill));
         let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -86,15 +85,13 @@ impl Node {
         }
     }
 
-    /// From now on the process is killed at this boundary.
     pub fn arm(&self, kill: Kill) {
         if let Some(process) = &self.process {
             process.fuse.arm(kill);
         }
     }
 
-    /// Waits for the end of `story`. If the process is killed before, another one starts, which is not.
-    /// Returns the boundary at which it was killed.
+    /// Waits for the end of `story`. Starts another process if this one is killed, and returns the boundary.
     pub async fn through(
         &mut self,
         story: impl Future<Output = Result<(), Failure>>,
@@ -102,7 +99,7 @@ impl Node {
         let mut story = Box::pin(story);
         let fuse = self.process.as_ref().map(|process| Arc::clone(&process.fuse)).ok_or("no process runs")?;
         tokio::select! {
-            told = &mut story => told.map(|()| None),
+            ended = &mut story => ended.map(|()| None),
             boundary = fuse.burns() => {
                 self.kill();
                 self.start(Kill::Never).await?;
@@ -112,7 +109,6 @@ impl Node {
         }
     }
 
-    /// Waits until the process is killed.
     pub async fn dies(&mut self) -> Result<(), Failure> {
         let fuse = self.process.as_ref().map(|process| Arc::clone(&process.fuse)).ok_or("no process runs")?;
         tokio::time::timeout(PATIENCE, fuse.burns()).await?;
@@ -120,7 +116,7 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the process: what it was doing is finished, unless it is killed meanwhile. Returns where.
+    /// Stops the process. Returns the boundary if it is killed before.
     pub async fn halt(&mut self) -> Result<Option<String>, Failure> {
         let Some(Process { runtime, tree, fuse }) = self.process.take() else { return Ok(None) };
         let killed = tokio::select! {
@@ -133,7 +129,7 @@ impl Node {
         Ok(killed)
     }
 
-    /// At once: no task goes on, and no thread changes anything any more.
+    /// Ends all tasks at once, and stops threads at their next boundary.
     fn kill(&mut self) {
         if let Some(Process { runtime, tree, fuse }) = self.process.take() {
             runtime.shutdown_background();
@@ -149,13 +145,11 @@ impl Drop for Node {
     }
 }
 
-/// Says where a process was killed.
 pub fn at(boundary: &str, error: Failure) -> Failure {
     format!("killed {boundary}: {}", envtest::chain(error.as_ref())).into()
 }
 
 impl User {
-    /// Makes a claim that is scheduled to this node.
     pub async fn claim(&self) -> Result<(), Failure> {
         let claim = json!({
             "metadata": {
@@ -171,18 +165,17 @@ impl User {
         Ok(())
     }
 
-    /// Asks for more.
     pub async fn enlarge(&self, size: &str) -> Result<(), Failure> {
-        self.patch_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}})).await
+        let patch = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
+        self.claims().patch(&self.claim, &PatchParams::default(), &patch).await?;
+        Ok(())
     }
 
-    /// Deletes the claim.
     pub async fn delete(&self) -> Result<(), Failure> {
         self.claims().delete(&self.claim, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// Changes the volume's reclaim policy to Retain.
     pub async fn retain(&self) -> Result<(), Failure> {
         let pv = self.pv().await?.ok_or("there is no PV")?;
         let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
@@ -192,47 +185,39 @@ impl User {
         Ok(())
     }
 
-    async fn patch_claim(&self, patch: Value) -> Result<(), Failure> {
-        self.claims().patch(&self.claim, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
-    }
-
-    /// Waits until `look` has nothing to object to.
+    /// Waits until `look` returns no difference.
     pub async fn sees(
         &self,
         what: &str,
         look: impl AsyncFn(&Self) -> Result<Option<String>, kube::Error>,
     ) -> Result<(), Failure> {
-        let look = async || Ok::<_, kube::Error>(look(self).await?.map_or(Seen::Done(()), Seen::NotYet));
-        Ok(eventually(PATIENCE, what, look).await?)
+        until(what, async || look(self).await).await
     }
 
-    /// What is wrong with the claim, which should be bound to the only volume, of this size.
+    /// `None` if the claim is bound to the only volume, with this size.
     pub async fn is_not_bound(&self, size: &str, bytes: Bytes) -> Result<Option<String>, kube::Error> {
         let claim = self.claims().get(&self.claim).await?;
         let status = claim.status.unwrap_or_default();
         let capacity = status.capacity.and_then(|capacity| capacity.get("storage").cloned()).map(|has| has.0);
         let pv = self.pv().await?;
-        let promised = pv.as_ref().and_then(|pv| pv.spec.as_ref()?.capacity.as_ref()?.get("storage").cloned());
-        let promised = promised.as_ref().map(|has| has.0.as_str());
-        let seen = (status.phase.as_deref(), capacity.as_deref(), promised, self.on_disk());
+        let capacity_of_pv = pv.as_ref().and_then(|pv| pv.spec.as_ref()?.capacity.as_ref()?.get("storage").cloned());
+        let capacity_of_pv = capacity_of_pv.as_ref().map(|size| size.0.as_str());
+        let seen = (status.phase.as_deref(), capacity.as_deref(), capacity_of_pv, self.on_disk());
         let wanted = (Some("Bound"), Some(size), Some(size), vec![(Place::Live, State::Announced, bytes)]);
         Ok((seen != wanted).then(|| format!("{seen:?}")))
     }
 
-    /// What is left, where nothing should be.
+    /// `None` if there are no PVs and volumes.
     pub async fn has_left(&self) -> Result<Option<String>, kube::Error> {
         let (pvs, volumes) = (self.pvs().await?.len(), self.on_disk());
         Ok((pvs != 0 || !volumes.is_empty()).then(|| format!("{pvs} PVs and {volumes:?} are left")))
     }
 
-    /// The PV of this node, if there is exactly one.
     pub async fn pv(&self) -> Result<Option<PersistentVolume>, kube::Error> {
         let mut pvs = self.pvs().await?;
         Ok(pvs.pop().filter(|_| pvs.is_empty()))
     }
 
-    /// All PVs of this node.
     pub async fn pvs(&self) -> Result<Vec<PersistentVolume>, kube::Error> {
         let all = Api::<PersistentVolume>::all(self.admin.clone()).list(&ListParams::default()).await?;
         let here = |pv: &PersistentVolume| {
@@ -242,7 +227,6 @@ impl User {
         Ok(all.into_iter().filter(here).collect())
     }
 
-    /// All volumes on the disk.
     pub fn on_disk(&self) -> Vec<(Place, State, Bytes)> {
         let of = |place, id: &VolumeId| self.volumes.record(id).map(|record| (place, record.state, record.size));
         let live = self.volumes.live().into_iter().filter_map(|id| of(Place::Live, &id));
@@ -250,13 +234,11 @@ impl User {
         live.chain(trash).collect()
     }
 
-    /// Whether the scheduler may choose another node.
     pub async fn is_released(&self) -> Result<bool, kube::Error> {
         Ok(!self.claims().get(&self.claim).await?.annotations().contains_key(SELECTED_NODE))
     }
 
-    /// How often each reason was told about the claim and its PV.
-    pub async fn told(&self) -> Result<Vec<(String, i32)>, Failure> {
+    pub async fn event_counts(&self) -> Result<Vec<(String, i32)>, Failure> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
         let pvs: Vec<String> = self.pvs().await?.iter().map(ResourceExt::name_any).collect();
         let about = |event: &Event| {

@@ -1,8 +1,7 @@
-//! What the scheduler is told of this node's room: one object per storage class. Pure.
+//! Plans the CSIStorageCapacity objects of this node, one per storage class. Pure.
 //!
-//! The scheduler puts a claim only where some object of the claim's class, whose topology the node has, says
-//! `maximumVolumeSize` ≥ what the claim asks for. `capacity` is for people, and for schedulers that prefer the fuller
-//! or the emptier node.
+//! The scheduler selects a node for a claim only if an object of the claim's class and the node's topology has a
+//! `maximumVolumeSize` of at least the request. `capacity` is for users, and for schedulers that score nodes by it.
 
 use std::collections::BTreeMap;
 
@@ -18,67 +17,71 @@ use volume::{DRIVER_NAME, Space, TOPOLOGY_KEY};
 use crate::class::{self, VolumeMode};
 use crate::quantity;
 
-/// Where the objects are.
 pub(crate) const NAMESPACE: &str = "kube-system";
 
-/// Whose object it is, for the watch.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const NODE_LABEL: &str = "local.granary.dev/node";
 
-/// Bytes of a class name's digest that stand in the object's name.
+/// Bytes of the digest of a class name in the object's name.
 const DIGEST_LEN: usize = 8;
 
-/// What one class still finds on this node.
+/// Free space for one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct ClassCapacity {
     pub(crate) class: String,
-    /// What may still be promised.
+    /// Unreserved space.
     pub(crate) free: Bytes,
-    /// The largest claim that would be served, in either mode.
+    /// The largest claim that fits in either mode.
     pub(crate) largest: Bytes,
 }
 
-/// The Node object, which takes the capacity objects along when it goes.
+/// The Node object. Its deletion deletes the capacity objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) uid: String,
 }
 
-/// One change of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// There is none of this name.
-    Create { name: String, room: Room },
-    /// It says something else.
-    Update { name: String, room: Room },
-    /// Its class is gone, or another provisioner's, or not the one its name says.
-    Delete { name: String, uid: Option<String> },
+    Create {
+        name: String,
+        capacity: ClassCapacity,
+    },
+    Update {
+        name: String,
+        capacity: ClassCapacity,
+    },
+    /// The class was deleted, is of another provisioner, or does not match the object's name.
+    Delete {
+        name: String,
+        uid: Option<String>,
+    },
 }
 
-/// Which objects the watch has to bring.
 pub(crate) fn selector(node: &str) -> String {
     format!("{DRIVER_LABEL}={DRIVER_NAME},{NODE_LABEL}={node}")
 }
 
-/// What is to be told, by the objects' names.
+/// The wanted capacities, by the names of their objects.
 ///
-/// A class that no claim can be served with is told of too: else its claims would never come here, and nobody would
-/// hear what is wrong with it.
+/// Includes classes that are rejected: otherwise no node would be selected for their claims, and no event would name the
+/// reason.
 pub(crate) fn wanted<'a>(
     classes: impl IntoIterator<Item = &'a StorageClass>,
     space: &Space,
     node: &str,
-) -> BTreeMap<String, Room> {
-    let ours = classes.into_iter().filter(|class| class.provisioner == DRIVER_NAME);
-    ours.map(|class| {
-        let room = Room { class: class.name_any(), free: space.free(), largest: largest(class, space) };
-        (name(node, &room.class), room)
-    })
-    .collect()
+) -> BTreeMap<String, ClassCapacity> {
+    let classes = classes.into_iter().filter(|class| class.provisioner == DRIVER_NAME);
+    classes
+        .map(|class| {
+            let capacity =
+                ClassCapacity { class: class.name_any(), free: space.free(), largest: largest(class, space) };
+            (name(node, &capacity.class), capacity)
+        })
+        .collect()
 }
 
-/// The largest claim of the class that would be served in either mode: an object does not tell modes apart, and a claim
-/// that comes here in vain would only be given back.
+/// The largest claim of the class that fits in either mode, because an object is for both modes.
 fn largest(class: &StorageClass, space: &Space) -> Bytes {
     let filesystem = match class::parameters(class) {
         Ok(parameters) => space.largest(|size| parameters.mode(VolumeMode::Filesystem, size)),
@@ -87,29 +90,30 @@ fn largest(class: &StorageClass, space: &Space) -> Bytes {
     filesystem.min(space.largest_block())
 }
 
-/// What makes `seen` say what is `wanted`. Objects that are not this node's are left alone.
+/// The changes from `found` to `wanted`. Ignores objects of other nodes.
 pub(crate) fn diff<'a>(
-    wanted: &BTreeMap<String, Room>,
-    seen: impl IntoIterator<Item = &'a CSIStorageCapacity>,
+    wanted: &BTreeMap<String, ClassCapacity>,
+    found: impl IntoIterator<Item = &'a CSIStorageCapacity>,
     node: &str,
 ) -> Vec<Step> {
     let mut missing = wanted.clone();
     let mut steps = Vec::new();
-    for object in seen.into_iter().filter(|object| is_ours(object, node)) {
+    for object in found.into_iter().filter(|object| is_of_node(object, node)) {
         let name = object.name_any();
         match missing.remove(&name) {
-            Some(room) if tells(object, &room, node) => {}
-            Some(room) if object.storage_class_name == room.class => steps.push(Step::Update { name, room }),
-            // Nothing but making it anew changes its class.
+            Some(capacity) if matches(object, &capacity, node) => {}
+            Some(capacity) if object.storage_class_name == capacity.class => {
+                steps.push(Step::Update { name, capacity });
+            }
+            // The class is immutable: the next pass creates the object again.
             Some(_) | None => steps.push(Step::Delete { name, uid: object.uid() }),
         }
     }
-    steps.extend(missing.into_iter().map(|(name, room)| Step::Create { name, room }));
+    steps.extend(missing.into_iter().map(|(name, capacity)| Step::Create { name, capacity }));
     steps
 }
 
-/// The whole object.
-pub(crate) fn build(name: &str, room: &Room, node: &str, owner: &Owner) -> CSIStorageCapacity {
+pub(crate) fn build(name: &str, capacity: &ClassCapacity, node: &str, owner: &Owner) -> CSIStorageCapacity {
     CSIStorageCapacity {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -125,13 +129,13 @@ pub(crate) fn build(name: &str, room: &Room, node: &str, owner: &Owner) -> CSISt
             ..ObjectMeta::default()
         },
         node_topology: Some(topology(node)),
-        storage_class_name: room.class.clone(),
-        capacity: Some(Quantity(quantity::text(room.free))),
-        maximum_volume_size: Some(Quantity(quantity::text(room.largest))),
+        storage_class_name: capacity.class.clone(),
+        capacity: Some(Quantity(quantity::text(capacity.free))),
+        maximum_volume_size: Some(Quantity(quantity::text(capacity.largest))),
     }
 }
 
-/// One name per node and class, that ends in the node's: an admission policy can tell whose it is.
+/// One name per node and class. The admission policy checks that it ends with the node's name.
 fn name(node: &str, class: &str) -> String {
     let digest = Sha256::digest(class);
     let start: String = digest.iter().take(DIGEST_LEN).map(|byte| format!("{byte:02x}")).collect();
@@ -146,20 +150,20 @@ fn topology(node: &str) -> LabelSelector {
     LabelSelector { match_labels: Some([(TOPOLOGY_KEY.to_owned(), node.to_owned())].into()), match_expressions: None }
 }
 
-fn is_ours(object: &CSIStorageCapacity, node: &str) -> bool {
+fn is_of_node(object: &CSIStorageCapacity, node: &str) -> bool {
     let named = object.metadata.name.as_deref().and_then(|name| name.strip_suffix(&format!(".{node}.{DRIVER_NAME}")));
     named.is_some_and(|digest| digest.len() == 2 * DIGEST_LEN && !digest.contains('.'))
         && object.node_topology.as_ref() == Some(&topology(node))
 }
 
-/// Whether the object says this, and goes with a Node of this name: which one, only the one who makes it has to know.
-fn tells(object: &CSIStorageCapacity, room: &Room, node: &str) -> bool {
+/// Whether the object has this content, and a Node of this name as its owner.
+fn matches(object: &CSIStorageCapacity, capacity: &ClassCapacity, node: &str) -> bool {
     let is = |found: &Option<Quantity>, wanted: Bytes| {
         found.as_ref().is_some_and(|found| quantity::bytes(&found.0) == Ok(wanted))
     };
-    object.storage_class_name == room.class
-        && is(&object.capacity, room.free)
-        && is(&object.maximum_volume_size, room.largest)
+    object.storage_class_name == capacity.class
+        && is(&object.capacity, capacity.free)
+        && is(&object.maximum_volume_size, capacity.largest)
         && object.owner_references().iter().any(|owner| owner.kind == Node::kind(&()) && owner.name == node)
 }
 
@@ -177,7 +181,6 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": name}, "provisioner": provisioner})).expect("a class")
     }
 
-    /// A disk with so much left.
     fn space(free: Bytes) -> Space {
         Space { size: free, promised: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
@@ -186,44 +189,43 @@ mod tests {
         Owner { uid: "u".into() }
     }
 
-    /// What is there after a step.
-    fn after(mut seen: BTreeMap<String, CSIStorageCapacity>, step: &Step) -> BTreeMap<String, CSIStorageCapacity> {
+    fn after(mut objects: BTreeMap<String, CSIStorageCapacity>, step: &Step) -> BTreeMap<String, CSIStorageCapacity> {
         match step {
-            Step::Create { name, room } | Step::Update { name, room } => {
-                seen.insert(name.clone(), build(name, room, NODE, &owner()));
+            Step::Create { name, capacity } | Step::Update { name, capacity } => {
+                objects.insert(name.clone(), build(name, capacity, NODE, &owner()));
             }
             Step::Delete { name, .. } => {
-                seen.remove(name);
+                objects.remove(name);
             }
         }
-        seen
+        objects
     }
 
     #[test]
-    fn every_class_of_ours_is_told_of_and_no_other() {
+    fn only_classes_of_the_driver_are_published() {
         let classes = [class("local", DRIVER_NAME), class("mine", DRIVER_NAME), class("other", "example.invalid")];
         let wanted = wanted(&classes, &space(Bytes::GIB), NODE);
-        let told: Vec<_> = wanted.values().map(|room| (room.class.as_str(), room.free)).collect();
-        assert_eq!(told.len(), 2);
+        let published: Vec<_> = wanted.values().map(|one| (one.class.as_str(), one.free)).collect();
+        assert_eq!(published.len(), 2);
         for name in ["local", "mine"] {
-            assert!(told.contains(&(name, Bytes::GIB)), "{told:?}");
+            assert!(published.contains(&(name, Bytes::GIB)), "{published:?}");
         }
     }
 
     #[test]
-    fn a_class_that_is_refused_is_told_of_so_that_its_claims_hear_why() {
+    fn a_rejected_class_is_published_too() {
         let mut odd = class("odd", DRIVER_NAME);
         odd.parameters = Some([("colour".to_owned(), "red".to_owned())].into());
         let wanted = wanted(&[odd], &space(Bytes::GIB), NODE);
-        assert!(wanted.values().all(|room| room.largest > Bytes::ZERO));
+        assert!(wanted.values().all(|one| one.largest > Bytes::ZERO));
         assert_eq!(wanted.len(), 1);
     }
 
     #[test]
-    fn an_object_says_everything_the_scheduler_asks_for() {
+    fn an_object_has_all_fields_for_the_scheduler() {
         let wanted = wanted(&[class("local", DRIVER_NAME)], &space(Bytes::GIB), NODE);
-        let (name, room) = wanted.first_key_value().expect("one");
-        let object = serde_json::to_value(build(name, room, NODE, &owner())).expect("JSON");
+        let (name, capacity) = wanted.first_key_value().expect("one");
+        let object = serde_json::to_value(build(name, capacity, NODE, &owner())).expect("JSON");
         assert_eq!(object["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": NODE}}));
         assert_eq!(object["storageClassName"], "local");
         assert_eq!(object["capacity"], "1Gi");
@@ -237,20 +239,20 @@ mod tests {
     }
 
     #[test]
-    fn a_name_tells_the_node_and_is_a_dns_subdomain_of_bounded_length() {
+    fn a_name_is_a_dns_subdomain_that_ends_with_the_node() {
         let longest = "n".repeat(63);
         let name = name(&longest, &"c".repeat(253));
         assert!(name.len() <= 253, "{}", name.len());
         assert!(name.ends_with(&format!(".{longest}.{DRIVER_NAME}")));
         assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'.'), "{name}");
-        // A policy compares this length: no other node's name ends the same way and is as long.
+        // The policy compares this length.
         assert_eq!(super::name(NODE, "local").len(), 35 + NODE.len());
     }
 
     #[test]
-    fn objects_of_others_are_left_alone() {
-        let room = Room { class: "gone".into(), free: Bytes::GIB, largest: Bytes::GIB };
-        let of = |node: &str| build(&name(node, "gone"), &room, node, &owner());
+    fn objects_of_other_nodes_are_ignored() {
+        let capacity = ClassCapacity { class: "gone".into(), free: Bytes::GIB, largest: Bytes::GIB };
+        let of = |node: &str| build(&name(node, "gone"), &capacity, node, &owner());
         let mut hand_made = of(NODE);
         hand_made.metadata.name = Some("by-hand".into());
         let mut elsewhere = of(NODE);
@@ -266,39 +268,43 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_its_node_as_owner_is_mended() {
+    fn an_object_without_its_node_as_owner_is_updated() {
         let wanted = wanted(&[class("local", DRIVER_NAME)], &space(Bytes::GIB), NODE);
-        let (name, room) = wanted.first_key_value().expect("one");
-        let mut object = build(name, room, NODE, &owner());
-        // The uid is not known here: an object with a dead one is collected, and made anew.
+        let (name, capacity) = wanted.first_key_value().expect("one");
+        let mut object = build(name, capacity, NODE, &owner());
+        // The garbage collector deletes objects with the UID of an earlier Node.
         object.metadata.owner_references = Some(vec![]);
-        assert_eq!(diff(&wanted, [&object], NODE), [Step::Update { name: name.clone(), room: room.clone() }]);
+        assert_eq!(diff(&wanted, [&object], NODE), [Step::Update { name: name.clone(), capacity: capacity.clone() }]);
     }
 
     #[test]
-    fn numbers_are_compared_not_their_text() {
+    fn quantities_are_compared_by_value() {
         let wanted = wanted(&[class("local", DRIVER_NAME)], &space(Bytes::GIB), NODE);
-        let (name, room) = wanted.first_key_value().expect("one");
-        let mut object = build(name, room, NODE, &owner());
+        let (name, capacity) = wanted.first_key_value().expect("one");
+        let mut object = build(name, capacity, NODE, &owner());
         object.capacity = Some(Quantity("1048576Ki".into()));
         assert_eq!(diff(&wanted, [&object], NODE), []);
         object.capacity = Some(Quantity("much".into()));
         assert_eq!(diff(&wanted, [&object], NODE).len(), 1);
     }
 
-    fn rooms() -> impl Strategy<Value = BTreeMap<String, Room>> {
-        prop::collection::btree_map("[ab]{1,2}", (0u64..4, 0u64..4), 0..5).prop_map(|rooms| {
-            let room = |(class, (free, largest))| Room { class, free: Bytes::new(free), largest: Bytes::new(largest) };
-            rooms.into_iter().map(room).map(|room| (name(NODE, &room.class), room)).collect()
+    fn capacities() -> impl Strategy<Value = BTreeMap<String, ClassCapacity>> {
+        prop::collection::btree_map("[ab]{1,2}", (0u64..4, 0u64..4), 0..5).prop_map(|capacities| {
+            let capacity = |(class, (free, largest))| ClassCapacity {
+                class,
+                free: Bytes::new(free),
+                largest: Bytes::new(largest),
+            };
+            capacities.into_iter().map(capacity).map(|one| (name(NODE, &one.class), one)).collect()
         })
     }
 
-    fn objects(rooms: &BTreeMap<String, Room>) -> BTreeMap<String, CSIStorageCapacity> {
-        rooms.iter().map(|(name, room)| (name.clone(), build(name, room, NODE, &owner()))).collect()
+    fn objects(capacities: &BTreeMap<String, ClassCapacity>) -> BTreeMap<String, CSIStorageCapacity> {
+        capacities.iter().map(|(name, capacity)| (name.clone(), build(name, capacity, NODE, &owner()))).collect()
     }
 
     #[test]
-    fn a_class_with_fewer_files_finds_more_room() {
+    fn a_class_with_fewer_inodes_has_larger_volumes() {
         let with = |ratio: &str| {
             let mut class = class("mine", DRIVER_NAME);
             class.parameters = Some([("bytesPerInode".to_owned(), ratio.to_owned())].into());
@@ -306,45 +312,45 @@ mod tests {
         };
         assert_eq!(with("2048"), largest(&class("local", DRIVER_NAME), &space(Bytes::GIB)));
         assert!(with("512") < with("2048") && with("2048") < with("16384"));
-        // A disk needs room for the map of its image, however few files there are.
+        // A block volume needs space for the extent map of its image.
         assert_eq!(with("1073741824"), space(Bytes::GIB).largest_block());
     }
 
     proptest! {
         #[test]
-        fn a_claim_as_large_as_told_fits_in_either_mode(free in 0u64..1 << 50, ratio in 512u64..1 << 30) {
+        fn the_largest_claim_fits_in_either_mode(free in 0u64..1 << 50, ratio in 512u64..1 << 30) {
             let space = space(Bytes::new(free));
             let mut class = class("mine", DRIVER_NAME);
             class.parameters = Some([("bytesPerInode".to_owned(), ratio.to_string())].into());
             let found = class::parameters(&class).expect("it is a good class");
             let modes = |size| [VolumeMode::Filesystem, VolumeMode::Block].map(|mode| found.mode(mode, size));
-            let told = largest(&class, &space);
-            prop_assert!(told.get().is_multiple_of(4096));
-            prop_assert!(told == Bytes::ZERO || modes(told).iter().all(|mode| mode.promised(told) <= space.free()));
-            let more = told.saturating_add(Bytes::new(4096));
+            let largest = largest(&class, &space);
+            prop_assert!(largest.get().is_multiple_of(4096));
+            prop_assert!(largest == Bytes::ZERO || modes(largest).iter().all(|mode| mode.promised(largest) <= space.free()));
+            let more = largest.saturating_add(Bytes::new(4096));
             prop_assert!(modes(more).iter().any(|mode| mode.promised(more) > space.free()));
         }
 
         #[test]
-        fn the_steps_make_what_is_there_what_is_wanted(have in rooms(), want in rooms(), cut in 0usize..6) {
+        fn steps_lead_to_the_wanted_objects(have in capacities(), want in capacities(), cut in 0usize..6) {
             let have = objects(&have);
             let steps = diff(&want, have.values(), NODE);
-            // Wherever it stops, the next pass finishes.
+            // Interrupted, and completed by the next pass.
             let half = steps.iter().take(cut).fold(have.clone(), after);
             let done = diff(&want, half.values(), NODE).iter().fold(half, after);
             prop_assert_eq!(&done, &objects(&want));
             prop_assert_eq!(diff(&want, done.values(), NODE), []);
-            // What is right is not touched.
+            // Correct objects are not written.
             let right = have.iter().filter(|(name, object)| objects(&want).get(*name) == Some(*object)).count();
             prop_assert_eq!(steps.len() + right, have.len() + want.keys().filter(|name| !have.contains_key(*name)).count());
         }
 
         #[test]
-        fn an_object_whose_class_is_not_what_its_name_says_is_made_anew(want in rooms(), class in "[cd]{1,2}") {
-            for (name, room) in &want {
-                let mut object = build(name, room, NODE, &owner());
+        fn an_object_of_another_class_is_deleted(want in capacities(), class in "[cd]{1,2}") {
+            for (name, capacity) in &want {
+                let mut object = build(name, capacity, NODE, &owner());
                 object.storage_class_name.clone_from(&class);
-                let only = [(name.clone(), room.clone())].into();
+                let only = [(name.clone(), capacity.clone())].into();
                 let steps = diff(&only, [&object], NODE);
                 prop_assert_eq!(steps, [Step::Delete { name: name.clone(), uid: None }]);
             }

@@ -1,8 +1,5 @@
-//! Keeps the capacity objects of this node: looks at the classes, at the disk and at what is told already, and tells the
-//! rest.
-//!
-//! The API server may be away, the Node object may be missing: what could not be told is told later. However many
-//! volumes come and go, there is one look a second.
+//! Publishes the CSIStorageCapacity objects of this node, at most once a second. Tries again while the API server is not
+//! reachable or the Node object is missing.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,61 +17,46 @@ use supervisor::Context;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::api::{ApiError, api};
 use crate::backoff::{delay, random};
-use crate::capacity::{self, NAMESPACE, Owner, Step};
-use crate::controller::{Provisioner, RunError};
+use crate::capacity::plan::{self, NAMESPACE, Owner, Step};
+use crate::context::{Provisioner, RunError};
+use crate::error::{ApiError, Error, api};
 use crate::metrics::Publication;
 
-/// The owner of our fields in the API.
 const FIELD_MANAGER: &str = "granary-capacity";
 
-/// Between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A watch may miss a change, and a disk may grow: look again after this.
+/// A watch may miss a change, and a disk may grow.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// kubelet makes the Node object seconds after it has started; until then no pod comes here.
+/// The kubelet creates the Node object seconds after its start.
 const UNTIL_NODE: Duration = Duration::from_secs(2);
 
-/// Why something is not told yet.
-#[derive(Debug, thiserror::Error)]
-enum PublishError {
-    #[error("there is no Node object {0} yet")]
-    NoNode(String),
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error(transparent)]
-    Look(#[from] volume::LookError),
-    #[error("work on the disk panicked")]
-    Panicked(#[from] tokio::task::JoinError),
-}
-
-/// What is known of the cluster.
-struct Seen {
+struct Watched {
     classes: Store<StorageClass>,
     objects: Store<CSIStorageCapacity>,
-    /// The Node, when an object was last made.
+    /// The Node when an object was last created.
     owner: Option<Owner>,
 }
 
-impl Seen {
-    /// Whether both watches have brought everything there was.
+impl Watched {
+    /// Whether both watches have listed their objects.
     fn is_complete(&self) -> bool {
         self.classes.wait_until_ready().now_or_never().is_some()
             && self.objects.wait_until_ready().now_or_never().is_some()
     }
 }
 
-/// Tells until it is cancelled. Healthy once everything was told.
-pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError> {
-    let (classes, of_classes) = kept(Api::<StorageClass>::all(p.client.clone()), watcher::Config::default());
-    let own = watcher::Config::default().labels(&capacity::selector(&p.node));
-    let (objects, of_objects) = kept(Api::<CSIStorageCapacity>::namespaced(p.client.clone(), NAMESPACE), own);
+/// Publishes until it is cancelled. Healthy when all objects are published.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    let client = &provisioner.client;
+    let (classes, of_classes) = watch(Api::<StorageClass>::all(client.clone()), watcher::Config::default());
+    let of_node = watcher::Config::default().labels(&plan::selector(&provisioner.node));
+    let (objects, of_objects) = watch(Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE), of_node);
     let mut changes = pin!(stream::select(of_classes, of_objects));
-    let mut reserved = p.store.calls().changes();
-    let mut seen = Seen { classes, objects, owner: None };
+    let mut watched = Watched { classes, objects, owner: None };
+    let mut reserved = provisioner.store.calls().changes();
     let mut failures = 0;
     let mut soonest = Instant::now();
     let mut look_at = soonest;
@@ -82,15 +64,15 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             change = changes.next() => {
-                // Also after a failure: the API server is there.
+                // Also during a back-off: the API server is reachable.
                 change.ok_or(RunError::WatchEnded("capacities"))?;
                 look_at = soonest;
             }
             Ok(()) = reserved.changed(), if failures == 0 => look_at = soonest,
-            () = sleep_until(look_at), if seen.is_complete() => {
+            () = sleep_until(look_at), if watched.is_complete() => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),
-                    done = p.publish(&mut seen) => done,
+                    done = provisioner.publish(&mut watched) => done,
                 };
                 let wait = match done {
                     Ok(()) => {
@@ -98,15 +80,15 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
                         cx.healthy();
                         INTERVAL
                     }
-                    Err(PublishError::NoNode(node)) => {
-                        debug!(node, "no Node object yet, its capacity is told later");
+                    Err(Error::NoNode(node)) => {
+                        debug!(node, "no Node object yet, capacity not published");
                         UNTIL_NODE
                     }
                     Err(error) => {
                         failures += 1;
-                        p.metrics.published(Publication::Failed);
+                        provisioner.metrics.published(Publication::Failed);
                         let error: &dyn std::error::Error = &error;
-                        warn!(error, attempt = failures, "capacity not told yet");
+                        warn!(error, attempt = failures, "capacity not published, will retry");
                         delay(failures, random())
                     }
                 };
@@ -117,9 +99,8 @@ pub(crate) async fn run(cx: Context, p: Arc<Provisioner>) -> Result<(), RunError
     }
 }
 
-/// A watch whose objects are kept, and something for each change of them. Failures are logged; it goes on, with a
-/// back-off.
-fn kept<K>(api: Api<K>, config: watcher::Config) -> (Store<K>, impl stream::Stream<Item = ()>)
+/// A store of watched objects, and a stream with an item for each change. The watch continues after failures.
+fn watch<K>(api: Api<K>, config: watcher::Config) -> (Store<K>, impl stream::Stream<Item = ()>)
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
     K: serde::de::DeserializeOwned,
@@ -127,12 +108,12 @@ where
     let (store, writer) = reflector::store();
     let changes = reflector::reflector(writer, watcher(api, config)).default_backoff().filter_map(|event| {
         future::ready(match event {
-            // Only whole lists count.
+            // Incomplete lists do not count.
             Ok(Event::Init | Event::InitApply(_)) => None,
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                warn!(what = K::plural(&()).as_ref(), error, "watch failed, it goes on");
+                warn!(what = K::plural(&()).as_ref(), error, "watch failed, will continue");
                 None
             }
         })
@@ -141,19 +122,19 @@ where
 }
 
 impl Provisioner {
-    /// Looks once, and tells what is not told yet.
-    async fn publish(&self, seen: &mut Seen) -> Result<(), PublishError> {
+    async fn publish(&self, watched: &mut Watched) -> Result<(), Error> {
         let space = self.on_disk(|store| store.space()).await??;
-        let classes = seen.classes.state();
-        let wanted = capacity::wanted(classes.iter().map(AsRef::as_ref), &space, &self.node);
-        let objects = seen.objects.state();
-        let steps = capacity::diff(&wanted, objects.iter().map(AsRef::as_ref), &self.node);
-        // An object goes with its Node, and comes back with the new one.
-        if seen.owner.is_none() && !steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Create { .. })) {
-            seen.owner = Some(self.owner().await?);
+        let classes = watched.classes.state();
+        let wanted = plan::wanted(classes.iter().map(AsRef::as_ref), &space, &self.node);
+        let objects = watched.objects.state();
+        let steps = plan::diff(&wanted, objects.iter().map(AsRef::as_ref), &self.node);
+        // After the Node was created again, its objects need the new UID.
+        if watched.owner.is_none() && !steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Create { .. }))
+        {
+            watched.owner = Some(self.owner().await?);
         }
-        let Some(owner) = &seen.owner else { return Ok(()) };
-        // One that fails holds up no other.
+        let Some(owner) = &watched.owner else { return Ok(()) };
+        // A failed step does not delay the others.
         let mut all = Ok(());
         for step in steps {
             all = all.and(self.publish_step(step, owner).await);
@@ -164,12 +145,15 @@ impl Provisioner {
     async fn publish_step(&self, step: Step, owner: &Owner) -> Result<(), ApiError> {
         let objects = Api::<CSIStorageCapacity>::namespaced(self.client.clone(), NAMESPACE);
         match step {
-            Step::Create { name, room } | Step::Update { name, room } => {
-                let object = capacity::build(&name, &room, &self.node, owner);
+            Step::Create { name, capacity } | Step::Update { name, capacity } => {
+                let object = plan::build(&name, &capacity, &self.node, owner);
                 let params = PatchParams::apply(FIELD_MANAGER).force();
-                objects.patch(&name, &params, &Patch::Apply(object)).await.map_err(api("tell the capacity"))?;
+                objects
+                    .patch(&name, &params, &Patch::Apply(object))
+                    .await
+                    .map_err(api("write a CSIStorageCapacity"))?;
                 self.metrics.published(Publication::Written);
-                debug!(class = room.class, free = %room.free, largest = %room.largest, "capacity told");
+                debug!(class = capacity.class, free = %capacity.free, largest = %capacity.largest, "capacity published");
             }
             Step::Delete { name, uid } => {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
@@ -177,20 +161,20 @@ impl Provisioner {
                 match objects.delete(&name, &params).await {
                     Ok(_) => {
                         self.metrics.published(Publication::Deleted);
-                        info!(name, "capacity of a class that is gone deleted");
+                        info!(name, "capacity of a deleted class deleted");
                     }
                     Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                    Err(error) => return Err(api("delete a capacity")(error)),
+                    Err(error) => return Err(api("delete a CSIStorageCapacity")(error)),
                 }
             }
         }
         Ok(())
     }
 
-    async fn owner(&self) -> Result<Owner, PublishError> {
+    async fn owner(&self) -> Result<Owner, Error> {
         let nodes = Api::<Node>::all(self.client.clone());
-        let node = nodes.get_metadata_opt(&self.node).await.map_err(api("look at the Node"))?;
+        let node = nodes.get_metadata_opt(&self.node).await.map_err(api("get the Node"))?;
         let uid = node.and_then(|node| node.metadata.uid);
-        uid.map(|uid| Owner { uid }).ok_or_else(|| PublishError::NoNode(self.node.clone()))
+        uid.map(|uid| Owner { uid }).ok_or_else(|| Error::NoNode(self.node.clone()))
     }
 }

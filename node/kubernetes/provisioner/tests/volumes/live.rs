@@ -1,4 +1,4 @@
-//! Whether a volume is attached, on a real disk: it decides who ends an expansion.
+//! Whether the block device of a volume is attached, on a real disk.
 
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
@@ -17,7 +17,7 @@ fn node() -> Node {
 }
 
 impl Node {
-    fn made(&self, name: &str, mode: Mode) -> VolumeId {
+    fn provisioned(&self, name: &str, mode: Mode) -> VolumeId {
         let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
         let id = name.parse().unwrap();
         self.store.provision(&id, &Request { claim, class: "local".into(), mode, size: SIZE }).unwrap();
@@ -26,9 +26,10 @@ impl Node {
 }
 
 #[test]
-fn a_disk_is_attached_as_long_as_a_loop_device_stands_on_its_image() {
+fn a_disk_is_attached_while_a_loop_device_has_its_image() {
     let node = node();
-    let [id, other] = ["pvc-1", "pvc-2"].map(|name| node.made(name, Mode::Block { allocation: Allocation::Thick }));
+    let [id, other] =
+        ["pvc-1", "pvc-2"].map(|name| node.provisioned(name, Mode::Block { allocation: Allocation::Thick }));
     let early = node.store.live_volume(&id).unwrap_err();
     assert!(matches!(early, LiveVolumeError::Open(OpenError::NotAnnounced { .. })), "{early}");
     for id in [&id, &other] {
@@ -39,16 +40,16 @@ fn a_disk_is_attached_as_long_as_a_loop_device_stands_on_its_image() {
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
     assert!(matches!(node.store.expand(&id, LARGER).unwrap(), Ensured::Created(_)));
     assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: LARGER, attached: true });
-    assert_eq!(device.status().unwrap().size, SIZE, "what kubelet is waited for");
-    assert!(!node.store.live_volume(&other).unwrap().attached, "another volume's device is nobody else's");
+    assert_eq!(device.status().unwrap().size, SIZE, "the kubelet refreshes it");
+    assert!(!node.store.live_volume(&other).unwrap().attached, "the device is of another volume");
     assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
     assert!(!node.store.live_volume(&id).unwrap().attached);
 }
 
 #[test]
-fn a_filesystem_is_never_attached_and_a_missing_volume_is_told_apart() {
+fn a_filesystem_is_never_attached() {
     let node = node();
-    let id = node.made("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
+    let id = node.provisioned("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
     node.store.announce(&id).unwrap();
     assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: SIZE, attached: false });
     node.store.retire(&id).unwrap();

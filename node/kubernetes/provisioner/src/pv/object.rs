@@ -1,4 +1,4 @@
-//! The PV of a volume, and what a PV of ours looks like. Pure.
+//! Builds the PV of a volume, and recognizes PVs of this node. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use units::Bytes;
 use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, Record, VolumeId};
 
-use crate::claim::Ask;
+use crate::claim::plan::ProvisionRequest;
 use crate::class::{ReclaimPolicy, VolumeMode};
 use crate::quantity;
 
-/// The PV that announces the volume, with what it really has. An admission policy lets a node create PVs of this shape
-/// only (`reconciler::volumes`): a field more has to be one more there.
-pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume {
-    let finalizers = match ask.reclaim {
+/// The PV of a volume, with its actual size. An admission policy lists all fields (reconciler/src/pv_policy.rs): add new
+/// ones there too.
+pub(crate) fn build(request: &ProvisionRequest, record: &Record, node: &str) -> PersistentVolume {
+    let finalizers = match request.reclaim {
         ReclaimPolicy::Delete => Some(vec![FINALIZER.to_owned()]),
         ReclaimPolicy::Retain => None,
     };
     PersistentVolume {
         metadata: ObjectMeta {
-            name: Some(ask.id.to_string()),
+            name: Some(request.id.to_string()),
             annotations: Some([(PROVISIONED_BY.to_owned(), DRIVER_NAME.to_owned())].into()),
             finalizers,
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeSpec {
-            access_modes: Some(ask.access_modes.iter().map(|mode| mode.as_str().to_owned()).collect()),
+            access_modes: Some(request.access_modes.iter().map(|mode| mode.as_str().to_owned()).collect()),
             capacity: Some(BTreeMap::from([("storage".to_owned(), Quantity(quantity::text(record.size)))])),
             claim_ref: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
@@ -42,11 +42,11 @@ pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume 
             }),
             csi: Some(CSIPersistentVolumeSource {
                 driver: DRIVER_NAME.to_owned(),
-                volume_handle: ask.id.to_string(),
+                volume_handle: request.id.to_string(),
                 ..CSIPersistentVolumeSource::default()
             }),
             node_affinity: Some(on_node(node)),
-            persistent_volume_reclaim_policy: Some(ask.reclaim.as_str().to_owned()),
+            persistent_volume_reclaim_policy: Some(request.reclaim.as_str().to_owned()),
             storage_class_name: Some(record.class.clone()),
             volume_mode: Some(VolumeMode::from(record.mode).as_str().to_owned()),
             ..PersistentVolumeSpec::default()
@@ -55,8 +55,8 @@ pub(crate) fn build(ask: &Ask, record: &Record, node: &str) -> PersistentVolume 
     }
 }
 
-/// The volume that the PV stands for, if it is one of this node's.
-pub(crate) fn ours(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
+/// The volume of the PV. `None` if it is not of this driver and on this node alone.
+pub(crate) fn volume_of(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     let csi = pv.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
     let here = pv.spec.as_ref()?.node_affinity.as_ref().is_some_and(|affinity| names_node(affinity, node));
     if !here {
@@ -65,31 +65,31 @@ pub(crate) fn ours(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     csi.volume_handle.parse().ok()
 }
 
-/// The size that the PV promises.
 pub(crate) fn capacity(pv: &PersistentVolume) -> Option<Bytes> {
     quantity::bytes(&pv.spec.as_ref()?.capacity.as_ref()?.get("storage")?.0).ok()
 }
 
-/// Whether the PV is the claim's, and not that of a former one of the same name.
+/// Whether the PV is of this claim, and not of an earlier one with the same name.
 pub(crate) fn is_of(pv: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let uid = pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.uid.as_ref());
-    uid.is_some() && uid == claim.metadata.uid.as_ref()
+    claim_uid(pv).is_some() && claim_uid(pv) == claim.metadata.uid.as_deref()
 }
 
-/// Whether the PV is of our driver, but lacks what says which volume of which node it is.
+/// Whether the PV is of this driver, but names no volume or no node.
 pub(crate) fn is_incomplete(pv: &PersistentVolume) -> bool {
     let Some(spec) = &pv.spec else { return false };
     let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME) else { return false };
-    let placed = spec.node_affinity.as_ref().is_some_and(|affinity| hostnames(affinity).next().is_some());
-    !placed || csi.volume_handle.parse::<VolumeId>().is_err()
+    let has_node = spec.node_affinity.as_ref().is_some_and(|affinity| hostnames(affinity).next().is_some());
+    !has_node || csi.volume_handle.parse::<VolumeId>().is_err()
 }
 
-/// Whether `found` announces the same volume for the same claim as `wanted`.
+/// Whether both PVs have the same volume and claim.
 pub(crate) fn is_same(found: &PersistentVolume, wanted: &PersistentVolume, node: &str) -> bool {
-    let claim = |pv: &PersistentVolume| {
-        pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.uid.clone())
-    };
-    ours(found, node).is_some() && ours(found, node) == ours(wanted, node) && claim(found) == claim(wanted)
+    let volume = volume_of(found, node);
+    volume.is_some() && volume == volume_of(wanted, node) && claim_uid(found) == claim_uid(wanted)
+}
+
+fn claim_uid(pv: &PersistentVolume) -> Option<&str> {
+    pv.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }
 
 fn on_node(node: &str) -> VolumeNodeAffinity {
@@ -107,7 +107,7 @@ fn on_node(node: &str) -> VolumeNodeAffinity {
     }
 }
 
-/// This node and no other: a PV that may be on two is on neither for us.
+/// This node and no other.
 fn names_node(affinity: &VolumeNodeAffinity, node: &str) -> bool {
     let mut names = hostnames(affinity).peekable();
     names.peek().is_some() && names.all(|name| name == node)
@@ -129,14 +129,14 @@ mod tests {
     use volume::{Allocation, Claim, Mode, Request, State};
 
     use super::*;
-    use crate::claim::AccessMode;
+    use crate::claim::plan::AccessMode;
 
     const NODE: &str = "granary";
 
-    fn ask(reclaim: ReclaimPolicy) -> (Ask, Record) {
+    fn request(reclaim: ReclaimPolicy) -> (ProvisionRequest, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
         let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
-        let request = Request { claim: claim.clone(), class: "local".into(), mode, size };
+        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size };
         let id = "pvc-u1".parse().expect("an identifier");
         let record = Record {
             claim,
@@ -146,12 +146,12 @@ mod tests {
             project: ProjectId::new(7).expect("an ID"),
             state: State::Staged,
         };
-        (Ask { id, request, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
+        (ProvisionRequest { id, volume, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
     }
 
     fn built(reclaim: ReclaimPolicy) -> PersistentVolume {
-        let (ask, record) = ask(reclaim);
-        build(&ask, &record, NODE)
+        let (request, record) = request(reclaim);
+        build(&request, &record, NODE)
     }
 
     fn changed(change: impl FnOnce(&mut Value)) -> PersistentVolume {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pv_says_all_that_kubernetes_needs() {
+    fn a_pv_has_all_fields() {
         let expected = json!({
             "apiVersion": "v1", "kind": "PersistentVolume",
             "metadata": {
@@ -186,35 +186,25 @@ mod tests {
             },
         });
         assert_eq!(serde_json::to_value(built(ReclaimPolicy::Delete)).unwrap(), expected);
-    }
-
-    #[test]
-    fn the_pv_of_an_image_is_a_disk() {
-        let (ask, record) = ask(ReclaimPolicy::Delete);
-        let record = Record { mode: Mode::Block { allocation: Allocation::Thin }, ..record };
-        assert_eq!(build(&ask, &record, NODE).spec.unwrap().volume_mode.as_deref(), Some("Block"));
-    }
-
-    #[test]
-    fn the_finalizer_is_in_the_drivers_domain() {
-        assert_eq!(FINALIZER, format!("{DRIVER_NAME}/volume"));
-    }
-
-    #[test]
-    fn only_volumes_that_are_deleted_with_their_pv_carry_the_finalizer() {
         assert_eq!(built(ReclaimPolicy::Retain).metadata.finalizers, None);
-        assert_eq!(built(ReclaimPolicy::Delete).metadata.finalizers, Some(vec![FINALIZER.to_owned()]));
     }
 
     #[test]
-    fn what_was_built_is_recognized_on_its_node_only() {
-        assert_eq!(ours(&built(ReclaimPolicy::Delete), NODE).unwrap().as_str(), "pvc-u1");
-        assert_eq!(ours(&built(ReclaimPolicy::Delete), "other"), None);
+    fn the_pv_of_an_image_has_mode_block() {
+        let (request, record) = request(ReclaimPolicy::Delete);
+        let record = Record { mode: Mode::Block { allocation: Allocation::Thin }, ..record };
+        assert_eq!(build(&request, &record, NODE).spec.unwrap().volume_mode.as_deref(), Some("Block"));
     }
 
     #[test]
-    fn hand_made_pvs_with_missing_fields_are_passed_over() {
-        assert_eq!(ours(&PersistentVolume::default(), NODE), None);
+    fn a_built_pv_is_recognized_on_its_node_only() {
+        assert_eq!(volume_of(&built(ReclaimPolicy::Delete), NODE).unwrap().as_str(), "pvc-u1");
+        assert_eq!(volume_of(&built(ReclaimPolicy::Delete), "other"), None);
+    }
+
+    #[test]
+    fn pvs_with_missing_fields_are_ignored() {
+        assert_eq!(volume_of(&PersistentVolume::default(), NODE), None);
         assert!(!is_incomplete(&PersistentVolume::default()));
         for (pointer, value) in [
             ("/spec/nodeAffinity", json!(null)),
@@ -226,21 +216,21 @@ mod tests {
             ("/spec/csi/volumeHandle", json!("")),
         ] {
             let pv = changed(|pv| *pv.pointer_mut(pointer).expect("it is there") = value);
-            assert_eq!(ours(&pv, NODE), None, "{pointer}");
+            assert_eq!(volume_of(&pv, NODE), None, "{pointer}");
             assert!(is_incomplete(&pv), "{pointer}");
         }
         let foreign = changed(|pv| pv["spec"]["csi"]["driver"] = "other.example.com".into());
-        assert_eq!(ours(&foreign, NODE), None);
+        assert_eq!(volume_of(&foreign, NODE), None);
         assert!(!is_incomplete(&foreign));
     }
 
     #[test]
-    fn a_pv_of_two_nodes_is_not_ours() {
+    fn a_pv_of_two_nodes_is_ignored() {
         let pv = changed(|pv| {
             *pv.pointer_mut("/spec/nodeAffinity/required/nodeSelectorTerms/0/matchExpressions/0/values").unwrap() =
                 json!([NODE, "other"]);
         });
-        assert_eq!(ours(&pv, NODE), None);
+        assert_eq!(volume_of(&pv, NODE), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a claim's status says of its expansion, as patches. Pure.
+//! Patches of a claim's status during its expansion. Pure.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,64 +7,72 @@ use units::Bytes;
 
 use crate::quantity;
 
-/// Conditions of an expansion. Others are somebody else's.
+/// Conditions of an expansion. Other components own all others.
 const CONDITIONS: [&str; 4] = [RESIZING, PENDING, ERROR, "NodeResizeError"];
 const RESIZING: &str = "Resizing";
 const PENDING: &str = "FileSystemResizePending";
 const ERROR: &str = "ControllerResizeError";
 
-/// What the claim's owner, and kubelet, are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum News<'a> {
-    /// The volume is made this large.
-    Began { to: Bytes },
-    /// It did not work, and is tried again.
-    Failed { reason: &'a str },
-    /// It cannot work as things are: the owner may ask for less.
-    Infeasible { reason: &'a str },
-    /// The volume has this size, kubelet tells the pods.
-    AwaitsNode { size: Bytes },
-    /// The volume has this size, and pods see it.
-    Finished { size: Bytes },
+pub(crate) enum StatusChange<'a> {
+    Started {
+        to: Bytes,
+    },
+    /// Will be retried.
+    Failed {
+        reason: &'a str,
+    },
+    /// Not possible now; the user may request less.
+    Infeasible {
+        reason: &'a str,
+    },
+    /// The volume has this size, and the kubelet has to refresh its device.
+    NodePending {
+        size: Bytes,
+    },
+    /// The volume and its device have this size.
+    Finished {
+        size: Bytes,
+    },
 }
 
-/// The merge patch of the claim's status. It fails if somebody changed the claim since it was read. `None` if the claim
-/// says all that already.
-pub(crate) fn patch(claim: &PersistentVolumeClaim, news: &News<'_>, now: &Time) -> Option<Value> {
-    let (progress, condition) = match news {
-        News::Began { .. } => (Some("ControllerResizeInProgress"), Some((RESIZING, ""))),
-        News::Failed { reason } => (Some("ControllerResizeInProgress"), Some((ERROR, *reason))),
-        News::Infeasible { reason } => (Some("ControllerResizeInfeasible"), Some((ERROR, *reason))),
-        News::AwaitsNode { .. } => {
-            (Some("NodeResizePending"), Some((PENDING, "kubelet shows the new size to the pods")))
+/// The merge patch of the claim's status, which fails if the claim was changed since it was read. `None` if the status
+/// needs no change.
+pub(crate) fn patch(claim: &PersistentVolumeClaim, change: &StatusChange<'_>, now: &Time) -> Option<Value> {
+    let (progress, condition) = match change {
+        StatusChange::Started { .. } => (Some("ControllerResizeInProgress"), Some((RESIZING, ""))),
+        StatusChange::Failed { reason } => (Some("ControllerResizeInProgress"), Some((ERROR, *reason))),
+        StatusChange::Infeasible { reason } => (Some("ControllerResizeInfeasible"), Some((ERROR, *reason))),
+        StatusChange::NodePending { .. } => {
+            (Some("NodeResizePending"), Some((PENDING, "the kubelet refreshes the block device of the pods")))
         }
-        News::Finished { .. } => (None, None),
+        StatusChange::Finished { .. } => (None, None),
     };
-    let keeps = matches!(news, News::Failed { .. } | News::Infeasible { .. });
+    let keeps = matches!(change, StatusChange::Failed { .. } | StatusChange::Infeasible { .. });
     let conditions = conditions(claim, condition, keeps, now);
     let mut status = json!({
         "allocatedResourceStatuses": {"storage": progress},
         "conditions": conditions,
     });
-    match news {
-        News::Began { to: size } | News::AwaitsNode { size } => {
+    match change {
+        StatusChange::Started { to: size } | StatusChange::NodePending { size } => {
             status["allocatedResources"]["storage"] = quantity::text(*size).into();
         }
-        News::Finished { size } => {
+        StatusChange::Finished { size } => {
             let size = quantity::text(*size);
             status["allocatedResources"]["storage"] = size.as_str().into();
             status["capacity"]["storage"] = size.into();
         }
-        News::Failed { .. } | News::Infeasible { .. } => {}
+        StatusChange::Failed { .. } | StatusChange::Infeasible { .. } => {}
     }
-    (!says(claim, &status)).then(|| {
+    (!has(claim, &status)).then(|| {
         let version = claim.metadata.resource_version.as_deref();
         json!({"metadata": {"resourceVersion": version}, "status": status})
     })
 }
 
-/// The claim's conditions with `set`, and without the other ones of an expansion unless they are kept. Those of others
-/// stay as they are, in their order: the admission policy looks.
+/// The claim's conditions with `set`, and without the other ones of an expansion unless `keeps`. The admission policy
+/// requires that all others stay as they are, in their order.
 fn conditions(
     claim: &PersistentVolumeClaim,
     set: Option<(&str, &str)>,
@@ -72,12 +80,12 @@ fn conditions(
     now: &Time,
 ) -> Vec<PersistentVolumeClaimCondition> {
     let old = claim.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let (ours, mut all): (Vec<_>, Vec<_>) =
+    let (expansion, mut all): (Vec<_>, Vec<_>) =
         old.cloned().partition(|condition| CONDITIONS.contains(&condition.type_.as_str()));
     let is_set = |condition: &PersistentVolumeClaimCondition| set.is_some_and(|(type_, _)| condition.type_ == type_);
     if let Some((type_, message)) = set {
         let message = (!message.is_empty()).then(|| message.to_owned());
-        let former = ours.iter().find(|condition| is_set(condition) && condition.status == "True");
+        let former = expansion.iter().find(|condition| is_set(condition) && condition.status == "True");
         all.push(PersistentVolumeClaimCondition {
             type_: type_.to_owned(),
             status: "True".to_owned(),
@@ -87,12 +95,12 @@ fn conditions(
             ..PersistentVolumeClaimCondition::default()
         });
     }
-    all.extend(ours.into_iter().filter(|condition| keeps && !is_set(condition)));
+    all.extend(expansion.into_iter().filter(|condition| keeps && !is_set(condition)));
     all
 }
 
-/// Whether the claim's status has every value of the patch.
-fn says(claim: &PersistentVolumeClaim, status: &Value) -> bool {
+/// Whether the claim's status has all values of the patch.
+fn has(claim: &PersistentVolumeClaim, status: &Value) -> bool {
     let Ok(now) = serde_json::to_value(claim.status.clone().unwrap_or_default()) else { return false };
     let same_size = |field: &str| {
         let of = |status: &Value| status[field]["storage"].as_str().map(quantity::bytes);
@@ -152,11 +160,11 @@ mod tests {
         .expect("a claim")
     }
 
-    fn told(claim: &PersistentVolumeClaim, news: &News<'_>) -> PersistentVolumeClaim {
-        let patch = patch(claim, news, &time("2026-02-02T00:00:00Z")).expect("it is news");
+    fn changed(claim: &PersistentVolumeClaim, change: &StatusChange<'_>) -> PersistentVolumeClaim {
+        let patch = patch(claim, change, &time("2026-02-02T00:00:00Z")).expect("a change");
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
         let after = merged(claim, &patch);
-        assert_eq!(super::patch(&after, news, &time("2026-03-03T00:00:00Z")), None, "told once");
+        assert_eq!(super::patch(&after, change, &time("2026-03-03T00:00:00Z")), None, "changed once");
         after
     }
 
@@ -172,42 +180,42 @@ mod tests {
     }
 
     #[test]
-    fn an_expansion_leaves_no_trace_but_the_size() {
-        let begun = told(&claim(), &News::Began { to: Bytes::new(2 << 30) });
-        assert_eq!(progress(&begun).as_deref(), Some("ControllerResizeInProgress"));
-        assert_eq!(types(&begun), ["Resizing", "Unused"]);
-        let status = begun.status.clone().unwrap();
+    fn a_finished_expansion_leaves_only_the_size() {
+        let started = changed(&claim(), &StatusChange::Started { to: Bytes::new(2 << 30) });
+        assert_eq!(progress(&started).as_deref(), Some("ControllerResizeInProgress"));
+        assert_eq!(types(&started), ["Resizing", "Unused"]);
+        let status = started.status.clone().unwrap();
         assert_eq!(status.allocated_resources.unwrap()["storage"].0, "2Gi");
         assert_eq!(status.capacity.unwrap()["storage"].0, "1Gi");
 
-        let waits = told(&begun, &News::AwaitsNode { size: Bytes::new(2 << 30) });
+        let waits = changed(&started, &StatusChange::NodePending { size: Bytes::new(2 << 30) });
         assert_eq!(progress(&waits).as_deref(), Some("NodeResizePending"));
         assert_eq!(types(&waits), ["FileSystemResizePending", "Unused"]);
 
-        let finished = told(&waits, &News::Finished { size: Bytes::new(2 << 30) });
+        let finished = changed(&waits, &StatusChange::Finished { size: Bytes::new(2 << 30) });
         assert_eq!(progress(&finished), None);
         assert_eq!(types(&finished), ["Unused"]);
         assert_eq!(finished.status.unwrap().capacity.unwrap()["storage"].0, "2Gi");
     }
 
     #[test]
-    fn a_failure_is_told_beside_what_goes_on() {
-        let begun = told(&claim(), &News::Began { to: Bytes::new(2 << 30) });
-        let failed = told(&begun, &News::Failed { reason: "the disk is slow" });
+    fn a_failure_is_a_condition_beside_the_others() {
+        let started = changed(&claim(), &StatusChange::Started { to: Bytes::new(2 << 30) });
+        let failed = changed(&started, &StatusChange::Failed { reason: "the disk is slow" });
         assert_eq!(progress(&failed).as_deref(), Some("ControllerResizeInProgress"));
         assert_eq!(types(&failed), ["ControllerResizeError", "Resizing", "Unused"]);
-        let infeasible = told(&failed, &News::Infeasible { reason: "the disk is full" });
+        let infeasible = changed(&failed, &StatusChange::Infeasible { reason: "the disk is full" });
         assert_eq!(progress(&infeasible).as_deref(), Some("ControllerResizeInfeasible"));
         let conditions = infeasible.status.clone().unwrap().conditions.unwrap();
-        assert_eq!(conditions[0].type_, "Unused", "those of others come first, as they were");
+        assert_eq!(conditions[0].type_, "Unused", "conditions of other components are unchanged");
         assert_eq!(conditions[1].message.as_deref(), Some("the disk is full"));
         assert_eq!(conditions[1].last_transition_time, Some(time("2026-02-02T00:00:00Z")));
-        assert_eq!(types(&told(&infeasible, &News::Began { to: Bytes::GIB })), ["Resizing", "Unused"]);
+        assert_eq!(types(&changed(&infeasible, &StatusChange::Started { to: Bytes::GIB })), ["Resizing", "Unused"]);
     }
 
     #[test]
-    fn a_claim_without_status_can_be_told() {
+    fn a_claim_without_status_can_be_changed() {
         let bare = PersistentVolumeClaim::default();
-        assert!(patch(&bare, &News::Began { to: Bytes::GIB }, &time("2026-02-02T00:00:00Z")).is_some());
+        assert!(patch(&bare, &StatusChange::Started { to: Bytes::GIB }, &time("2026-02-02T00:00:00Z")).is_some());
     }
 }

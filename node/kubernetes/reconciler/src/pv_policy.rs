@@ -1,5 +1,5 @@
-//! The PVs that a node may write: those that its provisioner creates (`build` in provisioner/src/pv.rs), and the changes
-//! that the provisioner makes to them.
+//! The PVs that a node may write: those that its provisioner creates (`build` in provisioner/src/pv/object.rs), and the
+//! changes of the provisioner.
 //!
 //! A PV can refer to Secrets of any namespace. If it also names a claim of a pod on a node, the Node authorizer lets that
 //! node's kubelet read them. Therefore the policy lists the fields of a new PV. Every other field is rejected, also one
@@ -40,7 +40,7 @@ const CREATES: &str = "a node creates PVs as its provisioner does";
 /// The volume is of our driver and on the node alone, before and after. A new PV has the provisioner's shape, and an
 /// update changes only what the provisioner updates. Whether the claim in `claimRef` was placed on the node cannot be
 /// checked: an expression sees the written object only.
-pub(crate) fn volumes() -> Vec<Validation> {
+pub(crate) fn pvs() -> Vec<Validation> {
     let on_node =
         explained(&format!("a node writes PVs of {DRIVER_NAME} that are on it alone"), before_and_after(on_node));
     on_node.into_iter().chain(FIELDS.into_iter().flat_map(fields)).chain(values()).chain([update()]).collect()
@@ -59,26 +59,26 @@ fn on_node(pv: &str) -> String {
 
 /// In a new PV, the object at this path has these fields and no others. A message names the others.
 fn fields((path, fields): (&str, &[&str])) -> [Validation; 2] {
-    // `dyn`: the type checker knows the object as a message, whose fields cannot be listed. It is a map.
+    // `dyn`: for the type checker, the object is a message, whose fields cannot be listed. It is a map.
     let steps: String = path.split('.').map(|step| format!(".?{step}")).collect();
     let found = format!("dyn(object){steps}.orValue({{}})");
-    let known = list(fields);
-    let others = format!("{found}.map(field, !(field in {known}), '{path}.' + field).join(', ')");
+    let allowed = list(fields);
+    let others = format!("{found}.map(field, !(field in {allowed}), '{path}.' + field).join(', ')");
     [
         Validation {
-            expression: when_created(&format!("{found}.all(field, field in {known})")),
+            expression: when_created(&format!("{found}.all(field, field in {allowed})")),
             message: format!("{CREATES}, without other fields in {path}"),
             message_expression: Some(format!("'{CREATES}, without ' + {others}")),
         },
         Validation {
-            expression: when_created(&format!("{known}.all(field, field in {found})")),
+            expression: when_created(&format!("{allowed}.all(field, field in {found})")),
             message: format!("{CREATES}: {path} has {}", fields.join(", ")),
             message_expression: None,
         },
     ]
 }
 
-/// What a new PV has in its fields.
+/// Values of the fields of a new PV.
 fn values() -> impl Iterator<Item = Validation> {
     let finalizers = "object.metadata.?finalizers.orValue([])";
     let terms = "object.spec.nodeAffinity.required.nodeSelectorTerms";
@@ -121,7 +121,7 @@ fn values() -> impl Iterator<Item = Validation> {
     .map(|(what, expression)| Validation::new(when_created(&expression), format!("{CREATES}: {what}")))
 }
 
-/// Nothing changes but the size, which grows, the driver's finalizer, and the annotation that names the driver.
+/// Only the size, which grows, the driver's finalizer and the annotation of the provisioner change.
 fn update() -> Validation {
     let (old, new) = ("dyn(oldObject.spec)", "dyn(object.spec)");
     let spec = format!(

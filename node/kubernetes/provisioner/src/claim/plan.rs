@@ -1,36 +1,35 @@
-//! Which claims are ours, and what they ask for. Pure.
+//! Which claims wait for this node, and the volumes that they request. Pure.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
 use volume::{Claim, DRIVER_NAME, Request, VolumeId};
 
-use crate::class::{self, ReclaimPolicy, VolumeMode};
+use crate::class::{self, ClassRejection, ReclaimPolicy, VolumeMode};
 use crate::quantity::{self, QuantityError};
 use crate::topology::OtherTopology;
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
-/// The scheduler's choice of a node.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// The file system's block: sizes are whole numbers of it.
+/// The file system's block. Sizes are multiples of it.
 pub(crate) const BLOCK: u64 = 4096;
 
-/// A claim that waits for a volume from this node.
+/// A claim without a volume that the scheduler assigned to this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ours {
+pub(crate) struct AssignedClaim {
     pub(crate) id: VolumeId,
     pub(crate) claim: Claim,
     pub(crate) class: Option<String>,
 }
 
-/// All that is needed to make the volume and its PV.
+/// A volume to create, with the fields of its PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct ProvisionRequest {
     pub(crate) id: VolumeId,
-    pub(crate) request: Request,
+    pub(crate) volume: Request,
     pub(crate) access_modes: Vec<AccessMode>,
     pub(crate) reclaim: ReclaimPolicy,
 }
@@ -41,14 +40,14 @@ pub(crate) enum AccessMode {
     ReadWriteOncePod,
 }
 
-/// What a volume of this node cannot be. The text goes into the claim's event.
+/// An unsupported field. The text is the message of the claim's event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("spec.dataSource and spec.dataSourceRef are not supported: the volume would be empty; leave them out")]
+pub(crate) enum Rejection {
+    #[error("spec.dataSource and spec.dataSourceRef are not supported: the volume would be empty; remove them")]
     DataSource,
-    #[error("spec.selector is not supported: volumes are made for their claim; leave it out")]
+    #[error("spec.selector is not supported: each claim gets a new volume; remove it")]
     Selector,
-    #[error("spec.volumeAttributesClassName is not supported; leave it out")]
+    #[error("spec.volumeAttributesClassName is not supported; remove it")]
     AttributesClass,
     #[error("spec.accessModes: {0} is not supported on a node's own disk; use ReadWriteOnce or ReadWriteOncePod")]
     AccessMode(String),
@@ -58,69 +57,73 @@ pub(crate) enum Refusal {
     VolumeMode(String),
     #[error("spec.resources.requests.storage is missing")]
     NoSize,
-    #[error("spec.resources.requests.storage: {text:?} is no size a volume can have")]
+    #[error("spec.resources.requests.storage: {text:?} is not a valid size")]
     Size {
         text: String,
         #[source]
         source: QuantityError,
     },
-    #[error("spec.resources.requests.storage is zero; ask for at least one byte")]
+    #[error("spec.resources.requests.storage is zero; request at least one byte")]
     Zero,
     #[error("the storage class {class} cannot be used")]
     Class {
         class: String,
         #[source]
-        source: class::Refusal,
+        source: ClassRejection,
     },
     #[error(
         "the storage class {class} allows nodes with {}, and the node {} has {}; select another node for the claim \
-         ({SELECTED_NODE}), or make it again with another class", .found.allowed, .found.node, .found.found
+         ({SELECTED_NODE}), or create it again with another class", .found.allowed, .found.node, .found.found
     )]
     Topology { class: String, found: OtherTopology },
 }
 
-/// The claim, if it waits for this node to make its volume.
-pub(crate) fn ours(claim: &PersistentVolumeClaim, node: &str) -> Option<Ours> {
+/// `None` if the claim does not wait for this node.
+pub(crate) fn assigned(claim: &PersistentVolumeClaim, node: &str) -> Option<AssignedClaim> {
     let meta = &claim.metadata;
     if !selected(claim, node) || meta.deletion_timestamp.is_some() || volume_name(claim).is_some() {
         return None;
     }
-    let claim_of = Claim { uid: meta.uid.clone()?, namespace: meta.namespace.clone()?, name: meta.name.clone()? };
-    let id = format!("pvc-{}", claim_of.uid).parse().ok()?;
+    let claim_ref = Claim { uid: meta.uid.clone()?, namespace: meta.namespace.clone()?, name: meta.name.clone()? };
+    let id = format!("pvc-{}", claim_ref.uid).parse().ok()?;
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
     let class = class.or_else(|| annotation(claim, OLD_CLASS).map(str::to_owned)).filter(|class| !class.is_empty());
-    Some(Ours { id, claim: claim_of, class })
+    Some(AssignedClaim { id, claim: claim_ref, class })
 }
 
-/// What the claim asks for; `None` if its class is another provisioner's.
-pub(crate) fn check(ours: &Ours, claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Option<Ask>, Refusal> {
+/// `None` if the class is of another provisioner.
+pub(crate) fn check(
+    assigned: &AssignedClaim,
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+) -> Result<Option<ProvisionRequest>, Rejection> {
     if class.provisioner != DRIVER_NAME {
         return Ok(None);
     }
     let default = PersistentVolumeClaimSpec::default();
     let spec = claim.spec.as_ref().unwrap_or(&default);
     if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return Err(Refusal::DataSource);
+        return Err(Rejection::DataSource);
     }
     if spec.selector.is_some() {
-        return Err(Refusal::Selector);
+        return Err(Rejection::Selector);
     }
     if spec.volume_attributes_class_name.as_ref().is_some_and(|name| !name.is_empty()) {
-        return Err(Refusal::AttributesClass);
+        return Err(Rejection::AttributesClass);
     }
     let class_name = class.metadata.name.clone().unwrap_or_default();
-    let of_class = |source| Refusal::Class { class: class_name.clone(), source };
-    let parameters = class::parameters(class).map_err(of_class)?;
+    let parameters =
+        class::parameters(class).map_err(|source| Rejection::Class { class: class_name.clone(), source })?;
     let access_modes = access_modes(spec)?;
     let volume_mode = match spec.volume_mode.as_deref() {
         None | Some("" | "Filesystem") => VolumeMode::Filesystem,
         Some("Block") => VolumeMode::Block,
-        Some(other) => return Err(Refusal::VolumeMode(other.to_owned())),
+        Some(other) => return Err(Rejection::VolumeMode(other.to_owned())),
     };
     let size = size(spec)?;
     let mode = parameters.mode(volume_mode, size);
-    let request = Request { claim: ours.claim.clone(), class: class_name, mode, size };
-    Ok(Some(Ask { id: ours.id.clone(), request, access_modes, reclaim: parameters.reclaim }))
+    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size };
+    Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, access_modes, reclaim: parameters.reclaim }))
 }
 
 impl AccessMode {
@@ -132,8 +135,7 @@ impl AccessMode {
     }
 }
 
-impl Refusal {
-    /// Events of one object are told apart by this, not by their text.
+impl Rejection {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::DataSource => "DataSource",
@@ -161,30 +163,30 @@ fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
-fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Refusal> {
-    let asked = spec.access_modes.as_deref().unwrap_or_default();
-    if asked.is_empty() {
-        return Err(Refusal::NoAccessMode);
+fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Rejection> {
+    let modes = spec.access_modes.as_deref().unwrap_or_default();
+    if modes.is_empty() {
+        return Err(Rejection::NoAccessMode);
     }
-    asked
+    modes
         .iter()
         .map(|mode| match mode.as_str() {
             "ReadWriteOnce" => Ok(AccessMode::ReadWriteOnce),
             "ReadWriteOncePod" => Ok(AccessMode::ReadWriteOncePod),
-            other => Err(Refusal::AccessMode(other.to_owned())),
+            other => Err(Rejection::AccessMode(other.to_owned())),
         })
         .collect()
 }
 
-fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Refusal> {
+fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-    let text = &requests.and_then(|requests| requests.get("storage")).ok_or(Refusal::NoSize)?.0;
-    let refused = |source| Refusal::Size { text: text.clone(), source };
-    let asked = quantity::bytes(text).map_err(refused)?;
-    if asked == Bytes::ZERO {
-        return Err(Refusal::Zero);
+    let text = &requests.and_then(|requests| requests.get("storage")).ok_or(Rejection::NoSize)?.0;
+    let invalid = |source| Rejection::Size { text: text.clone(), source };
+    let size = quantity::bytes(text).map_err(invalid)?;
+    if size == Bytes::ZERO {
+        return Err(Rejection::Zero);
     }
-    asked.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or(refused(QuantityError::TooLarge))
+    size.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or(invalid(QuantityError::TooLarge))
 }
 
 #[cfg(test)]
@@ -227,12 +229,12 @@ mod tests {
         claim
     }
 
-    fn asked(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Option<Ask>, Refusal> {
-        check(&ours(claim, NODE).expect("the claim is ours"), claim, class)
+    fn checked(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Option<ProvisionRequest>, Rejection> {
+        check(&assigned(claim, NODE).expect("the claim is assigned"), claim, class)
     }
 
-    fn refusal(claim: &PersistentVolumeClaim, class: &StorageClass) -> Refusal {
-        asked(claim, class).expect_err("it is refused")
+    fn rejection(claim: &PersistentVolumeClaim, class: &StorageClass) -> Rejection {
+        checked(claim, class).expect_err("a rejection")
     }
 
     fn sized(storage: &str) -> PersistentVolumeClaim {
@@ -242,120 +244,121 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_claim_is_asked_for_as_it_stands() {
-        let ask = asked(&claim(), &class()).unwrap().unwrap();
-        assert_eq!(ask.id.as_str(), "pvc-0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d");
-        assert_eq!(ask.request.size, Bytes::GIB);
-        assert_eq!(ask.request.mode, Mode::Filesystem { inodes: Inodes::new(524_288) });
-        assert_eq!(ask.request.class, "local");
-        assert_eq!(ask.request.claim.to_string(), "default/data");
-        assert_eq!(ask.access_modes, [AccessMode::ReadWriteOnce]);
-        assert_eq!(ask.reclaim, ReclaimPolicy::Delete);
+    fn an_ordinary_claim_becomes_a_request() {
+        let request = checked(&claim(), &class()).unwrap().unwrap();
+        assert_eq!(request.id.as_str(), "pvc-0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d");
+        assert_eq!(request.volume.size, Bytes::GIB);
+        assert_eq!(request.volume.mode, Mode::Filesystem { inodes: Inodes::new(524_288) });
+        assert_eq!(request.volume.class, "local");
+        assert_eq!(request.volume.claim.to_string(), "default/data");
+        assert_eq!(request.access_modes, [AccessMode::ReadWriteOnce]);
+        assert_eq!(request.reclaim, ReclaimPolicy::Delete);
     }
 
     #[test]
-    fn claims_of_other_nodes_and_provisioners_are_not_ours() {
-        assert_eq!(ours(&claim(), "other"), None);
+    fn claims_of_other_nodes_and_provisioners_are_ignored() {
+        assert_eq!(assigned(&claim(), "other"), None);
         for (key, value) in [(PROVISIONER, "other.example.com"), (SELECTED_NODE, "other")] {
             let mut claim = claim();
             claim.metadata.annotations.get_or_insert_default().insert(key.into(), value.into());
-            assert_eq!(ours(&claim, NODE), None);
+            assert_eq!(assigned(&claim, NODE), None);
         }
         let mut unselected = claim();
         unselected.metadata.annotations.get_or_insert_default().remove(SELECTED_NODE);
-        assert_eq!(ours(&unselected, NODE), None);
+        assert_eq!(assigned(&unselected, NODE), None);
         let foreign = StorageClass { provisioner: "other.example.com".into(), ..class() };
-        assert_eq!(asked(&claim(), &foreign), Ok(None));
+        assert_eq!(checked(&claim(), &foreign), Ok(None));
     }
 
     #[test]
-    fn the_older_annotation_names_the_provisioner_too() {
+    fn the_beta_annotation_names_the_provisioner_too() {
         let mut claim = claim();
         let annotations = claim.metadata.annotations.get_or_insert_default();
         annotations.remove(PROVISIONER);
         annotations.insert(OLD_PROVISIONER.into(), DRIVER_NAME.into());
-        assert!(ours(&claim, NODE).is_some());
+        assert!(assigned(&claim, NODE).is_some());
     }
 
     #[test]
-    fn bound_and_leaving_claims_are_left_alone() {
-        assert_eq!(ours(&spec(|spec| spec.volume_name = Some("pvc-1".into())), NODE), None);
-        let mut leaving = serde_json::to_value(claim()).unwrap();
-        leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        assert_eq!(ours(&parse(leaving), NODE), None);
+    fn bound_and_deleted_claims_are_ignored() {
+        assert_eq!(assigned(&spec(|spec| spec.volume_name = Some("pvc-1".into())), NODE), None);
+        let mut deleted = serde_json::to_value(claim()).unwrap();
+        deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(assigned(&parse(deleted), NODE), None);
     }
 
     #[test]
-    fn a_claim_without_any_field_is_not_ours_and_does_not_panic() {
-        assert_eq!(ours(&PersistentVolumeClaim::default(), NODE), None);
+    fn an_empty_claim_is_ignored() {
+        assert_eq!(assigned(&PersistentVolumeClaim::default(), NODE), None);
     }
 
     #[test]
-    fn content_that_would_be_missing_is_refused() {
+    fn unsupported_fields_are_rejected() {
         let source = TypedLocalObjectReference { kind: "VolumeSnapshot".into(), name: "s".into(), api_group: None };
-        assert_eq!(refusal(&spec(|spec| spec.data_source = Some(source)), &class()), Refusal::DataSource);
+        assert_eq!(rejection(&spec(|spec| spec.data_source = Some(source)), &class()), Rejection::DataSource);
         let source = TypedObjectReference { kind: "Book".into(), name: "s".into(), ..Default::default() };
-        assert_eq!(refusal(&spec(|spec| spec.data_source_ref = Some(source)), &class()), Refusal::DataSource);
+        assert_eq!(rejection(&spec(|spec| spec.data_source_ref = Some(source)), &class()), Rejection::DataSource);
         let selector = LabelSelector::default();
-        assert_eq!(refusal(&spec(|spec| spec.selector = Some(selector)), &class()), Refusal::Selector);
+        assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
         let gold = spec(|spec| spec.volume_attributes_class_name = Some("gold".into()));
-        assert_eq!(refusal(&gold, &class()), Refusal::AttributesClass);
+        assert_eq!(rejection(&gold, &class()), Rejection::AttributesClass);
     }
 
     #[test]
-    fn one_unsupported_access_mode_among_others_is_refused() {
+    fn one_unsupported_access_mode_among_others_is_rejected() {
         for mode in ["ReadOnlyMany", "ReadWriteMany", "Nonsense"] {
             let claim = spec(|spec| spec.access_modes = Some(vec!["ReadWriteOnce".into(), mode.into()]));
-            assert_eq!(refusal(&claim, &class()), Refusal::AccessMode(mode.into()));
+            assert_eq!(rejection(&claim, &class()), Rejection::AccessMode(mode.into()));
         }
-        assert_eq!(refusal(&spec(|spec| spec.access_modes = None), &class()), Refusal::NoAccessMode);
+        assert_eq!(rejection(&spec(|spec| spec.access_modes = None), &class()), Rejection::NoAccessMode);
         let single = spec(|spec| spec.access_modes = Some(vec!["ReadWriteOncePod".into()]));
-        assert_eq!(asked(&single, &class()).unwrap().unwrap().access_modes, [AccessMode::ReadWriteOncePod]);
+        assert_eq!(checked(&single, &class()).unwrap().unwrap().access_modes, [AccessMode::ReadWriteOncePod]);
     }
 
     #[test]
-    fn a_claim_chooses_between_disk_and_directory_and_a_directory_is_the_default() {
-        let block = asked(&spec(|spec| spec.volume_mode = Some("Block".into())), &class()).unwrap().unwrap();
-        assert_eq!(block.request.mode, Mode::Block { allocation: Allocation::Thick });
+    fn filesystem_is_the_default_volume_mode() {
+        let block = checked(&spec(|spec| spec.volume_mode = Some("Block".into())), &class()).unwrap().unwrap();
+        assert_eq!(block.volume.mode, Mode::Block { allocation: Allocation::Thick });
         let other = spec(|spec| spec.volume_mode = Some("Tape".into()));
-        assert_eq!(refusal(&other, &class()), Refusal::VolumeMode("Tape".into()));
+        assert_eq!(rejection(&other, &class()), Rejection::VolumeMode("Tape".into()));
         let named = spec(|spec| spec.volume_mode = Some("Filesystem".into()));
-        assert_eq!(asked(&named, &class()), asked(&claim(), &class()));
+        assert_eq!(checked(&named, &class()), checked(&claim(), &class()));
     }
 
     #[test]
-    fn a_class_that_is_not_understood_is_refused_by_its_name() {
+    fn an_unsupported_class_is_named() {
         let class = StorageClass { mount_options: Some(vec!["noatime".into()]), ..class() };
-        let refused = refusal(&claim(), &class);
-        assert_eq!(refused.kind(), "MountOptions");
-        let text = crate::events::chain(&refused);
+        let rejected = rejection(&claim(), &class);
+        assert_eq!(rejected.kind(), "MountOptions");
+        let text = crate::events::chain(&rejected);
         assert!(text.contains("storage class local cannot be used: it has mountOptions"), "{text}");
     }
 
     #[test]
-    fn sizes_that_no_volume_can_have_are_refused() {
-        assert_eq!(refusal(&sized("0"), &class()), Refusal::Zero);
-        assert_eq!(refusal(&spec(|spec| spec.resources = None), &class()), Refusal::NoSize);
+    fn invalid_sizes_are_rejected() {
+        assert_eq!(rejection(&sized("0"), &class()), Rejection::Zero);
+        assert_eq!(rejection(&spec(|spec| spec.resources = None), &class()), Rejection::NoSize);
         for text in ["-1", "8Ei", "9223372036854775807", "much"] {
-            assert!(matches!(refusal(&sized(text), &class()), Refusal::Size { .. }), "{text}");
+            assert!(matches!(rejection(&sized(text), &class()), Rejection::Size { .. }), "{text}");
         }
         let largest = (i64::MAX as u64) / BLOCK * BLOCK;
-        assert_eq!(asked(&sized(&largest.to_string()), &class()).unwrap().unwrap().request.size.get(), largest);
+        assert_eq!(checked(&sized(&largest.to_string()), &class()).unwrap().unwrap().volume.size.get(), largest);
     }
 
     #[test]
-    fn a_refusal_names_the_field() {
-        let text = refusal(&spec(|spec| spec.access_modes = Some(vec!["ReadWriteMany".into()])), &class()).to_string();
+    fn a_rejection_names_the_field() {
+        let text =
+            rejection(&spec(|spec| spec.access_modes = Some(vec!["ReadWriteMany".into()])), &class()).to_string();
         assert!(text.contains("spec.accessModes") && text.contains("ReadWriteMany"), "{text}");
     }
 
     proptest! {
         #[test]
-        fn nobody_gets_less_than_asked_for_and_sizes_are_whole_blocks(asked_for in 1u64..1 << 62) {
-            let ask = asked(&sized(&asked_for.to_string()), &class()).unwrap().unwrap();
-            let size = ask.request.size.get();
-            prop_assert!(size >= asked_for && size - asked_for < BLOCK && size.is_multiple_of(BLOCK));
-            prop_assert_eq!(ask.request.mode, Mode::Filesystem { inodes: Inodes::new((size / 2048).max(64)) });
+        fn sizes_are_rounded_up_to_whole_blocks(requested in 1u64..1 << 62) {
+            let request = checked(&sized(&requested.to_string()), &class()).unwrap().unwrap();
+            let size = request.volume.size.get();
+            prop_assert!(size >= requested && size - requested < BLOCK && size.is_multiple_of(BLOCK));
+            prop_assert_eq!(request.volume.mode, Mode::Filesystem { inodes: Inodes::new((size / 2048).max(64)) });
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Creates the volume and the PV of a claim that waits for this node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dir::Ensured;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use tracing::{Instrument as _, info, info_span, warn};
+use volume::Record;
+
+use crate::backoff::{self, Retry};
+use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection};
+use crate::context::{OCCUPIED, Provisioner};
+use crate::error::{ApiError, Error, api};
+use crate::metrics::Object;
+use crate::pv::object;
+use crate::resize;
+use crate::topology::Topologies;
+
+/// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
+const UNTIL_BOUND: Duration = Duration::from_secs(30);
+
+/// Creates the claim's volume, or expands it if the claim is bound to one of this node.
+pub(crate) async fn reconcile_claim(
+    claim: Arc<PersistentVolumeClaim>,
+    provisioner: Arc<Provisioner>,
+) -> Result<Action, Error> {
+    let key = backoff_key(&claim);
+    let Some(assigned) = plan::assigned(&claim, &provisioner.node) else {
+        return resize::apply::resize_claim(&claim, &key, &provisioner).await;
+    };
+    if let Some(left) = provisioner.attempts.wait(&key) {
+        return Ok(Action::requeue(left));
+    }
+    let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Action::requeue(OCCUPIED)) };
+    let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
+    let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
+    if let Err(error) = &provisioned {
+        provisioner.events.provisioning_failed(&claim, error.kind(), error).await;
+        if matches!(error, Error::Full(_)) {
+            provisioner.release(&claim).await?;
+        }
+    } else {
+        provisioner.attempts.succeeded(&key);
+    }
+    provisioned.map(|()| Action::requeue(UNTIL_BOUND))
+}
+
+/// Counts the failure. Returns when the next pass is.
+pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
+    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+    let claim_name = format_args!("{namespace}/{name}");
+    let cause: &dyn std::error::Error = error;
+    provisioner.metrics.failed(Object::Claim, error.kind());
+    // A rejected claim is checked again, because its class may have been created again with other parameters.
+    if matches!(error, Error::NoClass | Error::Rejected(_)) {
+        warn!(claim = %claim_name, error = cause, "claim rejected");
+        return Action::requeue(backoff::MOST);
+    }
+    let Retry { attempt, after } = provisioner.attempts.failed(&backoff_key(&claim));
+    warn!(claim = %claim_name, error = cause, attempt, "provisioning failed, will retry");
+    Action::requeue(after)
+}
+
+/// Includes the requested size of a bound claim, so that a changed request is retried at once.
+fn backoff_key(claim: &PersistentVolumeClaim) -> String {
+    let uid = claim.uid().unwrap_or_default();
+    match resize::plan::claim_size(claim) {
+        Some(size) => format!("{uid} {}", size.requested.get()),
+        None => uid,
+    }
+}
+
+impl Provisioner {
+    async fn provision(&self, claim: &PersistentVolumeClaim, assigned: &AssignedClaim) -> Result<(), Error> {
+        let class = assigned.class.as_ref().ok_or(Error::NoClass)?;
+        let found = self.classes.get_opt(class).await.map_err(api("get the storage class"))?;
+        let class = found.ok_or_else(|| Error::UnknownClass { class: class.clone() })?;
+        let Some(request) = plan::check(assigned, claim, &class)? else { return Ok(()) };
+        if let Some(topologies) = Topologies::of(&class) {
+            let labels = self.node_labels().await?;
+            let checked = topologies.check(&self.node, &labels);
+            checked.map_err(|found| Rejection::Topology { class: class.name_any(), found })?;
+        }
+        if !self.attempts.is_failing(&backoff_key(claim)) {
+            self.events.provisioning(claim, &self.node).await;
+        }
+        let wanted = request.volume.clone();
+        let record = self.on_volume(&request.id, move |store, id| store.provision(id, &wanted)).await?;
+        let record = record.map_err(Error::of_claim)?.into_inner();
+        let created = self.create_pv(&request, &record).await?;
+        self.on_volume(&request.id, |store, id| store.announce(id)).await?.map_err(Error::of_claim)?;
+        if let Ensured::Created(()) = created {
+            self.events.provisioned(claim, &request.id, &record, self.free().await).await;
+        }
+        Ok(())
+    }
+
+    /// Labels of the Node object: the scheduler compares the same ones.
+    async fn node_labels(&self) -> Result<BTreeMap<String, String>, ApiError> {
+        let nodes = Api::<Node>::all(self.client.clone());
+        let node = nodes.get_metadata(&self.node).await.map_err(api("get the labels of the Node"))?;
+        Ok(node.metadata.labels.unwrap_or_default())
+    }
+
+    async fn create_pv(&self, request: &ProvisionRequest, record: &Record) -> Result<Ensured<()>, Error> {
+        let wanted = object::build(request, record, &self.node);
+        match self.pvs.create(&PostParams::default(), &wanted).await {
+            Ok(_) => {
+                info!(limit = %record.size, mode = %record.mode, "PV created");
+                Ok(Ensured::Created(()))
+            }
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                let found = self.pvs.get(request.id.as_str()).await.map_err(api("get the PV"))?;
+                if object::is_same(&found, &wanted, &self.node) {
+                    Ok(Ensured::Unchanged(()))
+                } else {
+                    Err(Error::NameTaken { id: request.id.clone() })
+                }
+            }
+            Err(error) => Err(api("create the PV")(error).into()),
+        }
+    }
+
+    /// Lets the scheduler select another node, with enough free space.
+    async fn release(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
+        let patch = serde_json::json!({ "metadata": {
+            "resourceVersion": claim.resource_version(),
+            "annotations": { plan::SELECTED_NODE: null },
+        }});
+        self.claims_beside(claim)
+            .patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(api("return the claim to the scheduler"))?;
+        info!("not enough free space, claim returned to the scheduler");
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! State that all parts of the provisioner share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::task::{JoinError, spawn_blocking};
+use tracing::Span;
+use units::Bytes;
+use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
+
+use crate::Metrics;
+use crate::backoff::Attempts;
+use crate::discard::queue::DiscardQueue;
+use crate::events::Events;
+use crate::listing::Listings;
+use crate::pv::object;
+
+/// When to try again while another pass has the volume.
+pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
+
+/// The provisioner has to be started again.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("a part of the provisioner ended")]
+    Part(#[from] supervisor::Ended),
+    #[error("the watch of {0} ended")]
+    WatchEnded(&'static str),
+    #[error("a task of the provisioner panicked")]
+    Panicked(#[from] JoinError),
+}
+
+pub(crate) struct Provisioner {
+    pub(crate) node: String,
+    pub(crate) client: Client,
+    pub(crate) store: Arc<dyn Volumes>,
+    pub(crate) pvs: Api<PersistentVolume>,
+    pub(crate) classes: Api<StorageClass>,
+    pub(crate) events: Events,
+    pub(crate) attempts: Attempts,
+    /// One pass at a time per volume.
+    pub(crate) locks: VolumeLocks,
+    pub(crate) discards: DiscardQueue,
+    /// Volumes with inodes outside of their projects, as last reported.
+    pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
+    pub(crate) listings: Listings,
+    pub(crate) metrics: Metrics,
+    /// The watch's copy of all PVs.
+    pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
+}
+
+impl Provisioner {
+    /// The PV as the watch has seen it last.
+    pub(crate) fn watched_pv(&self, pv: &ObjectRef<PersistentVolume>) -> Option<Arc<PersistentVolume>> {
+        self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(pv)
+    }
+
+    /// The PV of a volume as the watch has seen it last.
+    pub(crate) fn watched_pv_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
+        let watched = self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
+    }
+
+    /// Claims of the claim's namespace.
+    pub(crate) fn claims_beside(&self, claim: &PersistentVolumeClaim) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default())
+    }
+
+    /// Runs blocking disk operations in a thread. They run to their end even if the future is dropped.
+    pub(crate) async fn on_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Volumes) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let store = Arc::clone(&self.store);
+        let span = Span::current();
+        spawn_blocking(move || span.in_scope(|| work(&*store))).await
+    }
+
+    /// [`Self::on_disk`], for one volume.
+    pub(crate) async fn on_volume<T: Send + 'static>(
+        &self,
+        id: &VolumeId,
+        work: impl FnOnce(&dyn Volumes, &VolumeId) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let id = id.clone();
+        self.on_disk(move |store| work(store, &id)).await
+    }
+
+    /// Unreserved space, for messages.
+    pub(crate) async fn free(&self) -> Option<Bytes> {
+        self.on_disk(|store| store.space().ok().map(|space| space.free())).await.ok().flatten()
+    }
+}

@@ -1,0 +1,118 @@
+//! Removes the data of deleted volumes in the background.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use supervisor::Context;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
+use volume::VolumeId;
+
+use crate::backoff::{MOST, Retry};
+use crate::context::{OCCUPIED, Provisioner, RunError};
+use crate::error::Error;
+
+/// Volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass waits behind
+/// the others.
+const PARALLEL: usize = 4;
+
+/// Maximum age of the list of PVs that a removal uses, so that several removals share one.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Removes data until it is cancelled.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    let mut running = JoinSet::new();
+    let mut active = BTreeSet::new();
+    cx.healthy();
+    while !cx.is_cancelled() {
+        let mut wake = Instant::now() + MOST;
+        for (id, since) in provisioner.discards.in_order() {
+            if active.contains(&id) {
+                continue;
+            }
+            match provisioner.attempts.wait(&backoff_key(&id)) {
+                Some(left) => wake = wake.min(Instant::now() + left),
+                None if running.len() < PARALLEL => {
+                    active.insert(id.clone());
+                    let provisioner = Arc::clone(&provisioner);
+                    running.spawn(async move {
+                        let result = provisioner.discard(&id, since).await;
+                        (id, result)
+                    });
+                }
+                // Until a running one ends.
+                None => {}
+            }
+        }
+        tokio::select! {
+            () = cx.cancelled() => {}
+            () = sleep_until(wake) => {}
+            () = provisioner.discards.added.notified() => {}
+            Some(ended) = running.join_next() => {
+                let (id, result) = ended?;
+                active.remove(&id);
+                provisioner.discarded(&id, result);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn backoff_key(id: &VolumeId) -> String {
+    format!("trash {id}")
+}
+
+impl Provisioner {
+    /// One pass over a volume that is in the trash since then.
+    async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), Error> {
+        let _guard = loop {
+            match self.locks.try_lock(id) {
+                Some(guard) => break guard,
+                None => sleep(OCCUPIED).await,
+            }
+        };
+        // An administrator may have created another PV since then. The sweep restores such a volume; one whose PV is being
+        // deleted is added again.
+        let moment = Instant::now().checked_sub(FRESH).map_or(since, |fresh| fresh.max(since));
+        let listing = self.listings.since(moment, &self.pvs, &self.node).await?;
+        if !listing.of_volume(id).is_empty() {
+            return Ok(());
+        }
+        if self.discards.begin(id) {
+            self.check_projects(id).await?;
+        }
+        match self.on_volume(id, |store, id| store.discard(id)).await? {
+            Ok(_) => info!(volume = %id, "deleted volume removed"),
+            Err(error @ volume::Error::Refused { source: volume::Refusal::NotRetired, .. }) => {
+                let error: &dyn std::error::Error = &error;
+                warn!(volume = %id, error, "deleted volume not removed: it is not in the trash any more");
+            }
+            Err(error) => return Err(Error::Store(error)),
+        }
+        Ok(())
+    }
+
+    fn discarded(&self, id: &VolumeId, result: Result<(), Error>) {
+        match result {
+            Ok(()) => {
+                self.attempts.succeeded(&backoff_key(id));
+                self.discards.remove(id);
+            }
+            // The next pass needs no pause, but waits behind the others.
+            Err(Error::Store(error)) if error.is_shrinking() => {
+                self.attempts.succeeded(&backoff_key(id));
+                self.discards.requeue(id);
+                let error: &dyn std::error::Error = &error;
+                info!(volume = %id, error, "deleted volume removed in part");
+            }
+            Err(error) => {
+                self.discards.requeue(id);
+                let Retry { attempt, .. } = self.attempts.failed(&backoff_key(id));
+                let error: &dyn std::error::Error = &error;
+                warn!(volume = %id, error, attempt, "deleted volume not removed, will retry");
+            }
+        }
+    }
+}

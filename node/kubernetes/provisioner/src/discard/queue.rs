@@ -1,0 +1,92 @@
+//! The order in which deleted volumes are discarded.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use volume::VolumeId;
+
+/// Volumes in the trash without a PV. The sweep fills it again after a restart.
+#[derive(Debug, Default)]
+pub(crate) struct DiscardQueue {
+    volumes: Mutex<BTreeMap<VolumeId, QueuedVolume>>,
+    pub(crate) added: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct QueuedVolume {
+    /// Since when it is in the trash without a PV.
+    since: Instant,
+    /// End of the last pass, or `since`.
+    queued: Instant,
+    is_checked: bool,
+}
+
+impl DiscardQueue {
+    pub(crate) fn add(&self, id: VolumeId) {
+        let now = Instant::now();
+        self.volumes()
+            .entry(id)
+            .and_modify(|volume| *volume = QueuedVolume { since: now, queued: now, ..*volume })
+            .or_insert(QueuedVolume { since: now, queued: now, is_checked: false });
+        self.added.notify_one();
+    }
+
+    /// Puts the volume behind all others.
+    pub(crate) fn requeue(&self, id: &VolumeId) {
+        if let Some(volume) = self.volumes().get_mut(id) {
+            volume.queued = Instant::now();
+        }
+    }
+
+    pub(crate) fn remove(&self, id: &VolumeId) {
+        self.volumes().remove(id);
+    }
+
+    /// Returns whether this is the volume's first pass.
+    pub(crate) fn begin(&self, id: &VolumeId) -> bool {
+        self.volumes().get_mut(id).is_some_and(|volume| !std::mem::replace(&mut volume.is_checked, true))
+    }
+
+    /// The volumes in the order of the queue, with the time since when they are in the trash.
+    pub(crate) fn in_order(&self) -> Vec<(VolumeId, Instant)> {
+        let mut volumes: Vec<_> = self.volumes().iter().map(|(id, volume)| (id.clone(), *volume)).collect();
+        volumes.sort_by_key(|(_, volume)| volume.queued);
+        volumes.into_iter().map(|(id, volume)| (id, volume.since)).collect()
+    }
+
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, QueuedVolume>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unfinished_removal_waits_behind_the_others() {
+        let queue = DiscardQueue::default();
+        let ids: Vec<VolumeId> =
+            (1..=6).map(|number| format!("pvc-{number}").parse().expect("an identifier")).collect();
+        for id in &ids {
+            queue.add(id.clone());
+            tokio::time::advance(SECOND).await;
+        }
+        let order = || queue.in_order().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(order(), ids);
+        for id in &ids[..4] {
+            tokio::time::advance(SECOND).await;
+            queue.requeue(id);
+        }
+        assert_eq!(order(), [&ids[4..], &ids[..4]].concat());
+        // The time in the trash decides which list of PVs is recent enough.
+        let since: Vec<_> = queue.in_order().into_iter().map(|(_, since)| since).collect();
+        assert!(since[0] > since[2], "{since:?}");
+    }
+}

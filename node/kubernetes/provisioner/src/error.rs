@@ -1,0 +1,127 @@
+//! Errors of passes, with their kinds in metrics and events.
+
+use kube::core::Status;
+use tokio::task::JoinError;
+use units::Bytes;
+use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
+
+use crate::claim::plan::Rejection;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the claim names no storage class; set spec.storageClassName")]
+    NoClass,
+    #[error("the storage class {class} does not exist; create it, or create the claim again with another class")]
+    UnknownClass { class: String },
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Full(volume::Error),
+    #[error(transparent)]
+    Store(volume::Error),
+    #[error("PV {id} exists and is of another volume; delete it")]
+    NameTaken { id: VolumeId },
+    #[error("the volume keeps {has}; request less, or free space")]
+    Infeasible {
+        has: Bytes,
+        #[source]
+        source: volume::Error,
+    },
+    #[error(transparent)]
+    Expand(volume::Error),
+    #[error(transparent)]
+    Live(#[from] LiveVolumeError),
+    #[error("the kubelet could not expand the block device of the pods; it will try again")]
+    NodeResize,
+    #[error("the expansion did not end after {0} steps")]
+    Endless(usize),
+    #[error("PV {other} is of the same volume {id}; delete one of the two PVs with policy Retain first")]
+    Shared { other: String, id: VolumeId },
+    #[error("there is no Node object {0} yet")]
+    NoNode(String),
+    #[error(transparent)]
+    List(#[from] ListError),
+    #[error(transparent)]
+    Look(#[from] LookError),
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("a task for the disk panicked")]
+    Panicked(#[from] JoinError),
+}
+
+impl Error {
+    /// For operations on the volume of a claim.
+    pub(crate) fn of_claim(error: volume::Error) -> Self {
+        match error {
+            volume::Error::Full { .. } | volume::Error::TooLarge { .. } => Self::Full(error),
+            _ => Self::Store(error),
+        }
+    }
+
+    /// The reason in metrics. Events of one object with different kinds are not aggregated.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoClass => "NoClass",
+            Self::UnknownClass { .. } => "UnknownClass",
+            Self::Rejected(rejection) => rejection.kind(),
+            Self::Full(_) => "Full",
+            Self::Store(error) if error.is_in_use() => "InUse",
+            Self::Store(_) => "Store",
+            Self::NameTaken { .. } => "NameTaken",
+            Self::Infeasible { .. } => "ExpandInfeasible",
+            Self::Expand(_) => "ExpandStore",
+            Self::Live(_) => "ExpandHeld",
+            Self::NodeResize => "ExpandNode",
+            Self::Endless(_) => "ExpandEndless",
+            Self::Shared { .. } => "Shared",
+            Self::NoNode(_) => "NoNode",
+            Self::List(_) | Self::Look(_) | Self::Usage(_) => "Disk",
+            Self::Api(_) => "Api",
+            Self::Panicked(_) => "Panicked",
+        }
+    }
+
+    /// Whether another client changed or deleted the object first.
+    pub(crate) fn is_race(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_conflict() || error.is_not_found())
+    }
+}
+
+/// A request to the API server failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}")]
+pub(crate) struct ApiError {
+    what: &'static str,
+    source: ApiCause,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ApiCause {
+    #[error("{}", .0.message)]
+    Status(Box<Status>),
+    #[error(transparent)]
+    Other(Box<kube::Error>),
+}
+
+impl ApiError {
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(&self.source, ApiCause::Status(status) if status.is_conflict())
+    }
+
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(&self.source, ApiCause::Status(status) if status.is_not_found())
+    }
+}
+
+/// For `map_err`.
+pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ApiError {
+    move |error| {
+        let source = match error {
+            kube::Error::Api(status) => ApiCause::Status(status),
+            other => ApiCause::Other(Box::new(other)),
+        };
+        ApiError { what, source }
+    }
+}

@@ -1,0 +1,145 @@
+//! Expands the volume of a bound claim, as [`plan`] decides.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use serde_json::json;
+use tracing::{Instrument as _, info, info_span};
+use units::Bytes;
+use volume::{LiveVolume, VolumeId};
+
+use crate::context::Provisioner;
+use crate::error::{ApiError, Error, api};
+use crate::pv::object;
+use crate::quantity;
+use crate::resize::plan::{self, ClaimSize, Stage, Step, VolumeSize};
+use crate::resize::status::{self, StatusChange};
+
+/// More than any expansion needs.
+const STEPS: usize = 8;
+
+/// There is no event when the last pod with a block volume ends; then the provisioner completes the expansion.
+const WHILE_NODE_WORKS: Duration = Duration::from_secs(30);
+
+/// The watch of PVs may be behind that of claims.
+const UNTIL_WATCHED: Duration = Duration::from_secs(2);
+
+/// Continues the claim's expansion. Ignores claims whose PV is not of this node.
+pub(crate) async fn resize_claim(
+    claim: &PersistentVolumeClaim,
+    backoff_key: &str,
+    provisioner: &Provisioner,
+) -> Result<Action, Error> {
+    let size = plan::claim_size(claim).filter(ClaimSize::is_open);
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).filter(|name| !name.is_empty());
+    let (Some(size), Some(name), None) = (size, name, claim.metadata.deletion_timestamp.as_ref()) else {
+        return Ok(Action::await_change());
+    };
+    let Some(pv) = provisioner.watched_pv(&ObjectRef::new(name)) else { return Ok(Action::requeue(UNTIL_WATCHED)) };
+    let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {
+        return Ok(Action::await_change());
+    };
+    if let Some(left) = provisioner.attempts.wait(backoff_key) {
+        return Ok(Action::requeue(left));
+    }
+    let span = info_span!("expand", volume = %id, claim = %format_args!(
+        "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
+    ));
+    let expanded = provisioner.expand(claim.clone(), (*pv).clone(), &id).instrument(span).await;
+    match &expanded {
+        Ok(_) => provisioner.attempts.succeeded(backoff_key),
+        Err(error) if error.is_race() => {}
+        Err(error) => provisioner.events.resize_failed(claim, size.requested, error.kind(), error).await,
+    }
+    expanded
+}
+
+impl Provisioner {
+    async fn expand(
+        &self,
+        mut claim: PersistentVolumeClaim,
+        mut pv: PersistentVolume,
+        id: &VolumeId,
+    ) -> Result<Action, Error> {
+        // After a power cut, the record may lack that the volume has a PV.
+        self.on_volume(id, |store, id| store.announce(id)).await?.map_err(Error::Expand)?;
+        for _ in 0..STEPS {
+            let Some(claim_size) = plan::claim_size(&claim) else { return Ok(Action::await_change()) };
+            // In each step, also after the expansion: pods may attach and detach the device at any time.
+            let LiveVolume { size, attached } = self.on_volume(id, |store, id| store.live_volume(id)).await??;
+            let announced = object::capacity(&pv).unwrap_or_default();
+            match plan::next(&claim_size, VolumeSize { size, announced, attached }) {
+                Step::Begin { to } => {
+                    claim = self.patch_status(claim, &StatusChange::Started { to }).await?;
+                    self.events.resizing(&claim, size, to).await;
+                }
+                Step::Grow { to } => self.grow(&claim, id, size, to).await?,
+                Step::Announce { size } => pv = self.set_capacity(&pv, size).await?,
+                Step::AwaitNode { size } => {
+                    claim = self.patch_status(claim, &StatusChange::NodePending { size }).await?;
+                    self.events.node_resizes(&claim, size).await;
+                    if claim_size.stage == Stage::NodeInfeasible {
+                        return Err(Error::NodeResize);
+                    }
+                }
+                Step::Wait => return Ok(Action::requeue(WHILE_NODE_WORKS)),
+                Step::Finish { size } => {
+                    claim = self.patch_status(claim, &StatusChange::Finished { size }).await?;
+                    info!(limit = %size, "volume expanded");
+                    self.events.resized(&claim, size, self.free().await).await;
+                }
+                Step::Done => return Ok(Action::await_change()),
+            }
+        }
+        Err(Error::Endless(STEPS))
+    }
+
+    /// Expands the volume on the disk. The claim's status gets an error.
+    async fn grow(&self, claim: &PersistentVolumeClaim, id: &VolumeId, has: Bytes, to: Bytes) -> Result<(), Error> {
+        let error = match self.on_volume(id, move |store, id| store.expand(id, to)).await? {
+            Ok(record) => {
+                info!(from = %has, limit = %record.into_inner().size, "volume expanded on the disk");
+                return Ok(());
+            }
+            Err(source) if source.is_infeasible() => Error::Infeasible { has, source },
+            Err(error) => Error::Expand(error),
+        };
+        let reason = &crate::events::chain(&error);
+        let change = match error {
+            Error::Infeasible { .. } => StatusChange::Infeasible { reason },
+            _ => StatusChange::Failed { reason },
+        };
+        self.patch_status(claim.clone(), &change).await?;
+        Err(error)
+    }
+
+    /// Fails if the claim was changed since it was read. Returns the changed claim.
+    async fn patch_status(
+        &self,
+        claim: PersistentVolumeClaim,
+        change: &StatusChange<'_>,
+    ) -> Result<PersistentVolumeClaim, ApiError> {
+        let Some(patch) = status::patch(&claim, change, &Time(Timestamp::now())) else { return Ok(claim) };
+        self.claims_beside(&claim)
+            .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(api("write the claim's status"))
+    }
+
+    async fn set_capacity(&self, pv: &PersistentVolume, size: Bytes) -> Result<PersistentVolume, ApiError> {
+        let patch = json!({
+            "metadata": {"uid": pv.uid(), "resourceVersion": pv.resource_version()},
+            "spec": {"capacity": {"storage": quantity::text(size)}},
+        });
+        self.pvs
+            .patch(&pv.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(api("write the PV's capacity"))
+    }
+}

@@ -1,0 +1,24 @@
+//! A maintained object, as data.
+
+use kube::api::ApiResource;
+use serde_json::{Value, json};
+
+/// Incremented with each change of a maintained object. An older release ignores objects of a newer one.
+pub const REVISION: u32 = 7;
+
+pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
+
+#[derive(Clone, Debug)]
+pub(crate) struct Object {
+    pub(crate) resource: ApiResource,
+    pub(crate) name: &'static str,
+    /// All wanted fields. The API server and other clients may add others.
+    pub(crate) want: Value,
+    /// Fields that cannot be changed: an object with other values is deleted and created again. Those that are not in `want`
+    /// must be missing.
+    pub(crate) immutable: &'static [&'static str],
+}
+
+pub(crate) fn metadata(name: &str) -> Value {
+    json!({"name": name, "annotations": {REVISION_ANNOTATION: REVISION.to_string()}})
+}
