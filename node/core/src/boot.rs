@@ -25,7 +25,7 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::certificates::{Certificates, Kept};
+use crate::certificates::{CertificateStatus, Certificates};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
 use crate::guard::PodGuard;
@@ -313,11 +313,15 @@ type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Se
 /// What the node's role has found on its disk.
 enum Prepared {
     ControlPlane(Arc<Credentials>, Arc<Certificates>),
-    Worker(Box<config::Worker>, watch::Sender<Kept>),
+    Worker(Box<config::Worker>, watch::Sender<CertificateStatus>),
 }
 
 impl Prepared {
-    async fn of(role: &Role, services: &programs::Config, kept: watch::Sender<Kept>) -> Result<Self, BootError> {
+    async fn of(
+        role: &Role,
+        services: &programs::Config,
+        kept: watch::Sender<CertificateStatus>,
+    ) -> Result<Self, BootError> {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {

@@ -6,7 +6,6 @@
 //! What a person can ask of a running node: SIGTERM or its power button ends it in order, SIGINT (Ctrl-Alt-Del) restarts
 //! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] tells how it does.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod boot;
 pub mod certificates;

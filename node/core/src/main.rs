@@ -75,7 +75,7 @@ fn fatal(host: &Host, log: Option<&Stream>, message: String) {
             _ => print(log, &format!("caused by: {line}")),
         }
     }
-    host.tell(Announcement::Fatal { message });
+    host.announce(Announcement::Fatal { message });
 }
 
 /// On the console, after what was logged. Before there is a log nothing runs yet that could be held up.

@@ -18,7 +18,7 @@ use tracing::warn;
 use units::Bytes;
 use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage};
 
-use crate::certificates::Kept;
+use crate::certificates::CertificateStatus;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
@@ -54,7 +54,7 @@ pub struct Facts {
     /// Who keeps its clock.
     pub keeper: Arc<clock::Keeper>,
     /// Its certificates.
-    pub certificates: watch::Receiver<Kept>,
+    pub certificates: watch::Receiver<CertificateStatus>,
     /// The other nodes.
     pub mesh: Arc<Mesh>,
     /// What its kubelet has told, once it has.

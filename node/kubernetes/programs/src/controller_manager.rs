@@ -1,4 +1,4 @@
-//! kube-controller-manager: all controllers but the one that approves certificates, and the one that removes expired tokens.
+//! kube-controller-manager: all default controllers but the approver of certificates, and the one that deletes expired tokens.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use crate::pki::store::CONTROLLERS_SIGNING_KEY;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, NODE_PREFIX, Rights, User, ready};
 
-/// Made by one of its controllers in every cluster; without it no pod can be created.
+/// One of its controllers creates it in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
 const NAME: &str = "kube-controller-manager";
 
-/// Healthy when the cluster has its default service account, the first thing that everybody waits for.
+/// Healthy when the cluster has its default service account.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     let kept = Arc::clone(credentials);
     program(config, credentials).service(&config.paths, move || {
@@ -39,6 +39,10 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("cluster-cidr", config.cluster_pods.to_string()),
         ("node-cidr-mask-size", NODE_PREFIX.to_string()),
         ("service-cluster-ip-range", config.services.to_string()),
+        // Its start sends some 110 requests for the tokens of its controllers, which client-go's defaults (20 a second) delay
+        // by four seconds. The API server's priority and fairness limits it.
+        ("kube-api-qps", "200".to_owned()),
+        ("kube-api-burst", "300".to_owned()),
         // It makes the directory. There are no plugins.
         ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
         ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),

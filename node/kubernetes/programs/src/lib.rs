@@ -28,7 +28,6 @@
 //! # }
 //! ```
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 mod admission;
 pub mod apiserver;
@@ -44,6 +43,7 @@ pub mod controller_manager;
 pub mod discovery;
 mod encryption;
 pub mod etcd;
+pub mod first_range;
 mod headroom;
 mod keyring;
 mod klog;

@@ -53,8 +53,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Makes what is missing or of no use any more, `now`: all but the certificate of [`Identity::Storage`]. Waits for
-    /// the disk.
+    /// Creates the keys and certificates that are missing, expire or do not fit the configuration. Waits for the disk.
     ///
     /// # Errors
     /// [`PkiError`]: the disk, a clock that is behind the authority's certificate; an authority that was lost, or a disk
@@ -70,11 +69,8 @@ impl Credentials {
         store.service_accounts()?;
         let secrets = Some(keyring.ensure(&store, config)?);
         store.kubeconfigs(&pki, &format!("https://127.0.0.1:{API_PORT}"), &Identity::ALL)?;
-        let clients = Identity::ALL.into_iter().filter(|identity| *identity != Identity::Storage);
-        let wanted = wanted::of_programs(config)
-            .into_iter()
-            .chain(clients.map(|identity| identity.wanted(&config.node)))
-            .collect();
+        let clients = Identity::ALL.map(|identity| identity.wanted(&config.node));
+        let wanted = wanted::of_programs(config).into_iter().chain(clients).collect();
         let server = format!("https://{}:{API_PORT}", config.address);
         let (admin, requested) = (Mutex::default(), Expiries::default());
         let credentials = Self { pki, wanted, server, admin, requested, secrets };
@@ -295,10 +291,6 @@ mod tests {
     /// What the directory has, by name.
     type Files = BTreeMap<String, String>;
 
-    /// Whose certificates are made, and not asked for.
-    const MADE: [Identity; 5] =
-        [Identity::Admin, Identity::ControllerManager, Identity::Scheduler, Identity::Kubelet, Identity::Proxy];
-
     struct Disk {
         config: Config,
         scratch: tempfile::TempDir,
@@ -378,7 +370,7 @@ mod tests {
         disk.ensure(NOW).unwrap();
         let store = Store::open(&disk.config.paths.pki).unwrap();
         let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), NOW).unwrap();
-        let clients = MADE.map(|identity| identity.wanted("granary"));
+        let clients = Identity::ALL.map(|identity| identity.wanted("granary"));
         let pairs = clients.into_iter().chain(wanted::of_programs(&disk.config));
         for wanted in pairs {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
@@ -414,7 +406,7 @@ mod tests {
         let before = disk.files();
         disk.ensure(NOW + Duration::days(340)).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (MADE.len() + 5), "{changed:?}");
+        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 5), "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")));
     }
 
@@ -424,14 +416,14 @@ mod tests {
         let credentials = disk.ensure(NOW).unwrap();
         let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
         let early = credentials.renew(NOW + Duration::days(300)).unwrap();
-        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), MADE.len() + 6));
+        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), Identity::ALL.len() + 6));
         assert_eq!(early.lasting, Some(Lasting { renewal: NOW + Duration::days(335) }));
         assert_eq!(disk.changed(&before), Vec::<String>::new());
         assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
 
         let later = NOW + Duration::days(340);
         let renewed = credentials.renew(later).unwrap();
-        assert_eq!(renewed.made.len(), MADE.len() + 5, "{renewed:?}");
+        assert_eq!(renewed.made.len(), Identity::ALL.len() + 5, "{renewed:?}");
         assert_eq!(renewed.lasting, Some(Lasting { renewal: later + Duration::days(335) }));
         assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
         assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
@@ -597,11 +589,8 @@ mod tests {
     async fn every_identity_has_a_kubeconfig_of_which_a_client_can_be_made() {
         let disk = Disk::new();
         let credentials = disk.ensure(OffsetDateTime::now_utc()).unwrap();
-        for identity in MADE {
+        for identity in Identity::ALL {
             credentials.client(identity).await.unwrap();
         }
-        let error = credentials.client(Identity::Storage).await.err().unwrap();
-        assert!(matches!(error, ClientError::Kubeconfig { .. } | ClientError::Client { .. }), "{error}");
-        assert!(credentials.kubeconfig(Identity::Storage).exists());
     }
 }

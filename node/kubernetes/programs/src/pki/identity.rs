@@ -30,8 +30,8 @@ pub enum Identity {
     Kubelet,
     /// `system:kube-proxy`.
     Proxy,
-    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
-    /// asked for, see [`Requested`](crate::Requested).
+    /// The node's storage: `granary:node:NAME` in the group `granary:nodes`. A control plane signs the certificate, a
+    /// worker requests it ([`Requested`](crate::Requested)).
     Storage,
 }
 

@@ -1,4 +1,4 @@
-//! Certificates that a node does not make but asks for: approved by the cluster, kept on the data disk.
+//! Certificates that a worker requests: approved by the cluster, stored on the data disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -485,10 +485,9 @@ mod tests {
             let mut config = example();
             config.paths.pki = scratch.path().join("pki");
             config.paths.etcd = scratch.path().join("etcd");
-            let now = OffsetDateTime::now_utc();
-            let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
-            let store = Store::open(&config.paths.pki).unwrap();
-            let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), now).unwrap();
+            let (authority, pair) = Authority::make(OffsetDateTime::now_utc()).unwrap();
+            let credentials = Credentials::joining(&config, "192.0.2.1:6443", &pair.certificate).unwrap();
+            let (credentials, store) = (Arc::new(credentials), Store::open(&config.paths.pki).unwrap());
             Self { identity: Requested::storage(&config, &credentials), authority, store, _scratch: scratch }
         }
 

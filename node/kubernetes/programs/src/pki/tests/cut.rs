@@ -84,7 +84,7 @@ proptest! {
         }
         let store = Store::open(pki).unwrap();
         let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), LATER).unwrap();
-        let clients = MADE.map(|identity| identity.wanted("granary"));
+        let clients = Identity::ALL.map(|identity| identity.wanted("granary"));
         for wanted in clients.into_iter().chain(wanted::of_programs(&disk.config)) {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
             prop_assert_eq!(authority.check(&wanted, &pair, LATER), Ok(()), "{}", wanted.name);
