@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use announce::Announcement;
+use cluster::announcement::Announcement;
 use kube::Client;
 use programs::{Credentials, Identity, apiserver, controller_manager, etcd, first_range, scheduler, secrets};
 use supervisor::{BoxError, Context, Handle};

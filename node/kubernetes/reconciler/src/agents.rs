@@ -3,11 +3,11 @@
 //! Nobody keeps them there: who installs the pods makes them. Names differ from those that [`run`](crate::run) keeps, so
 //! that a cluster may have nodes of both kinds.
 
+use cluster::DRIVER_NAME;
 use serde_json::{Value, json};
 
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
-use volume::DRIVER_NAME;
 
 /// What the API server knows of a token that it made for a pod: the node of the pod. Kubernetes 1.30
 /// (`ServiceAccountTokenPodNodeInfo`).

@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cluster::{Overcommit, STATUS_PORT};
 use units::{Bytes, ParseError};
-use volume::Overcommit;
 
 /// Limited local volumes for a node of any Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -103,7 +103,7 @@ pub struct Release {
 }
 
 /// All addresses of the pod, the port of a node's status.
-const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 7839);
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), STATUS_PORT);
 
 /// Where volumes are, and how much they may take.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
