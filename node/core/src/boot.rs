@@ -50,77 +50,49 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
 
-/// Why the node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// `/proc` is not there.
     #[error("cannot read the kernel's command line")]
     ReadCommandLine(#[source] io::Error),
-    /// Not PID 1.
     #[error("cannot take over Ctrl-Alt-Del; this program is for PID 1")]
     CtrlAltDel(#[source] Errno),
-    /// It says something that we cannot use.
     #[error("cannot use the kernel's command line")]
     CommandLine(#[from] CommandLineError),
-    /// The configuration cannot be read, or has mistakes.
     #[error("the node is not configured")]
     Config(#[from] SourceError),
-    /// The log.
     #[error("cannot begin the log")]
     Log(#[from] nodelog::StartError),
-    /// A module that every node needs.
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
-    /// Modules of the configuration.
     #[error("cannot use the configuration's list of kernel modules")]
     KernelModules(#[from] ModulesError),
-    /// The port to the machine.
     #[error("cannot open the port to the machine that runs this node")]
     Host(#[source] io::Error),
-    /// Mounts and settings.
     #[error("cannot prepare the system")]
     System(#[from] SystemError),
-    /// The data disk, or what is on it.
     #[error("cannot use the data disk")]
     Storage(#[from] StorageError),
-    /// No runtime for the services.
     #[error("cannot start the runtime of the services")]
     Runtime(#[source] io::Error),
-    /// The network.
     #[error("cannot configure the network")]
     Network(#[from] NetworkError),
-    /// The file for resolvers.
     #[error("cannot write the name servers to resolv.conf")]
     NameServers(#[source] io::Error),
-    /// The node's own address is one of the cluster's.
     #[error(
         "the node's address {address} is inside {network}, which is the cluster's: choose other networks in the \
          configuration, {role}.podNetwork and {role}.serviceNetwork"
     )]
-    Overlap {
-        /// What DHCP gave.
-        address: Ipv4Addr,
-        /// The pods' network, or that of Services.
-        network: Ipv4Net,
-        /// The field of the configuration that has them.
-        role: &'static str,
-    },
-    /// Those of the cluster are others.
+    Overlap { address: Ipv4Addr, network: Ipv4Net, role: &'static str },
     #[error("cannot run the cluster in its networks")]
     Networks(#[from] programs::networks::NetworksError),
-    /// The disk belongs to another cluster.
     #[error("cannot be a worker of this cluster")]
     Join(#[from] join::OtherCluster),
-    /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] programs::PkiError),
-    /// The thread that prepares them.
     #[error("preparing keys and certificates ended early")]
     Panicked(#[from] tokio::task::JoinError),
-    /// Two metrics of one name.
     #[error("cannot register metrics")]
     Metrics(#[source] prometheus::Error),
-    /// Signals.
     #[error("cannot wait for the end")]
     Power(#[source] io::Error),
 }
@@ -128,13 +100,9 @@ pub enum BootError {
 /// How far a boot is, for the case that it fails.
 #[derive(Debug, Default)]
 pub struct Begun {
-    /// Who is told.
     pub host: Host,
-    /// What tells them, if it runs.
     pub writer: Option<Writer>,
-    /// The log, if it is begun.
     pub log: Option<Stream>,
-    /// What to do then.
     pub on_failure: End,
     /// The restrictions of the pods, if they are loaded: pods run until the node ends all processes.
     pub guard: Option<Arc<PodGuard>>,
@@ -193,7 +161,6 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     end
 }
 
-/// The log, and its last warnings.
 struct Logs {
     stream: Stream,
     recent: Recent,
@@ -338,7 +305,6 @@ impl Prepared {
         tokio::task::spawn_blocking(prepare).await?
     }
 
-    /// The root of the services.
     fn run(self, member: Arc<Member>) -> Root {
         match self {
             Self::ControlPlane(credentials, certificates) => {

@@ -11,7 +11,6 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
 use tracing::info;
 
-/// Between two checks.
 const INTERVAL: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, thiserror::Error)]
@@ -24,13 +23,11 @@ pub enum RenewError {
 
 #[derive(Clone, Debug, Default)]
 pub struct CertificateStatus {
-    /// Signed and requested certificates, by name.
     pub expiries: Vec<Expiry>,
     /// How often a certificate of this program's clients (administrator, storage) was renewed: they have to connect again.
     pub client_renewals: u32,
 }
 
-/// The certificates of a running node.
 pub struct Certificates {
     credentials: Arc<Credentials>,
     status: watch::Sender<CertificateStatus>,

@@ -12,14 +12,9 @@ pub enum CommandLineError {
          by the configuration",
         WORDS.join(", ")
     )]
-    Unknown {
-        /// The word.
-        word: String,
-    },
-    /// No level of the log.
+    Unknown { word: String },
     #[error("the kernel's command line has {LOG}={0}: error, warn, info, debug or trace is wanted")]
     Level(String),
-    /// No action.
     #[error("the kernel's command line has {FAILURE}={0}: poweroff or reboot is wanted")]
     Failure(String),
 }
@@ -40,9 +35,6 @@ pub struct CommandLine {
 
 impl CommandLine {
     /// Reads it; words that do not start with `granary.` are the kernel's. Of two the last counts.
-    ///
-    /// # Errors
-    /// The first word that is unknown or has a bad value.
     pub fn parse(line: &str) -> Result<Self, CommandLineError> {
         for word in line.split_whitespace().filter(|word| word.starts_with("granary.")) {
             let word = word.split_once('=').map_or(word, |(key, _)| key);

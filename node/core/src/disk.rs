@@ -12,22 +12,10 @@ pub enum DiskError {
     /// None, or none that is ours or empty. Nothing was written.
     #[error("the node has no data disk that it can use")]
     Find(#[from] FindError),
-    /// The configuration names a disk that is not there.
     #[error("no disk has {what} {name:?}, which the configuration names; there are {}", .seen.join(", "))]
-    Absent {
-        /// What it is named by.
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// The disks that there are.
-        seen: Vec<String>,
-    },
+    Absent { what: &'static str, name: String, seen: Vec<String> },
 }
 
-/// Finds it. Writes nothing.
-///
-/// # Errors
-/// [`DiskError`].
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let blocks = Path::new("/sys/class/block");
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {

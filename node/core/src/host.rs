@@ -24,7 +24,6 @@ const QUEUE: usize = 1024;
 /// The writing thread; it ends when the last [`Host`] is dropped.
 #[derive(Debug)]
 pub struct Writer {
-    /// Disconnected when the thread has ended.
     running: Option<Receiver<()>>,
 }
 
@@ -92,7 +91,6 @@ fn find(ports: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Milliseconds since the kernel started.
 pub fn uptime_ms() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
         u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_nsec()).unwrap_or(0) / 1_000_000

@@ -18,43 +18,29 @@ use crate::certificates::renewal;
 /// The data disk belongs to a node that cannot be this one.
 #[derive(Debug, thiserror::Error)]
 pub enum OtherCluster {
-    /// Its files.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// It has joined a cluster, and not this one.
     #[error(
         "the node on the data disk has joined the cluster of the authority {joined}, and the configuration says {asked}: \
          write {joined} into worker.authority, or use an empty data disk for another cluster"
     )]
-    Joined {
-        /// What the disk has.
-        joined: CaDigest,
-        /// What the configuration says.
-        asked: CaDigest,
-    },
+    Joined { joined: CaDigest, asked: CaDigest },
 }
 
 /// Why the node is not in its cluster, or cannot stay there. Tried again after a while.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// The thread that reads and writes it.
     #[error("work on the files of the cluster ended early")]
     Panicked(#[from] TaskError),
-    /// The control plane.
     #[error("cannot find the cluster")]
     Discover(#[from] DiscoveryError),
-    /// The certificates.
     #[error("cannot get the certificates of this node")]
     Identity(#[from] IdentityError),
 }
 
 /// Looks whether the node on the data disk, if there is one, is in the cluster of this authority. Waits for the disk.
-///
-/// # Errors
-/// [`OtherCluster`]. Nothing was changed.
 pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster> {
     let joined = Credentials::joined(services)?.and_then(|pem| ca_digest(&pem));
     match joined {
@@ -63,7 +49,6 @@ pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster
     }
 }
 
-/// A node's way into its cluster.
 pub(crate) struct Join {
     services: Config,
     worker: Worker,
@@ -85,7 +70,6 @@ impl Join {
         Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default(), clock }
     }
 
-    /// Where the API server is.
     pub(crate) fn server(&self) -> Ipv4Addr {
         *self.worker.server.ip()
     }
@@ -105,9 +89,6 @@ impl Join {
     }
 
     /// Joins, and from then on renews kubelet's certificates. Healthy when kubelet can be started.
-    ///
-    /// # Errors
-    /// [`JoinError`].
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
         tokio::select! {
             () = cx.cancelled() => Ok(()),

@@ -7,7 +7,6 @@ use nix::sys::utsname::uname;
 use time::format_description::well_known::Iso8601;
 use time::{Date, UtcDateTime};
 
-/// A kernel, as uname(2) tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// `uname -r`.
@@ -17,10 +16,6 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The running one.
-    ///
-    /// # Errors
-    /// None that uname(2) documents.
     pub fn running() -> Result<Self, Errno> {
         let name = uname()?;
         let text = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();

@@ -15,9 +15,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 ///
 /// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `info` on; on the
 /// console and among the last warnings from `programs` on.
-///
-/// # Errors
-/// [`StartError`]: the kernel gives no thread.
 pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
     let filter = Targets::new()
         .with_default(Level::INFO)

@@ -37,16 +37,13 @@ pub(crate) struct Member {
     pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
-    /// Those of the configuration.
     pub(crate) modules: Option<Arc<Modules>>,
     /// From the guard, for the provisioner's events.
     pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
-    /// For the status pages.
     pub(crate) facts: Facts,
     /// The provisioner's, kept when it is started again.
     pub(crate) metrics: provisioner::Metrics,
-    /// The start of the services.
     pub(crate) since: Timestamp,
     pub(crate) host: Host,
 }
@@ -54,7 +51,6 @@ pub(crate) struct Member {
 /// Services without dependencies that others wait for.
 pub(crate) struct BaseServices {
     pub(crate) modules: Handle,
-    /// Healthy when pods are restricted.
     pub(crate) guard: Handle,
 }
 
@@ -190,12 +186,10 @@ enum CertificateSource {
 }
 
 impl StorageIdentity {
-    /// Of a control plane.
     pub(crate) fn signed(credentials: &Arc<Credentials>, status: watch::Receiver<CertificateStatus>) -> Self {
         Self { credentials: Arc::clone(credentials), source: CertificateSource::Signed(status) }
     }
 
-    /// Of a worker.
     pub(crate) fn requested(member: &Member, credentials: &Arc<Credentials>) -> Self {
         let certificate = Arc::new(Requested::storage(&member.services, credentials));
         let source = CertificateSource::Requested { certificate, clock: member.keeper.state() };

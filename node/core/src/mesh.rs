@@ -23,22 +23,16 @@ use units::Bytes;
 /// Why the mesh does not run. It is tried again after a while; pods on this node reach each other meanwhile.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
-    /// The directory of the key.
     #[error("cannot open the directory of the mesh's key")]
     Directory(#[from] dir::Error),
-    /// The key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The thread that reads it.
     #[error("reading the mesh's key ended early")]
     Panicked(#[from] JoinError),
-    /// Two metrics of one name.
     #[error("cannot register the mesh's metrics")]
     Metrics(#[from] prometheus::Error),
-    /// Nodes cannot have parts of it.
     #[error(transparent)]
     Network(#[from] PodNetworkError),
-    /// The mesh itself.
     #[error(transparent)]
     Run(#[from] RunError),
 }
@@ -52,7 +46,6 @@ pub fn of_uplink(mtu: u32) -> programs::Mesh {
 pub struct Mesh {
     node: String,
     pods: Ipv4Net,
-    /// Where the key is.
     pki: PathBuf,
     link: Link,
     registry: Registry,
@@ -60,7 +53,6 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Of the node with these services.
     pub fn new(services: &programs::Config, registry: &Registry) -> Self {
         Self {
             node: services.node.clone(),
@@ -73,9 +65,6 @@ impl Mesh {
     }
 
     /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it.
-    ///
-    /// # Errors
-    /// [`MeshError`].
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork::new(self.pods.into(), NODE_PREFIX)?];

@@ -27,20 +27,15 @@ struct Gauges {
     memory: IntGauge,
     clock_synchronized: IntGauge,
     clock_offset: Gauge,
-    /// The keeper counts.
     clock_jumps: IntCounter,
     certificates: GaugeVec,
     ready: IntGaugeVec,
     restarts: IntGaugeVec,
-    /// The kernel counts.
     out_of_memory: IntCounterVec,
 }
 
 impl Metrics {
     /// Adds them to those of the registry.
-    ///
-    /// # Errors
-    /// A metric of these names exists already.
     pub fn register(registry: Registry) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         for collector in gauges.collectors() {

@@ -26,9 +26,6 @@ struct Zombie {
 }
 
 /// The service: looks after each `SIGCHLD`, and once more when the grace is over.
-///
-/// # Errors
-/// The signal cannot be watched.
 pub async fn run(cx: Context) -> Result<(), io::Error> {
     let mut ended = signal(SignalKind::child())?;
     let mut seen: HashMap<Zombie, Instant> = HashMap::new();

@@ -16,13 +16,10 @@ use tokio::sync::mpsc;
 
 use crate::mounts;
 
-/// What the machine shall do afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// Off.
     #[default]
     PowerOff,
-    /// Start again.
     Restart,
 }
 
@@ -47,10 +44,6 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Starts to watch.
-    ///
-    /// # Errors
-    /// Signals or a button cannot be watched.
     pub fn watch() -> io::Result<Self> {
         let (pressed, button) = mpsc::channel(1);
         // Many machines have two of that name, and use one.
@@ -65,7 +58,6 @@ impl Requests {
         Ok(Self { terminate, interrupt, button, _pressed: pressed })
     }
 
-    /// Waits for the first request. Cancel-safe.
     pub async fn next(&mut self) -> End {
         tokio::select! {
             _ = self.terminate.recv() => End::PowerOff,

@@ -6,7 +6,6 @@ use futures::future::BoxFuture;
 use supervisor::{BoxError, Context};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Somebody wants it.
 #[derive(Debug, thiserror::Error)]
 #[error("asked to start again by SIGUSR1")]
 pub struct Asked;

@@ -28,7 +28,6 @@ use crate::metrics::Metrics;
 /// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
 const ORPHANS: &str = "granary_orphans";
 
-/// Nobody can ask.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}")]
 pub struct ListenError {
@@ -39,21 +38,13 @@ pub struct ListenError {
 /// Where the facts of a node come from.
 #[derive(Clone)]
 pub struct Facts {
-    /// The node's name.
     pub node: String,
-    /// Its volumes.
     pub volumes: Arc<dyn Volumes>,
-    /// All its metrics.
     pub metrics: Arc<Metrics>,
-    /// The last warnings of its log.
     pub recent: Recent,
-    /// Where its programs run.
     pub paths: programs::Paths,
-    /// Who keeps its clock.
     pub keeper: Arc<clock::Keeper>,
-    /// Its certificates.
     pub certificates: watch::Receiver<CertificateStatus>,
-    /// The other nodes.
     pub mesh: Arc<Mesh>,
     /// What its kubelet has told, once it has.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
@@ -62,9 +53,7 @@ pub struct Facts {
 /// What runs the pods of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// The version of kubelet.
     pub version: String,
-    /// The container runtime and its version.
     pub container_runtime: String,
 }
 
@@ -76,9 +65,6 @@ impl From<NodeSystemInfo> for Kubernetes {
 
 /// Serves the status on the node's `own` address, also to the API server if that is elsewhere, until it is cancelled. Healthy
 /// when it listens.
-///
-/// # Errors
-/// [`ListenError`].
 pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
     let address = SocketAddr::from((own, STATUS_PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
@@ -177,7 +163,6 @@ fn versions(now: Duration, kubernetes: Option<&Kubernetes>) -> Versions {
     }
 }
 
-/// Those that there are, by kind.
 fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
     let counted = families.iter().filter(|family| family.name() == ORPHANS).flat_map(MetricFamily::get_metric);
     counted
@@ -190,7 +175,6 @@ fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
         .collect()
 }
 
-/// What is on the disk.
 struct Found {
     space: Space,
     volumes: Vec<VolumeUsage>,

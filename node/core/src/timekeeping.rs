@@ -12,7 +12,6 @@ use tracing::{info, warn};
 
 use crate::kernel::Kernel;
 
-/// Of SNTP servers.
 const PORT: u16 = 123;
 
 /// How long a node whose clock is wrong waits for somebody who tells it the time.

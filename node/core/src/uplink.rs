@@ -25,10 +25,6 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Writes the name servers.
-    ///
-    /// # Errors
-    /// `resolv.conf` cannot be written.
     pub fn new(network: Network, first: Addressing, ephemeral: &Path) -> io::Result<Self> {
         let resolv = ephemeral.join("etc/resolv.conf");
         fs::write(&resolv, name_servers(&first.name_servers))?;
@@ -47,9 +43,6 @@ impl Uplink {
     }
 
     /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
-    ///
-    /// # Errors
-    /// [`LinkError`].
     pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), LinkError> {
         cx.healthy();
         let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
@@ -69,7 +62,6 @@ impl Uplink {
     }
 }
 
-/// resolv.conf(5).
 fn name_servers(all: &[Ipv4Addr]) -> String {
     // Resolvers read three.
     all.iter().take(3).map(|server| format!("nameserver {server}\n")).collect()

@@ -23,10 +23,8 @@ const EFI_SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 
-/// In the root of the partition.
 const FILE: &str = "granary.json";
 
-/// Of the machine, to the node.
 const BOUND: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 
 /// A machine with one disk, which has an EFI system partition and the node's system.
@@ -36,7 +34,6 @@ struct Machine {
 }
 
 impl Machine {
-    /// With this on the partition.
     fn with_esp(fill: impl FnOnce(&Path)) -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         let mut table = Table::new(ID, SECTOR).unwrap();
@@ -105,7 +102,6 @@ impl Machine {
     }
 }
 
-/// Runs a tool, which must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));

@@ -42,7 +42,6 @@ pub(crate) fn policy() -> String {
     .to_string()
 }
 
-/// The file that is written now.
 pub(crate) fn file(directory: &Path) -> PathBuf {
     directory.join("audit.log")
 }
@@ -57,10 +56,8 @@ pub(crate) fn bounds(limit: Bytes) -> [(&'static str, String); 3] {
     ]
 }
 
-/// The files of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Files {
-    /// Of each, in MiB.
     size: u64,
     backups: u64,
 }

@@ -13,13 +13,10 @@ use crate::config::example;
 use crate::pki::identity::Identity;
 use crate::{Config, Credentials, apiserver, controller_manager, etcd, kubelet, proxy, scheduler};
 
-/// What an item expects.
 enum Expected {
-    /// This argument.
     Argument(Program, &'static str),
     /// An argument that begins so, and has a value.
     Flag(Program, &'static str),
-    /// No argument that begins so.
     Absent(Program, &'static str),
     /// A word in the list of a flag.
     Word(Program, &'static str, &'static str),

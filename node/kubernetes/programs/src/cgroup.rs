@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 use units::Bytes;
 
-/// A cgroup2 directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroup(PathBuf);
 

@@ -18,13 +18,11 @@ pub struct Config {
     pub address: Ipv4Addr,
     /// The API server: of a control plane [`address`](Self::address) with [`cluster::API_PORT`], of a worker another node's.
     pub api_server: SocketAddrV4,
-    /// Cluster addresses of Services.
     pub services: Ipv4Net,
     /// Addresses of all pods of the cluster; each node has a part of [`cluster::NODE_PREFIX`] bits.
     pub cluster_pods: Ipv4Net,
     /// The way to pods of other nodes.
     pub mesh: Mesh,
-    /// Whether etcd waits for the disk.
     pub durability: Durability,
     /// What the API server enforces in namespaces without a label.
     pub pod_security: PodSecurity,
@@ -36,7 +34,6 @@ pub struct Config {
     pub pod_processes: PodProcesses,
     /// What programs may take of the data disk.
     pub disk: Disk,
-    /// Where things are.
     pub paths: Paths,
 }
 
@@ -46,7 +43,6 @@ impl Config {
         self.services.hosts().next()
     }
 
-    /// Kept for the cluster's DNS service.
     pub(crate) fn dns_service(&self) -> Option<Ipv4Addr> {
         self.services.hosts().nth(9)
     }
@@ -55,7 +51,6 @@ impl Config {
 /// What carries packets to pods of other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// The network interface.
     pub interface: &'static str,
     /// The UDP port of its tunnels, on every node.
     pub port: u16,
@@ -66,7 +61,6 @@ pub struct Mesh {
 /// Whether etcd's writes survive a power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// They do.
     #[default]
     Durable,
     /// They need not: a test wants speed.
@@ -78,7 +72,6 @@ pub enum Durability {
 pub struct Disk {
     /// The whole, as `statfs` tells it.
     pub size: Bytes,
-    /// The limit of etcd's directory.
     pub etcd: Bytes,
     /// The limit of kubelet's directory of pods.
     pub pods: Bytes,
@@ -89,13 +82,10 @@ pub struct Disk {
 /// Where programs, data and state are, and what they run in. [`Default`] is the node image's layout.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// Directory of the programs.
     pub programs: PathBuf,
-    /// Directory of the CNI plugins.
     pub cni_programs: PathBuf,
     /// Directory of the OCI archives that belong to the image.
     pub images: PathBuf,
-    /// Resolver configuration that pods inherit.
     pub resolv_conf: PathBuf,
     /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
     pub cgroups: Option<PathBuf>,
@@ -105,17 +95,11 @@ pub struct Paths {
     pub memory: Option<Bytes>,
     /// Keys and certificates; on the data disk, as the next ones.
     pub pki: PathBuf,
-    /// etcd's database.
     pub etcd: PathBuf,
-    /// kubelet's root directory.
     pub kubelet: PathBuf,
-    /// Certificates that kubelet asks for itself.
     pub kubelet_pki: PathBuf,
-    /// containerd's images and snapshots.
     pub containerd: PathBuf,
-    /// Logs of containers.
     pub pod_logs: PathBuf,
-    /// The API server's audit log.
     pub audit: PathBuf,
     /// What is gone after a reboot: sockets, state, generated configuration. Short: socket paths have 107 bytes.
     pub ephemeral: PathBuf,
@@ -144,7 +128,6 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// containerd's socket.
     pub fn containerd_socket(&self) -> PathBuf {
         self.ephemeral.join("containerd/containerd.sock")
     }

@@ -18,7 +18,6 @@ const NAMESPACE: &str = "k8s.io";
 /// The cgroup of containerd's shims, from the root of the hierarchy.
 const SHIMS: &str = "/shims";
 
-/// Healthy when its socket accepts.
 pub fn service(config: &Config) -> Service {
     let socket = config.paths.containerd_socket();
     program(config).service(&config.paths, move || {

@@ -27,47 +27,24 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Why it is not known whom to trust.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Nobody answers.
     #[error("cannot reach the API server at {address}:{port}")]
     Connect {
-        /// The server's address.
         address: IpAddr,
-        /// Its port.
         port: u16,
-        /// The system's answer.
         #[source]
         source: io::Error,
     },
-    /// It does not answer in time.
     #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
-    Silence {
-        /// The server's address.
-        address: IpAddr,
-        /// Its port.
-        port: u16,
-    },
-    /// Another authority, most likely another cluster's.
+    Silence { address: IpAddr, port: u16 },
     #[error(
         "the API server at {address}:{port} does not belong to the authority {wanted}: it showed {shown}; check address and digest"
     )]
-    OtherAuthority {
-        /// The server's address.
-        address: IpAddr,
-        /// Its port.
-        port: u16,
-        /// What the machine was told.
-        wanted: CaDigest,
-        /// The last certificate that the server showed.
-        shown: Shown,
-    },
+    OtherAuthority { address: IpAddr, port: u16, wanted: CaDigest, shown: Shown },
     /// The authority is the right one, but it did not sign this server, or not for this address, or not for today.
     #[error("the API server at {address}:{port} cannot be trusted")]
     Server {
-        /// The server's address.
         address: IpAddr,
-        /// Its port.
         port: u16,
-        /// What is wrong with its certificate.
         #[source]
         source: io::Error,
     },
@@ -76,9 +53,7 @@ pub enum DiscoveryError {
 /// The key of a certificate that a server showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// None.
     Nothing,
-    /// That of the last one.
     Key(CaDigest),
 }
 
@@ -105,9 +80,6 @@ impl fmt::Display for Shown {
 
 /// The certificate of the cluster's authority, PEM, as the API server at this address shows it: its key has the digest,
 /// and it signed the server's own certificate for this address. One attempt of at most ten seconds.
-///
-/// # Errors
-/// [`DiscoveryError`].
 pub async fn authority(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
     let provider = Arc::new(ring::default_provider());
     let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), shown: Mutex::default() });

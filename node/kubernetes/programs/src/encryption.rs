@@ -31,7 +31,6 @@ impl Key {
         format!("key{}", self.number)
     }
 
-    /// Tells keys apart without the key.
     pub(crate) fn digest(&self) -> String {
         let digest = Sha256::new().chain_update(b"granary key of secrets\0").chain_update(self.bytes).finalize();
         digest[..8].iter().fold(String::new(), |mut text, byte| {

@@ -11,7 +11,6 @@ use crate::pki::store;
 use crate::program::{Program, Service};
 use crate::{Config, Rights, User, ready};
 
-/// Where clients find it.
 pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 
 /// Where other members would; there are none.
@@ -30,7 +29,6 @@ fn database(directory: Bytes) -> Bytes {
     directory.saturating_sub(LOG).max(Bytes::new(directory.get() / 4))
 }
 
-/// Healthy when it takes requests.
 pub fn service(config: &Config) -> Service {
     let service = program(config).service(&config.paths, || ready::http(HEALTH, "/health"));
     Headroom::of(config.paths.etcd.clone()).with(service)

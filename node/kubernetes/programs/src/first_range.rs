@@ -17,9 +17,6 @@ use crate::Config;
 /// Node has this one: kube-controller-manager then assigns another.
 ///
 /// Only before kube-controller-manager starts: it could assign the same part to another Node at the same time.
-///
-/// # Errors
-/// The API server's answer.
 pub async fn assign(client: &Client, config: &Config) -> Result<Option<Ipv4Net>, kube::Error> {
     let Some(first) = Ipv4Net::new(config.cluster_pods.network(), NODE_PREFIX).ok() else { return Ok(None) };
     let nodes = Api::<Node>::all(client.clone());

@@ -26,7 +26,6 @@ const USED: &str = "secrets-keys";
 const MEMBER: &str = "member";
 const FORM: &str = "secrets-form";
 
-/// What is on the disk.
 pub(crate) struct Keyring {
     keys: Keys,
 }
@@ -109,19 +108,11 @@ pub struct StoredSecrets {
 }
 
 impl StoredSecrets {
-    /// Whether they are.
-    ///
-    /// # Errors
-    /// [`PkiError::Disk`].
     pub fn is_complete(&self) -> Result<bool, PkiError> {
         let Some(member) = self.member()? else { return Ok(false) };
         Ok(member.read(&name_of(FORM))?.as_deref() == Some(self.form.as_bytes()))
     }
 
-    /// They are from now on.
-    ///
-    /// # Errors
-    /// [`PkiError::Disk`].
     pub fn complete(&self) -> Result<(), PkiError> {
         let member = Dir::open(&self.etcd)?.open_dir(&name_of(MEMBER))?;
         Ok(member.write(&name_of(FORM), self.form.as_bytes(), SECRET)?)

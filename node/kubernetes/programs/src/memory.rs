@@ -30,7 +30,6 @@ const SHARES: [Share; 8] = [
     Share { program: "ctr",                     percent: 10, least: mib(128), most: mib(1 << 10) },
 ];
 
-/// The programs that have a limit.
 pub(crate) fn limited() -> impl Iterator<Item = &'static str> {
     SHARES.iter().map(|share| share.program)
 }

@@ -10,41 +10,24 @@ use serde_json::{Value, json};
 use crate::Config;
 use crate::pki::store::{PkiError, Store};
 
-/// Beside the keys of the cluster.
 const RECORD: &str = "networks.json";
 
 /// Why the cluster cannot run with these networks.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworksError {
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// They are others than before.
     #[error(
         "the cluster on the data disk was made with {field} {kept}, and the configuration says {asked}: write {kept} there \
          again, or use an empty data disk for a new cluster"
     )]
-    Changed {
-        /// The field of the configuration.
-        field: &'static str,
-        /// What the cluster has.
-        kept: String,
-        /// What the configuration says.
-        asked: Ipv4Net,
-    },
-    /// The record is none.
+    Changed { field: &'static str, kept: String, asked: Ipv4Net },
     #[error("{} does not say which networks the cluster has: remove it if the configuration is as it always was", .path.display())]
-    Record {
-        /// The file.
-        path: PathBuf,
-    },
+    Record { path: PathBuf },
 }
 
 /// Looks whether the cluster was made with the networks of the configuration; the first time that is written down.
 /// Durable when this returns. Waits for the disk.
-///
-/// # Errors
-/// [`NetworksError`]. Nothing was changed.
 pub fn keep(config: &Config) -> Result<(), NetworksError> {
     let asked = [
         ("controlPlane.podNetwork", "pods", config.cluster_pods),

@@ -95,7 +95,6 @@ table inet {TABLE} {{
 /// kube-proxy's metrics and health. A pod's host port would take connections to any of them.
 const OWN_PORTS: [u16; 7] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256];
 
-/// RFC 5905.
 const NTP: u16 = 123;
 
 /// The first and the last address that a pod can have: the node has the first one of the range.

@@ -44,11 +44,9 @@ pub struct Credentials {
     wanted: Vec<Wanted>,
     /// What an administrator calls the API server.
     server: String,
-    /// An administrator's kubeconfig.
     admin: Mutex<String>,
     /// When those end that the node has asked for.
     requested: Expiries,
-    /// Of a control plane.
     secrets: Option<StoredSecrets>,
 }
 
@@ -81,9 +79,6 @@ impl Credentials {
     /// Of a node that joins the cluster whose API server is at `server` (`HOST:PORT`) and whose authority has this
     /// certificate, PEM. None of its certificates is made here: the node asks for them, see
     /// [`Requested`](crate::Requested). Waits for the disk.
-    ///
-    /// # Errors
-    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`], with nothing changed.
     pub fn joining(config: &Config, server: &str, authority: &str) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
@@ -97,9 +92,6 @@ impl Credentials {
 
     /// The certificate of the authority of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
     /// for the disk.
-    ///
-    /// # Errors
-    /// [`PkiError::Directory`], [`PkiError::Disk`]; [`PkiError::ControlPlane`]: the node is one.
     pub fn joined(config: &Config) -> Result<Option<String>, PkiError> {
         let store = Store::create(&config.paths.pki)?;
         store.is_not_a_control_planes()?;
@@ -178,17 +170,11 @@ impl Credentials {
     }
 
     /// A client of the API server of this machine.
-    ///
-    /// # Errors
-    /// [`ClientError`]: the kubeconfig cannot be read or used.
     pub async fn client(&self, identity: Identity) -> Result<kube::Client, ClientError> {
         self.client_as(identity, None).await
     }
 
     /// A client that shows the bootstrap token, and no certificate.
-    ///
-    /// # Errors
-    /// [`ClientError`]: the kubeconfig cannot be read or used.
     pub(crate) async fn client_with(&self, token: &Token) -> Result<kube::Client, ClientError> {
         let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
         self.client_as(Identity::Kubelet, Some(user)).await
@@ -223,7 +209,6 @@ impl Credentials {
         file(&self.pki, name, "key")
     }
 
-    /// The API server's EncryptionConfiguration.
     pub(crate) fn encryption(&self) -> PathBuf {
         self.pki.join(ENCRYPTION)
     }
@@ -233,24 +218,17 @@ impl Credentials {
     }
 }
 
-/// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The file.
     #[error("cannot use {path}")]
     Kubeconfig {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: KubeconfigError,
     },
-    /// What it says.
     #[error("cannot make a client of {path}")]
     Client {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: Box<kube::Error>,
     },

@@ -38,28 +38,17 @@ pub enum PodsError {
         "the cluster gives this node's pods the addresses {range}, which are no /{NODE_PREFIX} of the pod network {network} of \
          the configuration: worker.podNetwork has to be what the control plane has as controlPlane.podNetwork"
     )]
-    Range {
-        /// What the Node says.
-        range: String,
-        /// What the configuration says.
-        network: Ipv4Net,
-    },
-    /// The kernel's rules for packets.
+    Range { range: String, network: Ipv4Net },
     #[error("cannot load the rules for packets of pods")]
     Rules(#[source] ProgramError),
-    /// The network configuration.
     #[error("cannot write the network configuration of pods into {}", .directory.display())]
     Write {
-        /// Where containerd looks for it.
         directory: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A task panicked.
     #[error("writing the network configuration of pods panicked")]
     Panicked(#[from] JoinError),
-    /// The watch ended, which it never does by itself.
     #[error("the watch of the own Node ended")]
     WatchEnded,
 }

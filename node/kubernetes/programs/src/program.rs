@@ -43,75 +43,41 @@ pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
 /// One attempt of a [`Service`].
 pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>>;
 
-/// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// A directory or a file that it needs.
     #[error("{program} needs {path}, which cannot be prepared")]
     Prepare {
-        /// The program.
         program: &'static str,
-        /// What it needs.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Nothing would keep it to its rights.
     #[error("cannot confine {program}")]
     Confine {
-        /// The program.
         program: &'static str,
-        /// Why.
         #[source]
         source: Box<SandboxError>,
     },
-    /// It could not be started.
     #[error("cannot start {path}")]
     Start {
-        /// The program's file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It ended by itself.
     #[error("{program} ended with {status}; it said last: {tail}")]
-    Ended {
-        /// The program.
-        program: &'static str,
-        /// How.
-        status: ExitStatus,
-        /// Its last lines.
-        tail: Tail,
-    },
-    /// It took more memory than it may.
+    Ended { program: &'static str, status: ExitStatus, tail: Tail },
     #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
-    OutOfMemory {
-        /// The program.
-        program: &'static str,
-        /// What it may take.
-        limit: Bytes,
-        /// Its last lines.
-        tail: Tail,
-    },
-    /// It runs, but does not work.
+    OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
     #[error("{program} is not ready; it said last: {tail}")]
     NotReady {
-        /// The program.
         program: &'static str,
-        /// Its last lines.
         tail: Tail,
-        /// What was seen.
         #[source]
         source: Box<NotReady>,
     },
-    /// The archives of the image cannot be listed.
     #[error("cannot list the images in {path}")]
     Images {
-        /// Their directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -129,7 +95,6 @@ impl ProgramError {
     }
 }
 
-/// The last lines of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Tail(VecDeque<String>);
 
@@ -159,7 +124,6 @@ impl fmt::Display for Tail {
 pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
     pub name: &'static str,
-    /// What it is told.
     pub arguments: Vec<String>,
     /// Directories with their mode, if they have to be made.
     pub directories: Vec<(PathBuf, u32)>,
@@ -280,7 +244,6 @@ impl Program {
         Ok(Process { program: self.name, child, output, tail, memory })
     }
 
-    /// Of its memory.
     fn limit(&self, paths: &Paths) -> Option<Bytes> {
         self.memory.or_else(|| memory::limit(self.name, paths.memory?))
     }
@@ -358,7 +321,6 @@ impl Program {
     }
 }
 
-/// A program that runs.
 struct Process {
     program: &'static str,
     child: Child,
@@ -367,11 +329,9 @@ struct Process {
     memory: Option<Memory>,
 }
 
-/// What the kernel sees to.
 struct Memory {
     cgroup: Cgroup,
     limit: Bytes,
-    /// Before the program was started.
     kills: u64,
 }
 

@@ -7,7 +7,6 @@ use crate::program::{Program, Service};
 use crate::rights::Capability;
 use crate::{Config, Credentials, Rights, User, ready};
 
-/// Those of nft.
 const LIBRARIES: &str = "/usr/lib";
 
 /// Asks the API server as `identity`. Healthy when the rules of the present services are in the kernel.

@@ -31,7 +31,6 @@ pub enum Confinement {
 /// and set-user-ID programs and file capabilities have no effect (`no_new_privs`).
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// The user that it runs as.
     pub user: User,
     /// Also those of the programs that it starts.
     pub capabilities: &'static [Capability],
@@ -77,7 +76,6 @@ pub(crate) enum Access {
     Read,
     /// Read, and start or load as a library.
     Start,
-    /// Read and write the device.
     Device,
     /// All but start programs, and make devices, sockets and links.
     Own,

@@ -17,22 +17,16 @@ use crate::{seccomp, sys};
 /// Linux 6.12. It also confines signals and abstract sockets to the program and its children.
 const LANDLOCK: ABI = ABI::V6;
 
-/// Why there is no sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The kernel, mostly.
     #[error("cannot use Landlock; the node needs Linux 6.12 with landlock among the active security modules")]
     Landlock(#[from] RulesetError),
-    /// A path that the program has a right to.
     #[error("cannot open {path}, which the program may use")]
     Path {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The kernel.
     #[error("the kernel has no seccomp filters")]
     Seccomp(#[source] io::Error),
 }
@@ -41,9 +35,7 @@ pub enum SandboxError {
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) user: User,
-    /// A bit for each capability.
     pub(crate) capabilities: u64,
-    /// A Landlock ruleset.
     pub(crate) rules: OwnedFd,
     pub(crate) filter: Vec<sock_filter>,
 }

@@ -102,7 +102,6 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
 /// As from a kernel without it: C libraries then call `clone`, whose flags a filter can read.
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
 
-/// The program for the kernel.
 pub(crate) fn filter() -> Vec<sock_filter> {
     let mut filter = Vec::new();
     // Calls of 32-bit programs have another architecture; those of x32 have this one and a bit in their number.
@@ -119,7 +118,6 @@ pub(crate) fn filter() -> Vec<sock_filter> {
     filter
 }
 
-/// Numbers of system calls are small.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of DENIED")]
 const fn call(number: c_long) -> u32 {
     number as u32

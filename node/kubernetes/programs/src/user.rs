@@ -9,20 +9,14 @@ const FIRST: u32 = 3_000_000_000;
 /// A user that one program runs as. Its group has the same ID. There is no file of users: numbers are enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum User {
-    /// etcd.
     Etcd,
-    /// kube-apiserver.
     ApiServer,
-    /// kube-controller-manager.
     ControllerManager,
-    /// kube-scheduler.
     Scheduler,
-    /// kube-proxy.
     Proxy,
 }
 
 impl User {
-    /// All of them.
     pub const ALL: [Self; 5] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy];
 
     /// On the data disk and in the kernel: a number never changes.

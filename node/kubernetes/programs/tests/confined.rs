@@ -99,7 +99,6 @@ impl Node {
         Supervisor::start("program", settings, program.service(&self.paths, || std::future::ready(Ok(()))))
     }
 
-    /// What came of each attempt.
     fn report(&self, tree: &Supervisor) -> BTreeMap<String, String> {
         let path = self.scratch.path().join("data/report");
         wait(tree, &path);
@@ -126,7 +125,6 @@ fn wait(tree: &Supervisor, file: &Path) {
 /// The attempts whose success would break a wall. All succeed without one.
 const FORBIDDEN: [&str; 8] =
     ["write outside", "read outside", "read a key", "mount", "trace", "signal", "namespace", "become root"];
-/// What the program needs.
 const ALLOWED: [&str; 4] = ["write inside", "rename inside", "read its key", "read a renewed key"];
 
 /// In the program: tries everything, writes down what came of it, and waits until it is stopped.

@@ -88,7 +88,6 @@ impl Node {
     }
 }
 
-/// Looks until it has come.
 fn wait(tree: &Supervisor, what: &str, mut has_come: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !has_come() {

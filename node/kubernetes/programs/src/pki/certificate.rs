@@ -23,18 +23,14 @@ const SKEW: Duration = Duration::days(1);
 /// The name that etcd asks of its clients' certificates: not everybody to whom the authority gave one may see all objects.
 pub(crate) const ETCD_CLIENT: &str = "etcd-client.granary.invalid";
 
-/// A certificate that the node needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The file's name, without extension.
     pub(crate) name: &'static str,
     pub(crate) common_name: String,
-    /// The Kubernetes group of a client.
     pub(crate) organization: Option<&'static str>,
     pub(crate) purpose: Purpose,
 }
 
-/// What a certificate is good for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Client,
@@ -59,31 +55,23 @@ pub(crate) struct Pair {
 /// Why a certificate is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
-    /// There is none.
     #[error("it was not there")]
     Absent,
     /// It, or its key, is no PEM of such a thing.
     #[error("it could not be read")]
     Unreadable,
-    /// Its key is another one.
     #[error("it did not belong to its private key")]
     OtherKey,
-    /// The cluster's authority did not sign it.
     #[error("another authority had signed it")]
     OtherAuthority,
-    /// It has other names, another group, or another purpose.
     #[error("it was made for something else")]
     OtherSubject,
-    /// It is time for a new one.
     #[error("it was about to expire")]
     Expiring,
-    /// Its time is over: nobody accepts it.
     #[error("it had expired")]
     Expired,
-    /// The authority's certificate does not stand behind a server's.
     #[error("the authority's certificate was not shown with it")]
     Alone,
-    /// It begins later.
     #[error("it was not valid yet")]
     NotYet,
 }
@@ -116,7 +104,6 @@ impl Validity {
         self.from
     }
 
-    /// From then on nobody accepts it.
     pub(crate) fn to(self) -> OffsetDateTime {
         self.to
     }
@@ -145,14 +132,12 @@ impl Validity {
     }
 }
 
-/// The cluster's certificate authority.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
 }
 
 impl Authority {
-    /// A new one.
     pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
         let key = KeyPair::generate()?;
         let params = params_of_authority(Validity { from: now - SKEW, to: now + AUTHORITY_LIFE });
@@ -192,7 +177,6 @@ impl Authority {
         Ok((Self { issuer, certificate: pair.certificate.clone() }, validity))
     }
 
-    /// The authority's own certificate, PEM.
     pub(crate) fn certificate(&self) -> &str {
         &self.certificate
     }
@@ -232,7 +216,6 @@ impl Authority {
         }
     }
 
-    /// The same, and whether it lasts.
     #[cfg(test)]
     pub(crate) fn check(&self, wanted: &Wanted, pair: &Pair, now: OffsetDateTime) -> Result<(), Stale> {
         let validity = self.verify(wanted, pair)?;

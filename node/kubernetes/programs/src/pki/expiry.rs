@@ -3,12 +3,9 @@
 use time::OffsetDateTime;
 use tokio::sync::watch;
 
-/// When a certificate ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Its file, without extension.
     pub name: &'static str,
-    /// From then on nobody accepts it.
     pub at: OffsetDateTime,
 }
 

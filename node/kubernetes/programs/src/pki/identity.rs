@@ -7,7 +7,6 @@ use crate::pki::certificate::{Purpose, Wanted};
 /// The user of [`Identity::Admin`].
 pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 
-/// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.

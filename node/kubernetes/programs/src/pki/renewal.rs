@@ -36,7 +36,6 @@ pub(crate) fn plan(found: &BTreeMap<&'static str, Result<Validity, Stale>>, now:
 /// The node's certificates after a look at them: none that is made here is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
-    /// Those that were made, by name.
     pub made: Vec<&'static str>,
     /// When each ends, by name, with that of the authority.
     pub expiries: Vec<Expiry>,

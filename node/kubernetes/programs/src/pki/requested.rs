@@ -33,47 +33,32 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The clock may be set while somebody sleeps.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Why there is no certificate yet.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The files.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// The thread that reads and writes them.
     #[error("work on the files of certificates ended early")]
     Panicked(#[from] JoinError),
-    /// The key, or the text of the request.
     #[error("cannot make a key for the certificate {name}")]
     Key {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why not.
         #[source]
         source: rcgen::Error,
     },
-    /// The identity that asks.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The API server.
     #[error("cannot ask for the certificate {name}")]
     Ask {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why not.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The API server does not take the token.
     #[error(
         "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
          registered, or is another cluster's; delete the Node of this node if there is one, then make a new token, and write \
          it into worker.token"
     )]
-    Token {
-        /// The part that is no secret.
-        id: String,
-    },
-    /// Nothing to ask with.
+    Token { id: String },
     #[error(
         "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: delete the \
          Node of this node if there is one, then make a token, and write it into worker.token"
@@ -84,55 +69,24 @@ pub enum IdentityError {
         "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
          Node is deleted, and a new token is in worker.token"
     )]
-    KubeletExpired {
-        /// Its file, without extension.
-        name: &'static str,
-        /// Since when kubelet's is of no use.
-        at: OffsetDateTime,
-    },
-    /// The watch of the request.
+    KubeletExpired { name: &'static str, at: OffsetDateTime },
     #[error("cannot wait for the answer to the certificate signing request {request}")]
     Wait {
-        /// Its name.
         request: String,
-        /// Why not.
         #[source]
         source: Box<wait::Error>,
     },
-    /// The approver's answer.
     #[error("the certificate signing request {request} was denied: {why}")]
-    Denied {
-        /// Its name.
-        request: String,
-        /// Reason and message.
-        why: String,
-    },
-    /// The signer's answer.
+    Denied { request: String, why: String },
     #[error("the certificate signing request {request} was approved, but not signed: {why}")]
-    NotSigned {
-        /// Its name.
-        request: String,
-        /// Reason and message.
-        why: String,
-    },
-    /// Somebody deleted it.
+    NotSigned { request: String, why: String },
     #[error("the certificate signing request {request} is gone")]
-    Gone {
-        /// Its name.
-        request: String,
-    },
-    /// Nobody decided, or nobody signed.
+    Gone { request: String },
     #[error("no answer to the certificate signing request {request} for {} s; does the cluster's approver run?", LIMIT.as_secs())]
-    Silence {
-        /// Its name.
-        request: String,
-    },
-    /// What was signed is not what was asked for.
+    Silence { request: String },
     #[error("the certificate of the signing request {request} cannot be used")]
     Unusable {
-        /// Its name.
         request: String,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
@@ -152,7 +106,6 @@ pub struct Requested {
 
 /// In whose name a certificate is asked for.
 enum Asker {
-    /// That of the node's kubelet.
     Kubelet,
     /// With a token while there is none of kubelet's own that counts.
     Token(Option<Token>),
@@ -162,7 +115,6 @@ enum Asker {
 #[derive(Debug)]
 enum Shown<'a> {
     Token(&'a Token),
-    /// That of the node's kubelet.
     Certificate,
 }
 
@@ -191,7 +143,6 @@ pub struct Lasting {
 }
 
 impl Lasting {
-    /// What lasts as long as both.
     #[must_use]
     pub fn first(one: Self, other: Self) -> Self {
         Self { renewal: one.renewal.min(other.renewal) }
@@ -240,9 +191,6 @@ impl Requested {
     /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes. [`Credentials::requested`]
     /// then tells when it ends.
     /// Cancel-safe: what was asked for is waited for the next time.
-    ///
-    /// # Errors
-    /// [`IdentityError`]: to be tried again after a while.
     pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
         let mut asked = self.asked.lock().await;
         let stale = match self.on_disk().await? {
@@ -311,9 +259,6 @@ impl Requested {
     }
 
     /// What is on the disk, and what is wrong with it. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`IdentityError::Disk`], [`IdentityError::Panicked`].
     pub async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let look = move || {
@@ -384,10 +329,8 @@ fn lasting(validity: Validity, now: OffsetDateTime) -> Result<Lasting, Stale> {
     validity.check(now, renewal).map(|()| Lasting { renewal })
 }
 
-/// How a request ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// The certificate, PEM.
     Signed(String),
     Denied(String),
     NotSigned(String),

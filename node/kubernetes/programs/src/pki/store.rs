@@ -27,25 +27,19 @@ pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH)
 /// Why the credentials could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// The directory.
     #[error("cannot make {path}")]
     Directory {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A file in it.
     #[error("cannot keep certificates")]
     Disk(#[from] dir::Error),
-    /// The configuration says control plane, the disk does not.
     #[error(
         "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
          configuration, or use an empty data disk for a new cluster"
     )]
     Worker,
-    /// The configuration says worker, the disk does not.
     #[error(
         "the data disk is that of a control plane, with its cluster: write controlPlane into the configuration, or use an \
          empty data disk for a worker"
@@ -53,19 +47,14 @@ pub enum PkiError {
     ControlPlane,
     /// The clock is wrong, most likely: nothing is replaced because of that.
     #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
-    Clock {
-        /// What the clock says.
-        now: OffsetDateTime,
-    },
+    Clock { now: OffsetDateTime },
     /// Of a control plane: something happened to the authority since the first boot.
     #[error(
         "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
          node does not start without them, for no worker and no kubeconfig knows another authority"
     )]
     Authority {
-        /// The directory.
         pki: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
@@ -75,9 +64,7 @@ pub enum PkiError {
          plane"
     )]
     Trust {
-        /// Which.
         path: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
@@ -86,39 +73,25 @@ pub enum PkiError {
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
          or of its directory pki: no Secret can be read without it, and the node makes no other one"
     )]
-    SecretsKey {
-        /// Which.
-        path: PathBuf,
-    },
+    SecretsKey { path: PathBuf },
     /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
     #[error(
         "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
          backup of the disk or of its directory pki"
     )]
-    OtherSecretsKey {
-        /// Which.
-        path: PathBuf,
-        /// Of the key.
-        digest: String,
-    },
-    /// No random numbers for a key.
+    OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
     /// What was signed by an authority that is no more.
     #[error("cannot remove {path}, which the old certificate authority signed")]
     Remove {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A certificate could not be made.
     #[error("cannot make the certificate {name}")]
     Certificate {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why.
         #[source]
         source: rcgen::Error,
     },
@@ -138,7 +111,6 @@ fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     }
 }
 
-/// The directory of the files.
 pub(crate) struct Store {
     dir: Dir,
 }
@@ -151,7 +123,6 @@ impl Store {
         Self::open(pki)
     }
 
-    /// Kubeconfigs that name the files.
     pub(crate) fn kubeconfigs(&self, pki: &Path, server: &str, identities: &[Identity]) -> Result<(), PkiError> {
         for identity in identities {
             let path = |extension| file(pki, identity.name(), extension);

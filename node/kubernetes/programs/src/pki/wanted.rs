@@ -7,7 +7,6 @@ use cluster::API_SERVER_USER;
 use crate::Config;
 use crate::pki::certificate::{Purpose, ServerName, Wanted};
 
-/// All of them.
 pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
     [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config)]
 }
@@ -45,7 +44,6 @@ fn etcds_client() -> Wanted {
     Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
 }
 
-/// What kubelet serves with.
 pub(crate) fn kubelet_server(config: &Config) -> Wanted {
     let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
     Wanted {

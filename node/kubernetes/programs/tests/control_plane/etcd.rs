@@ -27,7 +27,6 @@ pub fn cases(suite: Suite) -> Suite {
         .case("etcd_serves_no_objects_without_encryption", serves_no_objects_without_encryption)
 }
 
-/// A client that shows this certificate.
 fn client(pki: &Path, certificate: Option<&str>, protocol: &str) -> TlsConnector {
     let file = |name: &str, extension| pki.join(format!("{name}.{extension}"));
     let mut roots = RootCertStore::empty();

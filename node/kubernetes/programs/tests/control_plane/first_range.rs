@@ -22,7 +22,6 @@ fn node(name: &str, range: Option<&str>) -> Result<Node, serde_json::Error> {
     serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"podCIDR": range}}))
 }
 
-/// The range that the Node gets.
 async fn range(nodes: &Api<Node>, name: &str) -> Result<String, Failure> {
     let range = eventually(PATIENCE, "the range of a Node", async || {
         let spec = nodes.get(name).await?.spec.unwrap_or_default();

@@ -24,7 +24,6 @@ use tower::service_fn;
 
 use crate::etcd::get;
 
-/// Texts that are nowhere else.
 const MAP: &str = "5c1f0ae2-of-the-map";
 const SECRET: &str = "5c1f0ae2-of-the-secret";
 

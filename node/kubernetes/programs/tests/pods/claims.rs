@@ -9,7 +9,6 @@ use ktest_support::Namespace;
 
 use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 
-/// RFC 5905.
 const NTP: u16 = 123;
 
 /// kube-proxy's rules for it, as far as packets see them.
@@ -30,7 +29,6 @@ table ip claims {
 }
 ";
 
-/// The same for Services without endpoints.
 const NO_ENDPOINTS: &str = "
 table ip no_endpoints {
     chain reject_claimed {
@@ -72,7 +70,6 @@ table ip cluster_service {
 }
 ";
 
-/// Where packets and connections end.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Destination,

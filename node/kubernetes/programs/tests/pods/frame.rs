@@ -15,15 +15,12 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
 
-/// An Ethernet address.
 pub type Mac = [u8; 6];
 
 const EVERYBODY: Mac = [0xff; 6];
 
-/// A datagram over Ethernet.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
-    /// Before the packet, outermost first.
     pub tags: &'a [[u8; 4]],
     pub source: Ipv4Addr,
     pub destination: SocketAddrV4,
@@ -35,7 +32,6 @@ impl Frame<'_> {
         self.send_as(mac(from.0, from.1), from, to);
     }
 
-    /// The same with another sender.
     pub fn send_as(self, sender: Mac, from: (&Namespace, &'static str), to: (&Namespace, &'static str)) {
         let bytes = [&mac(to.0, to.1)[..], &sender, &self.tags.concat(), &IPV4, &self.packet()].concat();
         send(from, bytes);

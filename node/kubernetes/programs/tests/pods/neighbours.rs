@@ -10,7 +10,6 @@ use crate::node::{
     self, GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, eventually, hears, reaches,
 };
 
-/// An address that no interface has.
 const NOBODY: Mac = [2, 0, 0, 0, 0, 9];
 
 /// What a host knows of its neighbours: the MAC address of `address`.

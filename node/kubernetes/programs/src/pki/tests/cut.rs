@@ -12,7 +12,6 @@ enum Left {
     Whole,
     Absent,
     Empty,
-    /// The first half.
     Half,
     /// What it was before the certificates were renewed: of a pair the key may be new and the certificate not.
     Former,
