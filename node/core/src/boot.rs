@@ -99,7 +99,7 @@ pub enum BootError {
 
 /// How far a boot is, for the case that it fails.
 #[derive(Debug, Default)]
-pub struct Begun {
+pub struct BootState {
     pub host: Host,
     pub writer: Option<Writer>,
     pub log: Option<Stream>,
@@ -108,30 +108,30 @@ pub struct Begun {
     pub guard: Option<Arc<PodGuard>>,
 }
 
-/// Boots the node and returns when somebody has asked for its end, with all services stopped.
+/// Boots the node, and returns with all services stopped when its end was requested.
 ///
 /// # Errors
-/// [`BootError`]: the node cannot start, and no service of it runs. What runs as a service does not come here: it
+/// [`BootError`]: the node cannot start, and no service runs. A failed service does not end the boot: it
 /// is started again.
-pub fn run(begun: &mut Begun) -> Result<End, BootError> {
+pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
     set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
     let command_line = CommandLine::parse(&line);
-    // What is wrong with it is told when the host can hear it.
+    // Reported below, when the channel to the host is open.
     let (stream, recent) = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
-    begun.log = Some(stream.clone());
+    boot.log = Some(stream.clone());
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
-    let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
-    begun.host = opened;
-    begun.writer = Some(its_writer);
-    let host = begun.host.clone();
+    let (opened, writer) = Host::open().map_err(BootError::Host)?;
+    boot.host = opened;
+    boot.writer = Some(writer);
+    let host = boot.host.clone();
     host.stage("init", StageState::Ready);
-    info!(version = env!("CARGO_PKG_VERSION"), ?absent, "granary starts");
+    info!(version = env!("CARGO_PKG_VERSION"), ?absent, "starting granary");
 
-    begun.on_failure = command_line?.on_failure.into();
+    boot.on_failure = command_line?.on_failure.into();
     let (source, config) = source::read()?;
-    begun.on_failure = config.on_failure.into();
+    boot.on_failure = config.on_failure.into();
     info!(%source, node = %config.node, "configured");
     let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules)?;
     system::prepare(&config.node)?;
@@ -148,13 +148,13 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     }
     stream.keep(directory, bounds);
     if let Err(error) = stream.follow_kernel() {
-        warn!(%error, "what the kernel says is not in the log, only on the console");
+        warn!(%error, "kernel messages are not in the log, only on the console");
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
     let (notices, queue) = provisioner::notices();
     let guard = Arc::new(PodGuard::new(CGROUPS, storage.data(), notices));
-    begun.guard = Some(Arc::clone(&guard));
+    boot.guard = Some(Arc::clone(&guard));
     let end = runtime.block_on(serve(&config, storage, (guard, queue), modules, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
@@ -213,7 +213,7 @@ async fn serve(
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
     if services.paths.memory.is_none() {
-        warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
+        warn!("cannot read the size of the memory, starting programs without memory limits");
     }
     let keeper = timekeeping::start(&time_servers).await;
     let certificates = watch::Sender::default();
@@ -257,17 +257,17 @@ async fn serve(
 
     let observer = {
         let host = host.clone();
-        move |change: &Change<'_>| tell(&host, change)
+        move |change: &Change<'_>| announce_stage(&host, change)
     };
     let tree = Supervisor::observed("granary", Settings::default(), observer, role.run(member));
     let end = tokio::select! {
         end = requests.next() => end,
         () = uplink.moved() => End::Restart,
     };
-    info!(?end, "the node is asked to end");
+    info!(?end, "shutting down");
     host.stage("shutdown", StageState::Started);
     if let Err(overdue) = tree.stop(STOP).await {
-        warn!(error = %overdue, "services were left behind");
+        warn!(error = %overdue, "services did not stop in time");
     }
     // Before the loop devices are detached: one that any process has open would keep the data disk mounted.
     plugin.close();
@@ -277,7 +277,7 @@ async fn serve(
 /// The root of the services, one attempt of it for each call.
 type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
 
-/// What the node's role has found on its disk.
+/// The node's role, after it has checked its disk.
 enum Prepared {
     ControlPlane(Arc<Credentials>, Arc<Certificates>),
     Worker(Box<config::Worker>, watch::Sender<CertificateStatus>),
@@ -319,9 +319,9 @@ impl Prepared {
     }
 }
 
-/// The observer of the service tree, which writes the log itself: the machine hears of the services that
+/// The observer of the service tree. Only the direct children of the root are announced to the host: the services that
 /// its role starts, not of their parts.
-fn tell(host: &Host, change: &Change<'_>) {
+fn announce_stage(host: &Host, change: &Change<'_>) {
     if change.path.split('.').count() != 2 {
         return;
     }

@@ -1,4 +1,4 @@
-//! What the tests of this crate tell the services.
+//! The services' configuration in the tests of this crate.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;

@@ -89,7 +89,7 @@ impl PodGuard {
         Self { cgroups: cgroups.into(), data: data.into(), restrictions }
     }
 
-    /// What is in force. It outlives a restart of the service.
+    /// The restrictions in force. They outlive a restart of the service.
     pub fn restrictions(&self) -> Arc<Restrictions> {
         Arc::clone(&self.restrictions)
     }
@@ -303,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_not_called_restricted_where_there_are_no_cgroups() {
+    fn without_cgroups_pods_are_not_restricted() {
         let (scratch, guard) = guard();
         assert!(matches!(guard.ensure(), Err(GuardError::CreateCgroup { .. })));
-        // An ordinary directory is no cgroup.
+        // An ordinary directory is not a cgroup.
         fs::create_dir(scratch.path().join("cgroups")).unwrap();
         assert!(matches!(guard.ensure(), Err(GuardError::Cgroup(_))));
         assert_eq!(*guard.restrictions.enforcement().borrow(), Enforcement::Unknown);

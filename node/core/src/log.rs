@@ -60,7 +60,7 @@ impl Warnings {
             Origin::Program(_) => self.programs,
             // Its warnings are about the machine as it was built; its errors are about now.
             Origin::Kernel => Level::ERROR,
-            // Anybody with the right to write there.
+            // Any process with the permission to write there.
             Origin::Kmsg => return None,
         };
         match record.level {

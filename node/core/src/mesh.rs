@@ -42,7 +42,7 @@ pub fn of_uplink(mtu: u32) -> programs::Mesh {
     programs::Mesh { interface: INTERFACE, port: MESH_PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
-/// What the mesh is made of, made when it first runs.
+/// The parts of the mesh, created when it first runs.
 pub struct Mesh {
     node: String,
     pods: Ipv4Net,
@@ -73,8 +73,8 @@ impl Mesh {
         Ok(clusternet::run(cx, settings).await?)
     }
 
-    /// What the status page tells of it: the other nodes. Nothing before it ran.
-    pub fn told(&self) -> Option<status::Mesh> {
+    /// The other nodes, for the status page; `None` before it ran.
+    pub fn status(&self) -> Option<status::Mesh> {
         let (device, metrics) = self.made.get()?.clone();
         Some(match Neighbours::new(&metrics, device).look() {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),

@@ -1,4 +1,4 @@
-//! What the node's program tells Prometheus of itself. docs/metrics.md describes each.
+//! The metrics of the node's program. docs/metrics.md describes each.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -67,11 +67,11 @@ impl Gauges {
         Ok(Self {
             kernel_built: IntGauge::new(
                 "granary_kernel_built_timestamp_seconds",
-                "When the running kernel was made; 0 if it does not tell.",
+                "Build date of the running kernel; 0 if unknown.",
             )?,
             memory: IntGauge::new(
                 "granary_memory_pss_bytes",
-                "Memory of the node's own program, with its share of what it shares (PSS); 0 if the kernel does not tell.",
+                "Memory of the node's own program, with its share of shared pages (PSS); 0 if unknown.",
             )?,
             clock_synchronized: IntGauge::new(
                 "granary_clock_synchronized",
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scrape_tells_how_the_node_is_now() {
+    fn a_scrape_shows_the_current_state() {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
             let clock = State { jumps: 1, ..State::default() };

@@ -1,4 +1,4 @@
-//! What asks the node to end, and how it ends.
+//! Requests to end the node, and its end.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -33,7 +33,7 @@ impl From<FailureAction> for End {
 }
 
 /// Ways to ask for the end: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console)
-/// for a restart. Watched from the moment it is made.
+/// for a restart. Watched from its creation.
 #[derive(Debug)]
 pub struct Requests {
     terminate: Signal,
@@ -127,7 +127,7 @@ pub fn off(how: End) -> Errno {
     errno
 }
 
-/// Reaps until no child is left; at the end of everything nobody else awaits one.
+/// Reaps until no child is left: at the end, no service awaits one.
 fn wait_for_the_last(patience: Duration) -> bool {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     let start = Instant::now();

@@ -56,7 +56,7 @@ pub enum SourceError {
         #[source]
         source: io::Error,
     },
-    #[error("{found} has more than 64 KiB: that is no configuration")]
+    #[error("{found} has more than 64 KiB: that is not a configuration")]
     TooLarge { found: Source },
     #[error("cannot mount the EFI system partition {device}; put a FAT file system on it, or name it otherwise")]
     Mount {
@@ -134,7 +134,7 @@ fn text(path: &Path, found: Source) -> Result<Option<String>, SourceError> {
 struct Partitions {
     all: Vec<PathBuf>,
     /// They are on the disk that the node has started from. Otherwise QEMU has started it, from an image without
-    /// partitions, and they may be anybody's.
+    /// partitions, and other systems may own them.
     of_the_system: bool,
 }
 
@@ -178,7 +178,7 @@ mod tests {
         assert!(matches!(text(Path::new("/no/such/file"), Source::FwCfg), Ok(None)));
     }
 
-    /// What the kernel shows: two disks, on the second the system behind dm-verity, and a third without partitions.
+    /// A sysfs with two disks, on the second the system behind dm-verity, and a third without partitions.
     fn sysfs() -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         let blocks = sysfs.path().join("class");

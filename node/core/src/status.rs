@@ -1,4 +1,4 @@
-//! What the status pages tell of this node. How they look, and who may see them, is crate `status`.
+//! The contents of this node's status pages. The crate `status` renders them and checks access.
 
 use std::error::Error;
 use std::io;
@@ -25,7 +25,7 @@ use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::metrics::Metrics;
 
-/// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
+/// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
 const ORPHANS: &str = "granary_orphans";
 
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +46,11 @@ pub struct Facts {
     pub keeper: Arc<clock::Keeper>,
     pub certificates: watch::Receiver<CertificateStatus>,
     pub mesh: Arc<Mesh>,
-    /// What its kubelet has told, once it has.
+    /// From the kubelet, once it has registered the node.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
 }
 
-/// What runs the pods of a node.
+/// The programs that run the pods of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
     pub version: String,
@@ -93,7 +93,7 @@ impl Source for Node {
 
     fn page(&self) -> Option<Page> {
         let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, .. } = &self.facts;
-        let storage = Found::look(&**volumes).map(|found| found.told(orphans(&self.gather())));
+        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&self.gather())));
         let storage = storage.inspect_err(|error| {
             let error: &dyn Error = error;
             warn!(error, "the disk cannot be looked at, the status page is without it");
@@ -106,7 +106,7 @@ impl Source for Node {
             versions: versions(now, kubernetes.get()),
             services: self.services(),
             storage: storage.ok(),
-            mesh: mesh.told(),
+            mesh: mesh.status(),
             clock: clock(keeper.state().borrow().clone(), keeper.servers()),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),
@@ -203,18 +203,18 @@ impl Found {
         })
     }
 
-    fn told(self, orphans: Vec<Orphans>) -> Storage {
+    fn into_storage(self, orphans: Vec<Orphans>) -> Storage {
         let Self { space, volumes, retired, records } = self;
         let promisable = space.overcommit.of(space.size).saturating_sub(space.reserve);
         let Space { size, promised, reserve, .. } = space;
         let disk = Disk { size, reserve, promisable, promised, free: space.free() };
-        let volumes = volumes.iter().map(|volume| told(volume, retired.contains(&volume.id))).collect();
+        let volumes = volumes.iter().map(|volume| volume_status(volume, retired.contains(&volume.id))).collect();
         let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
         Storage::new(disk, volumes, closed.collect(), orphans)
     }
 }
 
-fn told(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
+fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     let VolumeUsage { id, record, used } = volume;
     let life = match record.state {
         _ if is_retired => Life::Retired,
@@ -276,7 +276,7 @@ mod tests {
         format!("pvc-{name}").parse().unwrap()
     }
 
-    /// What the page of a node with these volumes tells.
+    /// The page of a node with these volumes.
     async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
         let services = crate::example::services("/nowhere".as_ref());
         let facts = Facts {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_tells_of_every_volume_on_the_disk() {
+    async fn the_page_shows_every_volume_on_the_disk() {
         let volumes = FakeVolumes::with_size(Bytes::GIB);
         let filesystem = Mode::Filesystem { inodes: units::Inodes::new(64) };
         volumes.put(&volume("data"), record("data", filesystem, State::Announced));
@@ -346,16 +346,16 @@ mod tests {
         let server = SocketAddr::from(([10, 0, 2, 2], 123));
         let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
         let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
-        let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
+        let clock = |last, problem: Option<&str>, servers: &[SocketAddr]| {
             clock(clock::State { last, problem: problem.map(Into::into), ..clock::State::default() }, servers)
         };
-        assert_eq!(told(None, None, &[]), status::Clock::Alone);
+        assert_eq!(clock(None, None, &[]), status::Clock::Alone);
         assert!(matches!(
-            told(answered, None, &[server]),
+            clock(answered, None, &[server]),
             status::Clock::Synchronized { server, offset_us: -3000, .. } if server == "10.0.2.2"
         ));
         assert!(matches!(
-            told(answered, Some("silence"), &[server]),
+            clock(answered, Some("silence"), &[server]),
             status::Clock::Unsynchronized { server, reason, ago: Some(_) } if server == "10.0.2.2" && reason == "silence"
         ));
         let never = |reason: &str| status::Clock::Unsynchronized {
@@ -363,8 +363,8 @@ mod tests {
             reason: reason.to_owned(),
             ago: None,
         };
-        assert_eq!(told(None, Some("silence"), &[server]), never("silence"));
-        assert_eq!(told(None, None, &[server]), never("no answer yet"));
+        assert_eq!(clock(None, Some("silence"), &[server]), never("silence"));
+        assert_eq!(clock(None, None, &[server]), never("no answer yet"));
     }
 
     #[test]

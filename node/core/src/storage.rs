@@ -77,7 +77,7 @@ impl Storage {
         }
     }
 
-    /// What programs may take of the data disk.
+    /// The programs' limits on the data disk.
     pub fn disk(&self) -> programs::Disk {
         let Self { budget, .. } = self;
         programs::Disk {
@@ -102,13 +102,13 @@ impl Storage {
         Arc::clone(&self.volumes)
     }
 
-    /// What the CSI plugin has to know.
+    /// The CSI plugin's settings.
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
     }
 }
 
-/// Those of what is no volume, and has limits too.
+/// Projects of the directories with limits that are not volumes.
 fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
     let parts: [Dir; Part::ALL.len()] = [
         data.open(|data| &data.etcd)?,

@@ -57,7 +57,7 @@ pub enum SystemError {
     },
 }
 
-/// Directories of file systems on `/dev` and `/sys` that have to be made before the mount.
+/// Directories of file systems on `/dev` and `/sys` that are created before the mount.
 const DIRECTORIES: [&str; 3] = ["/dev/pts", "/dev/shm", "/dev/mqueue"];
 
 const NO_PROGRAMS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC).union(MsFlags::MS_NODEV);
@@ -128,13 +128,13 @@ pub fn prepare_connections() -> Result<(), SystemError> {
 }
 
 /// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
-/// does not tell.
+/// does not show it.
 pub fn machine_memory() -> Option<Bytes> {
     kerneltext::size(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
 /// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
-/// does not tell.
+/// does not show it.
 pub fn own_memory() -> Option<Bytes> {
     kerneltext::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }

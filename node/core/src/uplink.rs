@@ -11,7 +11,7 @@ use supervisor::Context;
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-/// What the kernel gives a device of Ethernet.
+/// The kernel's default for Ethernet.
 const ETHERNET_MTU: u32 = 1500;
 
 /// The network, and what it was when the services were started.
@@ -19,7 +19,7 @@ const ETHERNET_MTU: u32 = 1500;
 pub struct Uplink {
     network: Network,
     first: Addressing,
-    /// What `/etc/resolv.conf` leads to.
+    /// Target of the link `/etc/resolv.conf`.
     resolv: PathBuf,
     moved: Notify,
 }
@@ -37,7 +37,7 @@ impl Uplink {
     }
 
     /// Returns when DHCP has given the node another address. The services have the first one in their certificates
-    /// and arguments: the node has to start anew.
+    /// and arguments: the node has to restart.
     pub async fn moved(&self) {
         self.moved.notified().await;
     }
@@ -45,15 +45,15 @@ impl Uplink {
     /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
     pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), LinkError> {
         cx.healthy();
-        let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
+        let renewed = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
             Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
             Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
         };
         tokio::select! {
             () = cx.cancelled() => {}
-            next = self.network.keep(&self.first, missed, told) => {
+            next = self.network.keep(&self.first, missed, renewed) => {
                 let next = next?.interface;
-                error!(address = %self.first.interface, %next, "DHCP gives the node another address; it starts anew");
+                error!(address = %self.first.interface, %next, "DHCP assigned another address, restarting the node");
                 self.moved.notify_one();
                 cx.cancelled().await;
             }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolvers_are_told_of_the_servers_that_they_read() {
+    fn resolv_conf_has_the_servers_that_resolvers_read() {
         let all: Vec<_> = (1..=4).map(|last| Ipv4Addr::new(192, 0, 2, last)).collect();
         assert_eq!(name_servers(&all), "nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\n");
         assert_eq!(name_servers(&[]), "");

@@ -1,4 +1,4 @@
-//! kube-apiserver, for everybody who has a certificate.
+//! kube-apiserver, for clients with a certificate.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ mod tests {
     use crate::config::example;
 
     #[test]
-    fn every_file_that_it_is_told_of_is_there() {
+    fn every_file_of_its_arguments_exists() {
         let scratch = tempfile::tempdir().unwrap();
         let mut config = example();
         config.paths.pki = scratch.path().join("pki");

@@ -16,7 +16,7 @@ const SMALLEST: u64 = 8;
 const LARGEST: u64 = 100;
 const DAYS: u32 = 30;
 
-/// What is written: who did what to which object, and whether it was allowed. No bodies: Secrets have their values there.
+/// The policy: the user, the object and the decision of each request. No bodies: Secrets have their values there.
 ///
 /// Left out are the node's own questions whether the API server is ready, and the kubelets' heartbeats, which would be
 /// most of the log. A rule applies before the request is authorized, so that a heartbeat for another node's lease is left

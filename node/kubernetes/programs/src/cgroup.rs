@@ -37,7 +37,7 @@ impl Cgroup {
     }
 
     /// `memory.max`: the kernel frees page cache first, and kills only when nothing is left to free. There is no
-    /// `memory.high`: whoever is above that is slowed down more and more, and never killed; a program that runs away would
+    /// `memory.high`: a process above it is slowed down more and more, and never killed; a program that runs away would
     /// stay, and do no work.
     ///
     /// `memory.oom.group`: a program dies as a whole, and is started again.

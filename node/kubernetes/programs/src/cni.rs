@@ -1,4 +1,4 @@
-//! What containerd is told of the pods' network: a link for each pod, addresses from the node's range, host ports.
+//! containerd's configuration of the pods' network: a link for each pod, addresses from the node's range, host ports.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What the services are told about their node.
+//! The services' configuration of their node.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct Config {
     /// The way to pods of other nodes.
     pub mesh: Mesh,
     pub durability: Durability,
-    /// What the API server enforces in namespaces without a label.
+    /// Enforced in namespaces without a label.
     pub pod_security: PodSecurity,
     /// How the API server stores Secrets in etcd.
     pub secret_storage: SecretStorage,
@@ -32,7 +32,7 @@ pub struct Config {
     pub secret_key: SecretKey,
     /// Most processes and threads of one pod.
     pub pod_processes: PodProcesses,
-    /// What programs may take of the data disk.
+    /// The programs' limits on the data disk.
     pub disk: Disk,
     pub paths: Paths,
 }
@@ -48,7 +48,7 @@ impl Config {
     }
 }
 
-/// What carries packets to pods of other nodes.
+/// The tunnels that carry packets to pods of other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     pub interface: &'static str,
@@ -70,7 +70,7 @@ pub enum Durability {
 /// The data disk, and the limits that it sets to programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// The whole, as `statfs` tells it.
+    /// Size of the file system.
     pub size: Bytes,
     pub etcd: Bytes,
     /// The limit of kubelet's directory of pods.
@@ -91,7 +91,7 @@ pub struct Paths {
     pub cgroups: Option<PathBuf>,
     /// Whether programs are confined to their rights.
     pub confinement: Confinement,
-    /// Memory of the machine, which programs and pods share; with `None` nobody has a limit.
+    /// Memory of the machine, which programs and pods share; with `None` there are no limits.
     pub memory: Option<Bytes>,
     /// Keys and certificates; on the data disk, as the next ones.
     pub pki: PathBuf,
@@ -101,7 +101,7 @@ pub struct Paths {
     pub containerd: PathBuf,
     pub pod_logs: PathBuf,
     pub audit: PathBuf,
-    /// What is gone after a reboot: sockets, state, generated configuration. Short: socket paths have 107 bytes.
+    /// Files that a reboot deletes: sockets, state, generated configuration. Short: socket paths have 107 bytes.
     pub ephemeral: PathBuf,
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("authorization-kubeconfig", kubeconfig),
         ("bind-address", "127.0.0.1".to_owned()),
         ("profiling", "false".to_owned()),
-        // No port: serving would cost a second of key making, and nobody asks.
+        // No port: serving would cost a second for a key, and has no clients.
         ("secure-port", "0".to_owned()),
         ("leader-elect", "false".to_owned()),
         // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
@@ -45,7 +45,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         // by four seconds. The API server's priority and fairness limits it.
         ("kube-api-qps", "200".to_owned()),
         ("kube-api-burst", "300".to_owned()),
-        // It makes the directory. There are no plugins.
+        // It creates the directory. There are no plugins.
         ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
         ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),

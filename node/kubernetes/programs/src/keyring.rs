@@ -60,7 +60,7 @@ impl Keyring {
         }
     }
 
-    /// Makes the key with the configured number if the newest one has a smaller number, and removes older keys once all
+    /// Creates the key with the configured number if the newest one has a smaller number, and removes older keys once all
     /// Secrets are stored in the present form. Every step may be the last before a power cut: `secrets.key` has each key
     /// that `secrets-keys` lists.
     pub(crate) fn ensure(self, store: &Store, config: &Config) -> Result<StoredSecrets, PkiError> {

@@ -1,4 +1,4 @@
-//! The pod network of a node: which addresses its pods get, and what may pass between them and everybody else.
+//! The pod network of a node: the addresses of its pods, and the rules for packets between pods and others.
 //!
 //! The cluster gives a Node its range of addresses after kubelet has registered it. Until then there is no network
 //! configuration: kubelet says `NetworkPluginNotReady`, and no pod is started but those in the host's network.
@@ -27,7 +27,7 @@ use crate::program::{Program, ProgramError};
 
 use crate::{Config, Paths, cni, nftables};
 
-/// Somebody in the host's network may have changed the rules: they are loaded again after this, and count from zero.
+/// A pod in the host's network may have changed the rules: they are loaded again after this, and count from zero.
 const INTERVAL: Duration = Duration::from_mins(5);
 
 /// Why pods have no network, or go on with the one that they have.
@@ -54,7 +54,7 @@ pub enum PodsError {
 }
 
 /// Waits for the own Node's range, and gives pods their network. Healthy when they have it; then follows the range until
-/// it is cancelled, and puts in order every five minutes what somebody has changed. Stopped or started again, it leaves what
+/// it is cancelled, and repairs every five minutes what others have changed. Stopped or started again, it leaves what
 /// is there. `client` may watch the own Node.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
             None => info!(%pods, "pods have their network"),
             Some(before) if before == pods => debug!(%pods, "pods were given their network again"),
             Some(before) => {
-                warn!(%pods, %before, "the node has other pod addresses: pods with the old ones reach nobody")
+                warn!(%pods, %before, "node has other pod addresses, pods with the old ones are unreachable")
             }
         }
         cx.healthy();

@@ -119,23 +119,23 @@ impl fmt::Display for Tail {
     }
 }
 
-/// What to run, and what has to be there before.
+/// A program, its arguments, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
     pub name: &'static str,
     pub arguments: Vec<String>,
-    /// Directories with their mode, if they have to be made.
+    /// Directories to create, with their mode.
     pub directories: Vec<(PathBuf, u32)>,
-    /// Files that are written anew at each start.
+    /// Files that are written at each start.
     pub files: Vec<(PathBuf, String)>,
-    /// What memory it may take, if that is not its share of [`Paths::memory`]. Needs [`Paths::cgroups`].
+    /// Memory limit, if it is not the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
-    /// What it may do, if that is not everything. Enforced as [`Paths::confinement`] says.
+    /// Rights, if it is confined. Enforced as [`Paths::confinement`] says.
     pub rights: Option<Rights>,
 }
 
-/// What a start of a program needs.
+/// Result of the preparation of a start.
 struct Prepared {
     cgroup: Option<Cgroup>,
     sandbox: Option<Sandbox>,
@@ -381,7 +381,7 @@ impl Process {
 async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
     let (mut lines, mut redactor, mut buffer) = (Lines::default(), Redactor::default(), vec![0; 8 * 1024]);
     let mut each = |line: &str| {
-        // Before anybody keeps it: a private key has several lines, and the last words go to the status page.
+        // Before it is stored: a private key has several lines, and the last lines are shown on the status page.
         let line = nodelog::clip(redactor.line(line).into_owned(), LONGEST);
         let line = Line::parse(&line);
         log(program, &line);

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_the_deadline_the_last_answer_is_told() {
+    async fn the_error_has_the_last_answer() {
         let (port, _tasks) = server(&["HTTP/1.1 503 Service Unavailable\r\n\r\n"]).await;
         let error = eventually(Duration::ZERO, || get(port, "/health")).await.unwrap_err();
         assert!(
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_nobody_accepts_on_is_not_ready() {
+    async fn a_socket_without_a_listener_is_not_ready() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("s");
         drop(UnixListener::bind(&path).unwrap());

@@ -31,7 +31,7 @@ pub enum SandboxError {
     Seccomp(#[source] io::Error),
 }
 
-/// What a child enters before it is the program.
+/// The restrictions that a child enters before execve(2).
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) user: User,
@@ -62,7 +62,7 @@ fn ruleset(rules: &[(Access, &Path)]) -> Result<OwnedFd, SandboxError> {
     for (access, path) in rules {
         let failed = |source| SandboxError::Path { path: path.to_path_buf(), source };
         let metadata = match path.metadata() {
-            // What does not exist gives no right. Its own directories and its file do.
+            // A missing file gives no right. The program's own directories and its file exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound && *access == Access::Read => continue,
             found => found.map_err(failed)?,
         };

@@ -61,7 +61,7 @@ pub enum RequestError {
     Overdue,
 }
 
-/// What [`rewrite_all`] did.
+/// Result of [`rewrite_all`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
     pub secrets: usize,
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// What the API server says to a write.
+    /// The API server's answer to a write.
     #[derive(Clone, Copy, PartialEq)]
     enum Answer {
         Written,

@@ -1,4 +1,4 @@
-//! What a program does before it is one: between fork(2) and execve(2).
+//! Steps of a child between fork(2) and execve(2).
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};

@@ -46,7 +46,7 @@ mod tests {
     fn no_pod_can_ask_for_one_of_the_ids() {
         let ids: BTreeSet<_> = User::ALL.map(User::id).into();
         assert_eq!(ids.len(), User::ALL.len());
-        // MaxInt32 of Kubernetes' validation; the largest number is no ID, chown(2).
+        // MaxInt32 of Kubernetes' validation; the largest number is not an ID, chown(2).
         assert!(ids.iter().all(|id| i32::try_from(*id).is_err() && *id != u32::MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! What has to be checked or explained: the automated items of the benchmark for control plane, etcd and node, and some
+//! The items to check or to explain: the automated items of the benchmark for control plane, etcd and node, and some
 //! that it leaves to people.
 
 #[rustfmt::skip]

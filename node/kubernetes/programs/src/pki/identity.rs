@@ -1,4 +1,4 @@
-//! Who asks the API server, and by which names.
+//! Identities of the API server's clients, and their names.
 
 use cluster::{PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 

@@ -11,7 +11,7 @@ use rcgen::KeyPair;
 use time::OffsetDateTime;
 use tracing::{info, warn};
 
-use crate::pki::certificate::{Authority, Pair, Stale, Validity, Wanted};
+use crate::pki::certificate::{Ca, Pair, Stale, Validity, Wanted};
 use crate::pki::identity::Identity;
 use crate::pki::kubeconfig;
 
@@ -24,7 +24,7 @@ pub(crate) const ENCRYPTION: &str = "encryption.json";
 pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
-/// Why the credentials could not be made.
+/// Why the credentials cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("cannot make {path}")]
@@ -48,19 +48,19 @@ pub enum PkiError {
     /// The clock is wrong, most likely: nothing is replaced because of that.
     #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
     Clock { now: OffsetDateTime },
-    /// Of a control plane: something happened to the authority since the first boot.
+    /// Of a control plane: something happened to the CA since the first boot.
     #[error(
         "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
-         node does not start without them, for no worker and no kubeconfig knows another authority"
+         node does not start without them, because all workers and kubeconfigs accept this CA only"
     )]
-    Authority {
+    Ca {
         pki: PathBuf,
         #[source]
         source: Stale,
     },
-    /// Of a worker: something happened to its copy of the authority's certificate while the node runs.
+    /// Of a worker: something happened to its copy of the CA's certificate while the node runs.
     #[error(
-        "cannot use {path}, the certificate of the cluster's authority; restart the node, which fetches it from the control \
+        "cannot use {path}, the certificate of the cluster's CA; restart the node, which fetches it from the control \
          plane"
     )]
     Trust {
@@ -82,14 +82,14 @@ pub enum PkiError {
     OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
-    /// What was signed by an authority that is no more.
+    /// A certificate that a replaced CA signed.
     #[error("cannot remove {path}, which the old certificate authority signed")]
     Remove {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot make the certificate {name}")]
+    #[error("cannot create the certificate {name}")]
     Certificate {
         name: &'static str,
         #[source]
@@ -101,8 +101,8 @@ pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
     pki.join(format!("{name}.{extension}"))
 }
 
-/// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
-/// by another authority, and it would not notice. Durable when this returns.
+/// Makes the kubelet start with the certificate of this node's CA: those that it requested itself, and prefers, were signed
+/// by another CA, and it would not notice. Durable when this returns.
 fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     let path = kubelet_pki.join("kubelet-client-current.pem");
     match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
@@ -150,18 +150,18 @@ impl Store {
         if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
     }
 
-    /// Makes the authority at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
-    /// gets a new certificate. One that was lost is not replaced: what is left of it may be made whole.
-    pub(crate) fn authority(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
+    /// Makes the CA at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
+    /// gets a new certificate. A lost one is not replaced, so that it can be restored.
+    pub(crate) fn ca(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
         let unmade = |source| PkiError::Certificate { name: "ca", source };
-        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Ca::open(&pair));
         let lost = match found {
-            Ok((authority, validity)) => {
+            Ok((ca, validity)) => {
                 return match validity.check(now, validity.shortly_before_its_end()) {
                     Ok(()) => Ok(()),
                     Err(Stale::NotYet) => Err(PkiError::Clock { now }),
                     Err(stale) => {
-                        self.write("ca.crt", &authority.renew(validity, now).map_err(unmade)?, PUBLIC)?;
+                        self.write("ca.crt", &ca.renew(validity, now).map_err(unmade)?, PUBLIC)?;
                         info!(reason = %stale, "certificate authority renewed, with its key");
                         Ok(())
                     }
@@ -169,15 +169,15 @@ impl Store {
             }
             Err(stale) => stale,
         };
-        // Made once the authority is on the disk: a first boot that was cut before has nothing to lose.
+        // Made once the CA is on the disk: a first boot that was cut before has nothing to lose.
         if self.dir.read(&name_of("sa.key"))?.is_some() {
-            return Err(PkiError::Authority { pki: pki.to_path_buf(), source: lost });
+            return Err(PkiError::Ca { pki: pki.to_path_buf(), source: lost });
         }
         if lost != Stale::Absent {
             warn!(reason = %lost, "certificate authority replaced, with every certificate");
         }
-        let (_, pair) = Authority::make(now).map_err(unmade)?;
-        // First: once the new authority is on the disk, the next boot finds nothing to do.
+        let (_, pair) = Ca::make(now).map_err(unmade)?;
+        // First: once the new CA is on the disk, the next boot finds nothing to do.
         forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
         info!(name = "ca", reason = %lost, "certificate made");
@@ -186,13 +186,13 @@ impl Store {
 
     pub(crate) fn issue(
         &self,
-        authority: &Authority,
+        ca: &Ca,
         wanted: &Wanted,
         stale: Stale,
         now: OffsetDateTime,
     ) -> Result<Validity, PkiError> {
         let name = wanted.name;
-        let pair = authority.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
+        let pair = ca.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
         self.write_pair(name, &pair)?;
         info!(name, reason = %stale, "certificate made");
         Ok(Validity::of_new_leaf(now))
@@ -225,7 +225,7 @@ impl Store {
         self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
     }
 
-    /// What is no text counts as absent: it is of no use.
+    /// Invalid UTF-8 counts as absent.
     pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }

@@ -114,7 +114,7 @@ impl Node {
         first(|| received(&ends[0]), || received(&ends[1]))
     }
 
-    /// Where a connection to the API server ends that is made to this address of the node. It carries an answer.
+    /// Where a connection to the API server ends to this address of the node. It carries an answer.
     fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
         let server = self.host.run(move || TcpListener::bind((address, API_PORT)).unwrap());
         let service = self.pods[0].run(|| TcpListener::bind((PODS[0], PORT)).unwrap());
@@ -174,5 +174,5 @@ fn a_service_cannot_claim_a_time_server() {
     node.load(CLUSTER_SERVICE);
     let by = (Ipv4Addr::new(10, 96, 0, 3), NTP);
     let sent = || assert_eq!(node::socket(&node.host, GATEWAY, 0).send_to(b"?", by).unwrap(), 1);
-    assert_eq!(node::hears((&node.pods[0], PODS[0]), sent), GATEWAY);
+    assert_eq!(node::receives((&node.pods[0], PODS[0]), sent), GATEWAY);
 }

@@ -93,7 +93,7 @@ impl Node {
         node
     }
 
-    /// Gives the pods their network, and ends that service. What it says if it fails.
+    /// Gives the pods their network, and ends that service. Returns its error.
     pub fn network(&self, range: &'static str) -> Result<(), String> {
         self.network_with(range, "/usr/bin".into())
     }
@@ -240,7 +240,7 @@ pub fn eventually(what: &str, mut look: impl FnMut() -> bool) {
 /// A packet from one to the other reaches it, sent to `by`, and its answer comes back from there. From where it seems to come.
 pub fn reaches_by(from: (&Namespace, Ipv4Addr), by: SocketAddr, to: (&Namespace, Ipv4Addr)) -> IpAddr {
     let (here, there) = (socket(from.0, from.1, 0), socket(to.0, to.1, PORT));
-    // Others' packets are not heard.
+    // Packets of others are dropped.
     here.connect(by).unwrap();
     here.send(b"ping").unwrap();
     let mut bytes = [0; 8];
@@ -256,9 +256,9 @@ pub fn reaches(from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) -> IpAd
     reaches_by(from, (to.1, PORT).into(), to)
 }
 
-/// What `send` sends arrives. From where it seems to come.
+/// The packet of `send` arrives. Returns its source address.
 #[track_caller]
-pub fn hears(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
+pub fn receives(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
     let there = socket(to.0, to.1, PORT);
     send();
     there.recv_from(&mut [0; 8]).unwrap().1.ip()

@@ -233,7 +233,7 @@ async fn a_certificate_that_is_made_again_is_served_soon(cluster: Arc<Cluster>) 
     let authority = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
     let authority = ca_digest(&authority).ok_or("no authority")?;
     let address = Ipv4Addr::new(127, 0, 0, 2);
-    let shake_hands = async || discovery::authority(address.into(), 6443, authority).await.map(drop);
+    let shake_hands = async || discovery::ca(address.into(), 6443, authority).await.map(drop);
     let before = shake_hands().await;
     assert!(matches!(before, Err(DiscoveryError::Server { .. })), "{before:?}");
 

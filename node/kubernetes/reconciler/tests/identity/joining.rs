@@ -248,7 +248,7 @@ impl Machine {
         config.paths.pki = disk.path().join("pki");
         let known = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
         let digest = ca_digest(&known).ok_or("no authority")?;
-        let shown = discovery::authority([127, 0, 0, 1].into(), 6443, digest).await?;
+        let shown = discovery::ca([127, 0, 0, 1].into(), 6443, digest).await?;
         assert_eq!(shown.trim(), known.trim(), "what the API server shows is the cluster's authority");
         let credentials = Arc::new(Credentials::joining(&config, "127.0.0.1:6443", &shown)?);
         Ok(Self { config, credentials, _disk: disk })
@@ -442,7 +442,7 @@ async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster: Arc<Cluste
     match machine.kubelet(first.clone()).ensure().await {
         Err(error @ IdentityError::Token { .. }) => {
             let text = error.to_string();
-            let remedy = "delete the Node of this node if there is one, then make a new token";
+            let remedy = "delete the Node of this node if there is one, then create a new token";
             assert!(text.contains(first.id()) && text.contains(remedy), "{text}");
         }
         other => panic!("{other:?}"),
