@@ -47,7 +47,6 @@ use crate::{join, log, timekeeping};
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
@@ -109,10 +108,6 @@ pub struct BootState {
 }
 
 /// Boots the node, and returns with all services stopped when its end was requested.
-///
-/// # Errors
-/// [`BootError`]: the node cannot start, and no service runs. A failed service does not end the boot: it
-/// is started again.
 pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
     set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;

@@ -18,7 +18,6 @@ use crate::member::{BaseServices, Member, StorageIdentity};
 /// For the requests that assign the node's pod range: the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A control plane, which runs pods too.
 pub(crate) struct ControlPlane {
     member: Arc<Member>,
     credentials: Arc<Credentials>,

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use config::Disk;
 use localstorage::{DataDisk, FindError, Programs, Seen, disks};
 
-/// Why there is no disk for the data.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// None, or none that is ours or empty. Nothing was written.
@@ -31,14 +30,12 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
 }
 
-/// Of virtio, else of SCSI and NVMe.
 fn serial(block: &Path) -> Option<String> {
     let files: [PathBuf; 2] = [block.join("serial"), block.join("device/serial")];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok())?;
     Some(text.trim().to_owned())
 }
 
-/// Of a partition table that has names.
 fn partition(block: &Path) -> Option<String> {
     let uevent = fs::read_to_string(block.join("uevent")).ok()?;
     uevent.lines().find_map(|line| line.strip_prefix("PARTNAME=")).map(str::to_owned)

@@ -9,7 +9,6 @@ use units::Bytes;
 
 use crate::mesh;
 
-/// A node with its keys in this directory.
 pub(crate) fn services(pki: &Path) -> Config {
     Config {
         node: "granary".to_owned(),

@@ -47,7 +47,6 @@ fn log_panics(stream: Stream) {
     }));
 }
 
-/// The last warnings and errors, for the status page.
 struct Warnings {
     recent: Recent,
     programs: Level,

@@ -93,7 +93,6 @@ fn wait_for_console(log: Option<&Stream>) {
     }
 }
 
-/// The error and its causes, a line each.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

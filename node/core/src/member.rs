@@ -38,11 +38,9 @@ pub(crate) struct Member {
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
     pub(crate) modules: Option<Arc<Modules>>,
-    /// From the guard, for the provisioner's events.
     pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
     pub(crate) facts: Facts,
-    /// The provisioner's, kept when it is started again.
     pub(crate) metrics: provisioner::Metrics,
     pub(crate) since: Timestamp,
     pub(crate) host: Host,
@@ -138,7 +136,6 @@ impl Member {
             .await
     }
 
-    /// Starts the services that need the storage identity.
     pub(crate) fn start_network_and_storage(self: &Arc<Self>, cx: &Context, identity: &StorageIdentity) {
         let (member, network) = (Arc::clone(self), identity.clone());
         cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone()));
@@ -150,7 +147,6 @@ impl Member {
         csinode::run(cx, client, self.node.as_str(), || self.plugin.register_again()).await
     }
 
-    /// Done when the Node object is Ready.
     pub(crate) async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let nodes: Api<Node> = Api::all(client);
         let ready = await_condition(nodes, self.node.as_str(), |node: Option<&Node>| {

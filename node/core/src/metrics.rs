@@ -17,7 +17,6 @@ use crate::system;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// One scrape at a time sets and reads them.
     gauges: Mutex<Gauges>,
 }
 
@@ -35,7 +34,6 @@ struct Gauges {
 }
 
 impl Metrics {
-    /// Adds them to those of the registry.
     pub fn register(registry: Registry) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         for collector in gauges.collectors() {

@@ -25,7 +25,6 @@ pub enum ModulesError {
     Load(#[source] LoadError),
 }
 
-/// Modules to load, all of which the image has.
 #[derive(Debug)]
 pub(crate) struct Modules {
     catalog: Catalog,

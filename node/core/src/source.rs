@@ -21,13 +21,11 @@ const ESP: &str = "ESP";
 const FILE: &str = "granary.json";
 /// Empty at this time; the file system that belongs here is mounted later.
 const PLACE: &str = "/ephemeral";
-/// A configuration has a few hundred bytes.
 const LARGEST: u64 = 64 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     FwCfg,
-    /// It is on this EFI system partition.
     Esp(PathBuf),
     Nowhere,
 }

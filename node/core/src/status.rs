@@ -35,7 +35,6 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Where the facts of a node come from.
 #[derive(Clone)]
 pub struct Facts {
     pub node: String,
@@ -46,11 +45,9 @@ pub struct Facts {
     pub keeper: Arc<clock::Keeper>,
     pub certificates: watch::Receiver<CertificateStatus>,
     pub mesh: Arc<Mesh>,
-    /// From the kubelet, once it has registered the node.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
 }
 
-/// The programs that run the pods of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
     pub version: String,
@@ -240,7 +237,6 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     }
 }
 
-/// An error and its causes, in a line.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

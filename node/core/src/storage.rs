@@ -77,7 +77,6 @@ impl Storage {
         }
     }
 
-    /// The programs' limits on the data disk.
     pub fn disk(&self) -> programs::Disk {
         let Self { budget, .. } = self;
         programs::Disk {
@@ -102,7 +101,6 @@ impl Storage {
         Arc::clone(&self.volumes)
     }
 
-    /// The CSI plugin's settings.
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
     }

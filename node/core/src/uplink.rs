@@ -11,7 +11,6 @@ use supervisor::Context;
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-/// The kernel's default for Ethernet.
 const ETHERNET_MTU: u32 = 1500;
 
 /// The network, and what it was when the services were started.
@@ -31,7 +30,6 @@ impl Uplink {
         Ok(Self { network, first, resolv, moved: Notify::new() })
     }
 
-    /// The largest packet that it takes, in bytes.
     pub fn mtu(&self) -> u32 {
         self.network.mtu().unwrap_or(ETHERNET_MTU)
     }

@@ -22,7 +22,6 @@ impl Worker {
         Self { member, join, status }
     }
 
-    /// The root of the services, in boot order.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let Self { member, join, status } = &*self;
         let BaseServices { modules, guard } = member.start_base(&cx, Some(join.server()));

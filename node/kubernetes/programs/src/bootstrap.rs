@@ -13,7 +13,6 @@ use time::format_description::well_known::Rfc3339;
 
 pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
 
-/// The type of the Secrets of tokens.
 pub const BOOTSTRAP_TYPE: &str = "bootstrap.kubernetes.io/token";
 
 /// The name of the Secret of the token with this ID.

@@ -57,7 +57,6 @@ impl Cgroup {
         }
     }
 
-    /// The list of its processes, to write to.
     pub(crate) fn processes(&self) -> Option<OwnedFd> {
         let path = self.0.join("cgroup.procs");
         let opened = File::options().write(true).open(&path).map(OwnedFd::from);

@@ -14,25 +14,18 @@ use crate::Confinement;
 pub struct Config {
     /// The node's name, also of its Node object: a DNS label.
     pub node: String,
-    /// The address by which others reach the node.
     pub address: Ipv4Addr,
     /// The API server: of a control plane [`address`](Self::address) with [`cluster::API_PORT`], of a worker another node's.
     pub api_server: SocketAddrV4,
     pub services: Ipv4Net,
     /// Addresses of all pods of the cluster; each node has a part of [`cluster::NODE_PREFIX`] bits.
     pub cluster_pods: Ipv4Net,
-    /// The way to pods of other nodes.
     pub mesh: Mesh,
     pub durability: Durability,
-    /// Enforced in namespaces without a label.
     pub pod_security: PodSecurity,
-    /// How the API server stores Secrets in etcd.
     pub secret_storage: SecretStorage,
-    /// The key that Secrets are encrypted with.
     pub secret_key: SecretKey,
-    /// Most processes and threads of one pod.
     pub pod_processes: PodProcesses,
-    /// The programs' limits on the data disk.
     pub disk: Disk,
     pub paths: Paths,
 }
@@ -52,13 +45,10 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     pub interface: &'static str,
-    /// The UDP port of its tunnels, on every node.
     pub port: u16,
-    /// The largest packet that it carries, in bytes.
     pub mtu: u32,
 }
 
-/// Whether etcd's writes survive a power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     #[default]
@@ -70,10 +60,8 @@ pub enum Durability {
 /// The data disk, and the limits that it sets to programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Size of the file system.
     pub size: Bytes,
     pub etcd: Bytes,
-    /// The limit of kubelet's directory of pods.
     pub pods: Bytes,
     /// The limit of the directory of the API server's audit log.
     pub audit: Bytes,
@@ -89,7 +77,6 @@ pub struct Paths {
     pub resolv_conf: PathBuf,
     /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
     pub cgroups: Option<PathBuf>,
-    /// Whether programs are confined to their rights.
     pub confinement: Confinement,
     /// Memory of the machine, which programs and pods share; with `None` there are no limits.
     pub memory: Option<Bytes>,
@@ -132,12 +119,10 @@ impl Paths {
         self.ephemeral.join("containerd/containerd.sock")
     }
 
-    /// The directory of the sockets of CSI plugins.
     pub fn csi_plugins(&self) -> PathBuf {
         self.kubelet.join("plugins")
     }
 
-    /// The directory in which kubelet looks for registration sockets.
     pub fn csi_registrations(&self) -> PathBuf {
         self.kubelet.join("plugins_registry")
     }
@@ -162,7 +147,6 @@ impl Paths {
         self.ephemeral.join("etc")
     }
 
-    /// kubelet insists on a directory of FlexVolume drivers.
     pub(crate) fn flex_volumes(&self) -> PathBuf {
         self.ephemeral.join("flexvolume")
     }

@@ -12,7 +12,6 @@ use crate::cgroup::Cgroup;
 use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Paths, cni, ready};
 
-/// Kubernetes' images are in this namespace of containerd.
 const NAMESPACE: &str = "k8s.io";
 
 /// The cgroup of containerd's shims, from the root of the hierarchy.

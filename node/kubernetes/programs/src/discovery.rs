@@ -50,7 +50,6 @@ pub enum DiscoveryError {
     },
 }
 
-/// The key of a certificate that a server showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     Nothing,

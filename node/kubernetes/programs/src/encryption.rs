@@ -12,7 +12,6 @@ use sha2::{Digest as _, Sha256};
 /// Bytes of a key of the provider `secretbox` (XSalsa20 and Poly1305).
 pub(crate) const SIZE: usize = 32;
 
-/// One key. etcd has its name beside each Secret.
 pub(crate) struct Key {
     number: SecretKey,
     bytes: [u8; SIZE],
@@ -100,7 +99,6 @@ impl Keys {
         }
     }
 
-    /// The EncryptionConfiguration, with the present form first.
     pub(crate) fn configuration(&self, storage: SecretStorage) -> String {
         let keys: Vec<_> = self.0.iter().map(|key| json!({"name": key.name(), "secret": key.base64()})).collect();
         let encrypted = json!({"secretbox": {"keys": keys}});

@@ -16,7 +16,6 @@ pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 /// Where other members would; there are none.
 const PEERS: &str = "https://127.0.0.1:2380";
 
-/// Health, version and metrics, for all processes on loopback.
 const HEALTH: u16 = 2381;
 
 /// Size of the log: segments of 64 MB, each allocated before it is used. Two that are kept, the one

@@ -32,10 +32,6 @@ pub(crate) struct Keyring {
 
 impl Keyring {
     /// Reads the keys. Changes nothing.
-    ///
-    /// # Errors
-    /// [`PkiError::SecretsKey`], [`PkiError::OtherSecretsKey`]: Secrets in etcd may be encrypted with a key that is not
-    /// there. A new one would make them unreadable.
     pub(crate) fn find(store: &Store, config: &Config) -> Result<Self, PkiError> {
         let path = || file(&config.paths.pki, "secrets", "key");
         let used = match Dir::open(&config.paths.etcd) {

@@ -17,7 +17,6 @@ pub(crate) enum Level {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) level: Level,
-    /// File and line of the program's source.
     pub(crate) caller: Option<Cow<'a, str>>,
     pub(crate) text: Cow<'a, str>,
 }

@@ -25,7 +25,6 @@ impl Lines {
         }
     }
 
-    /// Gives the line that has no end.
     pub(crate) fn end(&mut self, mut each: impl FnMut(&str)) {
         if !self.begun.is_empty() {
             self.flush(&mut each);

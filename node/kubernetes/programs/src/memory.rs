@@ -2,7 +2,6 @@
 
 use units::Bytes;
 
-/// How a program's limit grows with the machine.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     program: &'static str,

@@ -41,21 +41,14 @@ pub struct Credentials {
     pki: PathBuf,
     /// All that this node signs, except the CA. Empty on a node that has joined.
     wanted: Vec<Wanted>,
-    /// The API server's address for administrators.
     server: String,
     admin: Mutex<String>,
-    /// When those end that the node has asked for.
     requested: Expiries,
     secrets: Option<StoredSecrets>,
 }
 
 impl Credentials {
     /// Creates the keys and certificates that are missing, expire or do not fit the configuration. Waits for the disk.
-    ///
-    /// # Errors
-    /// [`PkiError`]: the disk, a clock that is behind the CA's certificate; a CA that was lost, or a disk
-    /// of a node that has joined another control plane, or without a key that Secrets in etcd need, on which nothing is
-    /// changed then.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
@@ -102,9 +95,6 @@ impl Credentials {
     /// Makes those certificates again whose time has come `now`, under a node that runs. The CA's is left alone,
     /// and an error in the log says when it is time to restart the node for it. A node that has joined makes none, and
     /// only reports the end of its CA. Waits for the disk.
-    ///
-    /// # Errors
-    /// [`PkiError`]: the disk, a clock that is behind the CA's certificate, or a CA that is gone.
     pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
         let store = Store::open(&self.pki)?;
         if self.wanted.is_empty() {
@@ -157,7 +147,6 @@ impl Credentials {
         self.requested.publish(expiry);
     }
 
-    /// The file of a kubeconfig for this machine.
     pub fn kubeconfig(&self, identity: Identity) -> PathBuf {
         file(&self.pki, identity.name(), "kubeconfig")
     }
@@ -168,7 +157,6 @@ impl Credentials {
         self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A client of the API server of this machine.
     pub async fn client(&self, identity: Identity) -> Result<kube::Client, ClientError> {
         self.client_as(identity, None).await
     }

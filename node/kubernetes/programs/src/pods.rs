@@ -56,9 +56,6 @@ pub enum PodsError {
 /// Waits for the own Node's range, and gives pods their network. Healthy when they have it; then follows the range until
 /// it is cancelled, and repairs every five minutes what others have changed. Stopped or started again, it leaves what
 /// is there. `client` may watch the own Node.
-///
-/// # Errors
-/// [`PodsError`]; an API server that is away, or a Node that is not there, is waited for and is none.
 pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), PodsError> {
     let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
     let mut nodes = pin!(watcher(Api::<Node>::all(client), own).default_backoff().applied_objects());
@@ -98,7 +95,6 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
     }
 }
 
-/// The Node's range, if it has one.
 fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     let Some(range) = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).filter(|range| !range.is_empty())
     else {

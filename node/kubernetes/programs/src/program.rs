@@ -30,7 +30,6 @@ use crate::rights::{Confinement, Rights};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::{Paths, memory, ownership, sys};
 
-/// Lines of output that an error shows.
 const TAIL: usize = 12;
 /// After SIGTERM. Less than the supervisor's own deadline, so that SIGKILL comes from here.
 const STOP_DEADLINE: Duration = Duration::from_secs(7);
@@ -125,9 +124,7 @@ pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
     pub name: &'static str,
     pub arguments: Vec<String>,
-    /// Directories to create, with their mode.
     pub directories: Vec<(PathBuf, u32)>,
-    /// Files that are written at each start.
     pub files: Vec<(PathBuf, String)>,
     /// Memory limit, if it is not the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
@@ -135,7 +132,6 @@ pub struct Program {
     pub rights: Option<Rights>,
 }
 
-/// Result of the preparation of a start.
 struct Prepared {
     cgroup: Option<Cgroup>,
     sandbox: Option<Sandbox>,
@@ -308,7 +304,6 @@ impl Program {
         Ok(Prepared { cgroup, sandbox })
     }
 
-    /// Gives the program's user what is its own, too.
     fn sandbox(&self, rights: &Rights, paths: &Paths) -> Result<Sandbox, ProgramError> {
         let (program, scratch) = (paths.programs.join(self.name), paths.scratch(self.name));
         ownership::ensure(rights, &scratch).map_err(|(path, source)| ProgramError::Prepare {
@@ -377,7 +372,6 @@ impl Process {
     }
 }
 
-/// Copies a pipe to the log, line by line.
 async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
     let (mut lines, mut redactor, mut buffer) = (Lines::default(), Redactor::default(), vec![0; 8 * 1024]);
     let mut each = |line: &str| {

@@ -32,7 +32,6 @@ pub enum Confinement {
 #[derive(Clone, Debug)]
 pub struct Rights {
     pub user: User,
-    /// Also those of the programs that it starts.
     pub capabilities: &'static [Capability],
     /// Files that the user owns and the program reads. They may be replaced while it runs: it may read all files in their
     /// directories whose mode allows it.
@@ -74,7 +73,6 @@ const SYSTEM: [&str; 4] = ["/proc", "/sys", "/etc", "/dev/urandom"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
-    /// Read, and start or load as a library.
     Start,
     Device,
     /// All but start programs, and make devices, sockets and links.

@@ -88,7 +88,6 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// The kernel rejects rights of directories for a file.
 fn of_files() -> BitFlags<AccessFs> {
     make_bitflags!(AccessFs::{Execute | ReadFile | WriteFile | Truncate | IoctlDev})
 }

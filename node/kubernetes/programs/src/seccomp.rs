@@ -14,7 +14,6 @@ const X32: u32 = 0x4000_0000;
 /// Offsets in `struct seccomp_data`, include/uapi/linux/seccomp.h.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-/// The lower half of the first argument.
 const FIRST_ARGUMENT: u32 = 16;
 
 /// The flags of clone(2) that create namespaces.
@@ -131,12 +130,10 @@ const fn answer(value: u32) -> sock_filter {
     statement(libc::BPF_RET | libc::BPF_K, value)
 }
 
-/// The next instruction applies to other values.
 const fn skip_if_equal(value: u32) -> sock_filter {
     jump(libc::BPF_JEQ, value, 1, 0)
 }
 
-/// The next instruction applies to this value.
 const fn unless_equal(value: u32) -> sock_filter {
     jump(libc::BPF_JEQ, value, 0, 1)
 }

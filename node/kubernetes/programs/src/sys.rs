@@ -33,7 +33,6 @@ pub(crate) fn confine(command: &mut Command, sandbox: Sandbox) {
     unsafe { command.pre_exec(move || enter(&sandbox)) };
 }
 
-/// Whether the kernel has filters that return errors.
 pub(crate) fn has_seccomp() -> io::Result<()> {
     let action = libc::SECCOMP_RET_ERRNO;
     // SAFETY: seccomp(2) reads one u32 through the pointer, which is valid during the call, and keeps nothing.

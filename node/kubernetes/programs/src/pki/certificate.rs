@@ -15,7 +15,6 @@ use x509_parser::pem::{Pem, parse_x509_pem};
 const CA_NAME: &str = "granary";
 const CA_LIFE: Duration = Duration::days(10 * 365);
 const LEAF_LIFE: Duration = Duration::days(365);
-/// A certificate with less left is renewed.
 const RENEWAL: Duration = Duration::days(30);
 /// Clocks of machines that start for the first time differ.
 const SKEW: Duration = Duration::days(1);
@@ -34,12 +33,10 @@ pub(crate) struct Wanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Client,
-    /// A client that etcd lets in, too.
     EtcdClient,
     Server(BTreeSet<ServerName>),
 }
 
-/// A name by which clients may call a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerName {
     Dns(String),
@@ -52,7 +49,6 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// Why a certificate is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
     #[error("it was not there")]
@@ -76,7 +72,6 @@ pub enum Stale {
     NotYet,
 }
 
-/// From when to when a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     from: OffsetDateTime,
@@ -181,7 +176,6 @@ impl Ca {
         &self.certificate
     }
 
-    /// A new certificate, with a new key.
     pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
         let key = KeyPair::generate()?;
         let validity = Validity::of_new_leaf(now);
@@ -298,7 +292,6 @@ fn pem_of(text: &str) -> Result<Pem, Stale> {
     parse_x509_pem(text.as_bytes()).map(|(_, pem)| pem).map_err(|_| Stale::Unreadable)
 }
 
-/// The private key, if it is the certificate's.
 fn key_of(pair: &Pair, certificate: &X509Certificate<'_>) -> Result<KeyPair, Stale> {
     let key = KeyPair::from_pem(&pair.key).map_err(|_| Stale::Unreadable)?;
     if key.subject_public_key_info() == certificate.public_key().raw { Ok(key) } else { Err(Stale::OtherKey) }

@@ -9,12 +9,10 @@ pub struct Expiry {
     pub at: OffsetDateTime,
 }
 
-/// Those of requested certificates, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Expiries(watch::Sender<Vec<Expiry>>);
 
 impl Expiries {
-    /// Of the certificate that is on the disk now.
     pub(crate) fn publish(&self, expiry: Expiry) {
         self.0.send_if_modified(|known| match known.binary_search_by_key(&expiry.name, |known| known.name) {
             Ok(index) if known[index] == expiry => false,

@@ -15,7 +15,6 @@ pub(crate) fn with_files(server: &str, ca: &Path, certificate: &Path, key: &Path
     )
 }
 
-/// A kubeconfig that holds everything, to be carried away.
 pub(crate) fn with_contents(server: &str, ca: &str, pair: &Pair) -> String {
     let base64 = |text: &str| ByteString(text.as_bytes().to_vec());
     config(

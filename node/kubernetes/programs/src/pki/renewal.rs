@@ -8,10 +8,8 @@ use crate::pki::certificate::{Stale, Validity};
 use crate::pki::expiry::Expiry;
 use crate::pki::requested::Lasting;
 
-/// The renewals that are due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Renewed now, with the reason.
     pub(crate) due: BTreeMap<&'static str, Stale>,
     /// When the first of the others is due. Nothing without others.
     pub(crate) next: Option<OffsetDateTime>,

@@ -30,7 +30,6 @@ use crate::pki::{ClientError, Credentials};
 /// How long the cluster may take for an answer: at a first boot its controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The clock may be set during a sleep.
 const LOOK: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, thiserror::Error)]
@@ -98,20 +97,17 @@ pub struct Requested {
     wanted: Wanted,
     signer: &'static str,
     credentials: Arc<Credentials>,
-    /// In whose name it is asked for.
     asker: Asker,
     /// Kept over failures, so that a node which tries again does not ask again.
     asked: Mutex<Option<Asked>>,
 }
 
-/// In whose name a certificate is asked for.
 enum Asker {
     Kubelet,
     /// With a token while there is none of kubelet's own that counts.
     Token(Option<Token>),
 }
 
-/// The credential that authenticates the request.
 #[derive(Debug)]
 enum Shown<'a> {
     Token(&'a Token),
@@ -372,7 +368,6 @@ async fn answer(
     }
 }
 
-/// The API server's answer to a watch.
 const fn cause(error: &wait::Error) -> Option<&kube::Error> {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
     match error {

@@ -18,7 +18,6 @@ use crate::pki::kubeconfig;
 /// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
 pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
 
-/// The API server's EncryptionConfiguration, which has the key inside.
 pub(crate) const ENCRYPTION: &str = "encryption.json";
 
 pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
@@ -82,7 +81,6 @@ pub enum PkiError {
     OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
-    /// A certificate that a replaced CA signed.
     #[error("cannot remove {path}, which the old certificate authority signed")]
     Remove {
         path: PathBuf,

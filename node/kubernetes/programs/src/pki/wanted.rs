@@ -33,13 +33,11 @@ fn kubelets_client() -> Wanted {
     Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
 }
 
-/// For both of its ports, which are on loopback.
 fn etcd() -> Wanted {
     let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
     Wanted { name: "etcd", common_name: "etcd".into(), organization: None, purpose: Purpose::Server(names.into()) }
 }
 
-/// The API server's own as etcd's client.
 fn etcds_client() -> Wanted {
     Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
 }
