@@ -156,6 +156,13 @@ impl Paths {
     }
 }
 
+/// With keys and database below this directory.
+#[cfg(test)]
+pub(crate) fn example_in(directory: &std::path::Path) -> Config {
+    let paths = Paths { pki: directory.join("pki"), etcd: directory.join("etcd"), ..Paths::default() };
+    Config { paths, ..example() }
+}
+
 #[cfg(test)]
 pub(crate) fn example() -> Config {
     use cluster::{API_PORT, MESH_PORT};

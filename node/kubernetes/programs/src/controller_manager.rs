@@ -74,13 +74,10 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
 
     fn values(flag: &str) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
+        let config = crate::config::example_in(scratch.path());
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
         arguments.iter().filter_map(|argument| argument.strip_prefix(flag).map(str::to_owned)).collect()

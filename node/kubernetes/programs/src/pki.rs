@@ -246,7 +246,6 @@ mod tests {
     use time::Duration;
 
     use super::*;
-    use crate::config::example;
     use crate::pki::certificate::Pair;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
@@ -264,9 +263,7 @@ mod tests {
     impl Disk {
         fn new() -> Self {
             let scratch = tempfile::tempdir().unwrap();
-            let mut config = example();
-            config.paths.pki = scratch.path().join("pki");
-            config.paths.etcd = scratch.path().join("etcd");
+            let config = crate::config::example_in(scratch.path());
             Self { config, scratch }
         }
 

@@ -268,9 +268,7 @@ mod tests {
     #[tokio::test]
     async fn without_the_note_all_secrets_are_written_and_with_it_none() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = crate::config::example();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
+        let config = crate::config::example_in(scratch.path());
         let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let stored = credentials.secrets().unwrap();
         // As etcd does.

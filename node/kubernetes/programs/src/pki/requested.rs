@@ -422,9 +422,7 @@ mod tests {
     impl Node {
         fn new() -> Self {
             let scratch = tempfile::tempdir().unwrap();
-            let mut config = example();
-            config.paths.pki = scratch.path().join("pki");
-            config.paths.etcd = scratch.path().join("etcd");
+            let config = crate::config::example_in(scratch.path());
             let (ca, pair) = Ca::make(OffsetDateTime::now_utc()).unwrap();
             let credentials = Credentials::joining(&config, "192.0.2.1:6443", &pair.certificate).unwrap();
             let (credentials, store) = (Arc::new(credentials), Store::open(&config.paths.pki).unwrap());
