@@ -83,7 +83,7 @@ kernel_archive = rule(
 def _kernel_modules_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
 
-    # modprobe knows soft dependencies too (crc32c for xfs); it prints files in the order of loading.
+    # modprobe resolves soft dependencies too (crc32c for xfs); it prints files in the order of loading.
     # A module of the kernel itself is printed as `builtin` and needs no file.
     _run(ctx, [ctx.file.kernel], [out], [
         "version=$(ls \"$work/lib/modules\")",
@@ -163,7 +163,7 @@ The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a
     },
 )
 
-# Only /usr/share, as nobody's: base-files has directories of groups that a sandbox lacks.
+# Only /usr/share, with no owner: base-files has directories of groups that a sandbox lacks.
 _UNPACK_SHARE = """\
 set -eu
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT

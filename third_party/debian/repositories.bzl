@@ -61,7 +61,7 @@ def _debian_packages_impl(ctx):
             if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
                 continue
 
-            # Once more by apt, only to tell what is there: Bazel takes nothing from plain HTTP without a
+            # Once more by apt, only to list the files: Bazel takes nothing from plain HTTP without a
             # digest, and its message names neither package nor remedy.
             again = "again.deb"
             ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])

@@ -26,7 +26,7 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::certificates::{Certificates, Kept};
+use crate::certificates::{CertificateStatus, Certificates};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
 use crate::guard::PodGuard;
@@ -47,123 +47,86 @@ use crate::{join, log, timekeeping};
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// How long the services may take to stop.
 const STOP: Duration = Duration::from_secs(60);
 
-/// Why the node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// `/proc` is not there.
     #[error("cannot read the kernel's command line")]
     ReadCommandLine(#[source] io::Error),
-    /// Not PID 1.
     #[error("cannot take over Ctrl-Alt-Del; this program is for PID 1")]
     CtrlAltDel(#[source] Errno),
-    /// It says something that we cannot use.
     #[error("cannot use the kernel's command line")]
     CommandLine(#[from] CommandLineError),
-    /// The configuration cannot be read, or has mistakes.
     #[error("the node is not configured")]
     Config(#[from] SourceError),
-    /// The log.
     #[error("cannot begin the log")]
     Log(#[from] nodelog::StartError),
-    /// A module that every node needs.
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
-    /// Modules of the configuration.
     #[error("cannot use the configuration's list of kernel modules")]
     KernelModules(#[from] ModulesError),
-    /// The port to the machine.
     #[error("cannot open the port to the machine that runs this node")]
     Host(#[source] io::Error),
-    /// Mounts and settings.
     #[error("cannot prepare the system")]
     System(#[from] SystemError),
-    /// The data disk, or what is on it.
     #[error("cannot use the data disk")]
     Storage(#[from] StorageError),
-    /// No runtime for the services.
     #[error("cannot start the runtime of the services")]
     Runtime(#[source] io::Error),
-    /// The network.
     #[error("cannot configure the network")]
     Network(#[from] NetworkError),
-    /// The file for resolvers.
     #[error("cannot write the name servers to resolv.conf")]
     NameServers(#[source] io::Error),
-    /// The node's own address is one of the cluster's.
     #[error(
         "the node's address {address} is inside {network}, which is the cluster's: choose other networks in the \
          configuration, {role}.podNetwork and {role}.serviceNetwork"
     )]
-    Overlap {
-        /// What DHCP gave.
-        address: Ipv4Addr,
-        /// The pods' network, or that of Services.
-        network: Ipv4Net,
-        /// The field of the configuration that has them.
-        role: &'static str,
-    },
-    /// Those of the cluster are others.
+    Overlap { address: Ipv4Addr, network: Ipv4Net, role: &'static str },
     #[error("cannot run the cluster in its networks")]
     Networks(#[from] programs::networks::NetworksError),
-    /// The disk belongs to another cluster.
     #[error("cannot be a worker of this cluster")]
     Join(#[from] join::OtherCluster),
-    /// Keys and certificates.
     #[error("cannot prepare keys and certificates")]
     Pki(#[from] programs::PkiError),
-    /// The thread that prepares them.
     #[error("preparing keys and certificates ended early")]
     Panicked(#[from] tokio::task::JoinError),
-    /// Two metrics of one name.
     #[error("cannot register metrics")]
     Metrics(#[source] prometheus::Error),
-    /// Signals.
     #[error("cannot wait for the end")]
     Power(#[source] io::Error),
 }
 
 /// How far a boot is, for the case that it fails.
 #[derive(Debug, Default)]
-pub struct Begun {
-    /// Who is told.
+pub struct BootState {
     pub host: Host,
-    /// What tells them, if it runs.
     pub writer: Option<Writer>,
-    /// The log, if it is begun.
     pub log: Option<Stream>,
-    /// What to do then.
     pub on_failure: End,
     /// The restrictions of the pods, if they are loaded: pods run until the node ends all processes.
     pub guard: Option<Arc<PodGuard>>,
 }
 
-/// Boots the node and returns when somebody has asked for its end, with all services stopped.
-///
-/// # Errors
-/// [`BootError`]: the node cannot start, and no service of it runs. What runs as a service does not come here: it
-/// is started again.
-pub fn run(begun: &mut Begun) -> Result<End, BootError> {
+/// Boots the node, and returns with all services stopped when its end was requested.
+pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
     set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
     let command_line = CommandLine::parse(&line);
-    // What is wrong with it is told when the host can hear it.
+    // Reported below, when the channel to the host is open.
     let (stream, recent) = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
-    begun.log = Some(stream.clone());
+    boot.log = Some(stream.clone());
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
-    let (opened, its_writer) = Host::open().map_err(BootError::Host)?;
-    begun.host = opened;
-    begun.writer = Some(its_writer);
-    let host = begun.host.clone();
+    let (opened, writer) = Host::open().map_err(BootError::Host)?;
+    boot.host = opened;
+    boot.writer = Some(writer);
+    let host = boot.host.clone();
     host.stage("init", StageState::Ready);
-    info!(version = env!("CARGO_PKG_VERSION"), ?absent, "granary starts");
+    info!(version = env!("CARGO_PKG_VERSION"), ?absent, "starting granary");
 
-    begun.on_failure = command_line?.on_failure.into();
+    boot.on_failure = command_line?.on_failure.into();
     let (source, config) = source::read()?;
-    begun.on_failure = config.on_failure.into();
+    boot.on_failure = config.on_failure.into();
     info!(%source, node = %config.node, "configured");
     let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules)?;
     system::prepare(&config.node)?;
@@ -180,20 +143,19 @@ pub fn run(begun: &mut Begun) -> Result<End, BootError> {
     }
     stream.keep(directory, bounds);
     if let Err(error) = stream.follow_kernel() {
-        warn!(%error, "what the kernel says is not in the log, only on the console");
+        warn!(%error, "kernel messages are not in the log, only on the console");
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
     let (notices, queue) = provisioner::notices();
     let guard = Arc::new(PodGuard::new(CGROUPS, storage.data(), notices));
-    begun.guard = Some(Arc::clone(&guard));
+    boot.guard = Some(Arc::clone(&guard));
     let end = runtime.block_on(serve(&config, storage, (guard, queue), modules, &host, Logs { stream, recent }));
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
 }
 
-/// The log, and its last warnings.
 struct Logs {
     stream: Stream,
     recent: Recent,
@@ -246,7 +208,7 @@ async fn serve(
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
     if services.paths.memory.is_none() {
-        warn!("the kernel does not tell how much memory there is: the node's programs have no limits");
+        warn!("cannot read the size of the memory, starting programs without memory limits");
     }
     let keeper = timekeeping::start(&time_servers).await;
     let certificates = watch::Sender::default();
@@ -290,17 +252,17 @@ async fn serve(
 
     let observer = {
         let host = host.clone();
-        move |change: &Change<'_>| tell(&host, change)
+        move |change: &Change<'_>| announce_stage(&host, change)
     };
     let tree = Supervisor::observed("granary", Settings::default(), observer, role.run(member));
     let end = tokio::select! {
         end = requests.next() => end,
         () = uplink.moved() => End::Restart,
     };
-    info!(?end, "the node is asked to end");
+    info!(?end, "shutting down");
     host.stage("shutdown", StageState::Started);
     if let Err(overdue) = tree.stop(STOP).await {
-        warn!(error = %overdue, "services were left behind");
+        warn!(error = %overdue, "services did not stop in time");
     }
     // Before the loop devices are detached: one that any process has open would keep the data disk mounted.
     plugin.close();
@@ -310,14 +272,18 @@ async fn serve(
 /// The root of the services, one attempt of it for each call.
 type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
 
-/// What the node's role has found on its disk.
+/// The node's role, after it has checked its disk.
 enum Prepared {
     ControlPlane(Arc<Credentials>, Arc<Certificates>),
-    Worker(Box<config::Worker>, watch::Sender<Kept>),
+    Worker(Box<config::Worker>, watch::Sender<CertificateStatus>),
 }
 
 impl Prepared {
-    async fn of(role: &Role, services: &programs::Config, kept: watch::Sender<Kept>) -> Result<Self, BootError> {
+    async fn of(
+        role: &Role,
+        services: &programs::Config,
+        kept: watch::Sender<CertificateStatus>,
+    ) -> Result<Self, BootError> {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {
@@ -334,7 +300,6 @@ impl Prepared {
         tokio::task::spawn_blocking(prepare).await?
     }
 
-    /// The root of the services.
     fn run(self, member: Arc<Member>) -> Root {
         match self {
             Self::ControlPlane(credentials, certificates) => {
@@ -349,9 +314,9 @@ impl Prepared {
     }
 }
 
-/// The observer of the service tree, which writes the log itself: the machine hears of the services that
+/// The observer of the service tree. Only the direct children of the root are announced to the host: the services that
 /// its role starts, not of their parts.
-fn tell(host: &Host, change: &Change<'_>) {
+fn announce_stage(host: &Host, change: &Change<'_>) {
     if change.path.split('.').count() != 2 {
         return;
     }

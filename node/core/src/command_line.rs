@@ -1,4 +1,4 @@
-//! What the kernel's command line says to the node: only what is needed before its configuration is read.
+//! The node's parameters on the kernel's command line: those that are needed before the configuration is read.
 
 use config::FailureAction;
 use tracing::Level;
@@ -8,18 +8,13 @@ use tracing::Level;
 pub enum CommandLineError {
     /// A word of ours that this release does not know.
     #[error(
-        "the kernel's command line has {word}, which this release does not know; there are {}; everything else is told \
-         by the configuration",
+        "the kernel's command line has {word}, which is unknown to this release; known are {}; all other settings are \
+         in the configuration",
         WORDS.join(", ")
     )]
-    Unknown {
-        /// The word.
-        word: String,
-    },
-    /// No level of the log.
+    Unknown { word: String },
     #[error("the kernel's command line has {LOG}={0}: error, warn, info, debug or trace is wanted")]
     Level(String),
-    /// No action.
     #[error("the kernel's command line has {FAILURE}={0}: poweroff or reboot is wanted")]
     Failure(String),
 }
@@ -32,17 +27,14 @@ const WORDS: [&str; 3] = [LOG, FAILURE, "granary.system"];
 /// The words of the kernel's command line that are for the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandLine {
-    /// From which level on the node's programs are heard on the console, `error` if nothing is said.
+    /// Lowest level of the programs' messages on the console; `error` by default.
     pub log: Level,
-    /// What to do when the node cannot start, for the time before its configuration is read.
+    /// Action if the node cannot start, until the configuration is read.
     pub on_failure: FailureAction,
 }
 
 impl CommandLine {
     /// Reads it; words that do not start with `granary.` are the kernel's. Of two the last counts.
-    ///
-    /// # Errors
-    /// The first word that is unknown or has a bad value.
     pub fn parse(line: &str) -> Result<Self, CommandLineError> {
         for word in line.split_whitespace().filter(|word| word.starts_with("granary.")) {
             let word = word.split_once('=').map_or(word, |(key, _)| key);

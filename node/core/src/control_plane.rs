@@ -1,99 +1,97 @@
 //! The services of a node that is the control plane of its cluster.
 
+use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::announcement::Announcement;
 use kube::Client;
-use programs::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler, secrets};
+use programs::{Credentials, Identity, apiserver, controller_manager, etcd, first_range, scheduler, secrets};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
-use tracing::info;
+use tokio::time::timeout;
+use tracing::{info, warn};
 
-use crate::certificates::{Certificates, Kept};
-use crate::member::{Ground, Member, Own, Server};
+use crate::certificates::{CertificateStatus, Certificates};
+use crate::member::{BaseServices, Member, StorageIdentity};
 
-/// A control plane, which runs pods too.
+/// For the requests that assign the node's pod range: the boot waits for them.
+const RANGE_LIMIT: Duration = Duration::from_secs(30);
+
 pub(crate) struct ControlPlane {
     member: Arc<Member>,
     credentials: Arc<Credentials>,
     certificates: Arc<Certificates>,
-    own: Own,
 }
 
 impl ControlPlane {
     pub(crate) fn new(member: Arc<Member>, credentials: Arc<Credentials>, certificates: Arc<Certificates>) -> Self {
-        let own = Own::new(&member, &credentials, Server::Here);
-        Self { member, credentials, certificates, own }
+        Self { member, credentials, certificates }
     }
 
-    /// The root of the services, in boot order.
+    /// The root of the services, in boot order. A node is Ready without kube-controller-manager, which starts slowly: its
+    /// pod range and its storage identity do not wait for it.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let Self { member, credentials, .. } = &*self;
         let (certificates, clock) = (Arc::clone(&self.certificates), member.keeper.state());
         cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let Ground { modules, guard } = member.begin(&cx, None);
+        let BaseServices { modules, guard } = member.start_base(&cx, None);
         let etcd = cx.start("etcd", etcd::service(&member.services));
         etcd.healthy().await?;
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));
 
         // While the API server starts.
-        let runtime = member.runtime(&cx, guard).await?;
+        let runtime = member.start_runtime(&cx, guard).await?;
 
         apiserver.healthy().await?;
-        let renewals = self.certificates.kept();
-        let seen = renewals.borrow().administrators;
+        let renewals = self.certificates.status();
+        let seen = renewals.borrow().client_renewals;
         self.announce_credentials();
+        let admin = credentials.client(Identity::Admin).await?;
+        // First, because the storage identity gets its permissions from the reconciler's objects.
+        let reconciler = start_reconciler(&cx, &admin);
+        member.start_pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
+        assign_range(&admin, &member.services).await;
         cx.start("kube-controller-manager", controller_manager::service(&member.services, credentials));
         cx.start("kube-scheduler", scheduler::service(&member.services, credentials));
-        let admin = credentials.client(Identity::Admin).await?;
         let approver = start_approver(&cx, &admin, &member.services);
         let tokens = start_tokens(&cx, &admin);
-        let own = self.own.clone();
-        let identity = cx.start("storage-identity", move |cx| own.clone().identify(cx));
-        member.pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
-
-        // What the provisioner's identity may do is one of the reconciler's objects.
-        let reconciler = start_reconciler(&cx, &admin);
-        reconciler.healthy().await?;
-        let release = start_release(&cx, &admin);
         if let Some(stored) = credentials.secrets().cloned() {
             let client = admin.clone();
             cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone(), stored.clone()));
         }
-        let its = Arc::clone(member);
-        cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, admin.clone()));
+        let (node, client) = (Arc::clone(member), admin.clone());
+        cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
 
-        identity.healthy().await?;
-        member.network_and_storage(&cx, &self.own);
+        reconciler.healthy().await?;
+        let release = start_release(&cx, &admin);
+        let identity = StorageIdentity::signed(credentials, renewals.clone());
+        member.start_network_and_storage(&cx, &identity);
         cx.healthy();
         self.administer(&cx, renewals, seen, [approver, tokens, reconciler, release]).await
     }
 
-    /// Starts the services that work with the administrator's client anew with each of its certificates but the one that
-    /// they were started with.
+    /// Starts the services with the administrator's client again whenever its certificate was renewed.
     async fn administer(
         &self,
         cx: &Context,
-        mut renewals: watch::Receiver<Kept>,
+        mut renewals: watch::Receiver<CertificateStatus>,
         mut seen: u32,
         mut services: [Handle; 4],
     ) -> Result<(), BoxError> {
         loop {
-            let another =
-                async { renewals.wait_for(|kept| kept.administrators != seen).await.map(|kept| kept.administrators) };
             seen = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                another = another => another?,
+                status = renewals.wait_for(|status| status.client_renewals != seen) => status?.client_renewals,
             };
-            info!("the administrator's certificate is another one: what uses it starts anew");
+            info!("administrator's certificate renewed, starting the services that use it again");
             for service in services.iter().rev() {
                 service.stop().await;
             }
             self.announce_credentials();
             let admin = self.credentials.client(Identity::Admin).await?;
-            let config = &self.member.services;
             services = [
-                start_approver(cx, &admin, config),
+                start_approver(cx, &admin, &self.member.services),
                 start_tokens(cx, &admin),
                 start_reconciler(cx, &admin),
                 start_release(cx, &admin),
@@ -102,8 +100,20 @@ impl ControlPlane {
     }
 
     fn announce_credentials(&self) {
-        self.member.host.tell(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
+        self.member.host.announce(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
     }
+}
+
+/// Before kube-controller-manager starts. Without a range the Node waits for the one that kube-controller-manager assigns.
+async fn assign_range(admin: &Client, services: &programs::Config) {
+    let error: BoxError = match timeout(RANGE_LIMIT, first_range::assign(admin, services)).await {
+        Ok(Ok(None)) => return,
+        Ok(Ok(Some(range))) => return info!(%range, "range of pod addresses assigned to this node"),
+        Ok(Err(error)) => error.into(),
+        Err(late) => late.into(),
+    };
+    let error: &dyn Error = &*error;
+    warn!(error, "cannot assign a range of pod addresses to this node, waiting for kube-controller-manager");
 }
 
 fn start_approver(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {

@@ -6,28 +6,15 @@ use std::path::{Path, PathBuf};
 use config::Disk;
 use localstorage::{DataDisk, FindError, Programs, Seen, disks};
 
-/// Why there is no disk for the data.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// None, or none that is ours or empty. Nothing was written.
     #[error("the node has no data disk that it can use")]
     Find(#[from] FindError),
-    /// The configuration names a disk that is not there.
     #[error("no disk has {what} {name:?}, which the configuration names; there are {}", .seen.join(", "))]
-    Absent {
-        /// What it is named by.
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// The disks that there are.
-        seen: Vec<String>,
-    },
+    Absent { what: &'static str, name: String, seen: Vec<String> },
 }
 
-/// Finds it. Writes nothing.
-///
-/// # Errors
-/// [`DiskError`].
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let blocks = Path::new("/sys/class/block");
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {
@@ -43,14 +30,12 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
 }
 
-/// Of virtio, else of SCSI and NVMe.
 fn serial(block: &Path) -> Option<String> {
     let files: [PathBuf; 2] = [block.join("serial"), block.join("device/serial")];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok())?;
     Some(text.trim().to_owned())
 }
 
-/// Of a partition table that has names.
 fn partition(block: &Path) -> Option<String> {
     let uevent = fs::read_to_string(block.join("uevent")).ok()?;
     uevent.lines().find_map(|line| line.strip_prefix("PARTNAME=")).map(str::to_owned)

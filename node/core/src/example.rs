@@ -1,4 +1,4 @@
-//! What the tests of this crate tell the services.
+//! The services' configuration in the tests of this crate.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
@@ -9,7 +9,6 @@ use units::Bytes;
 
 use crate::mesh;
 
-/// A node with its keys in this directory.
 pub(crate) fn services(pki: &Path) -> Config {
     Config {
         node: "granary".to_owned(),

@@ -42,43 +42,30 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Pods are not restricted, so none may run.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// A cgroup cannot be created or opened.
     #[error("cannot create the cgroup {path}")]
     CreateCgroup {
-        /// Its directory.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The cgroup cannot be identified.
     #[error("cannot use the cgroup of the pods")]
     Cgroup(#[from] lsm::CgroupError),
-    /// The kernel's types cannot be read.
     #[error("cannot read the kernel's BTF")]
     Btf(#[from] lsm::BtfError),
-    /// The programs cannot be loaded.
     #[error("cannot restrict pods")]
     Load(#[from] lsm::Error),
-    /// The self-test's directory on the data disk.
     #[error("cannot create the self-test's directory {path}")]
     Directory {
-        /// Where.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The self-test's process cannot be started.
     #[error("cannot start the self-test of the pods' restrictions")]
     Start(#[source] io::Error),
-    /// It ended without a result.
     #[error("the self-test of the pods' restrictions failed: {0}")]
     Failed(String),
-    /// It found a call that is not denied.
     #[error("the kernel does not deny pods the calls that remove the limits of volumes: {0}")]
     NotDenied(String),
-    /// The thread that loads the programs panicked.
     #[error("loading the restrictions of the pods ended early")]
     Panicked(#[from] JoinError),
 }
@@ -88,12 +75,9 @@ pub enum GuardError {
 #[error("kubelet does not run because pods are not restricted: {0}")]
 pub struct NotRestricted(Arc<str>);
 
-/// Keeps the pods of this node restricted.
 #[derive(Debug)]
 pub struct PodGuard {
-    /// The root of the cgroup hierarchy.
     cgroups: PathBuf,
-    /// Where the data disk is mounted.
     data: PathBuf,
     restrictions: Arc<Restrictions>,
 }
@@ -105,15 +89,12 @@ impl PodGuard {
         Self { cgroups: cgroups.into(), data: data.into(), restrictions }
     }
 
-    /// What is in force. It outlives a restart of the service.
+    /// The restrictions in force. They outlive a restart of the service.
     pub fn restrictions(&self) -> Arc<Restrictions> {
         Arc::clone(&self.restrictions)
     }
 
     /// The service. Healthy when pods are restricted and the self-test has verified it.
-    ///
-    /// # Errors
-    /// [`GuardError`]; [`PodGuard::while_restricted`] then stops its service.
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), GuardError> {
         let ended = self.keep(&cx).await;
         if let Err(error) = &ended {
@@ -322,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_not_called_restricted_where_there_are_no_cgroups() {
+    fn without_cgroups_pods_are_not_restricted() {
         let (scratch, guard) = guard();
         assert!(matches!(guard.ensure(), Err(GuardError::CreateCgroup { .. })));
-        // An ordinary directory is no cgroup.
+        // An ordinary directory is not a cgroup.
         fs::create_dir(scratch.path().join("cgroups")).unwrap();
         assert!(matches!(guard.ensure(), Err(GuardError::Cgroup(_))));
         assert_eq!(*guard.restrictions.enforcement().borrow(), Enforcement::Unknown);

@@ -1,4 +1,4 @@
-//! The virtio-serial port to the machine that runs this node, if it gave one.
+//! The virtio-serial port to the host of this virtual machine.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,30 +10,25 @@ use std::time::Duration;
 use cluster::announcement::{self, Announcement, StageState};
 use nix::time::{ClockId, clock_gettime};
 
-/// Tells the machine what happens. Without a port it tells nobody.
+/// Announces stages and errors to the host. Without a port it does nothing.
 ///
-/// A machine that does not read stops only the thread that writes; what does not fit into the queue any more
-/// is dropped.
+/// If the host does not read, only the writing thread waits; announcements that do not fit into the queue are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     lines: Option<SyncSender<Announcement>>,
 }
 
-/// Lines that wait for the machine. A boot has fewer than a hundred.
+/// Length of the queue. A boot has fewer than a hundred announcements.
 const QUEUE: usize = 1024;
 
-/// The thread that writes; it ends when the last [`Host`] is gone.
+/// The writing thread; it ends when the last [`Host`] is dropped.
 #[derive(Debug)]
 pub struct Writer {
-    /// Disconnected when the thread has ended.
     running: Option<Receiver<()>>,
 }
 
 impl Host {
-    /// Opens the port. The kernel names ports in sysfs; `/dev/virtio-ports` would be udev's work.
-    ///
-    /// # Errors
-    /// The port is there but cannot be opened.
+    /// Opens the port. The kernel lists ports in sysfs; udev would create `/dev/virtio-ports`.
     pub fn open() -> io::Result<(Self, Writer)> {
         let Some(path) = find(Path::new("/sys/class/virtio-ports"))? else {
             return Ok((Self::default(), Writer { running: None }));
@@ -48,28 +43,26 @@ impl Host {
         Ok((Self { lines: Some(sender) }, Writer { running: Some(running) }))
     }
 
-    /// Tells how far a stage is, with the time since the kernel started.
     pub fn stage(&self, name: &str, state: StageState) {
-        self.tell(Announcement::Stage { name: name.to_owned(), state, at_ms: uptime_ms() });
+        self.announce(Announcement::Stage { name: name.to_owned(), state, at_ms: uptime_ms() });
     }
 
-    /// Tells anything.
-    pub fn tell(&self, announcement: Announcement) {
+    pub fn announce(&self, announcement: Announcement) {
         if let Some(lines) = &self.lines {
-            // The writer ends early only when the port is gone, and with it the one who listens.
+            // The writer ends early only when the port is gone.
             if let Err(TrySendError::Full(lost)) = lines.try_send(announcement) {
-                tracing::warn!(announcement = ?lost, "the machine that runs this node does not listen");
+                tracing::warn!(announcement = ?lost, "host channel full, announcement dropped");
             }
         }
     }
 }
 
 impl Writer {
-    /// Waits until all that was told is written, but not longer than `limit`: the machine may have stopped
-    /// reading. Every [`Host`] has to be dropped before.
+    /// Waits until the queue is written, but not longer than `limit`: the host may have stopped reading. Every [`Host`] has
+    /// to be dropped before.
     pub fn finish(self, limit: Duration) {
         if self.running.is_some_and(|running| running.recv_timeout(limit) == Err(RecvTimeoutError::Timeout)) {
-            tracing::warn!("the machine that runs this node did not hear everything");
+            tracing::warn!("host channel not read in time, announcements dropped");
         }
     }
 }
@@ -78,7 +71,7 @@ fn write(mut port: File, announcements: &mpsc::Receiver<Announcement>) {
     for announcement in announcements {
         let written = announcement.to_line().map_err(io::Error::other).and_then(|line| port.write_all(line.as_bytes()));
         if let Err(error) = written {
-            tracing::warn!(%error, "cannot announce to the machine that runs this node");
+            tracing::warn!(%error, "cannot write to the host channel");
         }
     }
 }
@@ -90,7 +83,7 @@ fn find(ports: &Path) -> io::Result<Option<PathBuf>> {
     };
     for entry in entries {
         let entry = entry?;
-        // A port of the machine that has no name has no such file.
+        // A port without a name has no such file.
         if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim_end() == announcement::PORT) {
             return Ok(Some(Path::new("/dev").join(entry.file_name())));
         }
@@ -98,7 +91,6 @@ fn find(ports: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Milliseconds since the kernel started.
 pub fn uptime_ms() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
         u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_nsec()).unwrap_or(0) / 1_000_000

@@ -18,43 +18,29 @@ use crate::certificates::renewal;
 /// The data disk belongs to a node that cannot be this one.
 #[derive(Debug, thiserror::Error)]
 pub enum OtherCluster {
-    /// Its files.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// It has joined a cluster, and not this one.
     #[error(
-        "the node on the data disk has joined the cluster of the authority {joined}, and the configuration says {asked}: \
-         write {joined} into worker.authority, or use an empty data disk for another cluster"
+        "the node on the data disk has joined the cluster of the CA {joined}, and the configuration says {asked}: \
+         write {joined} into worker.ca, or use an empty data disk for another cluster"
     )]
-    Joined {
-        /// What the disk has.
-        joined: CaDigest,
-        /// What the configuration says.
-        asked: CaDigest,
-    },
+    Joined { joined: CaDigest, asked: CaDigest },
 }
 
 /// Why the node is not in its cluster, or cannot stay there. Tried again after a while.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// The thread that reads and writes it.
     #[error("work on the files of the cluster ended early")]
     Panicked(#[from] TaskError),
-    /// The control plane.
     #[error("cannot find the cluster")]
     Discover(#[from] DiscoveryError),
-    /// The certificates.
     #[error("cannot get the certificates of this node")]
     Identity(#[from] IdentityError),
 }
 
-/// Looks whether the node on the data disk, if there is one, is in the cluster of this authority. Waits for the disk.
-///
-/// # Errors
-/// [`OtherCluster`]. Nothing was changed.
+/// Looks whether the node on the data disk, if there is one, is in the cluster of this CA. Waits for the disk.
 pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster> {
     let joined = Credentials::joined(services)?.and_then(|pem| ca_digest(&pem));
     match joined {
@@ -63,7 +49,6 @@ pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster
     }
 }
 
-/// A node's way into its cluster.
 pub(crate) struct Join {
     services: Config,
     worker: Worker,
@@ -73,7 +58,7 @@ pub(crate) struct Join {
     clock: watch::Receiver<clock::ClockState>,
 }
 
-/// What there is as soon as the authority is known.
+/// The credentials and certificates of a node that has its cluster's CA.
 struct Known {
     credentials: Arc<Credentials>,
     kubelet: Requested,
@@ -85,7 +70,6 @@ impl Join {
         Self { services, worker, known: OnceCell::new(), joined: watch::Sender::default(), clock }
     }
 
-    /// Where the API server is.
     pub(crate) fn server(&self) -> Ipv4Addr {
         *self.worker.server.ip()
     }
@@ -105,9 +89,6 @@ impl Join {
     }
 
     /// Joins, and from then on renews kubelet's certificates. Healthy when kubelet can be started.
-    ///
-    /// # Errors
-    /// [`JoinError`].
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
         tokio::select! {
             () = cx.cancelled() => Ok(()),
@@ -117,7 +98,7 @@ impl Join {
 
     async fn stay(&self, cx: &Context) -> Result<(), JoinError> {
         let known = self.known.get_or_try_init(|| self.know()).await?;
-        // The control plane may be away, or know the node's address as another node's, which only kubelet can mend.
+        // The control plane may be unreachable, or have the node's address as another node's, which only the kubelet can correct.
         if known.is_usable().await? {
             self.is_in(cx);
         }
@@ -142,24 +123,24 @@ impl Join {
         Ok(Known { credentials, kubelet, server })
     }
 
-    /// Asks the control plane for its authority's certificate. Once the node has joined the disk knows it, too: that one
-    /// is taken while the control plane is away.
+    /// Requests the CA's certificate from the control plane. A node that has joined has it on its disk, too: that one
+    /// is used while the control plane is unreachable.
     async fn trust(&self) -> Result<Credentials, JoinError> {
         let Self { services, worker, .. } = self;
         let wanted = services.clone();
         let known = spawn_blocking(move || Credentials::joined(&wanted)).await??;
         let (address, port) = (IpAddr::V4(*worker.server.ip()), worker.server.port());
-        let authority = match (discovery::authority(address, port, worker.ca).await, known) {
+        let ca = match (discovery::ca(address, port, worker.ca).await, known) {
             (Ok(shown), _) => shown,
             (Err(error), Some(known)) => {
                 let error: &dyn Error = &error;
-                warn!(error, "the control plane does not answer; the node starts with what it knows");
+                warn!(error, "control plane does not answer, starting with the CA on the disk");
                 known
             }
             (Err(error), None) => return Err(error.into()),
         };
         let (services, server) = (services.clone(), worker.server.to_string());
-        Ok(spawn_blocking(move || Credentials::joining(&services, &server, &authority)).await??)
+        Ok(spawn_blocking(move || Credentials::joining(&services, &server, &ca)).await??)
     }
 }
 
@@ -215,10 +196,10 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let (tell, ended) = mpsc::channel(16);
+        let (sender, ended) = mpsc::channel(16);
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                if tell.send(acceptor.accept(stream).await.map(drop)).await.is_err() {
+                if sender.send(acceptor.accept(stream).await.map(drop)).await.is_err() {
                     break;
                 }
             }
@@ -245,16 +226,16 @@ mod tests {
         let tree = Supervisor::start("join", Settings::default(), move |cx| Arc::clone(&its).run(cx));
         eventually(LONG, "two attempts", async || {
             let status = tree.status();
-            let told = status.last_error.unwrap_or_default();
-            let is_clear = told.contains("does not belong to the authority sha256:0000")
-                && told.contains(&format!("it showed {shown}"));
-            Ok::<_, JoinError>(if is_clear && status.attempts > 1 { Seen::Done(()) } else { Seen::NotYet(told) })
+            let error = status.last_error.unwrap_or_default();
+            let is_clear = error.contains("does not belong to the CA sha256:0000")
+                && error.contains(&format!("it showed {shown}"));
+            Ok::<_, JoinError>(if is_clear && status.attempts > 1 { Seen::Done(()) } else { Seen::NotYet(error) })
         })
         .await
         .unwrap();
         for _ in 0..2 {
             let ended = timeout(LONG, handshakes.recv()).await.unwrap().unwrap();
-            assert!(ended.is_err(), "it sends something to whom it does not trust");
+            assert!(ended.is_err(), "it sent something to an unverified server");
         }
         assert!(join.credentials().now_or_never().is_none());
         let left: Vec<_> = fs::read_dir(&pki).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -267,12 +248,12 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let [control_plane, worker] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
         Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
-        let authority = fs::read_to_string(control_plane.join("ca.crt")).unwrap();
-        let (joined, asked) = (ca_digest(&authority).unwrap(), format!("sha256:{:064}", 0));
+        let ca = fs::read_to_string(control_plane.join("ca.crt")).unwrap();
+        let (joined, asked) = (ca_digest(&ca).unwrap(), format!("sha256:{:064}", 0));
         let (worker, asked) = (config(&worker), asked.parse().unwrap());
 
         assert!(check_disk(&worker, asked).is_ok(), "an empty disk");
-        Credentials::joining(&worker, "192.0.2.1:6443", &authority).unwrap();
+        Credentials::joining(&worker, "192.0.2.1:6443", &ca).unwrap();
         assert!(check_disk(&worker, asked).is_ok(), "it has no certificate yet");
         for file in ["kubelet.crt", "kubelet.key"] {
             fs::write(worker.paths.pki.join(file), "what it was given").unwrap();
@@ -280,7 +261,7 @@ mod tests {
         assert!(check_disk(&worker, joined).is_ok());
         let refusal = check_disk(&worker, asked).unwrap_err().to_string();
         assert!(
-            refusal.contains(&format!("write {joined} into worker.authority, or use an empty data disk")),
+            refusal.contains(&format!("write {joined} into worker.ca, or use an empty data disk")),
             "{refusal}"
         );
 

@@ -7,7 +7,6 @@ use nix::sys::utsname::uname;
 use time::format_description::well_known::Iso8601;
 use time::{Date, UtcDateTime};
 
-/// A kernel, as uname(2) tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// `uname -r`.
@@ -17,24 +16,20 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The running one.
-    ///
-    /// # Errors
-    /// None that uname(2) documents.
     pub fn running() -> Result<Self, Errno> {
         let name = uname()?;
         let text = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
         Ok(Self { release: text(name.release()), version: text(name.version()) })
     }
 
-    /// When it was made, as Debian's kernels say it in their version: `… Debian 6.12.95-1~bpo12+1 (2026-07-05)`.
+    /// Build date, which Debian's kernels have in their version: `… Debian 6.12.95-1~bpo12+1 (2026-07-05)`.
     pub fn built(&self) -> Option<UtcDateTime> {
         let (_, rest) = self.version.rsplit_once('(')?;
         let (date, _) = rest.split_once(')')?;
         Some(Date::parse(date, &Iso8601::DATE).ok()?.midnight().as_utc())
     }
 
-    /// Since it was made; nothing if that is not known, or later than `now`, the time since 1970.
+    /// Age, `None` if the build date is unknown or later than `now`, the time since 1970.
     pub fn age(&self, now: Duration) -> Option<Duration> {
         now.checked_sub(Duration::from_secs(self.built()?.unix_timestamp().try_into().ok()?))
     }
@@ -51,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn debians_version_tells_the_day() {
+    fn debians_version_has_the_build_date() {
         let kernel = kernel("#1 SMP PREEMPT_DYNAMIC Debian 6.12.95-1~bpo12+1 (2026-07-05)");
         assert_eq!(kernel.built().unwrap().unix_timestamp(), 1_783_209_600);
         assert_eq!(kernel.age(Duration::from_secs(1_783_209_660)), Some(Duration::from_mins(1)));

@@ -3,10 +3,9 @@
 //! [`boot`] reads top to bottom: the configuration ([`source`]), the kernel's settings, the data disk, the network,
 //! then the services in the order in which they need each other.
 //!
-//! What a person can ask of a running node: SIGTERM or its power button ends it in order, SIGINT (Ctrl-Alt-Del) restarts
-//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] tells how it does.
+//! Control of a running node: SIGTERM or its power button shuts it down, SIGINT (Ctrl-Alt-Del) restarts
+//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] shows its state.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod boot;
 pub mod certificates;

@@ -15,9 +15,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 ///
 /// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `info` on; on the
 /// console and among the last warnings from `programs` on.
-///
-/// # Errors
-/// [`StartError`]: the kernel gives no thread.
 pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
     let filter = Targets::new()
         .with_default(Level::INFO)
@@ -50,7 +47,6 @@ fn log_panics(stream: Stream) {
     }));
 }
 
-/// The last warnings and errors, for the status page.
 struct Warnings {
     recent: Recent,
     programs: Level,
@@ -63,7 +59,7 @@ impl Warnings {
             Origin::Program(_) => self.programs,
             // Its warnings are about the machine as it was built; its errors are about now.
             Origin::Kernel => Level::ERROR,
-            // Anybody with the right to write there.
+            // Any process with the permission to write there.
             Origin::Kmsg => return None,
         };
         match record.level {

@@ -10,7 +10,7 @@ use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use cluster::announcement::Announcement;
-use node_core::boot::{self, Begun};
+use node_core::boot::{self, BootState};
 use node_core::guard;
 use node_core::host::Host;
 use node_core::power;
@@ -23,11 +23,11 @@ fn main() -> ExitCode {
     {
         return ended;
     }
-    let mut begun = Begun::default();
+    let mut state = BootState::default();
     // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
-    let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut begun)));
+    let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut state)));
     // Pods stay restricted until `power::leave` has ended them.
-    let Begun { host, writer, log, on_failure, guard: _guard } = begun;
+    let BootState { host, writer, log, on_failure, guard: _guard } = state;
     let log = log.as_ref();
     let end = match end {
         Ok(Ok(end)) => end,
@@ -46,10 +46,10 @@ fn main() -> ExitCode {
     }
     // Its file is on the data disk, which is unmounted now.
     if log.is_some_and(|log| !log.close(PATIENCE)) {
-        print(log, "the disk did not take the end of the log in time");
+        print(log, "the end of the log was not written to the disk in time");
     }
     power::leave(&[Path::new("/ephemeral"), Path::new("/data")]);
-    // What could not be unmounted is told there, and nowhere else.
+    // File systems that could not be unmounted are reported there only.
     wait_for_console(log);
     // Comes back only if the kernel refuses to power off.
     let errno = power::off(end);
@@ -58,14 +58,14 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// How long the machine may take to hear the last words, and the disk to take them.
+/// For the host to read the last announcements, and for the disk to store the end of the log.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long the console may take to show them: a serial line has much to say before. A terminal that somebody has
-/// stopped (Ctrl-S) shall not keep the machine on.
+/// For the console to show them: a serial line is slow. A terminal that was
+/// stopped (Ctrl-S) must not keep the machine on.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What belongs to the line before it, such as the problems of a configuration, is indented.
+/// Details of the line before them, such as the problems of a configuration, are indented.
 fn fatal(host: &Host, log: Option<&Stream>, message: String) {
     let message = nodelog::redact(&message).into_owned();
     for (number, line) in message.lines().enumerate() {
@@ -75,7 +75,7 @@ fn fatal(host: &Host, log: Option<&Stream>, message: String) {
             _ => print(log, &format!("caused by: {line}")),
         }
     }
-    host.tell(Announcement::Fatal { message });
+    host.announce(Announcement::Fatal { message });
 }
 
 /// On the console, after what was logged. Before there is a log nothing runs yet that could be held up.
@@ -93,7 +93,6 @@ fn wait_for_console(log: Option<&Stream>) {
     }
 }
 
-/// The error and its causes, a line each.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What every node of a cluster runs, whatever else it is to the cluster.
+//! The services of every node, control plane or worker.
 
 use std::future::pending;
 use std::net::Ipv4Addr;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ::clock::Keeper;
 use config::NodeName;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
@@ -16,7 +17,7 @@ use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::certificates::renewal;
+use crate::certificates::{CertificateStatus, renewal};
 use crate::guard::PodGuard;
 use crate::host::Host;
 use crate::mesh::Mesh;
@@ -28,7 +29,6 @@ use crate::{orphans, restart, status, system};
 
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 
-/// The node's own parts.
 pub(crate) struct Member {
     pub(crate) node: NodeName,
     pub(crate) keeper: Arc<Keeper>,
@@ -37,30 +37,24 @@ pub(crate) struct Member {
     pub(crate) plugin: Arc<csi::Plugin<csi::Linux>>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
-    /// Of the configuration.
     pub(crate) modules: Option<Arc<Modules>>,
-    /// Of the guard, for the provisioner's events.
     pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
-    /// What the status pages tell.
     pub(crate) facts: Facts,
-    /// The provisioner's, which outlive it.
     pub(crate) metrics: provisioner::Metrics,
-    /// When the services were started.
     pub(crate) since: Timestamp,
     pub(crate) host: Host,
 }
 
-/// Services that need nobody, and that others need.
-pub(crate) struct Ground {
+/// Services without dependencies that others wait for.
+pub(crate) struct BaseServices {
     pub(crate) modules: Handle,
-    /// Healthy when pods are restricted.
     pub(crate) guard: Handle,
 }
 
 impl Member {
-    /// Starts what needs no cluster. `server` is where the API server is, if that is another node.
-    pub(crate) fn begin(&self, cx: &Context, server: Option<Ipv4Addr>) -> Ground {
+    /// Starts the services that need no cluster. `server` is the API server's address if another node runs it.
+    pub(crate) fn start_base(&self, cx: &Context, server: Option<Ipv4Addr>) -> BaseServices {
         cx.start("orphans", orphans::run);
         let uplink = Arc::clone(&self.uplink);
         let keeper = Arc::clone(&self.keeper);
@@ -78,11 +72,11 @@ impl Member {
         }
         let guard = Arc::clone(&self.guard);
         let guard = cx.start("pod-guard", move |cx| Arc::clone(&guard).run(cx));
-        Ground { modules, guard }
+        BaseServices { modules, guard }
     }
 
-    /// Starts containerd when pods are restricted, and then what kubelet finds at its start.
-    pub(crate) async fn runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
+    /// Starts containerd when pods are restricted, then the image import and the CSI plugin, which the kubelet needs.
+    pub(crate) async fn start_runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
         guard.healthy().await?;
         cx.start("containerd", containerd::service(&self.services)).healthy().await?;
         let images = cx.start("images", containerd::images(&self.services));
@@ -91,8 +85,8 @@ impl Member {
         Ok([images, csi])
     }
 
-    /// Starts kube-proxy with this identity, and kubelet. The credentials of both have to be there.
-    pub(crate) async fn pods(
+    /// Starts kube-proxy with this identity, and the kubelet. The certificates of both have to exist.
+    pub(crate) async fn start_pods(
         &self,
         cx: &Context,
         credentials: &Arc<Credentials>,
@@ -109,49 +103,50 @@ impl Member {
         Ok(())
     }
 
-    /// The provisioner, and what tells the CSI plugin that its entry was lost. Healthy when the provisioner is.
-    pub(crate) async fn provision(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
-        own.with_client(&cx, |client| {
-            let settings = provisioner::Settings {
-                client: client.clone(),
-                node: self.node.to_string(),
-                store: self.storage.volumes(),
-                parallel: provisioner::Settings::PARALLEL,
-                metrics: self.metrics.clone(),
-                revoked: self.plugin.revoked(),
-                notices: self.notices.clone(),
-            };
-            let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
-            let this = Arc::clone(&self);
-            [volumes, cx.start("csinode", move |cx| Arc::clone(&this).watch_csinode(cx, client.clone()))]
-        })
-        .await
+    /// The provisioner, and the watch that registers the CSI plugin again if its CSINode entry is lost. Healthy when the
+    /// provisioner is.
+    async fn provision(self: Arc<Self>, cx: Context, identity: StorageIdentity) -> Result<(), BoxError> {
+        identity
+            .with_client(&cx, |client| {
+                let settings = provisioner::Settings {
+                    client: client.clone(),
+                    node: self.node.to_string(),
+                    store: self.storage.volumes(),
+                    parallel: provisioner::Settings::PARALLEL,
+                    metrics: self.metrics.clone(),
+                    revoked: self.plugin.revoked(),
+                    notices: self.notices.clone(),
+                };
+                let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
+                let member = Arc::clone(&self);
+                [volumes, cx.start("csinode", move |cx| Arc::clone(&member).watch_csinode(cx, client.clone()))]
+            })
+            .await
     }
 
     /// The pods' network, and the mesh. Healthy when pods have addresses.
-    pub(crate) async fn connect(self: Arc<Self>, cx: Context, own: Own) -> Result<(), BoxError> {
-        own.with_client(&cx, |client| {
-            let (its, config) = (client.clone(), self.services.clone());
-            let pods = cx.start("pods", move |cx| pods::run(cx, its.clone(), config.clone()));
-            let mesh = Arc::clone(&self.mesh);
-            [pods, cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()))]
-        })
-        .await
+    async fn connect(self: Arc<Self>, cx: Context, identity: StorageIdentity) -> Result<(), BoxError> {
+        identity
+            .with_client(&cx, |client| {
+                let (pods_client, config) = (client.clone(), self.services.clone());
+                let pods = cx.start("pods", move |cx| pods::run(cx, pods_client.clone(), config.clone()));
+                let mesh = Arc::clone(&self.mesh);
+                [pods, cx.start("mesh", move |cx| Arc::clone(&mesh).run(cx, client.clone()))]
+            })
+            .await
     }
 
-    /// Starts the services that need the storage identity: [`connect`](Self::connect) and [`provision`](Self::provision).
-    pub(crate) fn network_and_storage(self: &Arc<Self>, cx: &Context, own: &Own) {
-        let (this, its) = (Arc::clone(self), own.clone());
-        cx.start("pod-network", move |cx| Arc::clone(&this).connect(cx, its.clone()));
-        let (this, its) = (Arc::clone(self), own.clone());
-        cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&this).provision(cx, its.clone())));
+    pub(crate) fn start_network_and_storage(self: &Arc<Self>, cx: &Context, identity: &StorageIdentity) {
+        let (member, network) = (Arc::clone(self), identity.clone());
+        cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone()));
+        let (member, storage) = (Arc::clone(self), identity.clone());
+        cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&member).provision(cx, storage.clone())));
     }
 
     async fn watch_csinode(self: Arc<Self>, cx: Context, client: Client) -> Result<(), csinode::WatchEnded> {
         csinode::run(cx, client, self.node.as_str(), || self.plugin.register_again()).await
     }
 
-    /// Healthy, once and for all, when the Node object is Ready.
     pub(crate) async fn watch_node(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let nodes: Api<Node> = Api::all(client);
         let ready = await_condition(nodes, self.node.as_str(), |node: Option<&Node>| {
@@ -160,7 +155,7 @@ impl Member {
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             found = ready => {
-                // Told once for each boot: kubelet writes it when it registers the node.
+                // Once for each boot: the kubelet writes it when it registers the node.
                 if let Some(system) = found?.and_then(|node| node.status?.node_info) {
                     self.facts.kubernetes.get_or_init(|| system.into());
                 }
@@ -173,65 +168,92 @@ impl Member {
     }
 }
 
-/// Which node runs the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Server {
-    /// This one.
-    Here,
-    /// Another one.
-    Elsewhere,
-}
-
-/// The node's own identity, that of its storage.
+/// The identity of the node's storage: a control plane signs the certificate with its others, a worker requests it.
 #[derive(Clone)]
-pub(crate) struct Own {
+pub(crate) struct StorageIdentity {
     credentials: Arc<Credentials>,
-    certificate: Arc<Requested>,
-    clock: watch::Receiver<::clock::ClockState>,
-    server: Server,
+    source: CertificateSource,
 }
 
-impl Own {
-    pub(crate) fn new(member: &Member, credentials: &Arc<Credentials>, server: Server) -> Self {
-        let certificate = Arc::new(Requested::storage(&member.services, credentials));
-        Self { credentials: Arc::clone(credentials), certificate, clock: member.keeper.state(), server }
+#[derive(Clone)]
+enum CertificateSource {
+    Signed(watch::Receiver<CertificateStatus>),
+    Requested { certificate: Arc<Requested>, clock: watch::Receiver<::clock::ClockState> },
+}
+
+impl StorageIdentity {
+    pub(crate) fn signed(credentials: &Arc<Credentials>, status: watch::Receiver<CertificateStatus>) -> Self {
+        Self { credentials: Arc::clone(credentials), source: CertificateSource::Signed(status) }
     }
 
-    /// Done when there is a certificate, though it may be time for another one.
-    pub(crate) async fn identify(self, cx: Context) -> Result<(), BoxError> {
-        if !matches!(self.certificate.on_disk().await?, Ok(_) | Err(Stale::Expiring)) {
+    pub(crate) fn requested(member: &Member, credentials: &Arc<Credentials>) -> Self {
+        let certificate = Arc::new(Requested::storage(&member.services, credentials));
+        let source = CertificateSource::Requested { certificate, clock: member.keeper.state() };
+        Self { credentials: Arc::clone(credentials), source }
+    }
+
+    /// Done when there is a certificate, even if it is due for renewal.
+    pub(crate) async fn request(self, cx: Context) -> Result<(), BoxError> {
+        if let CertificateSource::Requested { certificate, .. } = &self.source
+            && !matches!(certificate.on_disk().await?, Ok(_) | Err(Stale::Expiring))
+        {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                lasting = self.certificate.ensure() => { lasting?; }
+                lasting = certificate.ensure() => { lasting?; }
             }
         }
         cx.done();
         Ok(())
     }
 
-    /// Has services work with this identity, started anew when they need another client. Healthy when the first of them is.
+    /// Waits for a certificate. The future that it returns ends when services need another client.
+    async fn ensure(&self) -> Result<BoxFuture<'static, ()>, BoxError> {
+        match &self.source {
+            CertificateSource::Signed(status) => {
+                let mut status = status.clone();
+                let renewals = status.borrow().client_renewals;
+                Ok(Box::pin(async move {
+                    if status.wait_for(|status| status.client_renewals != renewals).await.is_err() {
+                        pending().await
+                    }
+                    info!("certificate of the node's storage renewed, connecting again");
+                }))
+            }
+            CertificateSource::Requested { certificate, clock } => {
+                let lasting = certificate.ensure().await?;
+                let jumps = clock.borrow().jumps;
+                let clock = clock.clone();
+                Ok(Box::pin(async move {
+                    tokio::select! {
+                        // Also if the certificate was rejected only because the clock was wrong.
+                        () = renewal(lasting, clock.clone()) => info!("certificate of the node's storage is due for renewal"),
+                        () = jump(clock.clone(), jumps) => info!("clock jumped, connecting to the API server again"),
+                    }
+                }))
+            }
+        }
+    }
+
+    /// Runs services with a client of this identity, and starts them again when they need another client. Healthy when the
+    /// first service is.
     async fn with_client(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
         loop {
-            let lasting = tokio::select! {
+            let replaced = tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                lasting = self.certificate.ensure() => lasting?,
+                ensured = self.ensure() => ensured?,
             };
-            let jumps = self.clock.borrow().jumps;
             let [first, second] = start(self.credentials.client(Identity::Storage).await?);
             let ready = async {
                 let ready = first.healthy().await;
                 if ready.is_ok() {
                     cx.healthy();
-                    // Then until it is time for another certificate.
                     return pending().await;
                 }
                 ready
             };
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                // Also of one that is refused because the clock was wrong when it was looked at.
-                () = renewal(lasting, self.clock.clone()) => info!("the certificate of the node's storage is renewed"),
-                () = disconnected(self.clock.clone(), jumps, self.server) => info!("clock jumped, connecting to the API server again"),
+                () = replaced => {}
                 failed = ready => failed?,
             }
             second.stop().await;
@@ -240,11 +262,10 @@ impl Own {
     }
 }
 
-/// Waits until the clock has jumped another time than so often, if the API server runs on another node: it may have closed
-/// connections while this node stood still, and a watch, which only listens, would see that after minutes. On the control
-/// plane both ends stood still. Cancel-safe.
-async fn disconnected(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32, server: Server) {
-    if server == Server::Here || clock.wait_for(|state| state.jumps != jumps).await.is_err() {
+/// Waits until the clock has jumped again after this many jumps: the API server, which runs on another node, may have closed
+/// connections meanwhile, which a watch would notice after minutes. A control plane stood still at both ends. Cancel-safe.
+async fn jump(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32) {
+    if clock.wait_for(|state| state.jumps != jumps).await.is_err() {
         pending().await
     }
 }
@@ -265,12 +286,10 @@ mod tests {
 
     /// A watch of an API server that had closed the connection waited for minutes.
     #[tokio::test]
-    async fn a_jump_has_clients_of_another_nodes_api_server_connect_again() {
+    async fn a_clock_jump_reconnects_to_the_api_server_of_another_node() {
         let sender = watch::Sender::new(::clock::ClockState::default());
-        let disconnected = |server| disconnected(sender.subscribe(), 0, server).now_or_never();
-        assert_eq!(disconnected(Server::Elsewhere), None);
+        assert_eq!(jump(sender.subscribe(), 0).now_or_never(), None);
         sender.send_modify(|state| state.jumps = 1);
-        assert_eq!(disconnected(Server::Elsewhere), Some(()));
-        assert_eq!(disconnected(Server::Here), None);
+        assert_eq!(jump(sender.subscribe(), 0).now_or_never(), Some(()));
     }
 }

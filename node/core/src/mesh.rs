@@ -23,19 +23,14 @@ use units::Bytes;
 /// Why the mesh does not run. It is tried again after a while; pods on this node reach each other meanwhile.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
-    /// The directory of the key.
     #[error("cannot open the directory of the mesh's key")]
     Directory(#[from] dir::Error),
-    /// The key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The thread that reads it.
     #[error("reading the mesh's key ended early")]
     Panicked(#[from] JoinError),
-    /// Two metrics of one name.
     #[error("cannot register the mesh's metrics")]
     Metrics(#[from] prometheus::Error),
-    /// The mesh itself.
     #[error(transparent)]
     Run(#[from] RunError),
 }
@@ -45,11 +40,10 @@ pub fn of_uplink(mtu: u32) -> programs::Mesh {
     programs::Mesh { interface: INTERFACE, port: MESH_PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
-/// What the mesh is made of, made when it first runs.
+/// The parts of the mesh, created when it first runs.
 pub struct Mesh {
     node: String,
     pods: Ipv4Net,
-    /// Where the key is.
     pki: PathBuf,
     link: Link,
     registry: Registry,
@@ -57,7 +51,6 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Of the node with these services.
     pub fn new(services: &programs::Config, registry: &Registry) -> Self {
         Self {
             node: services.node.clone(),
@@ -70,9 +63,6 @@ impl Mesh {
     }
 
     /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it.
-    ///
-    /// # Errors
-    /// [`MeshError`].
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];
@@ -81,8 +71,8 @@ impl Mesh {
         Ok(clusternet::run(cx, settings).await?)
     }
 
-    /// What the status page tells of it: the other nodes. Nothing before it ran.
-    pub fn told(&self) -> Option<status::Mesh> {
+    /// The other nodes, for the status page; `None` before it ran.
+    pub fn status(&self) -> Option<status::Mesh> {
         let (device, metrics) = self.made.get()?.clone();
         Some(match metrics.neighbours(&*device) {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),

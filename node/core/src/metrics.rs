@@ -1,4 +1,4 @@
-//! What the node's program tells Prometheus of itself. docs/metrics.md describes each.
+//! The metrics of the node's program. docs/metrics.md describes each.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,6 @@ use crate::system;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// One scrape at a time sets and reads them.
     gauges: Mutex<Gauges>,
 }
 
@@ -27,20 +26,14 @@ struct Gauges {
     memory: IntGauge,
     clock_synchronized: IntGauge,
     clock_offset: Gauge,
-    /// The keeper counts.
     clock_jumps: IntCounter,
     certificates: GaugeVec,
     ready: IntGaugeVec,
     restarts: IntGaugeVec,
-    /// The kernel counts.
     out_of_memory: IntCounterVec,
 }
 
 impl Metrics {
-    /// Adds them to those of the registry.
-    ///
-    /// # Errors
-    /// A metric of these names exists already.
     pub fn register(registry: Registry) -> Result<Self, prometheus::Error> {
         let gauges = Gauges::new()?;
         for collector in gauges.collectors() {
@@ -72,11 +65,11 @@ impl Gauges {
         Ok(Self {
             kernel_built: IntGauge::new(
                 "granary_kernel_built_timestamp_seconds",
-                "When the running kernel was made; 0 if it does not tell.",
+                "Build date of the running kernel; 0 if unknown.",
             )?,
             memory: IntGauge::new(
                 "granary_memory_pss_bytes",
-                "Memory of the node's own program, with its share of what it shares (PSS); 0 if the kernel does not tell.",
+                "Memory of the node's own program, with its share of shared pages (PSS); 0 if unknown.",
             )?,
             clock_synchronized: IntGauge::new(
                 "granary_clock_synchronized",
@@ -178,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scrape_tells_how_the_node_is_now() {
+    fn a_scrape_shows_the_current_state() {
         let metrics = Metrics::register(Registry::new()).unwrap();
         let text = |services: &[Service]| {
             let clock = ClockState { jumps: 1, ..ClockState::default() };

@@ -12,30 +12,19 @@ pub(crate) const DIRECTORY: &str = "/usr/lib/modules/optional";
 /// Why the modules of the configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModulesError {
-    /// The image is damaged.
     #[error("cannot read which kernel modules the image has")]
     Catalog(#[source] LoadError),
-    /// The image has no such module.
     #[error(
         "kernelModules[{index}]: the image has no kernel module {module}; remove it, or choose from {}",
         .known.iter().map(ModuleName::as_str).collect::<Vec<_>>().join(", ")
     )]
-    Unknown {
-        /// The place in the list of the configuration.
-        index: usize,
-        /// The module.
-        module: ModuleName,
-        /// The modules of the image.
-        known: Vec<ModuleName>,
-    },
-    /// The kernel rejected one.
+    Unknown { index: usize, module: ModuleName, known: Vec<ModuleName> },
     #[error(
         "cannot load the kernel modules of the configuration; remove the rejected one from kernelModules, or see the log"
     )]
     Load(#[source] LoadError),
 }
 
-/// Modules to load, all of which the image has.
 #[derive(Debug)]
 pub(crate) struct Modules {
     catalog: Catalog,
@@ -44,9 +33,6 @@ pub(crate) struct Modules {
 
 impl Modules {
     /// Looks for modules in a directory of the image. `None`: there is nothing to load.
-    ///
-    /// # Errors
-    /// [`ModulesError::Catalog`] or [`ModulesError::Unknown`].
     pub(crate) fn find(directory: &str, names: &[ModuleName]) -> Result<Option<Arc<Self>>, ModulesError> {
         if names.is_empty() {
             return Ok(None);

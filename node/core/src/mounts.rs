@@ -1,4 +1,4 @@
-//! What stands on the node's disks when it ends: loop devices and mounts.
+//! Detaches loop devices and unmounts file systems when the node ends.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, umount2};
 /// How long a file system may stay busy: descriptors of threads that end close late.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. What cannot be is named in
+/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log names those that cannot be unmounted; see
 /// the log: its file system replays its own log at the next boot.
 ///
 /// A loop device keeps the file system of its image mounted, and no process has it: what kubelet did not unpublish is

@@ -1,7 +1,7 @@
 //! Reaps the processes that PID 1 inherits when their parent ends.
 //!
-//! Our own children are awaited by whoever started them, within milliseconds; reaping one of them here
-//! would take its exit status away. A zombie that is still there after [`GRACE`] has nobody else.
+//! The service that started a child awaits it within milliseconds; reaping one of these children here
+//! would lose its exit status. A zombie that is older than [`GRACE`] is an orphan.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,14 +21,11 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Zombie {
     pid: i32,
-    /// Clock ticks since boot: tells a reused number apart.
+    /// Start in clock ticks since boot: distinguishes a reused number.
     start: u64,
 }
 
 /// The service: looks after each `SIGCHLD`, and once more when the grace is over.
-///
-/// # Errors
-/// The signal cannot be watched.
 pub async fn run(cx: Context) -> Result<(), io::Error> {
     let mut ended = signal(SignalKind::child())?;
     let mut seen: HashMap<Zombie, Instant> = HashMap::new();

@@ -1,4 +1,4 @@
-//! What asks the node to end, and how it ends.
+//! Requests to end the node, and its end.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,13 +16,10 @@ use tokio::sync::mpsc;
 
 use crate::mounts;
 
-/// What the machine shall do afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// Off.
     #[default]
     PowerOff,
-    /// Start again.
     Restart,
 }
 
@@ -36,7 +33,7 @@ impl From<FailureAction> for End {
 }
 
 /// Ways to ask for the end: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console)
-/// for a restart. Watched from the moment it is made.
+/// for a restart. Watched from its creation.
 #[derive(Debug)]
 pub struct Requests {
     terminate: Signal,
@@ -47,10 +44,6 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Starts to watch.
-    ///
-    /// # Errors
-    /// Signals or a button cannot be watched.
     pub fn watch() -> io::Result<Self> {
         let (pressed, button) = mpsc::channel(1);
         // Many machines have two of that name, and use one.
@@ -65,7 +58,6 @@ impl Requests {
         Ok(Self { terminate, interrupt, button, _pressed: pressed })
     }
 
-    /// Waits for the first request. Cancel-safe.
     pub async fn next(&mut self) -> End {
         tokio::select! {
             _ = self.terminate.recv() => End::PowerOff,
@@ -135,7 +127,7 @@ pub fn off(how: End) -> Errno {
     errno
 }
 
-/// Reaps until no child is left; at the end of everything nobody else awaits one.
+/// Reaps until no child is left: at the end, no service awaits one.
 fn wait_for_the_last(patience: Duration) -> bool {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     let start = Instant::now();

@@ -6,13 +6,12 @@ use futures::future::BoxFuture;
 use supervisor::{BoxError, Context};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Somebody wants it.
 #[derive(Debug, thiserror::Error)]
 #[error("asked to start again by SIGUSR1")]
 pub struct Asked;
 
 /// The service; at SIGUSR1 it ends wherever it waits, unfinished, and as a failure: the supervisor stops its children
-/// and starts it again after a back-off. What it does in the kernel or on the disk at that moment is not cut off.
+/// and starts it again after a back-off. Work in the kernel or on the disk at that moment is finished.
 pub fn on_request<F, Fut, E>(service: F) -> impl Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,

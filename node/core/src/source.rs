@@ -18,21 +18,15 @@ use tracing::warn;
 const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.granary/config/raw";
 /// The name in the partition table that the disk image gives its EFI system partition.
 const ESP: &str = "ESP";
-/// In the root of that partition.
 const FILE: &str = "granary.json";
 /// Empty at this time; the file system that belongs here is mounted later.
 const PLACE: &str = "/ephemeral";
-/// A configuration has a few hundred bytes.
 const LARGEST: u64 = 64 << 10;
 
-/// Where a configuration was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// QEMU gave it.
     FwCfg,
-    /// It is on this EFI system partition.
     Esp(PathBuf),
-    /// There is none: the defaults count.
     Nowhere,
 }
 
@@ -46,60 +40,38 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The kernel does not tell of the disks.
     #[error("cannot read {path}")]
     Read {
-        /// The directory.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// The file cannot be read.
     #[error("cannot read {found}")]
     File {
-        /// Where it is.
         found: Source,
-        /// The kernel's answer, or that it is no text.
         #[source]
         source: io::Error,
     },
-    /// It is no configuration.
-    #[error("{found} has more than 64 KiB: that is no configuration")]
-    TooLarge {
-        /// Where.
-        found: Source,
-    },
-    /// The partition cannot be mounted.
+    #[error("{found} has more than 64 KiB: that is not a configuration")]
+    TooLarge { found: Source },
     #[error("cannot mount the EFI system partition {device}; put a FAT file system on it, or name it otherwise")]
     Mount {
-        /// The partition.
         device: PathBuf,
-        /// Why.
         #[source]
         source: FilesystemError,
     },
-    /// The partition cannot be left.
     #[error("cannot unmount the EFI system partition")]
     Unmount(#[source] UnmountError),
-    /// It has mistakes.
     #[error("the node's configuration from {found} cannot be used")]
     Parse {
-        /// Where it is.
         found: Source,
-        /// All that is wrong.
         #[source]
         source: ParseError,
     },
 }
 
-/// Finds the configuration, and checks it.
-///
-/// # Errors
-/// [`SourceError`].
 pub fn read() -> Result<(Source, Config), SourceError> {
     let (found, text) = find()?;
     // Nothing at all is as good as `{}`.
@@ -156,12 +128,11 @@ fn text(path: &Path, found: Source) -> Result<Option<String>, SourceError> {
     if text.len() as u64 > LARGEST { Err(SourceError::TooLarge { found }) } else { Ok(Some(text)) }
 }
 
-/// EFI system partitions, by name.
 #[derive(Debug, PartialEq, Eq)]
 struct Partitions {
     all: Vec<PathBuf>,
     /// They are on the disk that the node has started from. Otherwise QEMU has started it, from an image without
-    /// partitions, and they may be anybody's.
+    /// partitions, and other systems may own them.
     of_the_system: bool,
 }
 
@@ -205,7 +176,7 @@ mod tests {
         assert!(matches!(text(Path::new("/no/such/file"), Source::FwCfg), Ok(None)));
     }
 
-    /// What the kernel shows: two disks, on the second the system behind dm-verity, and a third without partitions.
+    /// A sysfs with two disks, on the second the system behind dm-verity, and a third without partitions.
     fn sysfs() -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         let blocks = sysfs.path().join("class");

@@ -1,4 +1,4 @@
-//! What the status pages tell of this node. How they look, and who may see them, is crate `status`.
+//! The contents of this node's status pages. The crate `status` renders them and checks access.
 
 use std::error::Error;
 use std::io;
@@ -18,16 +18,15 @@ use tracing::warn;
 use units::Bytes;
 use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage, Volumes};
 
-use crate::certificates::Kept;
+use crate::certificates::CertificateStatus;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::metrics::Metrics;
 
-/// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
+/// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
 const ORPHANS: &str = "granary_orphans";
 
-/// Nobody can ask.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}")]
 pub struct ListenError {
@@ -35,35 +34,22 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Where the facts of a node come from.
 #[derive(Clone)]
 pub struct Facts {
-    /// The node's name.
     pub node: String,
-    /// Its volumes.
     pub volumes: Arc<dyn Volumes>,
-    /// All its metrics.
     pub metrics: Arc<Metrics>,
-    /// The last warnings of its log.
     pub recent: Recent,
-    /// Where its programs run.
     pub paths: programs::Paths,
-    /// Who keeps its clock.
     pub keeper: Arc<clock::Keeper>,
-    /// Its certificates.
-    pub certificates: watch::Receiver<Kept>,
-    /// The other nodes.
+    pub certificates: watch::Receiver<CertificateStatus>,
     pub mesh: Arc<Mesh>,
-    /// What its kubelet has told, once it has.
     pub kubernetes: Arc<OnceLock<Kubernetes>>,
 }
 
-/// What runs the pods of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// The version of kubelet.
     pub version: String,
-    /// The container runtime and its version.
     pub container_runtime: String,
 }
 
@@ -75,9 +61,6 @@ impl From<NodeSystemInfo> for Kubernetes {
 
 /// Serves the status on the node's `own` address, also to the API server if that is elsewhere, until it is cancelled. Healthy
 /// when it listens.
-///
-/// # Errors
-/// [`ListenError`].
 pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
     let address = SocketAddr::from((own, STATUS_PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
@@ -106,7 +89,7 @@ impl Source for Node {
 
     fn page(&self) -> Option<Page> {
         let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, .. } = &self.facts;
-        let storage = Found::look(&**volumes).map(|found| found.told(orphans(&self.gather())));
+        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&self.gather())));
         let storage = storage.inspect_err(|error| {
             let error: &dyn Error = error;
             warn!(error, "the disk cannot be looked at, the status page is without it");
@@ -119,7 +102,7 @@ impl Source for Node {
             versions: versions(now, kubernetes.get()),
             services: self.services(),
             storage: storage.ok(),
-            mesh: mesh.told(),
+            mesh: mesh.status(),
             clock: clock(keeper.state().borrow().clone(), keeper.servers()),
             certificates: certificates.borrow().expiries.iter().map(certificate).collect(),
             warnings: recent.warnings(),
@@ -176,7 +159,6 @@ fn versions(now: Duration, kubernetes: Option<&Kubernetes>) -> Versions {
     }
 }
 
-/// Those that there are, by kind.
 fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
     let counted = families.iter().filter(|family| family.name() == ORPHANS).flat_map(MetricFamily::get_metric);
     counted
@@ -189,7 +171,6 @@ fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
         .collect()
 }
 
-/// What is on the disk.
 struct Found {
     space: Space,
     volumes: Vec<VolumeUsage>,
@@ -218,18 +199,18 @@ impl Found {
         })
     }
 
-    fn told(self, orphans: Vec<Orphans>) -> Storage {
+    fn into_storage(self, orphans: Vec<Orphans>) -> Storage {
         let Self { space, volumes, retired, records } = self;
         let allocatable = space.overcommit.of(space.size).saturating_sub(space.reserve);
         let Space { size, promised, reserve, .. } = space;
         let disk = Disk { size, reserve, allocatable, allocated: promised, free: space.free() };
-        let volumes = volumes.iter().map(|volume| told(volume, retired.contains(&volume.id))).collect();
+        let volumes = volumes.iter().map(|volume| volume_status(volume, retired.contains(&volume.id))).collect();
         let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
         Storage::new(disk, volumes, closed.collect(), orphans)
     }
 }
 
-fn told(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
+fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     let VolumeUsage { id, record, used } = volume;
     let life = match record.state {
         _ if is_retired => Life::Retired,
@@ -255,7 +236,6 @@ fn told(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     }
 }
 
-/// An error and its causes, in a line.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -291,7 +271,7 @@ mod tests {
         format!("pvc-{name}").parse().unwrap()
     }
 
-    /// What the page of a node with these volumes tells.
+    /// The page of a node with these volumes.
     async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
         let services = crate::example::services("/nowhere".as_ref());
         let facts = Facts {
@@ -320,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_tells_of_every_volume_on_the_disk() {
+    async fn the_page_shows_every_volume_on_the_disk() {
         let volumes = FakeVolumes::with_size(Bytes::GIB);
         let filesystem = Mode::Filesystem { inodes: units::Inodes::new(64) };
         volumes.put(&volume("data"), record("data", filesystem, State::Announced));
@@ -361,16 +341,16 @@ mod tests {
         let server = SocketAddr::from(([10, 0, 2, 2], 123));
         let sample = clock::Sample { offset: -3_000_000, delay: 0, leap: clock::Leap::None };
         let answered = Some(clock::Comparison { server, sample, at: std::time::Instant::now() });
-        let told = |last, problem: Option<&str>, servers: &[SocketAddr]| {
+        let clock = |last, problem: Option<&str>, servers: &[SocketAddr]| {
             clock(clock::ClockState { last, problem: problem.map(Into::into), ..clock::ClockState::default() }, servers)
         };
-        assert_eq!(told(None, None, &[]), status::Clock::Alone);
+        assert_eq!(clock(None, None, &[]), status::Clock::Alone);
         assert!(matches!(
-            told(answered, None, &[server]),
+            clock(answered, None, &[server]),
             status::Clock::Synchronized { server, offset_us: -3000, .. } if server == "10.0.2.2"
         ));
         assert!(matches!(
-            told(answered, Some("silence"), &[server]),
+            clock(answered, Some("silence"), &[server]),
             status::Clock::Unsynchronized { server, reason, ago: Some(_) } if server == "10.0.2.2" && reason == "silence"
         ));
         let never = |reason: &str| status::Clock::Unsynchronized {
@@ -378,8 +358,8 @@ mod tests {
             reason: reason.to_owned(),
             ago: None,
         };
-        assert_eq!(told(None, Some("silence"), &[server]), never("silence"));
-        assert_eq!(told(None, None, &[server]), never("no answer yet"));
+        assert_eq!(clock(None, Some("silence"), &[server]), never("silence"));
+        assert_eq!(clock(None, None, &[server]), never("no answer yet"));
     }
 
     #[test]

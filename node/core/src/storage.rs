@@ -19,16 +19,12 @@ pub enum StorageError {
     /// There is no disk for the data, or none that is ours or empty. Nothing was written.
     #[error(transparent)]
     Find(#[from] DiskError),
-    /// The disk cannot be formatted or mounted.
     #[error("cannot mount")]
     Mount(#[from] localstorage::MountError),
-    /// A directory of it is gone.
     #[error("cannot open a directory of the data disk")]
     Open(#[from] localstorage::OpenError),
-    /// The limits of a directory of it.
     #[error("cannot read the project of a directory of the data disk")]
     Project(#[from] fsquota::FsError),
-    /// What is in the volumes directory.
     #[error("cannot use the volumes directory")]
     Volumes(#[from] volume::StartError),
 }
@@ -44,9 +40,6 @@ pub struct Storage {
 
 impl Storage {
     /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`.
-    ///
-    /// # Errors
-    /// [`StorageError`]: nothing was written to a disk that is not ours.
     pub fn open(config: &config::Storage) -> Result<Self, StorageError> {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
@@ -61,7 +54,6 @@ impl Storage {
         Ok(Self { data, budget, ephemeral, volumes: Arc::new(volumes) })
     }
 
-    /// Where the data disk is mounted.
     pub fn data(&self) -> &Path {
         self.data.path()
     }
@@ -71,7 +63,6 @@ impl Storage {
         self.ephemeral.path()
     }
 
-    /// Where programs find their directories.
     pub fn paths(&self) -> programs::Paths {
         programs::Paths {
             pki: self.data.pki.path().to_owned(),
@@ -86,7 +77,6 @@ impl Storage {
         }
     }
 
-    /// What programs may take of the data disk.
     pub fn disk(&self) -> programs::Disk {
         let Self { budget, .. } = self;
         programs::Disk {
@@ -103,23 +93,20 @@ impl Storage {
         (self.data.log.node.path().to_owned(), nodelog::Bounds::within(limit))
     }
 
-    /// kubelet's root directory.
     pub fn kubelet(&self) -> PathBuf {
         self.data.kubelet.path().to_owned()
     }
 
-    /// The node's volumes.
     pub fn volumes(&self) -> Arc<Store> {
         Arc::clone(&self.volumes)
     }
 
-    /// What the CSI plugin has to know.
     pub fn csi(&self, node: &NodeName) -> csi::Settings {
         csi::Settings::new(self.kubelet(), node.as_str(), env!("CARGO_PKG_VERSION"))
     }
 }
 
-/// Those of what is no volume, and has limits too.
+/// Projects of the directories with limits that are not volumes.
 fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
     let parts: [Dir; Part::ALL.len()] = [
         data.open(|data| &data.etcd)?,

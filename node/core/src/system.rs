@@ -14,71 +14,50 @@ use units::Bytes;
 
 use config::NodeName;
 
-/// Which step of the preparation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
-    /// A directory cannot be made.
     #[error("cannot make {path}")]
     Directory {
-        /// Where.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// A file cannot be written.
     #[error("cannot write {path}")]
     Write {
-        /// Where.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// A directory cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// The directory.
         path: PathBuf,
-        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// A file system cannot be mounted.
     #[error("cannot mount {target}")]
     Mount {
-        /// Where.
         target: &'static str,
-        /// Why.
         #[source]
         source: FilesystemError,
     },
-    /// A kernel setting cannot be written.
     #[error("cannot set {key} to {value:?}")]
     Sysctl {
-        /// The setting, as sysctl(8) writes it.
         key: String,
-        /// The wanted value.
         value: &'static str,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// The limit of open files cannot be raised.
     #[error("cannot raise the limit of open files")]
     Limit(#[source] Errno),
-    /// The host name cannot be set.
     #[error("cannot set the host name {name}")]
     HostName {
-        /// The wanted name.
         name: NodeName,
-        /// The kernel's answer.
         #[source]
         source: Errno,
     },
 }
 
-/// Directories of file systems on `/dev` and `/sys` that have to be made before the mount.
+/// Directories of file systems on `/dev` and `/sys` that are created before the mount.
 const DIRECTORIES: [&str; 3] = ["/dev/pts", "/dev/shm", "/dev/mqueue"];
 
 const NO_PROGRAMS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC).union(MsFlags::MS_NODEV);
@@ -95,19 +74,14 @@ const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("securityfs", "/sys/kernel/security", NO_PROGRAMS, ""),
 ];
 
-/// The file has the reasons.
 const SETTINGS: &str = include_str!("sysctl.conf");
 
-/// The same for connection tracking.
 const CONNECTION_SETTINGS: &str = include_str!("conntrack.conf");
 
 /// Open files of one process; containers get it too.
 const OPEN_FILES: u64 = 1 << 20;
 
 /// Mounts, settings, limits and the host name. Once per boot.
-///
-/// # Errors
-/// The step that failed.
 pub fn prepare(node: &NodeName) -> Result<(), SystemError> {
     for path in DIRECTORIES {
         make(Path::new(path))?;
@@ -122,9 +96,6 @@ pub fn prepare(node: &NodeName) -> Result<(), SystemError> {
 }
 
 /// The directories of `/ephemeral` that links of the read-only root lead to, and the files there.
-///
-/// # Errors
-/// A directory or file cannot be made.
 pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemError> {
     for below in ["etc", "run", "tmp", "var/lib", "var/log", "var/run", "var/tmp"] {
         make(&ephemeral.join(below))?;
@@ -137,9 +108,6 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemErro
 }
 
 /// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NODE/proxy/logs/NAME/`.
-///
-/// # Errors
-/// [`SystemError::Write`]: the link cannot be made.
 pub fn show_log(ephemeral: &Path, name: &str, directory: &Path) -> Result<(), SystemError> {
     let path = ephemeral.join("var/log").join(name);
     symlink(directory, &path).map_err(|source| SystemError::Write { path, source })
@@ -155,21 +123,18 @@ fn machine_id(node: &NodeName) -> String {
 }
 
 /// Settings of modules that are loaded later than the others.
-///
-/// # Errors
-/// A setting cannot be written.
 pub fn prepare_connections() -> Result<(), SystemError> {
     apply(CONNECTION_SETTINGS, Path::new(SYSCTL_ROOT))
 }
 
 /// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
-/// does not tell.
+/// does not show it.
 pub fn machine_memory() -> Option<Bytes> {
     kerneltext::size(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
 /// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
-/// does not tell.
+/// does not show it.
 pub fn own_memory() -> Option<Bytes> {
     kerneltext::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
@@ -218,7 +183,6 @@ fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Re
     Ok(())
 }
 
-/// Directories that are no interface's.
 const FOR_ALL: [&str; 2] = ["default", "all"];
 
 /// The directories of settings of interfaces, as sysctl(8) writes them: `/` is a `.` of the name. [`FOR_ALL`] first, so that

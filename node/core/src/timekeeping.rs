@@ -1,4 +1,4 @@
-//! Who keeps the node's clock.
+//! The first setting of the node's clock.
 
 use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,17 +12,16 @@ use tracing::{info, warn};
 
 use crate::kernel::Kernel;
 
-/// Of SNTP servers.
 const PORT: u16 = 123;
 
-/// How long a node whose clock is wrong waits for somebody who tells it the time.
+/// How long a node whose clock is wrong waits for a time server.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The same for a clock that may be right: time for one server that is there.
 const GLANCE: Duration = Duration::from_secs(2);
 
-/// Sets the clock by one of these servers if they answer: certificates are made next, and from then on it is never set
-/// back. A clock that cannot be right, one from before the kernel was made, waits for an answer; any other takes
+/// Sets the clock by one of these servers if they answer: certificates are signed next, and from then on it is never set
+/// back. A clock that cannot be right, before the kernel's build date, waits for an answer; any other takes
 /// what comes at once. Without an answer the clock goes on as it is.
 pub async fn start(servers: &[Ipv4Addr]) -> Arc<Keeper> {
     let servers = servers.iter().map(|server| (*server, PORT).into()).collect();
@@ -41,17 +40,17 @@ async fn keep(servers: Vec<SocketAddr>, clock: impl Clock, built: Option<UtcDate
         return keeper;
     }
     if is_wrong {
-        info!("the clock is from before the kernel was made; a time server is asked");
+        info!("clock is before the kernel's build date, asking the time servers");
     }
     match timeout(if is_wrong { PATIENCE } else { GLANCE }, keeper.first()).await {
         Ok(Ok(())) => {}
         // The server's answer may be the reason, and the service asks again.
         Ok(Err(error)) => {
             let error: &dyn Error = &error;
-            warn!(error, "the clock is not set; it goes on as it is");
+            warn!(error, "cannot set the clock, continuing with it");
         }
-        Err(_) if is_wrong => warn!("no time server answers; the clock is wrong"),
-        Err(_) => info!("no time server answers at once; the clock is taken as it is"),
+        Err(_) if is_wrong => warn!("no time server answers, the clock is wrong"),
+        Err(_) => info!("no time server answers at once, continuing with the clock"),
     }
     keeper
 }
@@ -69,7 +68,7 @@ mod tests {
 
     const SECOND: Nanoseconds = 1_000_000_000;
 
-    /// What the server says, since 1970.
+    /// The server's time since 1970.
     const TRUE: Nanoseconds = 1_800_000_000 * SECOND;
 
     /// A clock that stands still, and the kernel's answer to who sets it.
@@ -128,7 +127,7 @@ mod tests {
 
     /// It was set later, under the services, which had made certificates of the future.
     #[tokio::test]
-    async fn a_clock_that_is_ahead_is_set_before_certificates_are_made() {
+    async fn a_clock_that_is_ahead_is_set_before_certificates_are_signed() {
         let (address, _server) = server().await;
         let clock = FakeClock::at(TRUE + 10 * 86_400 * SECOND, Ok(()));
         let keeper = keep(vec![address], clock.clone(), built()).await;

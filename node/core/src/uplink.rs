@@ -11,7 +11,6 @@ use supervisor::Context;
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-/// What the kernel gives a device of Ethernet.
 const ETHERNET_MTU: u32 = 1500;
 
 /// The network, and what it was when the services were started.
@@ -19,48 +18,40 @@ const ETHERNET_MTU: u32 = 1500;
 pub struct Uplink {
     network: Network,
     first: Addressing,
-    /// What `/etc/resolv.conf` leads to.
+    /// Target of the link `/etc/resolv.conf`.
     resolv: PathBuf,
     moved: Notify,
 }
 
 impl Uplink {
-    /// Writes the name servers.
-    ///
-    /// # Errors
-    /// `resolv.conf` cannot be written.
     pub fn new(network: Network, first: Addressing, ephemeral: &Path) -> io::Result<Self> {
         let resolv = ephemeral.join("etc/resolv.conf");
         fs::write(&resolv, name_servers(&first.name_servers))?;
         Ok(Self { network, first, resolv, moved: Notify::new() })
     }
 
-    /// The largest packet that it takes, in bytes.
     pub fn mtu(&self) -> u32 {
         self.network.mtu().unwrap_or(ETHERNET_MTU)
     }
 
     /// Returns when DHCP has given the node another address. The services have the first one in their certificates
-    /// and arguments: the node has to start anew.
+    /// and arguments: the node has to restart.
     pub async fn moved(&self) {
         self.moved.notified().await;
     }
 
     /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
-    ///
-    /// # Errors
-    /// [`NetworkError`].
     pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), NetworkError> {
         cx.healthy();
-        let told = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
+        let renewed = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
             Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
             Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
         };
         tokio::select! {
             () = cx.cancelled() => {}
-            next = self.network.keep(&self.first, missed, told) => {
+            next = self.network.keep(&self.first, missed, renewed) => {
                 let next = next?.interface;
-                error!(address = %self.first.interface, %next, "DHCP gives the node another address; it starts anew");
+                error!(address = %self.first.interface, %next, "DHCP assigned another address, restarting the node");
                 self.moved.notify_one();
                 cx.cancelled().await;
             }
@@ -69,7 +60,6 @@ impl Uplink {
     }
 }
 
-/// resolv.conf(5).
 fn name_servers(all: &[Ipv4Addr]) -> String {
     // Resolvers read three.
     all.iter().take(3).map(|server| format!("nameserver {server}\n")).collect()
@@ -80,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolvers_are_told_of_the_servers_that_they_read() {
+    fn resolv_conf_has_the_servers_that_resolvers_read() {
         let all: Vec<_> = (1..=4).map(|last| Ipv4Addr::new(192, 0, 2, last)).collect();
         assert_eq!(name_servers(&all), "nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\n");
         assert_eq!(name_servers(&[]), "");

@@ -6,48 +6,44 @@ use programs::Identity;
 use supervisor::{BoxError, Context};
 use tokio::sync::watch;
 
-use crate::certificates::{Certificates, Kept};
+use crate::certificates::{CertificateStatus, Certificates};
 use crate::join::Join;
-use crate::member::{Ground, Member, Own, Server};
+use crate::member::{BaseServices, Member, StorageIdentity};
 
-/// A worker.
 pub(crate) struct Worker {
     member: Arc<Member>,
     join: Arc<Join>,
-    kept: watch::Sender<Kept>,
+    status: watch::Sender<CertificateStatus>,
 }
 
 impl Worker {
-    pub(crate) fn new(member: Arc<Member>, worker: config::Worker, kept: watch::Sender<Kept>) -> Self {
+    pub(crate) fn new(member: Arc<Member>, worker: config::Worker, status: watch::Sender<CertificateStatus>) -> Self {
         let join = Arc::new(Join::new(member.services.clone(), worker, member.keeper.state()));
-        Self { member, join, kept }
+        Self { member, join, status }
     }
 
-    /// The root of the services, in boot order.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
-        let Self { member, join, kept } = &*self;
-        let Ground { modules, guard } = member.begin(&cx, Some(join.server()));
-        let its = Arc::clone(join);
-        cx.start("join", move |cx| Arc::clone(&its).run(cx));
-        let runtime = member.runtime(&cx, guard).await?;
+        let Self { member, join, status } = &*self;
+        let BaseServices { modules, guard } = member.start_base(&cx, Some(join.server()));
+        let service = Arc::clone(join);
+        cx.start("join", move |cx| Arc::clone(&service).run(cx));
+        let runtime = member.start_runtime(&cx, guard).await?;
 
         let credentials = tokio::select! {
             () = cx.cancelled() => return Ok(()),
             credentials = join.credentials() => credentials,
         };
-        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept.clone()));
+        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), status.clone()));
         let clock = member.keeper.state();
         cx.start("certificates", move |cx| Arc::clone(&certificates).run(cx, clock.clone()));
-        let own = Own::new(member, &credentials, Server::Elsewhere);
-        let its = own.clone();
-        let identity = cx.start("storage-identity", move |cx| its.clone().identify(cx));
-        // kube-proxy shows the certificate of the node's storage.
-        identity.healthy().await?;
-        member.pods(&cx, &credentials, Identity::Storage, modules, runtime).await?;
-        let client = credentials.client(Identity::Storage).await?;
-        let its = Arc::clone(member);
-        cx.start("node", move |cx| Arc::clone(&its).watch_node(cx, client.clone()));
-        member.network_and_storage(&cx, &own);
+        let identity = StorageIdentity::requested(member, &credentials);
+        let service = identity.clone();
+        // kube-proxy uses this certificate, too.
+        cx.start("storage-identity", move |cx| service.clone().request(cx)).healthy().await?;
+        member.start_pods(&cx, &credentials, Identity::Storage, modules, runtime).await?;
+        let (node, client) = (Arc::clone(member), credentials.client(Identity::Storage).await?);
+        cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
+        member.start_network_and_storage(&cx, &identity);
         cx.healthy();
         cx.cancelled().await;
         Ok(())

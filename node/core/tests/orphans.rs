@@ -1,4 +1,4 @@
-//! Who reaps a process when its parent has ended, and who does not.
+//! PID 1 reaps orphans, and only orphans.
 
 use std::convert::Infallible;
 use std::fs;
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// This process inherits as PID 1 does.
 #[tokio::test]
-async fn an_orphan_is_reaped_and_a_child_is_left_to_whoever_awaits_it() {
+async fn an_orphan_is_reaped_and_a_child_is_left_to_its_parent() {
     set_child_subreaper(true).unwrap();
     let orphan = orphan();
     let mut child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
@@ -24,19 +24,19 @@ async fn an_orphan_is_reaped_and_a_child_is_left_to_whoever_awaits_it() {
         becomes(process, Some('Z')).await;
     }
 
-    // From here on the grace takes no time: the clock goes on whenever nobody has anything to do.
+    // From here on the grace takes no time: the clock advances whenever no task runs.
     pause();
     let tree = Supervisor::start("orphans", Settings::default(), orphans::run);
     tree.handle().healthy().await.unwrap();
-    assert_eq!([orphan, child.id()].map(state), [Some('Z'); 2], "somebody may await both");
+    assert_eq!([orphan, child.id()].map(state), [Some('Z'); 2], "a service may await both");
     assert_eq!(child.wait().unwrap().code(), Some(7));
     becomes(orphan, None).await;
     tree.stop(LIMIT).await.unwrap();
 }
 
-/// A process that ends after its parent, and is nobody's then.
+/// A process that ends after its parent, and is an orphan then.
 fn orphan() -> u32 {
-    // It ends when nobody can write to its input any more. A shell gives such a process another standard input.
+    // It ends when its input is closed. A shell gives such a process another standard input.
     let script = "exec 3<&0; (read -r line <&3) >/dev/null & echo $!";
     let mut shell = Command::new("/bin/sh");
     let mut parent = shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

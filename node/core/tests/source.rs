@@ -23,10 +23,8 @@ const EFI_SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 
-/// In the root of the partition.
 const FILE: &str = "granary.json";
 
-/// Of the machine, to the node.
 const BOUND: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 
 /// A machine with one disk, which has an EFI system partition and the node's system.
@@ -36,7 +34,6 @@ struct Machine {
 }
 
 impl Machine {
-    /// With this on the partition.
     fn with_esp(fill: impl FnOnce(&Path)) -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         let mut table = Table::new(ID, SECTOR).unwrap();
@@ -71,9 +68,9 @@ impl Machine {
         format!("{}{number}", self.disk.path().display())
     }
 
-    /// What a node that was started from the disk is told: where it found its configuration and its name, or why it
+    /// The result of a start from the disk: where the node found its configuration and its name, or why it
     /// has none.
-    fn told(&self) -> String {
+    fn result(&self) -> String {
         let root = self.root.path();
         mount(Some(&*self.partition(2)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
         for name in BOUND {
@@ -86,11 +83,11 @@ impl Machine {
         Child::start(|| {
             chroot(root).unwrap();
             std::env::set_current_dir("/").unwrap();
-            let told = match source::read() {
+            let result = match source::read() {
                 Ok((found, config)) => format!("{found}, {}", config.node),
                 Err(error) => chain(&error),
             };
-            fs::write(&answer, told).unwrap();
+            fs::write(&answer, result).unwrap();
         })
         .wait();
         BOUND.iter().for_each(|name| unmount(&root.join(name)).unwrap());
@@ -105,7 +102,6 @@ impl Machine {
     }
 }
 
-/// Runs a tool, which must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
@@ -119,42 +115,43 @@ fn chain(error: &dyn Error) -> String {
 #[test]
 fn the_file_beside_the_system_configures_the_node() {
     let machine = Machine::with_file(br#"{"nodeName": "from-the-disk"}"#);
-    assert_eq!(machine.told(), format!("granary.json on {}, from-the-disk", machine.partition(1)));
+    assert_eq!(machine.result(), format!("granary.json on {}, from-the-disk", machine.partition(1)));
 }
 
 #[test]
 fn without_a_file_the_defaults_count() {
     let machine = Machine::with_esp(|_| {});
-    assert_eq!(machine.told(), "nowhere: the defaults, granary");
+    assert_eq!(machine.result(), "nowhere: the defaults, granary");
 }
 
 #[test]
-fn mistakes_are_told_with_the_place_of_the_file() {
+fn errors_name_the_place_of_the_file() {
     let machine = Machine::with_file(br#"{"nodename": "from-the-disk"}"#);
-    let told = machine.told();
+    let result = machine.result();
     let place = format!("the node's configuration from granary.json on {} cannot be used", machine.partition(1));
-    assert!(told.starts_with(&place) && told.contains("nodename: there is no such field here"), "{told}");
+    assert!(result.starts_with(&place) && result.contains("nodename: there is no such field here"), "{result}");
 }
 
 #[test]
 fn a_file_that_is_too_large_is_refused() {
     let machine = Machine::with_file(&vec![b' '; (64 << 10) + 1]);
-    let expected = format!("granary.json on {} has more than 64 KiB: that is no configuration", machine.partition(1));
-    assert_eq!(machine.told(), expected);
+    let expected =
+        format!("granary.json on {} has more than 64 KiB: that is not a configuration", machine.partition(1));
+    assert_eq!(machine.result(), expected);
 }
 
 #[test]
-fn what_is_no_text_is_refused() {
+fn a_binary_file_is_rejected() {
     let machine = Machine::with_file(b"\xff");
     let expected = format!("cannot read granary.json on {}: ", machine.partition(1));
-    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+    assert!(machine.result().starts_with(&expected), "{}", machine.result());
 }
 
 #[test]
 fn a_directory_of_the_name_is_refused() {
     let machine = Machine::with_esp(|place| fs::create_dir(place.join(FILE)).unwrap());
     let expected = format!("cannot read granary.json on {}: Is a directory", machine.partition(1));
-    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+    assert!(machine.result().starts_with(&expected), "{}", machine.result());
 }
 
 #[test]
@@ -166,5 +163,5 @@ fn a_partition_without_a_file_system_is_refused() {
     drop(esp);
     let partition = machine.partition(1);
     let expected = format!("cannot mount the EFI system partition {partition}; put a FAT file system on it");
-    assert!(machine.told().starts_with(&expected), "{}", machine.told());
+    assert!(machine.result().starts_with(&expected), "{}", machine.result());
 }

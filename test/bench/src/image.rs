@@ -1,4 +1,4 @@
-//! [`ImageReport`]: what the image weighs, how its boot goes, what the node's program needs.
+//! [`ImageReport`]: size of the image, stages of its boot, memory of the node's program.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,12 +17,23 @@ pub struct Part {
     pub bytes: u64,
 }
 
+/// A stage of a boot, when it became ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// Component.
+    pub name: String,
+    /// Milliseconds since QEMU started the guest.
+    pub at_ms: u64,
+    /// CPU time of QEMU until then, in milliseconds.
+    pub cpu_ms: u64,
+}
+
 /// One boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BootSample {
-    /// Stages in order, and when each became ready: milliseconds since QEMU started the guest.
-    pub stages: Vec<(String, u64)>,
-    /// Memory (PSS) of the node's program in bytes, by the number of volumes.
+    /// In the order in which they became ready.
+    pub stages: Vec<Stage>,
+    /// Memory of the node's program (PSS) in bytes, by the number of volumes.
     pub memory: BTreeMap<u32, u64>,
 }
 
@@ -48,6 +59,8 @@ pub struct StageFigure {
     pub name: String,
     /// Seconds since QEMU started the guest.
     pub seconds: Spread,
+    /// CPU seconds of QEMU until then. They depend less on the load of the machine.
+    pub cpu_seconds: Spread,
 }
 
 /// Memory of the node's program.
@@ -63,9 +76,12 @@ impl ImageReport {
     /// Of these boots. A stage that one of them did not have is left out.
     pub fn new(accelerator: String, parts: Vec<Part>, boots: &[BootSample]) -> Self {
         let order = boots.first().map(|boot| boot.stages.as_slice()).unwrap_or_default();
-        let stages = order.iter().filter_map(|(name, _)| {
-            let times: Option<Vec<u64>> = boots.iter().map(|boot| boot.time(name)).collect();
-            Some(StageFigure { name: name.clone(), seconds: Spread::of(times?, 1000)? })
+        let stages = order.iter().filter_map(|Stage { name, .. }| {
+            let stages: Option<Vec<&Stage>> = boots.iter().map(|boot| boot.stage(name)).collect();
+            let stages = stages?;
+            let seconds = Spread::of(stages.iter().map(|stage| stage.at_ms), 1000)?;
+            let cpu_seconds = Spread::of(stages.iter().map(|stage| stage.cpu_ms), 1000)?;
+            Some(StageFigure { name: name.clone(), seconds, cpu_seconds })
         });
         let numbers: Vec<u32> = boots.first().map(|boot| boot.memory.keys().copied().collect()).unwrap_or_default();
         let memory = numbers.into_iter().filter_map(|volumes| {
@@ -77,8 +93,8 @@ impl ImageReport {
 }
 
 impl BootSample {
-    fn time(&self, stage: &str) -> Option<u64> {
-        self.stages.iter().find(|(name, _)| name == stage).map(|(_, time)| *time)
+    fn stage(&self, name: &str) -> Option<&Stage> {
+        self.stages.iter().find(|stage| stage.name == name)
     }
 }
 
@@ -93,8 +109,10 @@ impl fmt::Display for ImageReport {
         )?;
         let parts = self.parts.iter().map(|part| vec![part.name.clone(), part.bytes.to_string()]);
         writeln!(f, "\n{}", Table::new(vec!["part".into(), "bytes".into(), String::new()], wide(parts)))?;
-        let stages = self.stages.iter().map(|stage| vec![stage.name.clone(), shown(stage.seconds, 1.0)]);
-        writeln!(f, "\n{}", Table::new(vec!["ready".into(), "seconds".into(), String::new()], wide(stages)))?;
+        let figures = |stage: &StageFigure| [stage.seconds, stage.cpu_seconds].map(|spread| shown(spread, 1.0));
+        let stages =
+            self.stages.iter().map(|stage| [vec![stage.name.clone()], figures(stage).into()].concat()).collect();
+        writeln!(f, "\n{}", Table::new(["ready", "seconds", "CPU seconds"].map(str::to_owned).into(), stages))?;
         let memory = self.memory.iter().map(|at| vec![format!("with {} volumes", at.volumes), shown(at.bytes, MIB)]);
         write!(
             f,
@@ -124,15 +142,19 @@ fn shown(spread: Spread, unit: f64) -> String {
 mod tests {
     use super::*;
 
+    fn stage(name: &str, at_ms: u64) -> Stage {
+        Stage { name: name.to_owned(), at_ms, cpu_ms: 2 * at_ms }
+    }
+
     fn boot(ready: u64, pss: u64) -> BootSample {
         BootSample {
-            stages: vec![("etcd".into(), 1000), ("node Ready".into(), ready)],
+            stages: vec![stage("etcd", 1000), stage("node Ready", ready)],
             memory: BTreeMap::from([(0, pss), (1000, 2 * pss)]),
         }
     }
 
     #[test]
-    fn boots_are_put_together_stage_by_stage() {
+    fn boots_are_summarized_by_stage() {
         let report = ImageReport::new(
             "emulation".into(),
             vec![Part { name: "kernel".into(), bytes: 4096 }],
@@ -142,13 +164,13 @@ mod tests {
         assert!((report.stages[1].seconds.median - 32.0).abs() < f64::EPSILON);
         assert_eq!(report.memory.iter().map(|at| at.volumes).collect::<Vec<_>>(), [0, 1000]);
         let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        for row in ["kernel 4096", "etcd 1", "node Ready 32 (30–40)", "with 1000 volumes 20"] {
+        for row in ["kernel 4096", "etcd 1 2", "node Ready 32 (30–40) 64 (60–80)", "with 1000 volumes 20"] {
             assert!(words.contains(row), "{row:?} in\n{words}");
         }
     }
 
     #[test]
-    fn a_stage_without_samples_gives_no_figure() {
+    fn a_stage_that_one_boot_lacks_is_left_out() {
         let mut other = boot(1, 1);
         other.stages.remove(0);
         let report = ImageReport::new(String::new(), vec![], &[boot(1, 1), other]);
@@ -156,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn no_boot_gives_no_figure() {
+    fn without_boots_there_are_no_figures() {
         let report = ImageReport::new(String::new(), vec![], &[]);
         assert!(report.stages.is_empty() && report.memory.is_empty());
     }

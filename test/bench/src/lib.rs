@@ -12,7 +12,7 @@ mod statistics;
 mod table;
 
 pub use burst::{Burst, BurstFigure, BurstSample, Way};
-pub use image::{BootSample, ImageReport, MemoryFigure, Part, StageFigure};
+pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
 pub use mesh::{MeshFigure, MeshReport};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};

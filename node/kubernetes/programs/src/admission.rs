@@ -1,4 +1,4 @@
-//! What the API server's admission plugins are told.
+//! The configuration of the API server's admission plugins.
 
 use cluster::PodSecurity;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! kube-apiserver, for everybody who has a certificate.
+//! kube-apiserver, for clients with a certificate.
 
 use std::sync::Arc;
 
@@ -80,14 +80,11 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
 
     #[test]
-    fn every_file_that_it_is_told_of_is_there() {
+    fn every_file_of_its_arguments_exists() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
+        let config = crate::config::example_in(scratch.path());
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let pki = config.paths.pki.display().to_string();
         let files: Vec<String> = program(&config, &credentials)

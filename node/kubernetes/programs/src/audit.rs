@@ -16,7 +16,7 @@ const SMALLEST: u64 = 8;
 const LARGEST: u64 = 100;
 const DAYS: u32 = 30;
 
-/// What is written: who did what to which object, and whether it was allowed. No bodies: Secrets have their values there.
+/// The policy: the user, the object and the decision of each request. No bodies: Secrets have their values there.
 ///
 /// Left out are the node's own questions whether the API server is ready, and the kubelets' heartbeats, which would be
 /// most of the log. A rule applies before the request is authorized, so that a heartbeat for another node's lease is left
@@ -42,7 +42,6 @@ pub(crate) fn policy() -> String {
     .to_string()
 }
 
-/// The file that is written now.
 pub(crate) fn file(directory: &Path) -> PathBuf {
     directory.join("audit.log")
 }
@@ -57,10 +56,8 @@ pub(crate) fn bounds(limit: Bytes) -> [(&'static str, String); 3] {
     ]
 }
 
-/// The files of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Files {
-    /// Of each, in MiB.
     size: u64,
     backups: u64,
 }

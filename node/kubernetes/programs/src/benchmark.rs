@@ -13,21 +13,14 @@ use crate::config::example;
 use crate::pki::identity::Identity;
 use crate::{Config, Credentials, apiserver, controller_manager, etcd, kubelet, proxy, scheduler};
 
-/// What an item expects.
 enum Expected {
-    /// This argument.
     Argument(Program, &'static str),
-    /// An argument that begins so, and has a value.
     Flag(Program, &'static str),
-    /// No argument that begins so.
     Absent(Program, &'static str),
-    /// A word in the list of a flag.
     Word(Program, &'static str, &'static str),
     /// A field of a configuration file, with this value as JSON.
     Field(File, &'static str, &'static str),
-    /// A field of a configuration file, with any value.
     Present(File, &'static str),
-    /// Mode of a file of the directory of certificates.
     Mode(&'static str, u32),
     /// The program's own user owns its data directory, and only that user may open it.
     Owns(Program, &'static str),
@@ -141,7 +134,6 @@ const ITEMS: [(&str, Expected); 83] = [
     ("1.2.3", Field(Proxy, "/featureGates/AllowServiceExternalIPs", "false")),
 ];
 
-/// A control plane's programs, as they would be started.
 struct Node {
     config: Config,
     credentials: Credentials,
@@ -224,7 +216,6 @@ fn the_programs_are_started_as_the_benchmark_expects() {
     assert_eq!(failed, [&""; 0]);
 }
 
-/// A wrong comparison would pass whatever the arguments are.
 #[test]
 fn each_kind_of_expectation_can_fail() {
     let node = Node::new();

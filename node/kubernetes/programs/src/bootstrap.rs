@@ -11,10 +11,8 @@ use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Where the Secrets of tokens are.
 pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
 
-/// The type of the Secrets of tokens.
 pub const BOOTSTRAP_TYPE: &str = "bootstrap.kubernetes.io/token";
 
 /// The name of the Secret of the token with this ID.
@@ -23,9 +21,6 @@ pub fn bootstrap_secret_name(id: &str) -> String {
 }
 
 /// The Secret that has the API server accept it until `expires`, for the node of this name.
-///
-/// # Errors
-/// A time outside of RFC 3339's years.
 pub fn bootstrap_secret(token: &Token, node: &str, expires: OffsetDateTime) -> Result<Secret, serde_json::Error> {
     let expires = expires.replace_nanosecond(0).unwrap_or(expires).format(&Rfc3339);
     let expires = expires.map_err(serde_json::Error::custom)?;

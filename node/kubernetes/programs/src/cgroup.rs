@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 use units::Bytes;
 
-/// A cgroup2 directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroup(PathBuf);
 
@@ -38,7 +37,7 @@ impl Cgroup {
     }
 
     /// `memory.max`: the kernel frees page cache first, and kills only when nothing is left to free. There is no
-    /// `memory.high`: whoever is above that is slowed down more and more, and never killed; a program that runs away would
+    /// `memory.high`: a process above it is slowed down more and more, and never killed; a program that runs away would
     /// stay, and do no work.
     ///
     /// `memory.oom.group`: a program dies as a whole, and is started again.
@@ -58,7 +57,6 @@ impl Cgroup {
         }
     }
 
-    /// The list of its processes, to write to.
     pub(crate) fn processes(&self) -> Option<OwnedFd> {
         let path = self.0.join("cgroup.procs");
         let opened = File::options().write(true).open(&path).map(OwnedFd::from);

@@ -1,4 +1,4 @@
-//! What containerd is told of the pods' network: a link for each pod, addresses from the node's range, host ports.
+//! containerd's configuration of the pods' network: a link for each pod, addresses from the node's range, host ports.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,6 @@ use crate::{Config, Paths};
 /// of the range, and is the only way to its pod's address. No other interface of a node has such a name.
 pub(crate) const LINKS: &str = "veth*";
 
-/// The configuration's file.
 pub(crate) const CONFLIST: &str = "10-pods.conflist";
 
 /// The directory in which containerd looks for network configurations, and which it watches.

@@ -12,13 +12,11 @@ use crate::cgroup::Cgroup;
 use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Paths, cni, ready};
 
-/// Kubernetes' images are in this namespace of containerd.
 const NAMESPACE: &str = "k8s.io";
 
 /// The cgroup of containerd's shims, from the root of the hierarchy.
 const SHIMS: &str = "/shims";
 
-/// Healthy when its socket accepts.
 pub fn service(config: &Config) -> Service {
     let socket = config.paths.containerd_socket();
     program(config).service(&config.paths, move || {
@@ -77,7 +75,7 @@ fn import(paths: &Paths, archive: &Path) -> Program {
         "images".to_owned(),
         "import".to_owned(),
         "--local".to_owned(),
-        // Nobody could pull it again.
+        // It could not be pulled again.
         "--label".to_owned(),
         "io.cri-containerd.pinned=pinned".to_owned(),
         archive.display().to_string(),
@@ -95,12 +93,12 @@ fn program(config: &Config) -> Program {
 }
 
 /// A shim for each pod, of 10 MiB or more, would count for containerd, and would die with it and take its pod along.
-/// containerd insists that the group is there. `None` if it cannot be made.
+/// containerd requires the group. `None` if it cannot be created.
 fn shim_cgroup(paths: &Paths) -> Option<&'static str> {
     Cgroup::ensure(paths.cgroups.as_deref()?, SHIMS.trim_start_matches('/'), None).map(|_| SHIMS)
 }
 
-/// containerd 2.3, configuration version 3. What is not named is the default.
+/// containerd 2.3, configuration version 3. Missing settings have their defaults.
 fn toml(paths: &Paths, shims: Option<&str>) -> String {
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
     format!(

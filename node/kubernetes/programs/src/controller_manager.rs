@@ -1,4 +1,4 @@
-//! kube-controller-manager: all controllers but the one that approves certificates, and the one that removes expired tokens.
+//! kube-controller-manager: all default controllers but the approver of certificates, and the one that deletes expired tokens.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::pki::store::CONTROLLERS_SIGNING_KEY;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, Rights, User, ready};
 
-/// Made by one of its controllers in every cluster; without it no pod can be created.
+/// One of its controllers creates it in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
 const NAME: &str = "kube-controller-manager";
 
-/// Healthy when the cluster has its default service account, the first thing that everybody waits for.
+/// Healthy when the cluster has its default service account.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     let kept = Arc::clone(credentials);
     program(config, credentials).service(&config.paths, move || {
@@ -31,7 +31,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("authorization-kubeconfig", kubeconfig),
         ("bind-address", "127.0.0.1".to_owned()),
         ("profiling", "false".to_owned()),
-        // No port: serving would cost a second of key making, and nobody asks.
+        // No port: serving would cost a second for a key, and has no clients.
         ("secure-port", "0".to_owned()),
         ("leader-elect", "false".to_owned()),
         // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
@@ -41,7 +41,11 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("cluster-cidr", config.cluster_pods.to_string()),
         ("node-cidr-mask-size", NODE_PREFIX.to_string()),
         ("service-cluster-ip-range", config.services.to_string()),
-        // It makes the directory. There are no plugins.
+        // Its start sends some 110 requests for the tokens of its controllers, which client-go's defaults (20 a second) delay
+        // by four seconds. The API server's priority and fairness limits it.
+        ("kube-api-qps", "200".to_owned()),
+        ("kube-api-burst", "300".to_owned()),
+        // It creates the directory. There are no plugins.
         ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
         ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),
@@ -70,13 +74,10 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
 
     fn values(flag: &str) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
+        let config = crate::config::example_in(scratch.path());
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let arguments = program(&config, &credentials).arguments;
         arguments.iter().filter_map(|argument| argument.strip_prefix(flag).map(str::to_owned)).collect()

@@ -1,5 +1,5 @@
-//! How a machine that joins finds out whom to trust: the API server shows its authority's certificate, and the machine
-//! knows the digest of the authority's key. Nothing secret is sent before that.
+//! How a machine that joins finds out whom to trust: the API server shows its CA's certificate, and the machine
+//! has the digest of the CA's key. Nothing secret is sent before that.
 
 use std::fmt;
 use std::io;
@@ -27,58 +27,32 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Why it is not known whom to trust.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Nobody answers.
     #[error("cannot reach the API server at {address}:{port}")]
     Connect {
-        /// The server's address.
         address: IpAddr,
-        /// Its port.
         port: u16,
-        /// The system's answer.
         #[source]
         source: io::Error,
     },
-    /// It does not answer in time.
     #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
-    Silence {
-        /// The server's address.
-        address: IpAddr,
-        /// Its port.
-        port: u16,
-    },
-    /// Another authority, most likely another cluster's.
+    Silence { address: IpAddr, port: u16 },
     #[error(
-        "the API server at {address}:{port} does not belong to the authority {wanted}: it showed {shown}; check address and digest"
+        "the API server at {address}:{port} does not belong to the CA {wanted}: it showed {shown}; check address and digest"
     )]
-    OtherAuthority {
-        /// The server's address.
-        address: IpAddr,
-        /// Its port.
-        port: u16,
-        /// What the machine was told.
-        wanted: CaDigest,
-        /// The last certificate that the server showed.
-        shown: Shown,
-    },
-    /// The authority is the right one, but it did not sign this server, or not for this address, or not for today.
+    OtherCa { address: IpAddr, port: u16, wanted: CaDigest, shown: Shown },
+    /// The CA is the right one, but it did not sign this server, or not for this address, or not for today.
     #[error("the API server at {address}:{port} cannot be trusted")]
     Server {
-        /// The server's address.
         address: IpAddr,
-        /// Its port.
         port: u16,
-        /// What is wrong with its certificate.
         #[source]
         source: io::Error,
     },
 }
 
-/// The key of a certificate that a server showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// None.
     Nothing,
-    /// That of the last one.
     Key(CaDigest),
 }
 
@@ -103,12 +77,9 @@ impl fmt::Display for Shown {
     }
 }
 
-/// The certificate of the cluster's authority, PEM, as the API server at this address shows it: its key has the digest,
+/// The certificate of the cluster's CA, PEM, as the API server at this address shows it: its key has the digest,
 /// and it signed the server's own certificate for this address. One attempt of at most ten seconds.
-///
-/// # Errors
-/// [`DiscoveryError`].
-pub async fn authority(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
+pub async fn ca(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
     let provider = Arc::new(ring::default_provider());
     let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), shown: Mutex::default() });
     let attempt = async {
@@ -131,21 +102,21 @@ pub async fn authority(address: IpAddr, port: u16, wanted: CaDigest) -> Result<S
             let found = chain.iter().find(|certificate| der_digest(certificate) == Some(wanted));
             let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
             let pem = found.map(|der| pem::encode_config(&Pem::new("CERTIFICATE", der.to_vec()), lines));
-            pem.ok_or(DiscoveryError::OtherAuthority { address, port, wanted, shown: Shown::Nothing })
+            pem.ok_or(DiscoveryError::OtherCa { address, port, wanted, shown: Shown::Nothing })
         }
         Err(DiscoveryError::Server { .. }) if seen.is_some_and(|shown| shown != Shown::Key(wanted)) => {
-            Err(DiscoveryError::OtherAuthority { address, port, wanted, shown: seen.unwrap_or(Shown::Nothing) })
+            Err(DiscoveryError::OtherCa { address, port, wanted, shown: seen.unwrap_or(Shown::Nothing) })
         }
         Err(error) => Err(error),
     }
 }
 
-/// Accepts servers that the authority with this key signed, and shows.
+/// Accepts servers that the CA with this key signed, and shows.
 #[derive(Debug)]
 struct Pinned {
     wanted: CaDigest,
     provider: Arc<CryptoProvider>,
-    /// What the server showed, if it came so far: the wanted key, or its last.
+    /// Shown by the server, if the handshake came so far: the wanted key, or its last.
     shown: Mutex<Option<Shown>>,
 }
 
@@ -158,13 +129,13 @@ impl ServerCertVerifier for Pinned {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let authority = intermediates.iter().find(|der| der_digest(der) == Some(self.wanted));
+        let ca = intermediates.iter().find(|der| der_digest(der) == Some(self.wanted));
         let last = intermediates.last().unwrap_or(end_entity);
-        let shown = der_digest(authority.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
+        let shown = der_digest(ca.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
-        let authority = authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let ca = ca.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
-        roots.add(authority.clone().into_owned())?;
+        roots.add(ca.clone().into_owned())?;
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
         let verifier = verifier.build().map_err(|error| Error::General(error.to_string()))?;
         verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
@@ -209,7 +180,7 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::pki::certificate::{self, Authority, Pair, Purpose, Wanted};
+    use crate::pki::certificate::{self, Ca, Pair, Purpose, Wanted};
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -223,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Serves one handshake with this certificate, and its authority's if that stands behind it.
+    /// Serves one handshake with this certificate, and its CA's if that stands behind it.
     async fn serve(pair: &Pair) -> (u16, JoinHandle<()>) {
         let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
         let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
@@ -237,43 +208,43 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
-            // Who does not trust us ends it.
+            // A client that rejects the certificate ends it.
             let _ = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
         });
         (port, task)
     }
 
-    fn authority_and(address: IpAddr) -> (Authority, Pair) {
+    fn ca_and(address: IpAddr) -> (Ca, Pair) {
         let now = OffsetDateTime::now_utc();
-        let (authority, _) = Authority::make(now).unwrap();
-        let pair = authority.issue(&server_of(address), now).unwrap();
-        (authority, pair)
+        let (ca, _) = Ca::make(now).unwrap();
+        let pair = ca.issue(&server_of(address), now).unwrap();
+        (ca, pair)
     }
 
     #[tokio::test]
-    async fn an_authority_with_the_digest_is_found() {
-        let (signer, pair) = authority_and(LOOPBACK);
+    async fn an_ca_with_the_digest_is_found() {
+        let (signer, pair) = ca_and(LOOPBACK);
         let (port, _task) = serve(&pair).await;
         let wanted = ca_digest(signer.certificate()).unwrap();
-        let found = authority(LOOPBACK, port, wanted).await.unwrap();
+        let found = ca(LOOPBACK, port, wanted).await.unwrap();
         assert_eq!(ca_digest(&found), Some(wanted));
     }
 
     #[tokio::test]
-    async fn a_server_of_another_authority_is_told_apart() {
-        let (signer, pair) = authority_and(LOOPBACK);
-        let (other, _) = authority_and(LOOPBACK);
+    async fn a_server_of_another_ca_is_rejected() {
+        let (signer, pair) = ca_and(LOOPBACK);
+        let (other, _) = ca_and(LOOPBACK);
         let (port, _task) = serve(&pair).await;
-        let digest = |authority: &Authority| ca_digest(authority.certificate()).unwrap();
-        let error = authority(LOOPBACK, port, digest(&other)).await.unwrap_err();
-        let DiscoveryError::OtherAuthority { wanted, shown, .. } = error else { panic!("{error:?}") };
+        let digest = |ca: &Ca| ca_digest(ca.certificate()).unwrap();
+        let error = ca(LOOPBACK, port, digest(&other)).await.unwrap_err();
+        let DiscoveryError::OtherCa { wanted, shown, .. } = error else { panic!("{error:?}") };
         assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
     }
 
     #[tokio::test]
-    async fn a_server_that_only_shows_the_authority_is_not_trusted() {
-        let (signer, _) = authority_and(LOOPBACK);
-        let (_, mut foreign) = authority_and(LOOPBACK);
+    async fn a_server_that_only_shows_the_ca_is_not_trusted() {
+        let (signer, _) = ca_and(LOOPBACK);
+        let (_, mut foreign) = ca_and(LOOPBACK);
         foreign.certificate = format!(
             "{}{}",
             foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap(),
@@ -281,25 +252,25 @@ mod tests {
         );
         let (port, _task) = serve(&foreign).await;
         let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
+        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
         assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
     }
 
     #[tokio::test]
     async fn a_server_under_another_address_is_not_trusted() {
-        let (signer, pair) = authority_and([10, 0, 2, 15].into());
+        let (signer, pair) = ca_and([10, 0, 2, 15].into());
         let (port, _task) = serve(&pair).await;
         let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
+        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
         assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
     }
 
     #[tokio::test]
-    async fn nobody_at_the_address_is_named() {
+    async fn a_missing_server_is_an_error_with_its_address() {
         let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let error = authority(LOOPBACK, port, CaDigest::from([0; 32])).await.unwrap_err();
+        let error = ca(LOOPBACK, port, CaDigest::from([0; 32])).await.unwrap_err();
         assert_eq!(error.to_string(), format!("cannot reach the API server at 127.0.0.1:{port}"));
     }
 }

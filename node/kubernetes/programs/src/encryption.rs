@@ -12,7 +12,6 @@ use sha2::{Digest as _, Sha256};
 /// Bytes of a key of the provider `secretbox` (XSalsa20 and Poly1305).
 pub(crate) const SIZE: usize = 32;
 
-/// One key. etcd has its name beside each Secret.
 pub(crate) struct Key {
     number: SecretKey,
     bytes: [u8; SIZE],
@@ -31,7 +30,6 @@ impl Key {
         format!("key{}", self.number)
     }
 
-    /// Tells keys apart without the key.
     pub(crate) fn digest(&self) -> String {
         let digest = Sha256::new().chain_update(b"granary key of secrets\0").chain_update(self.bytes).finalize();
         digest[..8].iter().fold(String::new(), |mut text, byte| {
@@ -101,7 +99,6 @@ impl Keys {
         }
     }
 
-    /// The EncryptionConfiguration, with the present form first.
     pub(crate) fn configuration(&self, storage: SecretStorage) -> String {
         let keys: Vec<_> = self.0.iter().map(|key| json!({"name": key.name(), "secret": key.base64()})).collect();
         let encrypted = json!({"secretbox": {"keys": keys}});

@@ -1,6 +1,6 @@
 //! etcd: one member, on loopback, for clients with a certificate that says so.
 //!
-//! Loopback alone keeps nobody out: a pod in the host's network has it, too.
+//! Loopback alone is not enough: a pod in the host's network has it, too.
 
 use units::Bytes;
 
@@ -11,17 +11,15 @@ use crate::pki::store;
 use crate::program::{Program, Service};
 use crate::{Config, Rights, User, ready};
 
-/// Where clients find it.
 pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 
 /// Where other members would; there are none.
 const PEERS: &str = "https://127.0.0.1:2380";
 
-/// Where its health, version and metrics are, for everybody on loopback.
 const HEALTH: u16 = 2381;
 
-/// What the log takes: segments of 64 MB, each allocated before it is used. Two that are kept, the one
-/// that is written, the next. What is left of it is for the headroom file.
+/// Size of the log: segments of 64 MB, each allocated before it is used. Two that are kept, the one
+/// that is written, the next. The rest is for the headroom file.
 const LOG: Bytes = Bytes::new(256 << 20);
 
 /// How large the database may be in a directory of this size. A full database is refused by etcd, and
@@ -30,7 +28,6 @@ fn database(directory: Bytes) -> Bytes {
     directory.saturating_sub(LOG).max(Bytes::new(directory.get() / 4))
 }
 
-/// Healthy when it takes requests.
 pub fn service(config: &Config) -> Service {
     let service = program(config).service(&config.paths, || ready::http(HEALTH, "/health"));
     Headroom::of(config.paths.etcd.clone()).with(service)
@@ -38,14 +35,14 @@ pub fn service(config: &Config) -> Service {
 
 pub(crate) fn program(config: &Config) -> Program {
     let file = |name, extension| store::file(&config.paths.pki, name, extension).display().to_string();
-    let (authority, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
+    let (ca, certificate, key) = (file("ca", "crt"), file("etcd", "crt"), file("etcd", "key"));
     let mut arguments = vec![
         format!("--data-dir={}", config.paths.etcd.display()),
         format!("--listen-client-urls={CLIENTS}"),
         format!("--advertise-client-urls={CLIENTS}"),
         "--client-cert-auth=true".into(),
         format!("--client-cert-allowed-hostname={ETCD_CLIENT}"),
-        format!("--trusted-ca-file={authority}"),
+        format!("--trusted-ca-file={ca}"),
         format!("--cert-file={certificate}"),
         format!("--key-file={key}"),
         // On a port of its own: gRPC behind Go's HTTP server is slow, and with TLS starves watches.
@@ -55,10 +52,10 @@ pub(crate) fn program(config: &Config) -> Program {
         format!("--listen-peer-urls={PEERS}"),
         format!("--initial-advertise-peer-urls={PEERS}"),
         format!("--initial-cluster=default={PEERS}"),
-        // Nobody has a certificate of a member.
+        // There are no members' certificates.
         "--peer-client-cert-auth=true".into(),
         "--peer-cert-allowed-cn=etcd".into(),
-        format!("--peer-trusted-ca-file={authority}"),
+        format!("--peer-trusted-ca-file={ca}"),
         format!("--peer-cert-file={certificate}"),
         format!("--peer-key-file={key}"),
         "--log-level=warn".into(),
@@ -106,7 +103,7 @@ mod tests {
         assert!(program(&example()).arguments.contains(&expected));
     }
 
-    /// Everybody in the host's network could read and write every object.
+    /// All pods in the host's network could read and write every object.
     #[test]
     fn it_listens_on_loopback_only_and_without_a_certificate_to_its_health_alone() {
         let arguments = program(&example()).arguments;

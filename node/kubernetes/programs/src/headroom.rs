@@ -1,6 +1,6 @@
 //! Space that etcd gets back when its directory is full.
 //!
-//! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so nobody can compact the
+//! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so that no client can compact the
 //! database or delete objects. A file that takes space from the start, and that is deleted then, ends this state.
 
 use std::fs::{self, OpenOptions};
@@ -25,7 +25,7 @@ pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 /// How often it is looked whether there is space for the file again.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// What programs print for `ENOSPC`.
+/// The text that programs print for `ENOSPC`.
 const NO_SPACE: &str = "no space left on device";
 
 /// The file in the directory of a program, and in its project.
@@ -53,15 +53,15 @@ impl Headroom {
                 Err(_) => {}
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    let is_told = error.says(NO_SPACE);
-                    self.on_disk("headroom file not deleted", move |headroom| headroom.release(is_told)).await;
+                    let is_full = error.says(NO_SPACE);
+                    self.on_disk("headroom file not deleted", move |headroom| headroom.release(is_full)).await;
                     return Err(error);
                 }
             }
         }
     }
 
-    /// What fails is tried again: the service does not depend on it.
+    /// A failure is retried at the next start: the service does not depend on it.
     async fn on_disk(
         self: &Arc<Self>,
         failure: &'static str,
@@ -75,7 +75,7 @@ impl Headroom {
         }
     }
 
-    /// Makes the file, if it is not there and the directory has space for it.
+    /// Creates the file, if it is missing and the directory has space for it.
     fn keep(&self) -> io::Result<()> {
         let path = self.path();
         match fs::symlink_metadata(&path) {
@@ -85,7 +85,7 @@ impl Headroom {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // The program's first start makes the directory.
+        // The program's first start creates the directory.
         if !fs::exists(&self.directory)? || !fits(self.available()?) {
             return Ok(());
         }
@@ -99,8 +99,8 @@ impl Headroom {
     }
 
     /// Deletes the file if the directory is full, whatever the program printed, or if it printed so.
-    fn release(&self, is_told: bool) -> io::Result<()> {
-        if !is_told && self.available()? >= SIZE {
+    fn release(&self, is_full: bool) -> io::Result<()> {
+        if !is_full && self.available()? >= SIZE {
             return Ok(());
         }
         let path = self.path();
@@ -124,7 +124,7 @@ impl Headroom {
         }
     }
 
-    /// What the program may still write: of an XFS project, what its limit allows.
+    /// Space that the program can still use: of an XFS project, the rest of its limit.
     fn available(&self) -> io::Result<Bytes> {
         let found = statvfs(&self.directory)?;
         Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_takes_its_size_from_the_start_and_one_that_is_cut_is_made_again() {
+    fn the_file_reserves_its_size_and_a_short_one_is_created_again() {
         let scratch = Scratch::new();
         let headroom = scratch.headroom();
         fs::write(headroom.path(), b"").unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_yet_is_no_error() {
+    fn a_missing_directory_is_not_an_error() {
         let scratch = Scratch::new();
         let headroom = Headroom::of(scratch.directory.path().join("missing"));
         headroom.keep().unwrap();

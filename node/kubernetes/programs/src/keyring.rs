@@ -26,17 +26,12 @@ const USED: &str = "secrets-keys";
 const MEMBER: &str = "member";
 const FORM: &str = "secrets-form";
 
-/// What is on the disk.
 pub(crate) struct Keyring {
     keys: Keys,
 }
 
 impl Keyring {
     /// Reads the keys. Changes nothing.
-    ///
-    /// # Errors
-    /// [`PkiError::SecretsKey`], [`PkiError::OtherSecretsKey`]: Secrets in etcd may be encrypted with a key that is not
-    /// there. A new one would make them unreadable.
     pub(crate) fn find(store: &Store, config: &Config) -> Result<Self, PkiError> {
         let path = || file(&config.paths.pki, "secrets", "key");
         let used = match Dir::open(&config.paths.etcd) {
@@ -61,7 +56,7 @@ impl Keyring {
         }
     }
 
-    /// Makes the key with the configured number if the newest one has a smaller number, and removes older keys once all
+    /// Creates the key with the configured number if the newest one has a smaller number, and removes older keys once all
     /// Secrets are stored in the present form. Every step may be the last before a power cut: `secrets.key` has each key
     /// that `secrets-keys` lists.
     pub(crate) fn ensure(self, store: &Store, config: &Config) -> Result<StoredSecrets, PkiError> {
@@ -109,19 +104,11 @@ pub struct StoredSecrets {
 }
 
 impl StoredSecrets {
-    /// Whether they are.
-    ///
-    /// # Errors
-    /// [`PkiError::Disk`].
     pub fn is_complete(&self) -> Result<bool, PkiError> {
         let Some(member) = self.member()? else { return Ok(false) };
         Ok(member.read(&name_of(FORM))?.as_deref() == Some(self.form.as_bytes()))
     }
 
-    /// They are from now on.
-    ///
-    /// # Errors
-    /// [`PkiError::Disk`].
     pub fn complete(&self) -> Result<(), PkiError> {
         let member = Dir::open(&self.etcd)?.open_dir(&name_of(MEMBER))?;
         Ok(member.write(&name_of(FORM), self.form.as_bytes(), SECRET)?)

@@ -1,11 +1,10 @@
-//! What the programs write, understood: klog (Kubernetes), JSON (etcd), logfmt (containerd).
+//! Parses the programs' log lines: klog (Kubernetes), JSON (etcd), logfmt (containerd).
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// How much a line matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Debug,
@@ -18,13 +17,12 @@ pub(crate) enum Level {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) level: Level,
-    /// File and line of the program's source.
     pub(crate) caller: Option<Cow<'a, str>>,
     pub(crate) text: Cow<'a, str>,
 }
 
 impl<'a> Line<'a> {
-    /// Reads any line. What has none of the known forms is text of level [`Level::Info`].
+    /// Reads any line. A line in none of the known forms is text of level [`Level::Info`].
     pub(crate) fn parse(line: &'a str) -> Self {
         klog(line).or_else(|| json(line)).or_else(|| logfmt(line)).unwrap_or_else(|| Self {
             level: if is_panic(line) { Level::Error } else { Level::Info },
@@ -60,7 +58,7 @@ fn klog(line: &str) -> Option<Line<'_>> {
     known.then(|| Line { level, caller: Some(caller.into()), text: text.into() })
 }
 
-/// What zap writes for etcd, and logrus if it is told to.
+/// The form of zap in etcd, and of logrus if so configured.
 #[derive(Deserialize)]
 struct Object {
     level: String,

@@ -11,7 +11,7 @@ use crate::program::{Program, Service};
 use crate::{Config, Credentials, memory, ready};
 
 /// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
-/// of directories. Volumes may well use all that they were promised, so that a share as usual would say
+/// of directories. Volumes may use all of their reservations, so that a share as usual would report
 /// `DiskPressure` of a disk that only does its work. As long as all limits hold, more than this is free.
 const PRESSURE_PERCENT: u64 = 1;
 
@@ -29,7 +29,7 @@ pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
 }
 
-/// Whether kubelet has called its node ready at `since` or later, of which it tells to the second: the object on a disk
+/// Whether the kubelet has reported its node ready at `since` or later, to the second: the object on a disk
 /// that was kept has the state of the last boot.
 pub fn is_ready(node: &Node, since: Timestamp) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -118,8 +118,8 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
     .to_string()
 }
 
-/// What kubelet must not let pods ask for (`ephemeral-storage`): it takes the whole disk for its own. What it
-/// keeps free for evictions is not offered either.
+/// Reserved `ephemeral-storage`: the kubelet would offer the whole disk to pods. It subtracts the part that it keeps free for
+/// evictions itself.
 fn not_for_pods(disk: Disk) -> Bytes {
     let kept = Bytes::new(disk.size.get() / 100 * PRESSURE_PERCENT);
     disk.size.saturating_sub(disk.pods).saturating_sub(kept)
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_condition_ready_makes_a_node_ready() {
+    fn only_the_condition_ready_counts() {
         let start = "2026-11-21T21:00:00Z";
         let since: Timestamp = start.parse().unwrap();
         assert!(is_ready(&node("True", start), since));

@@ -14,7 +14,7 @@
 //! | [`pods`] | the storage identity has its certificate |
 //!
 //! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
-//! whatever they are told: containerd's shims have their sockets and runc's state there.
+//! whatever their arguments are: containerd's shims have their sockets and runc's state there.
 //!
 //! ```no_run
 //! # async fn boot(cx: supervisor::Context, config: programs::Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -28,7 +28,6 @@
 //! # }
 //! ```
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 mod admission;
 pub mod apiserver;
@@ -44,6 +43,7 @@ pub mod controller_manager;
 pub mod discovery;
 mod encryption;
 pub mod etcd;
+pub mod first_range;
 mod headroom;
 mod keyring;
 mod klog;
@@ -83,7 +83,7 @@ pub use rights::{Capability, Confinement, Rights};
 pub use sandbox::SandboxError;
 pub use user::User;
 
-/// How often each program was killed, since it was made, because it took more memory than it may.
+/// How often each program was killed since its cgroup was created, because it exceeded its memory limit.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {
     let Some(root) = &paths.cgroups else { return Vec::new() };
     memory::limited().map(|program| (program, cgroup::kills(root, program))).collect()

@@ -13,19 +13,18 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Takes `bytes`, and gives every line that ends in them to `each`. What is no UTF-8 is replaced.
+    /// Reads `bytes`, and passes every line that ends in them to `each`. Invalid UTF-8 is replaced.
     pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (line, ends) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));
-            let room = (LONGEST + MORE).saturating_sub(self.begun.len());
-            self.begun.extend_from_slice(&line[..line.len().min(room)]);
+            let space = (LONGEST + MORE).saturating_sub(self.begun.len());
+            self.begun.extend_from_slice(&line[..line.len().min(space)]);
             if ends {
                 self.flush(&mut each);
             }
         }
     }
 
-    /// Gives the line that has no end.
     pub(crate) fn end(&mut self, mut each: impl FnMut(&str)) {
         if !self.begun.is_empty() {
             self.flush(&mut each);

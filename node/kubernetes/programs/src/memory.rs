@@ -2,7 +2,6 @@
 
 use units::Bytes;
 
-/// How a program's limit grows with the machine.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     program: &'static str,
@@ -30,12 +29,11 @@ const SHARES: [Share; 8] = [
     Share { program: "ctr",                     percent: 10, least: mib(128), most: mib(1 << 10) },
 ];
 
-/// The programs that have a limit.
 pub(crate) fn limited() -> impl Iterator<Item = &'static str> {
     SHARES.iter().map(|share| share.program)
 }
 
-/// What a program may take of a machine's memory; `None` of one that the node does not know.
+/// A program's limit on a machine with this memory; `None` of an unknown program.
 pub(crate) fn limit(program: &str, machine: Bytes) -> Option<Bytes> {
     let share = SHARES.iter().find(|share| share.program == program)?;
     Some(Bytes::new(machine.get() / 100 * share.percent).clamp(share.least, share.most))
@@ -47,9 +45,8 @@ pub(crate) const fn heap(limit: Bytes) -> Bytes {
     Bytes::new(limit.get() / 5 * 4)
 }
 
-/// What pods cannot have (kubelet's `kubeReserved`): half a GiB for what the programs take on an idle node, and a tenth of
-/// the machine, up to 4 GiB, for what they take more when there is more to do, and for the kernel. Never more than half: a
-/// small machine shall run pods too.
+/// The kubelet's `kubeReserved`: half a GiB for the programs of an idle node, and a tenth of the machine, up to 4 GiB, for
+/// programs under load and for the kernel. At most half: a small machine runs pods, too.
 pub(crate) fn reserved(machine: Bytes) -> Bytes {
     let more = Bytes::new(machine.get() / 10).min(mib(4 << 10));
     mib(512).saturating_add(more).min(Bytes::new(machine.get() / 2))
@@ -65,10 +62,10 @@ mod tests {
 
     use super::*;
 
-    /// Of the smallest machine that the launcher allows, as `MemTotal` tells it: the kernel takes some.
+    /// `MemTotal` of the smallest machine that the launcher allows: the kernel reserves some.
     const SMALLEST: Bytes = mib(1280 - 100);
 
-    /// What all programs together have on an idle node.
+    /// Memory of all programs together on an idle node.
     const IDLE: Bytes = mib(418);
 
     fn machines() -> impl Strategy<Value = Bytes> {

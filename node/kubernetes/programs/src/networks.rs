@@ -1,4 +1,4 @@
-//! The cluster's networks stay what they were when the cluster was made: Services and Nodes keep their addresses in etcd,
+//! The cluster's networks stay those of its creation: Services and Nodes keep their addresses in etcd,
 //! and another network would leave them outside of it.
 
 use std::path::PathBuf;
@@ -10,41 +10,24 @@ use serde_json::{Value, json};
 use crate::Config;
 use crate::pki::store::{PkiError, Store};
 
-/// Beside the keys of the cluster.
 const RECORD: &str = "networks.json";
 
 /// Why the cluster cannot run with these networks.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworksError {
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// They are others than before.
     #[error(
-        "the cluster on the data disk was made with {field} {kept}, and the configuration says {asked}: write {kept} there \
+        "the cluster on the data disk was created with {field} {kept}, and the configuration says {asked}: write {kept} there \
          again, or use an empty data disk for a new cluster"
     )]
-    Changed {
-        /// The field of the configuration.
-        field: &'static str,
-        /// What the cluster has.
-        kept: String,
-        /// What the configuration says.
-        asked: Ipv4Net,
-    },
-    /// The record is none.
+    Changed { field: &'static str, kept: String, asked: Ipv4Net },
     #[error("{} does not say which networks the cluster has: remove it if the configuration is as it always was", .path.display())]
-    Record {
-        /// The file.
-        path: PathBuf,
-    },
+    Record { path: PathBuf },
 }
 
-/// Looks whether the cluster was made with the networks of the configuration; the first time that is written down.
+/// Compares the cluster's networks with those of the configuration; the first start stores them.
 /// Durable when this returns. Waits for the disk.
-///
-/// # Errors
-/// [`NetworksError`]. Nothing was changed.
 pub fn keep(config: &Config) -> Result<(), NetworksError> {
     let asked = [
         ("controlPlane.podNetwork", "pods", config.cluster_pods),
@@ -87,7 +70,7 @@ mod tests {
         let error = keep(&other).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the cluster on the data disk was made with controlPlane.serviceNetwork 10.96.0.0/16, and the configuration says \
+            "the cluster on the data disk was created with controlPlane.serviceNetwork 10.96.0.0/16, and the configuration says \
              10.97.0.0/16: write 10.96.0.0/16 there again, or use an empty data disk for a new cluster"
         );
         assert_eq!(fs::read(config.paths.pki.join(RECORD)).unwrap(), before);

@@ -1,4 +1,4 @@
-//! What packets of pods may pass, as rules of the kernel's nf_tables (nft(8)).
+//! The kernel's nf_tables rules (nft(8)) for packets of pods.
 
 use std::net::Ipv4Addr;
 
@@ -19,19 +19,19 @@ const TABLE: &str = "granary";
 /// each link separately.
 ///
 /// A pod's address passes links of pods, the mesh and loopback, and no other interface. Nor does a Service's pass any other
-/// into the node: kube-proxy forwards what anybody sends there. Pods have IPv4 alone: what they send in IPv6, from addresses
-/// that their interfaces give themselves, is dropped.
+/// into the node: kube-proxy forwards packets of any sender. Pods have IPv4 alone: their IPv6 packets, from addresses
+/// that their interfaces give themselves, are dropped.
 ///
 /// From another interface than `lo` the kernel takes nothing for a loopback address, until portmap has set the link's
 /// `route_localnet` for a host port.
 ///
-/// A Service's address that is still one when a packet leaves has not been translated: kube-proxy has not heard of the Service
-/// yet, or no more. Its own rule against that may be an hour late: it knows the network of Services from the API server, and
-/// writes the rule with the next full synchronization. What is dropped here is no connection that the kernel knows, so that
-/// the next attempt is translated.
+/// A Service's address that is still one when a packet leaves has not been translated: kube-proxy does not have the Service
+/// yet, or any more. Its own rule against that may be an hour late: it reads the network of Services from the API server, and
+/// writes the rule with the next full synchronization. The kernel does not track the dropped packets, so that the next
+/// attempt is translated.
 ///
-/// What a pod sends out of the cluster has its node's address, which other nodes trust at one port. That is looked at
-/// when a Service's address has become another one, whoever made the Service.
+/// Packets of a pod to other machines have its node's address, from which other nodes accept requests at one port. The rule
+/// is applied after the translation of Services' addresses, because users create Services.
 ///
 /// A Service may claim any address (external IPs, the status of a load balancer). Requests to the API server, packets of the
 /// mesh and the node's questions for the time are not tracked, so that no rule of kube-proxy applies to them: untracked
@@ -57,7 +57,7 @@ table inet {TABLE} {{
         iifname "{LINKS}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
         iifname "{LINKS}" ip saddr != {first}-{last} counter drop comment "no pod's address"
         iifname "{LINKS}" fib saddr . iif oif missing counter drop comment "another pod's address"
-        iifname "{mesh}" ip daddr != {pods} counter drop comment "the node is nobody's router"
+        iifname "{mesh}" ip daddr != {pods} counter drop comment "the node routes for pods only"
         iifname != "lo" ip daddr 127.0.0.0/8 counter drop comment "loopback"
         iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
         iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
@@ -84,7 +84,7 @@ table inet {TABLE} {{
         type filter hook postrouting priority srcnat + 10; policy accept;
         oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip saddr {cluster} counter drop comment "past the mesh"
         oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
-        oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "nobody's Service"
+        oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "unknown Service"
     }}
 }}
 "#
@@ -95,7 +95,6 @@ table inet {TABLE} {{
 /// kube-proxy's metrics and health. A pod's host port would take connections to any of them.
 const OWN_PORTS: [u16; 7] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256];
 
-/// RFC 5905.
 const NTP: u16 = 123;
 
 /// The first and the last address that a pod can have: the node has the first one of the range.
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_at_which_nodes_trust_each_other_is_not_for_pods() {
+    fn the_port_between_nodes_is_closed_to_pods() {
         let found = about("for nodes");
         let rule = r#"iifname "veth*" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
         assert!(found.len() == 1 && found[0].starts_with(rule), "{found:?}");

@@ -1,5 +1,5 @@
-//! Who owns the files of a confined program. Ensured at each start of the program, while it does not run: a data disk of a
-//! release that ran all programs as root gets its owners so, and a power cut at any point is made good by the next start.
+//! Owners of a confined program's files. Ensured at each start of the program, while it does not run: a data disk of a
+//! release that ran all programs as root gets its owners so, and after a power cut the next start completes the change.
 
 use std::io;
 use std::os::fd::AsFd as _;

@@ -1,4 +1,4 @@
-//! The pod network of a node: which addresses its pods get, and what may pass between them and everybody else.
+//! The pod network of a node: the addresses of its pods, and the rules for packets between pods and others.
 //!
 //! The cluster gives a Node its range of addresses after kubelet has registered it. Until then there is no network
 //! configuration: kubelet says `NetworkPluginNotReady`, and no pod is started but those in the host's network.
@@ -27,7 +27,7 @@ use crate::program::{Program, ProgramError};
 
 use crate::{Config, Paths, cni, nftables};
 
-/// Somebody in the host's network may have changed the rules: they are loaded again after this, and count from zero.
+/// A pod in the host's network may have changed the rules: they are loaded again after this, and count from zero.
 const INTERVAL: Duration = Duration::from_mins(5);
 
 /// Why pods have no network, or go on with the one that they have.
@@ -38,38 +38,24 @@ pub enum PodsError {
         "the cluster gives this node's pods the addresses {range}, which are no /{NODE_PREFIX} of the pod network {network} of \
          the configuration: worker.podNetwork has to be what the control plane has as controlPlane.podNetwork"
     )]
-    Range {
-        /// What the Node says.
-        range: String,
-        /// What the configuration says.
-        network: Ipv4Net,
-    },
-    /// The kernel's rules for packets.
+    Range { range: String, network: Ipv4Net },
     #[error("cannot load the rules for packets of pods")]
     Rules(#[source] ProgramError),
-    /// The network configuration.
     #[error("cannot write the network configuration of pods into {}", .directory.display())]
     Write {
-        /// Where containerd looks for it.
         directory: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A task panicked.
     #[error("writing the network configuration of pods panicked")]
     Panicked(#[from] JoinError),
-    /// The watch ended, which it never does by itself.
     #[error("the watch of the own Node ended")]
     WatchEnded,
 }
 
 /// Waits for the own Node's range, and gives pods their network. Healthy when they have it; then follows the range until
-/// it is cancelled, and puts in order every five minutes what somebody has changed. Stopped or started again, it leaves what
+/// it is cancelled, and repairs every five minutes what others have changed. Stopped or started again, it leaves what
 /// is there. `client` may watch the own Node.
-///
-/// # Errors
-/// [`PodsError`]; an API server that is away, or a Node that is not there, is waited for and is none.
 pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), PodsError> {
     let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
     let mut nodes = pin!(watcher(Api::<Node>::all(client), own).default_backoff().applied_objects());
@@ -102,14 +88,13 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
             None => info!(%pods, "pods have their network"),
             Some(before) if before == pods => debug!(%pods, "pods were given their network again"),
             Some(before) => {
-                warn!(%pods, %before, "the node has other pod addresses: pods with the old ones reach nobody")
+                warn!(%pods, %before, "node has other pod addresses, pods with the old ones are unreachable")
             }
         }
         cx.healthy();
     }
 }
 
-/// The Node's range, if it has one.
 fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     let Some(range) = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).filter(|range| !range.is_empty())
     else {

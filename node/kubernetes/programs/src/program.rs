@@ -30,7 +30,6 @@ use crate::rights::{Confinement, Rights};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::{Paths, memory, ownership, sys};
 
-/// Lines of output that an error shows.
 const TAIL: usize = 12;
 /// After SIGTERM. Less than the supervisor's own deadline, so that SIGKILL comes from here.
 const STOP_DEADLINE: Duration = Duration::from_secs(7);
@@ -43,75 +42,41 @@ pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
 /// One attempt of a [`Service`].
 pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>>;
 
-/// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// A directory or a file that it needs.
     #[error("{program} needs {path}, which cannot be prepared")]
     Prepare {
-        /// The program.
         program: &'static str,
-        /// What it needs.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Nothing would keep it to its rights.
     #[error("cannot confine {program}")]
     Confine {
-        /// The program.
         program: &'static str,
-        /// Why.
         #[source]
         source: Box<SandboxError>,
     },
-    /// It could not be started.
     #[error("cannot start {path}")]
     Start {
-        /// The program's file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It ended by itself.
     #[error("{program} ended with {status}; it said last: {tail}")]
-    Ended {
-        /// The program.
-        program: &'static str,
-        /// How.
-        status: ExitStatus,
-        /// Its last lines.
-        tail: Tail,
-    },
-    /// It took more memory than it may.
+    Ended { program: &'static str, status: ExitStatus, tail: Tail },
     #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
-    OutOfMemory {
-        /// The program.
-        program: &'static str,
-        /// What it may take.
-        limit: Bytes,
-        /// Its last lines.
-        tail: Tail,
-    },
-    /// It runs, but does not work.
+    OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
     #[error("{program} is not ready; it said last: {tail}")]
     NotReady {
-        /// The program.
         program: &'static str,
-        /// Its last lines.
         tail: Tail,
-        /// What was seen.
         #[source]
         source: Box<NotReady>,
     },
-    /// The archives of the image cannot be listed.
     #[error("cannot list the images in {path}")]
     Images {
-        /// Their directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -129,7 +94,6 @@ impl ProgramError {
     }
 }
 
-/// The last lines of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Tail(VecDeque<String>);
 
@@ -154,24 +118,20 @@ impl fmt::Display for Tail {
     }
 }
 
-/// What to run, and what has to be there before.
+/// A program, its arguments, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
     pub name: &'static str,
-    /// What it is told.
     pub arguments: Vec<String>,
-    /// Directories with their mode, if they have to be made.
     pub directories: Vec<(PathBuf, u32)>,
-    /// Files that are written anew at each start.
     pub files: Vec<(PathBuf, String)>,
-    /// What memory it may take, if that is not its share of [`Paths::memory`]. Needs [`Paths::cgroups`].
+    /// Memory limit, if it is not the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
-    /// What it may do, if that is not everything. Enforced as [`Paths::confinement`] says.
+    /// Rights, if it is confined. Enforced as [`Paths::confinement`] says.
     pub rights: Option<Rights>,
 }
 
-/// What a start of a program needs.
 struct Prepared {
     cgroup: Option<Cgroup>,
     sandbox: Option<Sandbox>,
@@ -280,7 +240,6 @@ impl Program {
         Ok(Process { program: self.name, child, output, tail, memory })
     }
 
-    /// Of its memory.
     fn limit(&self, paths: &Paths) -> Option<Bytes> {
         self.memory.or_else(|| memory::limit(self.name, paths.memory?))
     }
@@ -345,7 +304,6 @@ impl Program {
         Ok(Prepared { cgroup, sandbox })
     }
 
-    /// Gives the program's user what is its own, too.
     fn sandbox(&self, rights: &Rights, paths: &Paths) -> Result<Sandbox, ProgramError> {
         let (program, scratch) = (paths.programs.join(self.name), paths.scratch(self.name));
         ownership::ensure(rights, &scratch).map_err(|(path, source)| ProgramError::Prepare {
@@ -358,7 +316,6 @@ impl Program {
     }
 }
 
-/// A program that runs.
 struct Process {
     program: &'static str,
     child: Child,
@@ -367,11 +324,9 @@ struct Process {
     memory: Option<Memory>,
 }
 
-/// What the kernel sees to.
 struct Memory {
     cgroup: Cgroup,
     limit: Bytes,
-    /// Before the program was started.
     kills: u64,
 }
 
@@ -417,11 +372,10 @@ impl Process {
     }
 }
 
-/// Copies a pipe to the log, line by line.
 async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
     let (mut lines, mut redactor, mut buffer) = (Lines::default(), Redactor::default(), vec![0; 8 * 1024]);
     let mut each = |line: &str| {
-        // Before anybody keeps it: a private key has several lines, and the last words go to the status page.
+        // Before it is stored: a private key has several lines, and the last lines are shown on the status page.
         let line = nodelog::clip(redactor.line(line).into_owned(), LONGEST);
         let line = Line::parse(&line);
         log(program, &line);

@@ -7,7 +7,6 @@ use crate::program::{Program, Service};
 use crate::rights::Capability;
 use crate::{Config, Credentials, Rights, User, ready};
 
-/// Those of nft.
 const LIBRARIES: &str = "/usr/lib";
 
 /// Asks the API server as `identity`. Healthy when the rules of the present services are in the kernel.
@@ -40,7 +39,7 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials, identity
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clusterCIDR": config.cluster_pods.to_string(),
-        // Whoever may create Services could take over connections to any address. The API server rejects new ones.
+        // A user who may create Services could redirect connections to any address. The API server rejects new ones.
         "featureGates": {"AllowServiceExternalIPs": false},
         "clientConnection": {"kubeconfig": credentials.kubeconfig(identity)},
         // The kernel's own limits of connection tracking are left as they are: kube-proxy may not change them.

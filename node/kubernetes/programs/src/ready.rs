@@ -15,7 +15,6 @@ use tracing::subscriber::NoSubscriber;
 use crate::pki::identity::Identity;
 use crate::pki::{ClientError, Credentials};
 
-/// Between two questions.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// For one answer. An emulated machine takes seconds for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,9 +25,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 #[derive(Debug, thiserror::Error)]
 #[error("no readiness within {} s", limit.as_secs())]
 pub struct NotReady {
-    /// For how long it was asked.
     pub limit: Duration,
-    /// What it said last.
     #[source]
     pub last: Refusal,
 }
@@ -36,19 +33,14 @@ pub struct NotReady {
 /// Why a program does not count as ready.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Nobody listens, or the connection broke.
     #[error("no connection")]
     Connection(#[from] io::Error),
-    /// Another answer than 200.
     #[error("answer {0:?}")]
     Answer(String),
-    /// The API server's refusal.
     #[error("the API server refuses")]
     Api(#[from] Box<kube::Error>),
-    /// No client to ask with.
     #[error("no client")]
     Client(#[from] ClientError),
-    /// Nothing came back.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Silence,
 }
@@ -58,7 +50,6 @@ pub(crate) async fn http(port: u16, path: &str) -> Result<(), NotReady> {
     eventually(LIMIT, || get(port, path)).await
 }
 
-/// Somebody accepts on a UNIX socket.
 pub(crate) async fn socket(path: &Path) -> Result<(), NotReady> {
     eventually(LIMIT, || async { Ok(UnixStream::connect(path).await.map(drop)?) }).await
 }
@@ -142,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_the_deadline_the_last_answer_is_told() {
+    async fn the_error_has_the_last_answer() {
         let (port, _tasks) = server(&["HTTP/1.1 503 Service Unavailable\r\n\r\n"]).await;
         let error = eventually(Duration::ZERO, || get(port, "/health")).await.unwrap_err();
         assert!(
@@ -152,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_nobody_accepts_on_is_not_ready() {
+    async fn a_socket_without_a_listener_is_not_ready() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("s");
         drop(UnixListener::bind(&path).unwrap());

@@ -1,4 +1,4 @@
-//! What a confined program may do. Pure.
+//! Rights of a confined program. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -27,13 +27,11 @@ pub enum Confinement {
     Disabled,
 }
 
-/// What a program may do. All else is denied: files by Landlock and their owners, system calls by a seccomp filter,
+/// A program's rights. All else is denied: files by Landlock and their owners, system calls by a seccomp filter,
 /// and set-user-ID programs and file capabilities have no effect (`no_new_privs`).
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// The user that it runs as.
     pub user: User,
-    /// Also those of the programs that it starts.
     pub capabilities: &'static [Capability],
     /// Files that the user owns and the program reads. They may be replaced while it runs: it may read all files in their
     /// directories whose mode allows it.
@@ -52,7 +50,7 @@ impl Rights {
         Self { user, capabilities: &[], keys: keys.into(), reads: vec![], owns: vec![], starts: vec![] }
     }
 
-    /// What it may do with which path. `program` is its own file, `scratch` its directory for temporary files.
+    /// Access by path. `program` is its own file, `scratch` its directory for temporary files.
     pub(crate) fn rules<'a>(&'a self, program: &'a Path, scratch: &'a Path) -> Vec<(Access, &'a Path)> {
         let of = |access, paths: &'a [PathBuf]| paths.iter().map(move |path| (access, &**path));
         let keys = self.keys.iter().filter_map(|key| key.parent());
@@ -67,17 +65,15 @@ impl Rights {
     }
 }
 
-/// What every program may read: what the kernel shows of the machine, random numbers, and settings of resolvers. Modes keep
+/// Readable for every program: the kernel's view of the machine, random numbers, and settings of resolvers. Modes keep
 /// secrets of other processes in `/proc`.
 const SYSTEM: [&str; 4] = ["/proc", "/sys", "/etc", "/dev/urandom"];
 
-/// What a program may do with a file, or with a directory and all in it.
+/// Access to a file, or to a directory with its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
-    /// Read, and start or load as a library.
     Start,
-    /// Read and write the device.
     Device,
     /// All but start programs, and make devices, sockets and links.
     Own,

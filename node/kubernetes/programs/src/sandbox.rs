@@ -17,33 +17,25 @@ use crate::{seccomp, sys};
 /// Linux 6.12. It also confines signals and abstract sockets to the program and its children.
 const LANDLOCK: ABI = ABI::V6;
 
-/// Why there is no sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The kernel, mostly.
     #[error("cannot use Landlock; the node needs Linux 6.12 with landlock among the active security modules")]
     Landlock(#[from] RulesetError),
-    /// A path that the program has a right to.
     #[error("cannot open {path}, which the program may use")]
     Path {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The kernel.
     #[error("the kernel has no seccomp filters")]
     Seccomp(#[source] io::Error),
 }
 
-/// What a child enters before it is the program.
+/// The restrictions that a child enters before execve(2).
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) user: User,
-    /// A bit for each capability.
     pub(crate) capabilities: u64,
-    /// A Landlock ruleset.
     pub(crate) rules: OwnedFd,
     pub(crate) filter: Vec<sock_filter>,
 }
@@ -70,7 +62,7 @@ fn ruleset(rules: &[(Access, &Path)]) -> Result<OwnedFd, SandboxError> {
     for (access, path) in rules {
         let failed = |source| SandboxError::Path { path: path.to_path_buf(), source };
         let metadata = match path.metadata() {
-            // What does not exist gives no right. Its own directories and its file do.
+            // A missing file gives no right. The program's own directories and its file exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound && *access == Access::Read => continue,
             found => found.map_err(failed)?,
         };
@@ -96,7 +88,6 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// The kernel rejects rights of directories for a file.
 fn of_files() -> BitFlags<AccessFs> {
     make_bitflags!(AccessFs::{Execute | ReadFile | WriteFile | Truncate | IoctlDev})
 }

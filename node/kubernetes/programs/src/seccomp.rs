@@ -14,7 +14,6 @@ const X32: u32 = 0x4000_0000;
 /// Offsets in `struct seccomp_data`, include/uapi/linux/seccomp.h.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-/// The lower half of the first argument.
 const FIRST_ARGUMENT: u32 = 16;
 
 /// The flags of clone(2) that create namespaces.
@@ -102,7 +101,6 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
 /// As from a kernel without it: C libraries then call `clone`, whose flags a filter can read.
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
 
-/// The program for the kernel.
 pub(crate) fn filter() -> Vec<sock_filter> {
     let mut filter = Vec::new();
     // Calls of 32-bit programs have another architecture; those of x32 have this one and a bit in their number.
@@ -119,7 +117,6 @@ pub(crate) fn filter() -> Vec<sock_filter> {
     filter
 }
 
-/// Numbers of system calls are small.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of DENIED")]
 const fn call(number: c_long) -> u32 {
     number as u32
@@ -133,12 +130,10 @@ const fn answer(value: u32) -> sock_filter {
     statement(libc::BPF_RET | libc::BPF_K, value)
 }
 
-/// The next instruction applies to other values.
 const fn skip_if_equal(value: u32) -> sock_filter {
     jump(libc::BPF_JEQ, value, 1, 0)
 }
 
-/// The next instruction applies to this value.
 const fn unless_equal(value: u32) -> sock_filter {
     jump(libc::BPF_JEQ, value, 0, 1)
 }

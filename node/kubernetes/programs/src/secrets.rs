@@ -30,18 +30,14 @@ const NAMED: usize = 10;
 /// Some Secret is not stored as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
-    /// Which Secrets there are.
     #[error(
         "cannot list the cluster's Secrets; if the API server cannot decrypt them, restore pki/secrets.key from a backup of \
          the data disk"
     )]
     List(#[source] RequestError),
-    /// The API server does not answer.
     #[error("cannot write Secret {secret} again")]
     Write {
-        /// Its namespace and name.
         secret: String,
-        /// Why.
         #[source]
         source: RequestError,
     },
@@ -50,46 +46,30 @@ pub enum RewriteError {
         "the API server rejects {count} Secrets that have to be written again, such as {secret} ({reason}): make the \
          admission webhook or policy allow it, or delete the Secret"
     )]
-    Rejected {
-        /// How many.
-        count: usize,
-        /// Namespace and name of the first.
-        secret: String,
-        /// What the API server says of it.
-        reason: String,
-    },
-    /// The note that they are.
+    Rejected { count: usize, secret: String, reason: String },
     #[error("cannot read or write the note how Secrets are stored")]
     Note(#[from] PkiError),
-    /// The thread that waits for the disk.
     #[error("thread for the disk failed")]
     Thread(#[from] JoinError),
 }
 
-/// A request without a result.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// Of the API server, or of the connection.
     #[error(transparent)]
     Api(#[from] Box<kube::Error>),
-    /// No answer.
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Overdue,
 }
 
-/// What [`rewrite_all`] did.
+/// Result of [`rewrite_all`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
-    /// Secrets that there are.
     pub secrets: usize,
     /// Those that were stored in another form than the present one.
     pub changed: usize,
 }
 
 /// Has all Secrets stored in the present form, unless they are. A service: done when they are.
-///
-/// # Errors
-/// [`RewriteError`]: to be started again after a while. What was written stays written.
 pub async fn rewrite(cx: Context, client: Client, stored: StoredSecrets) -> Result<(), RewriteError> {
     let rewritten = tokio::select! {
         () = cx.cancelled() => return Ok(()),
@@ -103,9 +83,6 @@ pub async fn rewrite(cx: Context, client: Client, stored: StoredSecrets) -> Resu
 }
 
 /// Writes all Secrets again and notes it; `None` if the note is there. Every step may be the last before a power cut.
-///
-/// # Errors
-/// [`RewriteError`]: no note is made.
 pub async fn rewrite_once(client: &Client, stored: &StoredSecrets) -> Result<Option<Rewritten>, RewriteError> {
     let (its, noted) = (stored.clone(), stored.clone());
     if spawn_blocking(move || its.is_complete()).await?? {
@@ -117,9 +94,6 @@ pub async fn rewrite_once(client: &Client, stored: &StoredSecrets) -> Result<Opt
 }
 
 /// One pass over all Secrets, also past those that the API server rejects.
-///
-/// # Errors
-/// [`RewriteError`].
 pub async fn rewrite_all(client: &Client) -> Result<Rewritten, RewriteError> {
     let all = Api::<Secret>::all(client.clone());
     let mut rewritten = Rewritten::default();
@@ -158,10 +132,7 @@ pub async fn rewrite_all(client: &Client) -> Result<Rewritten, RewriteError> {
 }
 
 enum Outcome {
-    Written {
-        changed: bool,
-    },
-    /// Since it was listed.
+    Written { changed: bool },
     Deleted,
     Rejected(String),
 }
@@ -198,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// What the API server says to a write.
+    /// The API server's answer to a write.
     #[derive(Clone, Copy, PartialEq)]
     enum Answer {
         Written,
@@ -297,9 +268,7 @@ mod tests {
     #[tokio::test]
     async fn without_the_note_all_secrets_are_written_and_with_it_none() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = crate::config::example();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
+        let config = crate::config::example_in(scratch.path());
         let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
         let stored = credentials.secrets().unwrap();
         // As etcd does.

@@ -1,4 +1,4 @@
-//! What a program does before it is one: between fork(2) and execve(2).
+//! Steps of a child between fork(2) and execve(2).
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -33,7 +33,6 @@ pub(crate) fn confine(command: &mut Command, sandbox: Sandbox) {
     unsafe { command.pre_exec(move || enter(&sandbox)) };
 }
 
-/// Whether the kernel has filters that return errors.
 pub(crate) fn has_seccomp() -> io::Result<()> {
     let action = libc::SECCOMP_RET_ERRNO;
     // SAFETY: seccomp(2) reads one u32 through the pointer, which is valid during the call, and keeps nothing.

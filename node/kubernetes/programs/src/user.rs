@@ -9,20 +9,14 @@ const FIRST: u32 = 3_000_000_000;
 /// A user that one program runs as. Its group has the same ID. There is no file of users: numbers are enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum User {
-    /// etcd.
     Etcd,
-    /// kube-apiserver.
     ApiServer,
-    /// kube-controller-manager.
     ControllerManager,
-    /// kube-scheduler.
     Scheduler,
-    /// kube-proxy.
     Proxy,
 }
 
 impl User {
-    /// All of them.
     pub const ALL: [Self; 5] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy];
 
     /// On the data disk and in the kernel: a number never changes.
@@ -52,7 +46,7 @@ mod tests {
     fn no_pod_can_ask_for_one_of_the_ids() {
         let ids: BTreeSet<_> = User::ALL.map(User::id).into();
         assert_eq!(ids.len(), User::ALL.len());
-        // MaxInt32 of Kubernetes' validation; the largest number is no ID, chown(2).
+        // MaxInt32 of Kubernetes' validation; the largest number is not an ID, chown(2).
         assert!(ids.iter().all(|id| i32::try_from(*id).is_err() && *id != u32::MAX));
     }
 }

@@ -1,6 +1,6 @@
-//! What a confined program may do, as the kernel decides. Needs root.
+//! The kernel enforces the rights of a confined program. Needs root.
 //!
-//! The program is this one again: libtest takes any word after `--skip`, and [`ATTACKER`] and [`IDENTIFIED`] tell the test of
+//! The program is this one again: libtest takes any word after `--skip`, and [`ATTACKER`] and [`IDENTIFIED`] distinguish the test of
 //! the same name to be the program.
 
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ const PRINTED: &str = "effective user ";
 const TEST: &str = "a_confined_program_can_do_nothing_that_it_has_no_right_to";
 
 /// Another user than those of confined programs.
-const SOMEBODY: u32 = 1000;
+const OTHER_USER: u32 = 1000;
 
 fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
@@ -99,7 +99,6 @@ impl Node {
         Supervisor::start("program", settings, program.service(&self.paths, || std::future::ready(Ok(()))))
     }
 
-    /// What came of each attempt.
     fn report(&self, tree: &Supervisor) -> BTreeMap<String, String> {
         let path = self.scratch.path().join("data/report");
         wait(tree, &path);
@@ -126,11 +125,10 @@ fn wait(tree: &Supervisor, file: &Path) {
 /// The attempts whose success would break a wall. All succeed without one.
 const FORBIDDEN: [&str; 8] =
     ["write outside", "read outside", "read a key", "mount", "trace", "signal", "namespace", "become root"];
-/// What the program needs.
 const ALLOWED: [&str; 4] = ["write inside", "rename inside", "read its key", "read a renewed key"];
 
 /// In the program: tries everything, writes down what came of it, and waits until it is stopped.
-fn attack_if_told() {
+fn attack_if_started_so() {
     if env::args().any(|word| word == IDENTIFIED) {
         println!("{PRINTED}{}", geteuid());
         return;
@@ -159,7 +157,7 @@ fn attack_if_told() {
         let mut command = Command::new(root.join("raised"));
         // Root is root already.
         if geteuid().is_root() {
-            command.uid(SOMEBODY);
+            command.uid(OTHER_USER);
         }
         let output = command.args(["--exact", TEST, "--nocapture", "--skip", IDENTIFIED]).output().unwrap();
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -209,7 +207,7 @@ fn renew_key(node: &Node, tree: &Supervisor) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confined_program_can_do_nothing_that_it_has_no_right_to() {
-    attack_if_told();
+    attack_if_started_so();
     let node = Node::new(Confinement::Enforced);
     let tree = node.start();
     renew_key(&node, &tree);

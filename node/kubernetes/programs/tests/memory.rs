@@ -1,6 +1,6 @@
-//! Limits of memory, as the kernel keeps them. Needs root, and a machine where nobody else uses cgroups.
+//! Limits of memory, as the kernel keeps them. Needs root, and a machine whose other programs do not use cgroups.
 //!
-//! The program that is limited is this one again: libtest takes any word after `--skip`, and [`EATER`] tells the test of
+//! The program that is limited is this one again: libtest takes any word after `--skip`, and [`EATER`] distinguishes the test of
 //! the same name to be the program.
 
 use std::env;
@@ -20,11 +20,11 @@ use units::Bytes;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the program takes: this, and a number of MiB.
+/// The program's argument: this, and a number of MiB.
 const EATER: &str = "takes-mib-";
 
-/// In the program: takes the memory that it was told to, and waits until it is stopped.
-fn eat_if_told() {
+/// In the program: allocates the memory of its argument, and waits until it is stopped.
+fn eat_if_started_so() {
     let Some(mib) = env::args().find_map(|word| word.strip_prefix(EATER)?.parse::<usize>().ok()) else { return };
     // Before it takes anything: what counts elsewhere has no limit.
     fs::copy("/proc/self/cgroup", format!("/tmp/began-{mib}")).unwrap();
@@ -75,10 +75,10 @@ impl Node {
 
     /// The program is a test of this one, which takes so much memory.
     fn start(&self, test: &str, mib: u64, limit: Bytes) -> Supervisor {
-        let told = format!("{EATER}{mib}");
+        let argument = format!("{EATER}{mib}");
         let program = Program {
             name: self.name,
-            arguments: ["--exact", test, "--nocapture", "--skip", &told].map(str::to_owned).into(),
+            arguments: ["--exact", test, "--nocapture", "--skip", &argument].map(str::to_owned).into(),
             memory: Some(limit),
             ..Program::default()
         };
@@ -88,7 +88,6 @@ impl Node {
     }
 }
 
-/// Looks until it has come.
 fn wait(tree: &Supervisor, what: &str, mut has_come: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !has_come() {
@@ -99,8 +98,8 @@ fn wait(tree: &Supervisor, what: &str, mut has_come: impl FnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_takes_more_than_its_limit_is_killed_named_and_started_again() {
-    eat_if_told();
-    // A name that the node knows: its kills are counted.
+    eat_if_started_so();
+    // A name in the node's list: its kills are counted.
     let node = Node::with("kube-proxy");
     let test = "a_program_that_takes_more_than_its_limit_is_killed_named_and_started_again";
     let tree = node.start(test, 4096, Bytes::new(32 << 20));
@@ -116,7 +115,7 @@ async fn a_program_that_takes_more_than_its_limit_is_killed_named_and_started_ag
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_takes_less_than_its_limit_is_left_alone() {
-    eat_if_told();
+    eat_if_started_so();
     let node = Node::with("modest");
     let tree = node.start("a_program_that_takes_less_than_its_limit_is_left_alone", 16, Bytes::new(128 << 20));
     wait(&tree, "its memory", || Path::new("/tmp/eaten").exists());

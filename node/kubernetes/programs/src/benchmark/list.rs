@@ -1,7 +1,6 @@
-//! What has to be checked or explained: the automated items of the benchmark for control plane, etcd and node, and some
+//! The items to check or to explain: the automated items of the benchmark for control plane, etcd and node, and some
 //! that it leaves to people.
 
-/// In the order of the benchmark.
 #[rustfmt::skip]
 pub(super) const ITEMS: [&str; 75] = [
     "1.1.1", "1.1.2", "1.1.3", "1.1.4", "1.1.5", "1.1.6", "1.1.7", "1.1.8", "1.1.11", "1.1.12", "1.1.13", "1.1.14", "1.1.15",

@@ -12,38 +12,31 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::{Pem, parse_x509_pem};
 
-const AUTHORITY_NAME: &str = "granary";
-const AUTHORITY_LIFE: Duration = Duration::days(10 * 365);
+const CA_NAME: &str = "granary";
+const CA_LIFE: Duration = Duration::days(10 * 365);
 const LEAF_LIFE: Duration = Duration::days(365);
-/// A certificate with less left is made again.
 const RENEWAL: Duration = Duration::days(30);
 /// Clocks of machines that start for the first time differ.
 const SKEW: Duration = Duration::days(1);
 
-/// The name that etcd asks of its clients' certificates: not everybody to whom the authority gave one may see all objects.
+/// The DNS name that etcd requires of its clients: other certificates of the CA must not give access to all objects.
 pub(crate) const ETCD_CLIENT: &str = "etcd-client.granary.invalid";
 
-/// A certificate that the node needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The file's name, without extension.
     pub(crate) name: &'static str,
     pub(crate) common_name: String,
-    /// The Kubernetes group of a client.
     pub(crate) organization: Option<&'static str>,
     pub(crate) purpose: Purpose,
 }
 
-/// What a certificate is good for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Client,
-    /// A client that etcd lets in, too.
     EtcdClient,
     Server(BTreeSet<ServerName>),
 }
 
-/// A name by which clients may call a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerName {
     Dns(String),
@@ -56,39 +49,29 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// Why a certificate is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
-    /// There is none.
     #[error("it was not there")]
     Absent,
-    /// It, or its key, is no PEM of such a thing.
+    /// Certificate or key is not valid PEM.
     #[error("it could not be read")]
     Unreadable,
-    /// Its key is another one.
     #[error("it did not belong to its private key")]
     OtherKey,
-    /// The cluster's authority did not sign it.
-    #[error("another authority had signed it")]
-    OtherAuthority,
-    /// It has other names, another group, or another purpose.
+    #[error("another CA had signed it")]
+    OtherCa,
     #[error("it was made for something else")]
     OtherSubject,
-    /// It is time for a new one.
     #[error("it was about to expire")]
     Expiring,
-    /// Its time is over: nobody accepts it.
     #[error("it had expired")]
     Expired,
-    /// The authority's certificate does not stand behind a server's.
-    #[error("the authority's certificate was not shown with it")]
+    #[error("the CA's certificate was not shown with it")]
     Alone,
-    /// It begins later.
     #[error("it was not valid yet")]
     NotYet,
 }
 
-/// From when to when a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     from: OffsetDateTime,
@@ -106,7 +89,7 @@ impl Validity {
         Self { from, to }
     }
 
-    /// Of what [`Authority::issue`] makes.
+    /// Of what [`Ca::issue`] makes.
     pub(crate) fn of_new_leaf(now: OffsetDateTime) -> Self {
         Self { from: now - SKEW, to: now + LEAF_LIFE }
     }
@@ -116,12 +99,11 @@ impl Validity {
         self.from
     }
 
-    /// From then on nobody accepts it.
     pub(crate) fn to(self) -> OffsetDateTime {
         self.to
     }
 
-    /// When it is time for a new one that is made here, in no time.
+    /// When a certificate that this node signs is renewed, which takes no time.
     pub(crate) fn shortly_before_its_end(self) -> OffsetDateTime {
         self.to - RENEWAL
     }
@@ -145,17 +127,15 @@ impl Validity {
     }
 }
 
-/// The cluster's certificate authority.
-pub(crate) struct Authority {
+pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
 }
 
-impl Authority {
-    /// A new one.
+impl Ca {
     pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
         let key = KeyPair::generate()?;
-        let params = params_of_authority(Validity { from: now - SKEW, to: now + AUTHORITY_LIFE });
+        let params = params_of_ca(Validity { from: now - SKEW, to: now + CA_LIFE });
         let certificate = params.self_signed(&key)?.pem();
         let pair = Pair { certificate: certificate.clone(), key: key.serialize_pem() };
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
@@ -164,8 +144,8 @@ impl Authority {
     /// Another certificate for the same key, PEM. It begins when the one before did: a clock that was ahead for a while
     /// does no harm.
     pub(crate) fn renew(&self, before: Validity, now: OffsetDateTime) -> Result<String, rcgen::Error> {
-        let mut params = params_of_authority(Validity { from: before.from, to: now + AUTHORITY_LIFE });
-        // By itself it would be made of the key, and two certificates of one authority have two numbers: RFC 5280, 4.1.2.2.
+        let mut params = params_of_ca(Validity { from: before.from, to: now + CA_LIFE });
+        // By itself it would be made of the key, and two certificates of one CA have two numbers: RFC 5280, 4.1.2.2.
         params.serial_number = Some(now.unix_timestamp().unsigned_abs().into());
         Ok(params.self_signed(self.issuer.key())?.pem())
     }
@@ -173,9 +153,9 @@ impl Authority {
     /// The one that `pair` holds, if it lasts.
     #[cfg(test)]
     pub(crate) fn load(pair: &Pair, now: OffsetDateTime) -> Result<Self, Stale> {
-        let (authority, validity) = Self::open(pair)?;
+        let (ca, validity) = Self::open(pair)?;
         validity.check(now, validity.shortly_before_its_end())?;
-        Ok(authority)
+        Ok(ca)
     }
 
     /// The one that `pair` holds. Says nothing of the time.
@@ -186,18 +166,16 @@ impl Authority {
         if !certificate.is_ca() {
             return Err(Stale::OtherSubject);
         }
-        certificate.verify_signature(None).map_err(|_| Stale::OtherAuthority)?;
+        certificate.verify_signature(None).map_err(|_| Stale::OtherCa)?;
         let validity = Validity::of(&certificate);
         let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(|_| Stale::Unreadable)?;
         Ok((Self { issuer, certificate: pair.certificate.clone() }, validity))
     }
 
-    /// The authority's own certificate, PEM.
     pub(crate) fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// A new certificate, with a new key.
     pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
         let key = KeyPair::generate()?;
         let validity = Validity::of_new_leaf(now);
@@ -217,13 +195,13 @@ impl Authority {
         }
         let mut certificate = params.signed_by(&key, &self.issuer)?.pem();
         if let Purpose::Server(_) = wanted.purpose {
-            // Who joins knows the authority by its digest, and has its certificate from the server: RFC 8446, 4.4.2.
+            // A joining node has the CA's digest, and gets its certificate from the server: RFC 8446, 4.4.2.
             certificate.push_str(&self.certificate);
         }
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
 
-    /// Whether `pair` is what [`Authority::issue`] would make. Says nothing of the time.
+    /// Whether `pair` is what [`Ca::issue`] would make. Says nothing of the time.
     pub(crate) fn verify(&self, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
         let validity = verify(&self.certificate, wanted, pair)?;
         match wanted.purpose {
@@ -232,7 +210,6 @@ impl Authority {
         }
     }
 
-    /// The same, and whether it lasts.
     #[cfg(test)]
     pub(crate) fn check(&self, wanted: &Wanted, pair: &Pair, now: OffsetDateTime) -> Result<(), Stale> {
         let validity = self.verify(wanted, pair)?;
@@ -240,10 +217,10 @@ impl Authority {
     }
 }
 
-fn params_of_authority(validity: Validity) -> CertificateParams {
+fn params_of_ca(validity: Validity) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
+    params.distinguished_name.push(DnType::CommonName, CA_NAME);
     params.not_before = validity.from;
     params.not_after = validity.to;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -288,15 +265,15 @@ pub(crate) fn validity(certificate: &str) -> Result<Validity, Stale> {
     Ok(Validity::of(&pem_of(certificate)?.parse_x509().map_err(|_| Stale::Unreadable)?))
 }
 
-/// Whether the authority with this certificate signed `pair` for what is wanted. Says nothing of the time.
-pub(crate) fn verify(authority: &str, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
+/// Whether the CA with this certificate signed `pair` for what is wanted. Says nothing of the time.
+pub(crate) fn verify(ca: &str, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
     let pem = pem_of(&pair.certificate)?;
     let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
     key_of(pair, &certificate)?;
 
-    let own = pem_of(authority)?;
+    let own = pem_of(ca)?;
     let own = own.parse_x509().map_err(|_| Stale::Unreadable)?;
-    certificate.verify_signature(Some(own.public_key())).map_err(|_| Stale::OtherAuthority)?;
+    certificate.verify_signature(Some(own.public_key())).map_err(|_| Stale::OtherCa)?;
 
     let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned).ok();
     let common_names: Vec<_> = certificate.subject().iter_common_name().map(text).collect();
@@ -315,7 +292,6 @@ fn pem_of(text: &str) -> Result<Pem, Stale> {
     parse_x509_pem(text.as_bytes()).map(|(_, pem)| pem).map_err(|_| Stale::Unreadable)
 }
 
-/// The private key, if it is the certificate's.
 fn key_of(pair: &Pair, certificate: &X509Certificate<'_>) -> Result<KeyPair, Stale> {
     let key = KeyPair::from_pem(&pair.key).map_err(|_| Stale::Unreadable)?;
     if key.subject_public_key_info() == certificate.public_key().raw { Ok(key) } else { Err(Stale::OtherKey) }
@@ -382,42 +358,42 @@ mod tests {
 
     #[test]
     fn what_is_issued_is_what_was_wanted() {
-        let (authority, _) = Authority::make(NOW).unwrap();
+        let (ca, _) = Ca::make(NOW).unwrap();
         for wanted in [client(), etcd_client(), server([10, 0, 2, 15])] {
-            let pair = authority.issue(&wanted, NOW).unwrap();
-            assert_eq!(authority.check(&wanted, &pair, NOW), Ok(()));
+            let pair = ca.issue(&wanted, NOW).unwrap();
+            assert_eq!(ca.check(&wanted, &pair, NOW), Ok(()));
         }
     }
 
     #[test]
     fn a_certificate_for_another_address_or_group_is_stale() {
-        let (authority, _) = Authority::make(NOW).unwrap();
-        let pair = authority.issue(&server([10, 0, 2, 15]), NOW).unwrap();
-        assert_eq!(authority.check(&server([10, 0, 2, 16]), &pair, NOW), Err(Stale::OtherSubject));
-        let pair = authority.issue(&client(), NOW).unwrap();
+        let (ca, _) = Ca::make(NOW).unwrap();
+        let pair = ca.issue(&server([10, 0, 2, 15]), NOW).unwrap();
+        assert_eq!(ca.check(&server([10, 0, 2, 16]), &pair, NOW), Err(Stale::OtherSubject));
+        let pair = ca.issue(&client(), NOW).unwrap();
         let admin = Wanted { organization: Some("system:masters"), ..client() };
-        assert_eq!(authority.check(&admin, &pair, NOW), Err(Stale::OtherSubject));
-        let nobody = Wanted { organization: None, ..client() };
-        assert_eq!(authority.check(&nobody, &pair, NOW), Err(Stale::OtherSubject));
-        assert_eq!(authority.check(&etcd_client(), &pair, NOW), Err(Stale::OtherSubject));
-        let pair = authority.issue(&etcd_client(), NOW).unwrap();
-        assert_eq!(authority.check(&client(), &pair, NOW), Err(Stale::OtherSubject));
+        assert_eq!(ca.check(&admin, &pair, NOW), Err(Stale::OtherSubject));
+        let other = Wanted { organization: None, ..client() };
+        assert_eq!(ca.check(&other, &pair, NOW), Err(Stale::OtherSubject));
+        assert_eq!(ca.check(&etcd_client(), &pair, NOW), Err(Stale::OtherSubject));
+        let pair = ca.issue(&etcd_client(), NOW).unwrap();
+        assert_eq!(ca.check(&client(), &pair, NOW), Err(Stale::OtherSubject));
     }
 
     #[test]
-    fn a_server_shows_its_authority() {
-        let (authority, _) = Authority::make(NOW).unwrap();
+    fn a_server_shows_its_ca() {
+        let (ca, _) = Ca::make(NOW).unwrap();
         let wanted = server([10, 0, 2, 15]);
-        let mut pair = authority.issue(&wanted, NOW).unwrap();
-        pair.certificate.truncate(pair.certificate.len() - authority.certificate().len());
-        assert_eq!(authority.check(&wanted, &pair, NOW), Err(Stale::Alone));
+        let mut pair = ca.issue(&wanted, NOW).unwrap();
+        pair.certificate.truncate(pair.certificate.len() - ca.certificate().len());
+        assert_eq!(ca.check(&wanted, &pair, NOW), Err(Stale::Alone));
     }
 
     #[test]
     fn a_leaf_is_renewed_thirty_days_before_its_end() {
-        let (authority, _) = Authority::make(NOW).unwrap();
-        let pair = authority.issue(&client(), NOW).unwrap();
-        let at = |days| authority.check(&client(), &pair, NOW + Duration::days(days));
+        let (ca, _) = Ca::make(NOW).unwrap();
+        let pair = ca.issue(&client(), NOW).unwrap();
+        let at = |days| ca.check(&client(), &pair, NOW + Duration::days(days));
         assert_eq!(at(334), Ok(()));
         assert_eq!(at(336), Err(Stale::Expiring));
         assert_eq!(at(364), Err(Stale::Expiring));
@@ -429,70 +405,65 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_a_few_hours_behind_still_accepts() {
-        let (authority, pair) = Authority::make(NOW).unwrap();
-        let leaf = authority.issue(&client(), NOW).unwrap();
-        assert_eq!(authority.check(&client(), &leaf, NOW - Duration::hours(20)), Ok(()));
-        assert!(Authority::load(&pair, NOW - Duration::hours(20)).is_ok());
-        assert_eq!(Authority::load(&pair, NOW - Duration::days(3)).err(), Some(Stale::NotYet));
+        let (ca, pair) = Ca::make(NOW).unwrap();
+        let leaf = ca.issue(&client(), NOW).unwrap();
+        assert_eq!(ca.check(&client(), &leaf, NOW - Duration::hours(20)), Ok(()));
+        assert!(Ca::load(&pair, NOW - Duration::hours(20)).is_ok());
+        assert_eq!(Ca::load(&pair, NOW - Duration::days(3)).err(), Some(Stale::NotYet));
     }
 
     #[test]
-    fn another_authority_of_the_same_name_is_found_out() {
-        let (authority, _) = Authority::make(NOW).unwrap();
-        let (other, _) = Authority::make(NOW).unwrap();
+    fn another_ca_of_the_same_name_is_found_out() {
+        let (ca, _) = Ca::make(NOW).unwrap();
+        let (other, _) = Ca::make(NOW).unwrap();
         let pair = other.issue(&client(), NOW).unwrap();
-        assert_eq!(authority.check(&client(), &pair, NOW), Err(Stale::OtherAuthority));
+        assert_eq!(ca.check(&client(), &pair, NOW), Err(Stale::OtherCa));
     }
 
     #[test]
     fn a_key_that_is_not_the_certificates_is_found_out() {
-        let (authority, pair) = Authority::make(NOW).unwrap();
-        let (one, two) = (authority.issue(&client(), NOW).unwrap(), authority.issue(&client(), NOW).unwrap());
+        let (ca, pair) = Ca::make(NOW).unwrap();
+        let (one, two) = (ca.issue(&client(), NOW).unwrap(), ca.issue(&client(), NOW).unwrap());
         let mixed = Pair { certificate: one.certificate, key: two.key };
-        assert_eq!(authority.check(&client(), &mixed, NOW), Err(Stale::OtherKey));
+        assert_eq!(ca.check(&client(), &mixed, NOW), Err(Stale::OtherKey));
         let mixed = Pair { certificate: pair.certificate, key: mixed.key };
-        assert_eq!(Authority::load(&mixed, NOW).err(), Some(Stale::OtherKey));
+        assert_eq!(Ca::load(&mixed, NOW).err(), Some(Stale::OtherKey));
     }
 
     #[test]
-    fn a_loaded_authority_signs_what_the_made_one_accepts() {
-        let (made, pair) = Authority::make(NOW).unwrap();
-        let loaded = Authority::load(&pair, NOW).unwrap();
+    fn a_loaded_ca_signs_what_the_made_one_accepts() {
+        let (made, pair) = Ca::make(NOW).unwrap();
+        let loaded = Ca::load(&pair, NOW).unwrap();
         let leaf = loaded.issue(&client(), NOW).unwrap();
         assert_eq!(made.check(&client(), &leaf, NOW), Ok(()));
         assert_eq!(loaded.certificate(), made.certificate());
     }
 
     #[test]
-    fn a_renewed_authority_is_the_same_for_all_who_know_it() {
-        let (authority, pair) = Authority::make(NOW).unwrap();
+    fn a_renewed_ca_is_the_same_for_all_who_know_it() {
+        let (ca, pair) = Ca::make(NOW).unwrap();
         let late = NOW + Duration::days(3640);
-        let [leaf, shown] = [client(), server([10, 0, 2, 15])].map(|wanted| authority.issue(&wanted, late).unwrap());
-        let (_, before) = Authority::open(&pair).unwrap();
-        let renewed = Pair { certificate: authority.renew(before, late).unwrap(), ..pair };
-        let (renewed, validity) = Authority::open(&renewed).unwrap();
-        assert_eq!(validity, Validity::new(before.from(), late + AUTHORITY_LIFE));
+        let [leaf, shown] = [client(), server([10, 0, 2, 15])].map(|wanted| ca.issue(&wanted, late).unwrap());
+        let (_, before) = Ca::open(&pair).unwrap();
+        let renewed = Pair { certificate: ca.renew(before, late).unwrap(), ..pair };
+        let (renewed, validity) = Ca::open(&renewed).unwrap();
+        assert_eq!(validity, Validity::new(before.from(), late + CA_LIFE));
         assert_eq!(renewed.check(&client(), &leaf, late), Ok(()));
         assert_eq!(renewed.check(&server([10, 0, 2, 15]), &shown, late), Err(Stale::Alone), "it shows the old one");
         let leaf = renewed.issue(&client(), late).unwrap();
-        assert_eq!(
-            authority.check(&client(), &leaf, late),
-            Ok(()),
-            "who has the old one accepts what the new one signs"
-        );
-        let [old, new] = [&authority, &renewed].map(|authority| ca_digest(authority.certificate()));
+        assert_eq!(ca.check(&client(), &leaf, late), Ok(()), "who has the old one accepts what the new one signs");
+        let [old, new] = [&ca, &renewed].map(|ca| ca_digest(ca.certificate()));
         assert!(old.is_some() && old == new);
-        let serial =
-            |authority: &Authority| pem_of(authority.certificate()).unwrap().parse_x509().unwrap().serial.clone();
-        assert_ne!(serial(&authority), serial(&renewed));
+        let serial = |ca: &Ca| pem_of(ca.certificate()).unwrap().parse_x509().unwrap().serial.clone();
+        assert_ne!(serial(&ca), serial(&renewed));
     }
 
     #[test]
-    fn rubbish_is_unreadable_and_a_leaf_is_no_authority() {
-        let (authority, pair) = Authority::make(NOW).unwrap();
+    fn rubbish_is_unreadable_and_a_leaf_is_not_a_ca() {
+        let (ca, pair) = Ca::make(NOW).unwrap();
         let rubbish = Pair { certificate: "-----BEGIN".into(), key: pair.key };
-        assert_eq!(Authority::load(&rubbish, NOW).err(), Some(Stale::Unreadable));
-        let leaf = authority.issue(&client(), NOW).unwrap();
-        assert_eq!(Authority::load(&leaf, NOW).err(), Some(Stale::OtherSubject));
+        assert_eq!(Ca::load(&rubbish, NOW).err(), Some(Stale::Unreadable));
+        let leaf = ca.issue(&client(), NOW).unwrap();
+        assert_eq!(Ca::load(&leaf, NOW).err(), Some(Stale::OtherSubject));
     }
 }

@@ -3,22 +3,17 @@
 use time::OffsetDateTime;
 use tokio::sync::watch;
 
-/// When a certificate ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Its file, without extension.
     pub name: &'static str,
-    /// From then on nobody accepts it.
     pub at: OffsetDateTime,
 }
 
-/// Those of certificates that somebody else makes, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Expiries(watch::Sender<Vec<Expiry>>);
 
 impl Expiries {
-    /// Of the certificate that is on the disk now.
-    pub(crate) fn tell(&self, expiry: Expiry) {
+    pub(crate) fn publish(&self, expiry: Expiry) {
         self.0.send_if_modified(|known| match known.binary_search_by_key(&expiry.name, |known| known.name) {
             Ok(index) if known[index] == expiry => false,
             Ok(index) => {
@@ -51,15 +46,15 @@ mod tests {
         let mut known = expiries.subscribe();
         let [first, other] = ["storage", "kubelet"].map(|name| Expiry { name, at: NOW });
         for expiry in [first, other] {
-            expiries.tell(expiry);
+            expiries.publish(expiry);
             assert!(known.has_changed().unwrap());
             known.mark_unchanged();
         }
         assert_eq!(*known.borrow(), [other, first]);
-        expiries.tell(first);
+        expiries.publish(first);
         assert!(!known.has_changed().unwrap());
         let renewed = Expiry { at: NOW + Duration::DAY, ..first };
-        expiries.tell(renewed);
+        expiries.publish(renewed);
         assert!(known.has_changed().unwrap());
         assert_eq!(*known.borrow(), [other, renewed]);
     }

@@ -1,4 +1,4 @@
-//! Who asks the API server, and by which names.
+//! Identities of the API server's clients, and their names.
 
 use cluster::{PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 
@@ -7,7 +7,6 @@ use crate::pki::certificate::{Purpose, Wanted};
 /// The user of [`Identity::Admin`].
 pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 
-/// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.
@@ -20,8 +19,8 @@ pub enum Identity {
     Kubelet,
     /// `system:kube-proxy`.
     Proxy,
-    /// The node's own storage: `granary:node:NAME` in the group `granary:nodes`. Its certificate is not made here but
-    /// asked for, see [`Requested`](crate::Requested).
+    /// The node's storage: `granary:node:NAME` in the group `granary:nodes`. A control plane signs the certificate, a
+    /// worker requests it ([`Requested`](crate::Requested)).
     Storage,
 }
 

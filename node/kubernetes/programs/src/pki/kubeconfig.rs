@@ -8,18 +8,17 @@ use serde_json::{Value, json};
 use crate::pki::certificate::Pair;
 
 /// A kubeconfig that names the files: they may be renewed under it.
-pub(crate) fn with_files(server: &str, authority: &Path, certificate: &Path, key: &Path) -> String {
+pub(crate) fn with_files(server: &str, ca: &Path, certificate: &Path, key: &Path) -> String {
     config(
-        json!({"server": server, "certificate-authority": authority}),
+        json!({"server": server, "certificate-authority": ca}),
         json!({"client-certificate": certificate, "client-key": key}),
     )
 }
 
-/// A kubeconfig that holds everything, to be carried away.
-pub(crate) fn with_contents(server: &str, authority: &str, pair: &Pair) -> String {
+pub(crate) fn with_contents(server: &str, ca: &str, pair: &Pair) -> String {
     let base64 = |text: &str| ByteString(text.as_bytes().to_vec());
     config(
-        json!({"server": server, "certificate-authority-data": base64(authority)}),
+        json!({"server": server, "certificate-authority-data": base64(ca)}),
         json!({"client-certificate-data": base64(&pair.certificate), "client-key-data": base64(&pair.key)}),
     )
 }

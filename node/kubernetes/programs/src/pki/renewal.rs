@@ -1,4 +1,4 @@
-//! Which certificates are made again, and when to look the next time. No files, no clock.
+//! Plans the renewal of certificates, and the time of the next check. No files, no clock.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,8 @@ use crate::pki::certificate::{Stale, Validity};
 use crate::pki::expiry::Expiry;
 use crate::pki::requested::Lasting;
 
-/// What is to be done at some moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Those that are made now, and why.
     pub(crate) due: BTreeMap<&'static str, Stale>,
     /// When the first of the others is due. Nothing without others.
     pub(crate) next: Option<OffsetDateTime>,
@@ -33,12 +31,11 @@ pub(crate) fn plan(found: &BTreeMap<&'static str, Result<Validity, Stale>>, now:
     plan
 }
 
-/// The node's certificates after a look at them: none that is made here is due.
+/// The node's certificates after a check: none that it signs is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
-    /// Those that were made, by name.
     pub made: Vec<&'static str>,
-    /// When each ends, by name, with that of the authority.
+    /// When each ends, by name, with that of the CA.
     pub expiries: Vec<Expiry>,
     /// Until when this holds. `None` on a node that makes none.
     pub lasting: Option<Lasting>,
@@ -67,12 +64,12 @@ mod tests {
         let one = prop_oneof![
             8 => validity,
             1 => Just(Err(Stale::Absent)),
-            1 => Just(Err(Stale::OtherAuthority)),
+            1 => Just(Err(Stale::OtherCa)),
         ];
         prop::collection::btree_map(prop::sample::select(NAMES.to_vec()), one, 0..4)
     }
 
-    /// What is there after the plan was carried out.
+    /// The state after the plan was carried out.
     fn done(mut found: Found, plan: &Plan, now: OffsetDateTime) -> Found {
         for name in plan.due.keys() {
             found.insert(name, Ok(Validity::of_new_leaf(now)));

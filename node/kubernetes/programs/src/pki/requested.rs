@@ -1,4 +1,4 @@
-//! Certificates that a node does not make but asks for: approved by the cluster, kept on the data disk.
+//! Certificates that a worker requests: approved by the cluster, stored on the data disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,109 +30,62 @@ use crate::pki::{ClientError, Credentials};
 /// How long the cluster may take for an answer: at a first boot its controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The clock may be set while somebody sleeps.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Why there is no certificate yet.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The files.
     #[error(transparent)]
     Disk(#[from] PkiError),
-    /// The thread that reads and writes them.
     #[error("work on the files of certificates ended early")]
     Panicked(#[from] JoinError),
-    /// The key, or the text of the request.
-    #[error("cannot make a key for the certificate {name}")]
+    #[error("cannot create a key for the certificate {name}")]
     Key {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why not.
         #[source]
         source: rcgen::Error,
     },
-    /// The identity that asks.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The API server.
     #[error("cannot ask for the certificate {name}")]
     Ask {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why not.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The API server does not take the token.
     #[error(
         "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
-         registered, or is another cluster's; delete the Node of this node if there is one, then make a new token, and write \
+         registered, or is another cluster's; delete the Node of this node if there is one, then create a new token, and write \
          it into worker.token"
     )]
-    Token {
-        /// The part that is no secret.
-        id: String,
-    },
-    /// Nothing to ask with.
+    Token { id: String },
     #[error(
         "the node has not joined its cluster, or its certificate has expired, and the configuration has no token: delete the \
-         Node of this node if there is one, then make a token, and write it into worker.token"
+         Node of this node if there is one, then create a token, and write it into worker.token"
     )]
     NoToken,
-    /// What it asks with is over, and the API server would say no more than 401.
+    /// The kubelet's certificate has expired, and the API server would only answer 401.
     #[error(
         "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
          Node is deleted, and a new token is in worker.token"
     )]
-    KubeletExpired {
-        /// Its file, without extension.
-        name: &'static str,
-        /// Since when kubelet's is of no use.
-        at: OffsetDateTime,
-    },
-    /// The watch of the request.
+    KubeletExpired { name: &'static str, at: OffsetDateTime },
     #[error("cannot wait for the answer to the certificate signing request {request}")]
     Wait {
-        /// Its name.
         request: String,
-        /// Why not.
         #[source]
         source: Box<wait::Error>,
     },
-    /// The approver's answer.
     #[error("the certificate signing request {request} was denied: {why}")]
-    Denied {
-        /// Its name.
-        request: String,
-        /// Reason and message.
-        why: String,
-    },
-    /// The signer's answer.
+    Denied { request: String, why: String },
     #[error("the certificate signing request {request} was approved, but not signed: {why}")]
-    NotSigned {
-        /// Its name.
-        request: String,
-        /// Reason and message.
-        why: String,
-    },
-    /// Somebody deleted it.
+    NotSigned { request: String, why: String },
     #[error("the certificate signing request {request} is gone")]
-    Gone {
-        /// Its name.
-        request: String,
-    },
-    /// Nobody decided, or nobody signed.
+    Gone { request: String },
     #[error("no answer to the certificate signing request {request} for {} s; does the cluster's approver run?", LIMIT.as_secs())]
-    Silence {
-        /// Its name.
-        request: String,
-    },
-    /// What was signed is not what was asked for.
+    Silence { request: String },
     #[error("the certificate of the signing request {request} cannot be used")]
     Unusable {
-        /// Its name.
         request: String,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
@@ -144,30 +97,25 @@ pub struct Requested {
     wanted: Wanted,
     signer: &'static str,
     credentials: Arc<Credentials>,
-    /// In whose name it is asked for.
     asker: Asker,
     /// Kept over failures, so that a node which tries again does not ask again.
     asked: Mutex<Option<Asked>>,
 }
 
-/// In whose name a certificate is asked for.
 enum Asker {
-    /// That of the node's kubelet.
     Kubelet,
     /// With a token while there is none of kubelet's own that counts.
     Token(Option<Token>),
 }
 
-/// By what the API server knows who asks.
 #[derive(Debug)]
 enum Shown<'a> {
     Token(&'a Token),
-    /// That of the node's kubelet.
     Certificate,
 }
 
 impl Shown<'_> {
-    /// What is wrong with it, if the API server does not know anybody by it.
+    /// The reason, if the API server does not accept the credential.
     fn refused(&self, error: &kube::Error) -> Option<IdentityError> {
         match (self, error) {
             (Self::Token(token), kube::Error::Api(status)) if status.code == 401 => {
@@ -191,7 +139,6 @@ pub struct Lasting {
 }
 
 impl Lasting {
-    /// What lasts as long as both.
     #[must_use]
     pub fn first(one: Self, other: Self) -> Self {
         Self { renewal: one.renewal.min(other.renewal) }
@@ -238,11 +185,8 @@ impl Requested {
 
     /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
     /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes. [`Credentials::requested`]
-    /// then tells when it ends.
+    /// then has its end.
     /// Cancel-safe: what was asked for is waited for the next time.
-    ///
-    /// # Errors
-    /// [`IdentityError`]: to be tried again after a while.
     pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
         let mut asked = self.asked.lock().await;
         let stale = match self.on_disk().await? {
@@ -305,30 +249,29 @@ impl Requested {
             Some(at) if at < OffsetDateTime::now_utc() => {
                 Err(IdentityError::KubeletExpired { name: self.wanted.name, at })
             }
-            // What is wrong otherwise, the client finds out.
+            // The client reports other errors.
             _ => Ok(()),
         }
     }
 
-    /// What is on the disk, and what is wrong with it. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`IdentityError::Disk`], [`IdentityError::Panicked`].
+    /// The certificate on the disk, or why it cannot be used. Cancel-safe.
     pub async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let look = move || {
             let store = Store::open(&pki)?;
             let found = store.read("ca.crt")?.zip(store.read_pair(wanted.name)?);
             let found = found.ok_or(Stale::Absent);
-            Ok::<_, PkiError>(found.and_then(|(authority, pair)| certificate::verify(&authority, &wanted, &pair)))
+            Ok::<_, PkiError>(found.and_then(|(ca, pair)| certificate::verify(&ca, &wanted, &pair)))
         };
         let found = spawn_blocking(look).await??;
-        // Also of one that should have been renewed: somebody has to see that.
-        Ok(found.inspect(|&validity| self.tell(validity)).and_then(|found| lasting(found, OffsetDateTime::now_utc())))
+        // Also of one that should have been renewed: its end is a metric.
+        Ok(found
+            .inspect(|&validity| self.publish(validity))
+            .and_then(|found| lasting(found, OffsetDateTime::now_utc())))
     }
 
-    fn tell(&self, validity: Validity) {
-        self.credentials.tell(Expiry { name: self.wanted.name, at: validity.to() });
+    fn publish(&self, validity: Validity) {
+        self.credentials.publish(Expiry { name: self.wanted.name, at: validity.to() });
     }
 
     async fn ask(&self, requests: &Api<CertificateSigningRequest>, shown: &Shown<'_>) -> Result<Asked, IdentityError> {
@@ -356,8 +299,8 @@ impl Requested {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let keep = move || {
             let store = Store::open(&pki)?;
-            let authority = store.read("ca.crt")?.unwrap_or_default();
-            let verified = certificate::verify(&authority, &wanted, &pair)
+            let ca = store.read("ca.crt")?.unwrap_or_default();
+            let verified = certificate::verify(&ca, &wanted, &pair)
                 .and_then(|validity| Ok((validity, lasting(validity, OffsetDateTime::now_utc())?)));
             if verified.is_ok() {
                 store.write_pair(wanted.name, &pair)?;
@@ -367,7 +310,7 @@ impl Requested {
         let kept = spawn_blocking(keep).await??;
         let (validity, lasting) =
             kept.map_err(|source| IdentityError::Unusable { request: request.to_owned(), source })?;
-        self.tell(validity);
+        self.publish(validity);
         Ok(lasting)
     }
 }
@@ -384,10 +327,8 @@ fn lasting(validity: Validity, now: OffsetDateTime) -> Result<Lasting, Stale> {
     validity.check(now, renewal).map(|()| Lasting { renewal })
 }
 
-/// How a request ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// The certificate, PEM.
     Signed(String),
     Denied(String),
     NotSigned(String),
@@ -427,7 +368,6 @@ async fn answer(
     }
 }
 
-/// What the API server said to who wanted to wait.
 const fn cause(error: &wait::Error) -> Option<&kube::Error> {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
     match error {
@@ -444,7 +384,7 @@ mod tests {
 
     use super::*;
     use crate::config::example;
-    use crate::pki::certificate::Authority;
+    use crate::pki::certificate::Ca;
 
     fn request(condition: Option<&str>, certificate: Option<&str>) -> CertificateSigningRequest {
         let condition = condition.map(|kind| CertificateSigningRequestCondition {
@@ -471,10 +411,10 @@ mod tests {
         assert_eq!(Answer::of(None), Some(Answer::Gone));
     }
 
-    /// A node with its authority, and nobody who answers.
+    /// A node with its CA, and no API server.
     struct Node {
         identity: Requested,
-        authority: Authority,
+        ca: Ca,
         store: Store,
         _scratch: tempfile::TempDir,
     }
@@ -482,19 +422,16 @@ mod tests {
     impl Node {
         fn new() -> Self {
             let scratch = tempfile::tempdir().unwrap();
-            let mut config = example();
-            config.paths.pki = scratch.path().join("pki");
-            config.paths.etcd = scratch.path().join("etcd");
-            let now = OffsetDateTime::now_utc();
-            let credentials = Arc::new(Credentials::ensure(&config, now).unwrap());
-            let store = Store::open(&config.paths.pki).unwrap();
-            let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), now).unwrap();
-            Self { identity: Requested::storage(&config, &credentials), authority, store, _scratch: scratch }
+            let config = crate::config::example_in(scratch.path());
+            let (ca, pair) = Ca::make(OffsetDateTime::now_utc()).unwrap();
+            let credentials = Credentials::joining(&config, "192.0.2.1:6443", &pair.certificate).unwrap();
+            let (credentials, store) = (Arc::new(credentials), Store::open(&config.paths.pki).unwrap());
+            Self { identity: Requested::storage(&config, &credentials), ca, store, _scratch: scratch }
         }
 
         /// A certificate that was signed so many days ago, for a year.
         fn issue(&self, wanted: &Wanted, days: i64) -> Pair {
-            self.authority.issue(wanted, OffsetDateTime::now_utc() - time::Duration::days(days)).unwrap()
+            self.ca.issue(wanted, OffsetDateTime::now_utc() - time::Duration::days(days)).unwrap()
         }
 
         async fn after_writing(&self, pair: &Pair) -> Result<Lasting, Stale> {
@@ -511,18 +448,18 @@ mod tests {
         assert!(node.after_writing(&node.issue(&wanted, 0)).await.is_ok());
         let kept = node.after_writing(&node.issue(&wanted, 240)).await.unwrap();
         assert!(kept.renewal > OffsetDateTime::now_utc());
-        assert_eq!(node.identity.ensure().await.unwrap(), kept, "nobody is asked");
+        assert_eq!(node.identity.ensure().await.unwrap(), kept, "no request is sent");
         assert_eq!(node.after_writing(&node.issue(&wanted, 250)).await, Err(Stale::Expiring));
         assert_eq!(node.after_writing(&node.issue(&wanted, 400)).await, Err(Stale::Expired));
     }
 
-    /// A worker that was off for a year asked with the certificate that nobody accepted any more, whatever token it got.
+    /// A worker that was off for a year used its expired certificate, whatever token it got.
     #[test]
     fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
         let node = Node::new();
         let kubelet = |token| Requested::kubelet(&example(), &node.identity.credentials, token);
         let with = kubelet(Some(Token::generate().unwrap()));
-        for stale in [Stale::Absent, Stale::Expired, Stale::OtherAuthority, Stale::NotYet] {
+        for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa, Stale::NotYet] {
             assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");
             assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
         }
@@ -533,7 +470,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_whose_kubelets_certificate_has_expired_is_told_so() {
+    async fn an_expired_kubelet_certificate_is_an_error() {
         let node = Node::new();
         let expired = node.issue(&Identity::Kubelet.wanted("granary"), 400);
         node.store.write_pair("kubelet", &expired).unwrap();
@@ -542,16 +479,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_of_another_node_or_time_is_asked_for_anew() {
+    async fn a_certificate_of_another_node_or_time_is_replaced() {
         let node = Node::new();
         assert_eq!(
             node.after_writing(&node.issue(&Identity::Storage.wanted("two"), 0)).await,
             Err(Stale::OtherSubject)
         );
         assert_eq!(node.after_writing(&node.issue(&Identity::Storage.wanted("granary"), -3)).await, Err(Stale::NotYet));
-        let (other, _) = Authority::make(OffsetDateTime::now_utc()).unwrap();
+        let (other, _) = Ca::make(OffsetDateTime::now_utc()).unwrap();
         let foreign = other.issue(&Identity::Storage.wanted("granary"), OffsetDateTime::now_utc()).unwrap();
-        assert_eq!(node.after_writing(&foreign).await, Err(Stale::OtherAuthority));
+        assert_eq!(node.after_writing(&foreign).await, Err(Stale::OtherCa));
     }
 
     #[tokio::test]
@@ -567,22 +504,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_a_certificate_ends_is_told_at_the_start_and_with_each_renewal() {
+    async fn the_end_of_a_certificate_is_published_when_it_is_found_or_renewed() {
         let node = Node::new();
-        let mut told = node.identity.credentials.requested();
+        let mut expiries = node.identity.credentials.requested();
         node.identity.on_disk().await.unwrap().unwrap_err();
-        assert_eq!(*told.borrow_and_update(), [], "there is none");
+        assert_eq!(*expiries.borrow_and_update(), [], "there is none");
         let days_left = |expiries: &[Expiry]| {
             let days = |expiry: &Expiry| ((expiry.at - OffsetDateTime::now_utc()).as_seconds_f64() / 86400.0).round();
             expiries.iter().map(|expiry| (expiry.name, days(expiry))).collect::<Vec<_>>()
         };
         let wanted = Identity::Storage.wanted("granary");
         node.after_writing(&node.issue(&wanted, 250)).await.unwrap_err();
-        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 115.0)]);
+        assert_eq!(days_left(&expiries.borrow_and_update()), [("storage", 115.0)]);
         node.identity.keep(node.issue(&wanted, 1), "csr-1").await.unwrap();
-        assert_eq!(days_left(&told.borrow_and_update()), [("storage", 364.0)]);
+        assert_eq!(days_left(&expiries.borrow_and_update()), [("storage", 364.0)]);
         node.identity.keep(node.issue(&Identity::Admin.wanted("granary"), 0), "csr-2").await.unwrap_err();
-        assert!(!told.has_changed().unwrap(), "what is not kept is not told");
+        assert!(!expiries.has_changed().unwrap(), "an unusable certificate is not published");
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,41 +11,34 @@ use rcgen::KeyPair;
 use time::OffsetDateTime;
 use tracing::{info, warn};
 
-use crate::pki::certificate::{Authority, Pair, Stale, Validity, Wanted};
+use crate::pki::certificate::{Ca, Pair, Stale, Validity, Wanted};
 use crate::pki::identity::Identity;
 use crate::pki::kubeconfig;
 
 /// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
 pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
 
-/// The API server's EncryptionConfiguration, which has the key inside.
 pub(crate) const ENCRYPTION: &str = "encryption.json";
 
 pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
-/// Why the credentials could not be made.
+/// Why the credentials cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// The directory.
     #[error("cannot make {path}")]
     Directory {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A file in it.
     #[error("cannot keep certificates")]
     Disk(#[from] dir::Error),
-    /// The configuration says control plane, the disk does not.
     #[error(
         "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
          configuration, or use an empty data disk for a new cluster"
     )]
     Worker,
-    /// The configuration says worker, the disk does not.
     #[error(
         "the data disk is that of a control plane, with its cluster: write controlPlane into the configuration, or use an \
          empty data disk for a worker"
@@ -53,31 +46,24 @@ pub enum PkiError {
     ControlPlane,
     /// The clock is wrong, most likely: nothing is replaced because of that.
     #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
-    Clock {
-        /// What the clock says.
-        now: OffsetDateTime,
-    },
-    /// Of a control plane: something happened to the authority since the first boot.
+    Clock { now: OffsetDateTime },
+    /// Of a control plane: something happened to the CA since the first boot.
     #[error(
         "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
-         node does not start without them, for no worker and no kubeconfig knows another authority"
+         node does not start without them, because all workers and kubeconfigs accept this CA only"
     )]
-    Authority {
-        /// The directory.
+    Ca {
         pki: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
-    /// Of a worker: something happened to its copy of the authority's certificate while the node runs.
+    /// Of a worker: something happened to its copy of the CA's certificate while the node runs.
     #[error(
-        "cannot use {path}, the certificate of the cluster's authority; restart the node, which fetches it from the control \
+        "cannot use {path}, the certificate of the cluster's CA; restart the node, which fetches it from the control \
          plane"
     )]
     Trust {
-        /// Which.
         path: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: Stale,
     },
@@ -86,39 +72,24 @@ pub enum PkiError {
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
          or of its directory pki: no Secret can be read without it, and the node makes no other one"
     )]
-    SecretsKey {
-        /// Which.
-        path: PathBuf,
-    },
+    SecretsKey { path: PathBuf },
     /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
     #[error(
         "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
          backup of the disk or of its directory pki"
     )]
-    OtherSecretsKey {
-        /// Which.
-        path: PathBuf,
-        /// Of the key.
-        digest: String,
-    },
-    /// No random numbers for a key.
+    OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
-    /// What was signed by an authority that is no more.
     #[error("cannot remove {path}, which the old certificate authority signed")]
     Remove {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// A certificate could not be made.
-    #[error("cannot make the certificate {name}")]
+    #[error("cannot create the certificate {name}")]
     Certificate {
-        /// Its file, without extension.
         name: &'static str,
-        /// Why.
         #[source]
         source: rcgen::Error,
     },
@@ -128,8 +99,8 @@ pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
     pki.join(format!("{name}.{extension}"))
 }
 
-/// Has kubelet start with the certificate that is made here: those that it asked for itself, and prefers, were signed
-/// by another authority, and it would not notice. Durable when this returns.
+/// Makes the kubelet start with the certificate of this node's CA: those that it requested itself, and prefers, were signed
+/// by another CA, and it would not notice. Durable when this returns.
 fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     let path = kubelet_pki.join("kubelet-client-current.pem");
     match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
@@ -138,7 +109,6 @@ fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     }
 }
 
-/// The directory of the files.
 pub(crate) struct Store {
     dir: Dir,
 }
@@ -151,7 +121,6 @@ impl Store {
         Self::open(pki)
     }
 
-    /// Kubeconfigs that name the files.
     pub(crate) fn kubeconfigs(&self, pki: &Path, server: &str, identities: &[Identity]) -> Result<(), PkiError> {
         for identity in identities {
             let path = |extension| file(pki, identity.name(), extension);
@@ -179,18 +148,18 @@ impl Store {
         if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
     }
 
-    /// Makes the authority at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
-    /// gets a new certificate. One that was lost is not replaced: what is left of it may be made whole.
-    pub(crate) fn authority(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
+    /// Makes the CA at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
+    /// gets a new certificate. A lost one is not replaced, so that it can be restored.
+    pub(crate) fn ca(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
         let unmade = |source| PkiError::Certificate { name: "ca", source };
-        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Authority::open(&pair));
+        let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Ca::open(&pair));
         let lost = match found {
-            Ok((authority, validity)) => {
+            Ok((ca, validity)) => {
                 return match validity.check(now, validity.shortly_before_its_end()) {
                     Ok(()) => Ok(()),
                     Err(Stale::NotYet) => Err(PkiError::Clock { now }),
                     Err(stale) => {
-                        self.write("ca.crt", &authority.renew(validity, now).map_err(unmade)?, PUBLIC)?;
+                        self.write("ca.crt", &ca.renew(validity, now).map_err(unmade)?, PUBLIC)?;
                         info!(reason = %stale, "certificate authority renewed, with its key");
                         Ok(())
                     }
@@ -198,15 +167,15 @@ impl Store {
             }
             Err(stale) => stale,
         };
-        // Made once the authority is on the disk: a first boot that was cut before has nothing to lose.
+        // Made once the CA is on the disk: a first boot that was cut before has nothing to lose.
         if self.dir.read(&name_of("sa.key"))?.is_some() {
-            return Err(PkiError::Authority { pki: pki.to_path_buf(), source: lost });
+            return Err(PkiError::Ca { pki: pki.to_path_buf(), source: lost });
         }
         if lost != Stale::Absent {
             warn!(reason = %lost, "certificate authority replaced, with every certificate");
         }
-        let (_, pair) = Authority::make(now).map_err(unmade)?;
-        // First: once the new authority is on the disk, the next boot finds nothing to do.
+        let (_, pair) = Ca::make(now).map_err(unmade)?;
+        // First: once the new CA is on the disk, the next boot finds nothing to do.
         forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
         info!(name = "ca", reason = %lost, "certificate made");
@@ -215,13 +184,13 @@ impl Store {
 
     pub(crate) fn issue(
         &self,
-        authority: &Authority,
+        ca: &Ca,
         wanted: &Wanted,
         stale: Stale,
         now: OffsetDateTime,
     ) -> Result<Validity, PkiError> {
         let name = wanted.name;
-        let pair = authority.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
+        let pair = ca.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
         self.write_pair(name, &pair)?;
         info!(name, reason = %stale, "certificate made");
         Ok(Validity::of_new_leaf(now))
@@ -254,7 +223,7 @@ impl Store {
         self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
     }
 
-    /// What is no text counts as absent: it is of no use.
+    /// Invalid UTF-8 counts as absent.
     pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }

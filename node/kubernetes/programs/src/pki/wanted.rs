@@ -7,7 +7,6 @@ use cluster::API_SERVER_USER;
 use crate::Config;
 use crate::pki::certificate::{Purpose, ServerName, Wanted};
 
-/// All of them.
 pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
     [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config)]
 }
@@ -34,18 +33,15 @@ fn kubelets_client() -> Wanted {
     Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
 }
 
-/// For both of its ports, which are on loopback.
 fn etcd() -> Wanted {
     let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
     Wanted { name: "etcd", common_name: "etcd".into(), organization: None, purpose: Purpose::Server(names.into()) }
 }
 
-/// The API server's own as etcd's client.
 fn etcds_client() -> Wanted {
     Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
 }
 
-/// What kubelet serves with.
 pub(crate) fn kubelet_server(config: &Config) -> Wanted {
     let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
     Wanted {

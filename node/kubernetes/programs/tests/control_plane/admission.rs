@@ -1,4 +1,4 @@
-//! What the API server's admission plugins and validation reject.
+//! Objects that the API server's admission plugins and validation reject.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-/// The page that tells operators to label tenants' namespaces.
+/// The page with the label for tenants' namespaces.
 const PAGE: &str = include_str!("../../../../../docs/operations/security.md");
 
 pub fn cases(suite: Suite) -> Suite {
@@ -137,7 +137,7 @@ async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> R
     Ok(())
 }
 
-/// A client shows the warning to whoever creates the pod.
+/// A client shows the warning to the user who creates the pod.
 async fn a_pod_that_is_not_restricted_gets_a_warning(cluster: Arc<Cluster>) -> Result<(), Failure> {
     pods_in(&cluster, "default").await?;
     for (changes, warned) in [(Vec::new(), false), (changes()[5].0.to_vec(), true)] {

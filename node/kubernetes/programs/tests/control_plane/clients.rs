@@ -21,7 +21,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("kubelet_learns_that_anonymous_clients_may_do_nothing", kubelet_learns_about_anonymous_clients)
 }
 
-/// Paths that an API server with anonymous requests shows to everybody, and some that it does not.
+/// Paths that an API server with anonymous requests shows to all clients, and some that it does not.
 const PATHS: [&str; 8] =
     ["/", "/api", "/version", "/healthz", "/livez", "/readyz", "/metrics", "/api/v1/namespaces/default/configmaps"];
 
@@ -52,7 +52,7 @@ fn self_signed() -> Result<AuthInfo, Failure> {
 
 async fn a_request_without_an_identity_is_unauthorized(cluster: Arc<Cluster>) -> Result<(), Failure> {
     for (who, user) in [
-        ("nobody", AuthInfo::default()),
+        ("no identity", AuthInfo::default()),
         ("an unknown token", serde_json::from_value(json!({"token": "0123456789abcdef"}))?),
         ("a certificate of another CA", self_signed()?),
     ] {
@@ -78,7 +78,7 @@ async fn an_identity_without_a_role_is_forbidden(cluster: Arc<Cluster>) -> Resul
     Ok(())
 }
 
-/// What kubelet's webhook asks the API server before it answers a request to port 10250.
+/// The review that the kubelet's webhook sends to the API server before it answers a request to port 10250.
 async fn kubelet_learns_about_anonymous_clients(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reviews = Api::<SubjectAccessReview>::all(cluster.client(Identity::Kubelet).await?);
     for (user, groups, allowed) in [

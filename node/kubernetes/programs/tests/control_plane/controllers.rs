@@ -1,4 +1,4 @@
-//! What the controller manager does.
+//! Behavior of the controller manager.
 
 use std::sync::Arc;
 

@@ -7,15 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::{Api, ResourceExt as _};
-use programs::Requested;
+use envtest::{Cluster, Failure, Suite};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -32,7 +27,6 @@ pub fn cases(suite: Suite) -> Suite {
         .case("etcd_serves_no_objects_without_encryption", serves_no_objects_without_encryption)
 }
 
-/// A client that shows this certificate.
 fn client(pki: &Path, certificate: Option<&str>, protocol: &str) -> TlsConnector {
     let file = |name: &str, extension| pki.join(format!("{name}.{extension}"));
     let mut roots = RootCertStore::empty();
@@ -82,25 +76,6 @@ async fn plain(port: u16, path: &str) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
 }
 
-/// The node's storage requests its certificate as on a node; an administrator approves the request, and the controller
-/// manager signs it.
-async fn request_storage_certificate(cluster: &Cluster) -> Result<(), Failure> {
-    let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
-    let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]}});
-    let approve = eventually(PATIENCE, "the request for the storage certificate", async || {
-        let Some(request) = requests.list(&ListParams::default()).await?.items.pop() else {
-            return Ok::<_, kube::Error>(Seen::NotYet("no request".to_owned()));
-        };
-        let patch = Patch::Merge(&approved);
-        requests.patch_approval(&request.name_any(), &PatchParams::default(), &patch).await.map(|_| Seen::Done(()))
-    });
-    let storage = Requested::storage(cluster.config(), cluster.credentials());
-    let (requested, approved) = tokio::join!(storage.ensure(), approve);
-    approved?;
-    requested?;
-    Ok(())
-}
-
 /// The certificates in the node's directory, by name, without the CA's own.
 fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
     let mut names = BTreeSet::new();
@@ -113,10 +88,9 @@ fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
 
 /// A pod in the host's network reached every object of the cluster.
 async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    request_storage_certificate(&cluster).await?;
     let pki = &cluster.config().paths.pki;
     let names = certificates(pki)?;
-    // One of each origin: of a server, of an identity, and requested.
+    // Of servers and of identities.
     for name in ["apiserver", "kubelet-server", "kubelet", "storage"] {
         assert!(names.contains(name), "{name} is not among {names:?}");
     }

@@ -5,6 +5,7 @@ mod admission;
 mod clients;
 mod controllers;
 mod etcd;
+mod first_range;
 mod stored;
 
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
     let suite = clients::cases(suite);
     let suite = admission::cases(suite);
     let suite = controllers::cases(suite);
+    let suite = first_range::cases(suite);
     // Last: it restarts the API server.
     stored::cases(suite).run()
 }

@@ -1,4 +1,4 @@
-//! What the API server writes to the disk: objects, by way of etcd, and its audit log.
+//! The API server's data on the disk: objects, by way of etcd, and its audit log.
 
 use std::future::pending;
 use std::path::Path;
@@ -23,7 +23,6 @@ use tower::service_fn;
 
 use crate::etcd::get;
 
-/// Texts that are nowhere else.
 const MAP: &str = "5c1f0ae2-of-the-map";
 const SECRET: &str = "5c1f0ae2-of-the-secret";
 
@@ -234,7 +233,7 @@ async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster
     assert!(has(etcd, MAP)?, "what is not encrypted is found");
     assert!(!has(etcd, SECRET)?, "Secrets are encrypted");
 
-    // What a release has that does not encrypt, and what an administrator does before a return to it.
+    // The configuration of a release without encryption, and the steps of an administrator before a return to it.
     cluster.stop_api_server().await;
     assert!(maps.get("kept").await.is_err(), "nothing answers while the API server is away");
     let stored = restart(&cluster, SecretStorage::Plain, 1).await?;

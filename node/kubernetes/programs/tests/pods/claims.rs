@@ -9,7 +9,6 @@ use ktest_support::Namespace;
 
 use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 
-/// RFC 5905.
 const NTP: u16 = 123;
 
 /// kube-proxy's rules for it, as far as packets see them.
@@ -30,7 +29,6 @@ table ip claims {
 }
 ";
 
-/// The same for Services without endpoints.
 const NO_ENDPOINTS: &str = "
 table ip no_endpoints {
     chain reject_claimed {
@@ -72,7 +70,6 @@ table ip cluster_service {
 }
 ";
 
-/// Where packets and connections end.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Destination,
@@ -117,7 +114,7 @@ impl Node {
         first(|| received(&ends[0]), || received(&ends[1]))
     }
 
-    /// Where a connection to the API server ends that is made to this address of the node. It carries an answer.
+    /// Where a connection to the API server ends to this address of the node. It carries an answer.
     fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
         let server = self.host.run(move || TcpListener::bind((address, API_PORT)).unwrap());
         let service = self.pods[0].run(|| TcpListener::bind((PODS[0], PORT)).unwrap());
@@ -177,5 +174,5 @@ fn a_service_cannot_claim_a_time_server() {
     node.load(CLUSTER_SERVICE);
     let by = (Ipv4Addr::new(10, 96, 0, 3), NTP);
     let sent = || assert_eq!(node::socket(&node.host, GATEWAY, 0).send_to(b"?", by).unwrap(), 1);
-    assert_eq!(node::hears((&node.pods[0], PODS[0]), sent), GATEWAY);
+    assert_eq!(node::receives((&node.pods[0], PODS[0]), sent), GATEWAY);
 }

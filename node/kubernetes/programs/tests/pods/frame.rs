@@ -7,7 +7,7 @@ use ktest_support::Namespace;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, sendto, socket};
 
-/// IEEE 802.1Q's tag, and that of providers. With zeros after it, it names no VLAN: who receives it takes it off and goes on.
+/// IEEE 802.1Q's tag, and that of providers. With zeros after it, it names no VLAN: the receiver removes it and goes on.
 pub const TAG: [u8; 4] = [0x81, 0x00, 0, 0];
 pub const PROVIDERS_TAG: [u8; 4] = [0x88, 0xa8, 0, 0];
 
@@ -15,15 +15,12 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
 
-/// An Ethernet address.
 pub type Mac = [u8; 6];
 
-const EVERYBODY: Mac = [0xff; 6];
+const BROADCAST: Mac = [0xff; 6];
 
-/// A datagram over Ethernet.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
-    /// Before the packet, outermost first.
     pub tags: &'a [[u8; 4]],
     pub source: Ipv4Addr,
     pub destination: SocketAddrV4,
@@ -35,7 +32,6 @@ impl Frame<'_> {
         self.send_as(mac(from.0, from.1), from, to);
     }
 
-    /// The same with another sender.
     pub fn send_as(self, sender: Mac, from: (&Namespace, &'static str), to: (&Namespace, &'static str)) {
         let bytes = [&mac(to.0, to.1)[..], &sender, &self.tags.concat(), &IPV4, &self.packet()].concat();
         send(from, bytes);
@@ -57,13 +53,13 @@ impl Frame<'_> {
     }
 }
 
-/// Tells everybody on the link that this address is at this MAC address (a gratuitous ARP request, RFC 5227). Who knows the
-/// address takes the new one at once.
+/// Announces on the link that this address is at this MAC address (a gratuitous ARP request, RFC 5227). Hosts that have the
+/// address update it at once.
 pub fn claim(address: Ipv4Addr, at: Mac, from: (&Namespace, &'static str)) {
     let address = address.octets();
     // Ethernet, IPv4, lengths of their addresses, request.
     let head = [0, 1, 8, 0, 6, 4, 0, 1];
-    send(from, [&EVERYBODY[..], &at, &ARP, &head, &at, &address, &[0; 6], &address].concat());
+    send(from, [&BROADCAST[..], &at, &ARP, &head, &at, &address, &[0; 6], &address].concat());
 }
 
 fn send((from, interface): (&Namespace, &'static str), bytes: Vec<u8>) {

@@ -17,7 +17,7 @@ use tokio::time;
 
 use crate::frame::{Frame, PROVIDERS_TAG, TAG};
 use crate::node::{
-    GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, hears, reaches, reaches_by, remove,
+    GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, reaches, reaches_by, receives, remove,
 };
 
 #[test]
@@ -67,7 +67,7 @@ fn a_pod_cannot_send_from_an_address_that_no_pod_of_its_node_has() {
 }
 
 #[test]
-fn nobody_outside_speaks_with_a_pods_address_or_reaches_pods() {
+fn other_machines_neither_use_pods_addresses_nor_reach_pods() {
     let node = Node::new();
     for to in [(&node.pods[0], PODS[0]), (&node.host, GATEWAY), (&node.other, OTHER)] {
         node.loses("past the mesh", (&node.outside, OUTSIDE), to);
@@ -98,7 +98,7 @@ fn a_pod_does_not_reach_the_loopback_addresses_of_its_node() {
     let destination = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT);
     let frame = Frame { tags: &[], source: PODS[0], destination };
     let send = || frame.send((&node.pods[0], "end"), (&node.host, LINKS[0]));
-    assert_eq!(hears(host, send), PODS[0]);
+    assert_eq!(receives(host, send), PODS[0]);
     node.network(RANGE).unwrap();
     node.loses_what("loopback", host, send);
 }
@@ -113,7 +113,7 @@ fn no_packet_passes_the_rules_behind_tags() {
     };
     let all: [&[_]; 4] = [&[], &[TAG], &[PROVIDERS_TAG], &[TAG, TAG]];
     for tags in all {
-        assert_eq!(hears(to, || send(tags)), OUTSIDE);
+        assert_eq!(receives(to, || send(tags)), OUTSIDE);
     }
     node.network(RANGE).unwrap();
     for tags in all {
@@ -121,7 +121,7 @@ fn no_packet_passes_the_rules_behind_tags() {
     }
 }
 
-/// As packets of a connection that nobody knows: no address in them is translated.
+/// As packets of an unknown connection: no address in them is translated.
 const UNTRACKED: &str = "
 table ip untracked {
     chain from {
@@ -143,7 +143,7 @@ fn no_pods_address_goes_out() {
 fn another_node_cannot_use_this_one_as_its_router() {
     let node = Node::new();
     for to in [(&node.outside, OUTSIDE), (&node.host, NODE)] {
-        node.loses("the node is nobody's router", (&node.other, OTHER), to);
+        node.loses("the node routes for pods only", (&node.other, OTHER), to);
     }
 }
 
@@ -153,8 +153,8 @@ fn pods_have_no_ipv6() {
     let [pod, host] = [&node.pods[0], &node.host].map(|end| end.run(|| UdpSocket::bind(("::", PORT)).unwrap()));
     let number = node.pods[0].run(|| if_nametoindex("end").unwrap());
     let all = SocketAddrV6::new("ff02::1".parse().unwrap(), PORT, 0, number);
-    // Its interface asks first whether somebody has the address that it gives itself.
-    node::eventually("an address of IPv6", || pod.send_to(b"heard", all).is_ok());
+    // Its interface asks first whether another interface has the address that it gives itself.
+    node::eventually("an address of IPv6", || pod.send_to(b"test", all).is_ok());
     host.set_read_timeout(Some(node::LIMIT)).unwrap();
     assert_eq!(host.recv(&mut [0; 8]).unwrap(), 5);
 
@@ -231,7 +231,7 @@ fn a_pod_does_not_reach_what_trusts_its_nodes_address() {
 }
 
 #[test]
-fn nobody_outside_reaches_services() {
+fn other_machines_do_not_reach_services() {
     let node = Node::bare();
     node.load(TRANSLATION);
     let outside = (&node.outside, OUTSIDE);
@@ -246,16 +246,16 @@ fn nobody_outside_reaches_services() {
     }
 }
 
-/// Before kube-proxy has heard of a Service, and after it has forgotten it.
+/// Before kube-proxy has a Service, and after its deletion.
 #[test]
-fn what_is_for_a_service_that_nobody_translates_stays_on_the_node() {
+fn packets_to_an_unknown_service_stay_on_the_node() {
     let node = Node::bare();
     let service = Ipv4Addr::new(10, 96, 0, 7);
     let (pod, outside) = ((&node.pods[0], PODS[0]), (&node.outside, service));
     addresses(outside.0, "end", &[(service, 32)]);
     assert_eq!(reaches(pod, outside), PODS[0]);
     node.network(RANGE).unwrap();
-    node.loses("nobody's Service", pod, outside);
+    node.loses("unknown Service", pod, outside);
     let sent = node::socket(&node.host, NODE, 0).send_to(b"?", (service, PORT));
     assert_eq!(sent.unwrap_err().raw_os_error(), Some(nix::libc::EPERM));
 }
@@ -277,7 +277,7 @@ fn rules_are_there_once_however_often_they_are_loaded() {
 }
 
 #[test]
-fn rules_that_somebody_has_deleted_are_there_again() {
+fn deleted_rules_are_restored() {
     let node = Node::bare();
     let meanwhile = async || {
         let count = || node::rules().map(|rules| rules.len());
@@ -298,7 +298,7 @@ fn rules_that_somebody_has_deleted_are_there_again() {
 }
 
 #[test]
-fn without_rules_there_is_no_network() {
+fn without_rules_pods_have_no_network() {
     let node = Node::bare();
     let error = node.network_with(RANGE, PathBuf::from("/nowhere")).unwrap_err();
     assert!(error.starts_with("cannot load the rules for packets of pods"), "{error}");

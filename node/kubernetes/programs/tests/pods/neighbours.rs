@@ -7,13 +7,12 @@ use ktest_support::Namespace;
 
 use crate::frame::{Frame, Mac, claim, mac};
 use crate::node::{
-    self, GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, eventually, hears, reaches,
+    self, GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, eventually, reaches, receives,
 };
 
-/// An address that no interface has.
-const NOBODY: Mac = [2, 0, 0, 0, 0, 9];
+const ABSENT: Mac = [2, 0, 0, 0, 0, 9];
 
-/// What a host knows of its neighbours: the MAC address of `address`.
+/// The MAC address of `address` in a host's neighbour table.
 fn neighbour(host: &Namespace, address: Ipv4Addr) -> Option<String> {
     // `/proc/net` is that of the process's first thread.
     let table = host.run(|| fs::read_to_string("/proc/thread-self/net/arp").unwrap());
@@ -31,7 +30,7 @@ fn a_pod_cannot_send_from_the_address_of_another_pod_of_its_node() {
     let (pod, outside) = (&node.pods[0], (&node.outside, OUTSIDE));
     addresses(pod, "end", &[(PODS[1], 32)]);
     let forged = || assert_eq!(node::socket(pod, PODS[1], 0).send_to(b"?", (OUTSIDE, PORT)).unwrap(), 1);
-    assert_eq!(hears(outside, forged), PODS[1]);
+    assert_eq!(receives(outside, forged), PODS[1]);
     node.network(RANGE).unwrap();
     for to in [outside, (&node.other, OTHER), (&node.host, NODE)] {
         node.loses("another pod's address", (pod, PODS[1]), to);
@@ -41,7 +40,7 @@ fn a_pod_cannot_send_from_the_address_of_another_pod_of_its_node() {
     assert_eq!(reaches((&node.host, Ipv4Addr::UNSPECIFIED), other), GATEWAY);
 }
 
-/// The rules are missing for up to five minutes after somebody has deleted them.
+/// The rules are missing for up to five minutes after their deletion.
 #[test]
 fn without_rules_the_kernel_itself_drops_another_pods_address() {
     let node = Node::bare();
@@ -75,7 +74,7 @@ fn a_pod_cannot_take_the_mac_address_of_another_pod() {
     let stolen = mac(other.0, "end");
     let frame = Frame { tags: &[], source: PODS[0], destination: SocketAddrV4::new(NODE, PORT) };
     let send = || frame.send_as(stolen, (&node.pods[0], "end"), (&node.host, LINKS[0]));
-    assert_eq!(hears((&node.host, NODE), send), PODS[0], "the frame arrives");
+    assert_eq!(receives((&node.host, NODE), send), PODS[0], "the frame arrives");
     assert_eq!(reaches(host, other), GATEWAY, "a bridge would send to the pod that used the address last");
 }
 
@@ -92,9 +91,9 @@ fn a_pod_cannot_answer_for_the_gateway_or_for_another_pod() {
     for address in [GATEWAY, victim.1] {
         claim(address, mac(thief.0, "end"), (thief.0, "end"));
     }
-    // Sent last, and believed: a link carries frames in order.
-    claim(thief.1, NOBODY, (thief.0, "end"));
-    eventually("the pod's own claim", || neighbour(&node.host, thief.1) == Some(text(NOBODY)));
+    // Sent last, and accepted: a link carries frames in order.
+    claim(thief.1, ABSENT, (thief.0, "end"));
+    eventually("the pod's own claim", || neighbour(&node.host, thief.1) == Some(text(ABSENT)));
     assert_eq!(neighbour(victim.0, GATEWAY), Some(gateway));
     assert_eq!(neighbour(&node.host, victim.1), Some(own));
     assert_eq!(reaches(victim, (&node.host, NODE)), victim.1);

@@ -27,7 +27,6 @@ use units::Bytes;
 
 use crate::api;
 
-/// For anything in a VM.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -37,10 +36,8 @@ pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 244, 1, 5), Ipv4Addr::new(10, 244, 1, 6)];
 pub const OTHER: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
 
-/// At which everybody hears.
 pub const PORT: u16 = 7000;
 
-/// The mesh's.
 pub const TUNNEL: u16 = 7838;
 
 /// The node's ends of the pods' links.
@@ -57,7 +54,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// Without rules.
     pub fn bare() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let new = Namespace::new;
@@ -91,14 +87,13 @@ impl Node {
         node
     }
 
-    /// With the rules of its range.
     pub fn new() -> Self {
         let node = Self::bare();
         node.network(RANGE).unwrap();
         node
     }
 
-    /// Gives the pods their network, and ends that service. What it says if it fails.
+    /// Gives the pods their network, and ends that service. Returns its error.
     pub fn network(&self, range: &'static str) -> Result<(), String> {
         self.network_with(range, "/usr/bin".into())
     }
@@ -154,12 +149,10 @@ impl Node {
         })
     }
 
-    /// What containerd reads.
     pub fn conflist(&self) -> Option<String> {
         fs::read_to_string(self.scratch.path().join("cni/net.d/10-pods.conflist")).ok()
     }
 
-    /// The lines of our table.
     pub fn rules(&self) -> Vec<String> {
         self.host.run(rules).unwrap()
     }
@@ -235,7 +228,6 @@ pub fn rules() -> Result<Vec<String>, String> {
     Ok(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()).collect())
 }
 
-/// Looks until it is so.
 #[track_caller]
 pub fn eventually(what: &str, mut look: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
@@ -248,7 +240,7 @@ pub fn eventually(what: &str, mut look: impl FnMut() -> bool) {
 /// A packet from one to the other reaches it, sent to `by`, and its answer comes back from there. From where it seems to come.
 pub fn reaches_by(from: (&Namespace, Ipv4Addr), by: SocketAddr, to: (&Namespace, Ipv4Addr)) -> IpAddr {
     let (here, there) = (socket(from.0, from.1, 0), socket(to.0, to.1, PORT));
-    // Others' packets are not heard.
+    // Packets of others are dropped.
     here.connect(by).unwrap();
     here.send(b"ping").unwrap();
     let mut bytes = [0; 8];
@@ -260,14 +252,13 @@ pub fn reaches_by(from: (&Namespace, Ipv4Addr), by: SocketAddr, to: (&Namespace,
     source.ip()
 }
 
-/// The same by its own address.
 pub fn reaches(from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) -> IpAddr {
     reaches_by(from, (to.1, PORT).into(), to)
 }
 
-/// What `send` sends arrives. From where it seems to come.
+/// The packet of `send` arrives. Returns its source address.
 #[track_caller]
-pub fn hears(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
+pub fn receives(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
     let there = socket(to.0, to.1, PORT);
     send();
     there.recv_from(&mut [0; 8]).unwrap().1.ip()
@@ -286,7 +277,6 @@ pub fn socket(host: &Namespace, address: Ipv4Addr, port: u16) -> UdpSocket {
     socket
 }
 
-/// Gives an interface more addresses.
 pub fn addresses(host: &Namespace, interface: &'static str, addresses: &[(Ipv4Addr, u8)]) {
     let addresses = addresses.to_vec();
     host.netlink(async move |netlink| {
@@ -297,7 +287,6 @@ pub fn addresses(host: &Namespace, interface: &'static str, addresses: &[(Ipv4Ad
     });
 }
 
-/// Takes an interface away.
 pub fn remove(host: &Namespace, interface: &'static str) {
     host.netlink(async move |netlink| netlink.link().del(index(interface)).execute().await);
 }

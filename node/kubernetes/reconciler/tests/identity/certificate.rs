@@ -219,7 +219,7 @@ pub(crate) async fn a_renewed_certificate_is_served_soon(cluster: Arc<Cluster>) 
     let ca = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
     let ca = ca_digest(&ca).ok_or("no CA")?;
     let address = Ipv4Addr::new(127, 0, 0, 2);
-    let shake_hands = async || discovery::authority(address.into(), 6443, ca).await.map(drop);
+    let shake_hands = async || discovery::ca(address.into(), 6443, ca).await.map(drop);
     let before = shake_hands().await;
     assert!(matches!(before, Err(DiscoveryError::Server { .. })), "{before:?}");
 

@@ -224,7 +224,7 @@ impl Machine {
         config.paths.pki = disk.path().join("pki");
         let known = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
         let digest = ca_digest(&known).ok_or("no CA")?;
-        let shown = discovery::authority([127, 0, 0, 1].into(), 6443, digest).await?;
+        let shown = discovery::ca([127, 0, 0, 1].into(), 6443, digest).await?;
         assert_eq!(shown.trim(), known.trim(), "the API server presents the cluster's CA");
         let credentials = Arc::new(Credentials::joining(&config, "127.0.0.1:6443", &shown)?);
         Ok(Self { config, credentials, _disk: disk })
@@ -412,7 +412,7 @@ pub(crate) async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster:
     match machine.kubelet(first.clone()).ensure().await {
         Err(error @ IdentityError::Token { .. }) => {
             let text = error.to_string();
-            let remedy = "delete the Node of this node if there is one, then make a new token";
+            let remedy = "delete the Node of this node if there is one, then create a new token";
             assert!(text.contains(first.id()) && text.contains(remedy), "{text}");
         }
         other => panic!("{other:?}"),

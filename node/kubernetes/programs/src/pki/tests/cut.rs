@@ -6,15 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a power cut, or a damaged disk, made of a file.
+/// The state of a file after a power cut, or on a damaged disk.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     Whole,
     Absent,
     Empty,
-    /// The first half.
     Half,
-    /// What it was before the certificates were renewed: of a pair the key may be new and the certificate not.
+    /// The state before the renewal: of a pair the key may be new and the certificate not.
     Former,
 }
 
@@ -55,7 +54,7 @@ fn renewed() -> &'static (Files, Files) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any of the files but the authority's, which is not there without the rest, and the key of the Secrets, which is never
+    /// Any of the files but the CA's, which is not there without the rest, and the key of the Secrets, which is never
     /// replaced; and beside each of them what a write that was cut leaves.
     #[test]
     fn wherever_the_power_fails_the_next_boot_finishes(
@@ -83,11 +82,11 @@ proptest! {
             prop_assert_eq!(&settled[file], &whole[file]);
         }
         let store = Store::open(pki).unwrap();
-        let authority = Authority::load(&store.read_pair("ca").unwrap().unwrap(), LATER).unwrap();
-        let clients = MADE.map(|identity| identity.wanted("granary"));
+        let ca = Ca::load(&store.read_pair("ca").unwrap().unwrap(), LATER).unwrap();
+        let clients = Identity::ALL.map(|identity| identity.wanted("granary"));
         for wanted in clients.into_iter().chain(wanted::of_programs(&disk.config)) {
             let pair = store.read_pair(wanted.name).unwrap().unwrap();
-            prop_assert_eq!(authority.check(&wanted, &pair, LATER), Ok(()), "{}", wanted.name);
+            prop_assert_eq!(ca.check(&wanted, &pair, LATER), Ok(()), "{}", wanted.name);
         }
         let signs = rcgen::KeyPair::from_pem(&settled["sa.key"]).unwrap();
         prop_assert_eq!(signs.public_key_pem(), &*settled["sa.pub"]);

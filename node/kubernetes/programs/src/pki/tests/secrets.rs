@@ -4,7 +4,7 @@ use cluster::{SecretKey, SecretStorage};
 
 use super::*;
 
-/// What etcd makes at its first start.
+/// The directory that etcd creates at its first start.
 fn member(disk: &Disk) {
     fs::create_dir_all(disk.config.paths.etcd.join("member")).unwrap();
 }
@@ -38,7 +38,7 @@ fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
     assert_eq!(disk.changed(&before), Vec::<String>::new());
 }
 
-/// A new key was made, and all Secrets were unreadable.
+/// A new key was created, and all Secrets were unreadable.
 #[test]
 fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it() {
     let disk = Disk::new();
