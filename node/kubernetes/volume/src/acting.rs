@@ -12,7 +12,6 @@ use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
 use crate::error::{ActError, Error};
-use crate::files::Home;
 use crate::index::{Announcement, Known};
 use crate::plan::Step;
 use crate::seen::{Limits, Place, Where};
@@ -83,7 +82,6 @@ impl<'a> Acting<'a> {
                 files.create(id, &record)?;
                 self.put(Known {
                     record,
-                    home: Home::Pending,
                     announcement: Announcement::Volatile,
                     limits: Limits::Durable,
                     scanned: None,
@@ -140,8 +138,8 @@ impl<'a> Acting<'a> {
             Step::RemoveData => self.remove_data()?,
             Step::ClearLimits => self.clear()?,
             Step::RemoveRecord => {
-                if let Some(Known { home, .. }) = self.known {
-                    files.remove(home, id)?;
+                if let Some(Known { record, .. }) = &self.known {
+                    files.remove(record.state, id)?;
                 }
                 self.store.index().forget(id);
                 self.known = None;

@@ -16,17 +16,8 @@ use crate::{VolumeId, volumes_in};
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Where a record's file is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// The volume is staged.
-    Pending,
-    /// It is announced.
-    Records,
-}
-
-/// Every record there is, or why it is none.
-pub(crate) type Found = BTreeMap<VolumeId, (Home, Result<Record, RecordError>)>;
+/// All records. The state is that of the directory, also for an unreadable record.
+pub(crate) type Found = BTreeMap<VolumeId, (State, Result<Record, RecordError>)>;
 
 /// The records' files: `pending` and `records`.
 #[derive(Debug)]
@@ -67,11 +58,11 @@ impl Files {
     }
 
     /// Removes a record, durably. One that is gone already is no error.
-    pub(crate) fn remove(&self, home: Home, id: &VolumeId) -> Result<(), ActError> {
-        let home = self.home(home);
-        match home.remove_file(id.name()) {
+    pub(crate) fn remove(&self, state: State, id: &VolumeId) -> Result<(), ActError> {
+        let dir = self.of(state);
+        match dir.remove_file(id.name()) {
             Err(error) if !error.is_not_found() => Err(error.into()),
-            Ok(()) | Err(_) => Ok(home.sync()?),
+            Ok(()) | Err(_) => Ok(dir.sync()?),
         }
     }
 
@@ -84,8 +75,8 @@ impl Files {
     /// All there are, without what cut runs left beside them. A file that cannot be read, or is no file, is a record that nobody understands.
     pub(crate) fn load(&self) -> Result<Found, dir::Error> {
         let mut found = Found::new();
-        for (home, state) in [(Home::Pending, State::Staged), (Home::Records, State::Announced)] {
-            let dir = self.home(home);
+        for state in [State::Staged, State::Announced] {
+            let dir = self.of(state);
             for sibling in dir.names()?.into_iter().filter(is_sibling) {
                 // Whatever keeps it, it is no record.
                 if let Err(error) = dir.remove_all(&sibling) {
@@ -99,16 +90,16 @@ impl Files {
                     Ok(None) => continue,
                     Err(error) => Err(RecordError::Read(error)),
                 };
-                found.insert(id, (home, record));
+                found.insert(id, (state, record));
             }
         }
         Ok(found)
     }
 
-    fn home(&self, home: Home) -> &Shared {
-        match home {
-            Home::Pending => &self.pending,
-            Home::Records => &self.records,
+    fn of(&self, state: State) -> &Shared {
+        match state {
+            State::Staged => &self.pending,
+            State::Announced => &self.records,
         }
     }
 }

@@ -6,9 +6,8 @@ use fsquota::ProjectId;
 use units::Inodes;
 
 use crate::VolumeId;
-use crate::files::Home;
 use crate::ledger::Ledger;
-use crate::record::{Record, RecordError};
+use crate::record::{Record, RecordError, State};
 use crate::seen::Limits;
 
 /// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
@@ -27,14 +26,13 @@ pub(crate) enum Entry {
     /// One that can be understood.
     Known(Known),
     /// One that cannot, or whose limits cannot be set: nothing is done with the volume.
-    Closed { home: Home, error: RecordError, project: Option<ProjectId> },
+    Closed { state: State, error: RecordError, project: Option<ProjectId> },
 }
 
 /// A readable record and what is known of its durability.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) record: Record,
-    pub(crate) home: Home,
     /// Whether a power cut takes the announcement back.
     pub(crate) announcement: Announcement,
     pub(crate) limits: Limits,

@@ -144,8 +144,12 @@ pub enum RecordError {
     /// A newer release wrote it.
     #[error("the record has version {0}, this release reads up to version {VERSION}; start the newer release again")]
     Version(u32),
-    /// It is damaged, or not ours.
-    #[error("the record cannot be understood")]
+    #[error(
+        "the record has version 1, which this release does not read; start the previous release and expand the volume's \
+         claim there, which rewrites the record, or restore the data into a new volume"
+    )]
+    Version1,
+    #[error("the record is damaged; restore it from a copy of the disk")]
     Syntax(#[source] Arc<serde_json::Error>),
     /// The disk does not give it.
     #[error("the record cannot be read")]
@@ -182,31 +186,8 @@ struct Stored {
     project: ProjectId,
 }
 
-/// Version 1: filesystem volumes only, all in `records`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Version1 {
-    #[serde(rename = "version")]
-    _version: u32,
-    claim: Claim,
-    class: String,
-    #[serde(rename = "mode")]
-    _mode: Filesystem,
-    size_bytes: Bytes,
-    inodes: Inodes,
-    project: ProjectId,
-    state: State,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Filesystem {
-    Filesystem,
-}
-
 impl Record {
-    /// Parses the content of a record's file. The directory that it was found in says `state`; a file of version 1
-    /// says it itself.
+    /// Parses the content of a record's file. The directory of the file gives the state.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -217,10 +198,7 @@ impl Record {
                 let Stored { version: _, claim, class, mode, size_bytes, project } = parse(content)?;
                 Ok(Self { claim, class, mode, size: size_bytes, project, state })
             }
-            1 => {
-                let Version1 { claim, class, size_bytes, inodes, project, state, .. } = parse(content)?;
-                Ok(Self { claim, class, mode: Mode::Filesystem { inodes }, size: size_bytes, project, state })
-            }
+            1 => Err(RecordError::Version1),
             other => Err(RecordError::Version(other)),
         }
     }
@@ -312,14 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_version_1_stays_readable() {
+    fn a_record_of_version_1_is_rejected_with_the_remedy() {
         let content = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
             "mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"staged"}"#;
-        let record = Record::parse(content, State::Announced).unwrap();
-        assert_eq!(record.state, State::Staged);
-        assert_eq!(record.project.get(), 7);
-        assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new(64) });
-        assert_eq!(record.promised(), Bytes::new(4096 + 64 * 512));
+        let error = Record::parse(content, State::Announced).unwrap_err();
+        assert!(matches!(error, RecordError::Version1), "{error:?}");
+        assert!(error.to_string().contains("start the previous release and expand"), "{error}");
     }
 
     #[test]

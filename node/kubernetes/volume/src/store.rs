@@ -14,7 +14,7 @@ use units::Bytes;
 
 use crate::acting::{Acting, is_confined};
 use crate::error::{ActError, Error, LookError, OpenError, StartError};
-use crate::files::{Files, Home};
+use crate::files::Files;
 use crate::group::{Group, Shared};
 use crate::index::{Announcement, Entry, Index, Known};
 use crate::ledger::{Disk, Space};
@@ -86,10 +86,10 @@ impl Store {
             calls: VolumeCalls::default(),
         };
         let mut index = Index::default();
-        for (id, (home, record)) in store.files.load()? {
+        for (id, (state, record)) in store.files.load()? {
             match record {
-                Err(error) if home == Home::Pending && error.is_torn() && store.drop_unwritten(&id) => {}
-                record => store.take_over(&mut index, &id, home, record),
+                Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
+                record => store.take_over(&mut index, &id, state, record),
             }
         }
         let places = [&store.staging, &*store.live, &*store.trash];
@@ -113,7 +113,7 @@ impl Store {
     }
 
     /// A volume that an earlier process made.
-    fn take_over(&self, index: &mut Index, id: &VolumeId, home: Home, record: Result<Record, RecordError>) {
+    fn take_over(&self, index: &mut Index, id: &VolumeId, state: State, record: Result<Record, RecordError>) {
         let taken = record.and_then(|record| {
             let record = self.finish_growth(id, record);
             // The limits stay as they are, and tell a restoration what to do.
@@ -131,7 +131,7 @@ impl Store {
         match taken {
             Ok(record) => {
                 let (announcement, limits) = (Announcement::Durable, Limits::Durable);
-                index.put(id, Known { record, home, announcement, limits, scanned: None });
+                index.put(id, Known { record, announcement, limits, scanned: None });
             }
             Err(error) => {
                 let (project, promise) = self.closed(id);
@@ -140,7 +140,7 @@ impl Store {
                 }
                 let reason: &dyn std::error::Error = &error;
                 tracing::error!(volume = %id, error = reason, promise = %promise, "volume is closed and kept");
-                index.volumes.insert(id.clone(), Entry::Closed { home, error, project });
+                index.volumes.insert(id.clone(), Entry::Closed { state, error, project });
             }
         }
     }
@@ -280,21 +280,15 @@ impl Store {
     }
 
     pub(crate) fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let Some(Known { record, home, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
         if record.state == State::Announced {
             return Ok(Ensured::Unchanged(()));
         }
-        let record = Record { state: State::Announced, ..record };
-        let (done, announcement) = match home {
-            Home::Pending => (self.files.announce(id), Announcement::Volatile),
-            // Written by the first release, which kept the state in the file.
-            Home::Records => (self.files.replace(id, &record), Announcement::Durable),
-        };
-        done.map_err(|source| Error::Act { id: id.clone(), step: Step::WriteRecord, source })?;
+        let failed = |source| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+        self.files.announce(id).map_err(failed)?;
         self.index().change(id, |known| {
-            known.record = record;
-            known.home = Home::Records;
-            known.announcement = announcement;
+            known.record.state = State::Announced;
+            known.announcement = Announcement::Volatile;
         });
         Ok(Ensured::Created(()))
     }
@@ -424,7 +418,7 @@ impl Store {
             Some(Entry::Known(Known { record: Record { state: State::Announced, .. }, .. })) => {
                 Err(Error::Announced { id: id.clone() })
             }
-            Some(Entry::Closed { home: Home::Pending, error: RecordError::Syntax(_), project }) => {
+            Some(Entry::Closed { state: State::Staged, error: RecordError::Syntax(_), project }) => {
                 let Seen { staging, live, trash, .. } = self.seen(id, None)?;
                 if live.is_present() || trash.is_present() {
                     return Err(refused(id)(Refusal::Foreign));
@@ -452,7 +446,7 @@ impl Store {
         let remove = || -> Result<(), ActError> {
             self.staging.remove_all(id.name())?;
             projects.iter().try_for_each(|project| self.quotas.clear(*project))?;
-            self.files.remove(Home::Pending, id)
+            self.files.remove(State::Staged, id)
         };
         remove().map_err(|source| Error::Act { id: id.clone(), step: Step::RemoveRecord, source })?;
         self.index().forget(id);
