@@ -41,43 +41,23 @@ pub(crate) enum Wanted {
 /// The partition table of the boot disk could not be changed. It is the one from before, or the new one.
 #[derive(Debug, thiserror::Error)]
 pub enum BootDiskError {
-    /// A file or the disk.
     #[error("cannot {step} {}", path.display())]
     Disk {
-        /// What was tried.
         step: &'static str,
-        /// With what.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// The table that the disk had before, of which the second copy is left, has something in the place.
     #[error(
         "the disk {} had another partition table, by which its partition {number} has {size} from {start} on, \
          behind the system: it is left alone; {}",
         path.display(), remedy(*kind)
     )]
-    Former {
-        /// Which disk.
-        path: PathBuf,
-        /// Which partition.
-        number: u32,
-        /// Where it begins.
-        start: Bytes,
-        /// Its size.
-        size: Bytes,
-        /// Its type.
-        kind: Guid,
-    },
-    /// The table on the disk is the new one, and the kernel does not take it: a restart does.
+    Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
     #[error("the kernel does not show partition {number} of {} as the new table has it; restart the machine", path.display())]
     Shown {
-        /// Which disk.
         path: PathBuf,
-        /// Which partition.
         number: NonZeroU32,
-        /// What it said.
         #[source]
         source: Errno,
     },

@@ -11,9 +11,7 @@ pub enum Part {
     Containerd,
     /// kubelet's directory of pods: emptyDirs above all.
     Pods,
-    /// etcd's data.
     Etcd,
-    /// What containers print.
     Log,
     /// The node's own log: a part, so that no container that prints without end can silence it.
     NodeLog,
@@ -24,7 +22,6 @@ pub enum Part {
 /// How a part grows with the disk.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    /// Thousandths of the disk.
     permille: u64,
     least: Bytes,
     most: Bytes,
@@ -44,7 +41,6 @@ const XFS: Share = Share { permille: 20, least: mib(40), most: Bytes::new(u64::M
 const INODE: u64 = 512;
 
 impl Part {
-    /// All there are.
     pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
     /// Its name in the record of project IDs on the disk.

@@ -19,7 +19,6 @@ pub(crate) const END: usize = 1 << 20;
 pub enum Content {
     /// Zeros at both ends, and no mark of any format.
     Empty,
-    /// Our file system.
     Ours(Geometry),
     /// Our file system while it is made: there never was data in it.
     Unfinished,
@@ -32,7 +31,6 @@ pub enum Content {
 /// Numbers of an XFS superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size of a block.
     pub block: Bytes,
     /// How many blocks the file system has.
     pub blocks: u64,
@@ -53,9 +51,7 @@ impl Geometry {
 /// The two ends of a disk, 1 MiB each, or the whole disk twice if it is smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'disk> {
-    /// Its first bytes.
     pub head: &'disk [u8],
-    /// Its last bytes.
     pub tail: &'disk [u8],
     /// The size of the disk.
     pub size: Bytes,

@@ -30,7 +30,6 @@ const DATA_SERIAL: &str = "data";
 pub enum Role {
     /// The node was started from it.
     System,
-    /// Nobody says.
     Unnamed,
     /// The machine says, by its serial number, that it is for the data.
     Data,
@@ -43,15 +42,11 @@ pub enum Role {
 pub struct Seen {
     /// The kernel's name: `vda`, `vda3`.
     pub name: String,
-    /// Its device node.
     pub device: PathBuf,
-    /// What it is for.
     pub role: Role,
     /// Whether it can only be read.
     pub read_only: bool,
-    /// Its size.
     pub size: Bytes,
-    /// What is on it.
     pub content: Content,
 }
 
@@ -75,17 +70,11 @@ impl DataDisk {
     /// Looks at all disks and chooses. If no disk fits, makes a partition in the free space at the end of
     /// the disk that the node was started from; if one there was chosen, makes it as long as the disk
     /// allows. Writes nothing else.
-    ///
-    /// # Errors
-    /// [`FindError::Refused`] says which disks there are and what to do.
     pub fn find() -> Result<Self, FindError> {
         Self::find_with(&Programs::default())
     }
 
     /// The same with programs of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`DataDisk::find`].
     pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
         let seen = disks(programs)?;
         let chosen = Self::choose(&seen);
@@ -102,9 +91,6 @@ impl DataDisk {
     }
 
     /// The disk that [`plan`] decides for.
-    ///
-    /// # Errors
-    /// [`FindError::Refused`].
     pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {
@@ -138,7 +124,6 @@ impl DataDisk {
         self.device.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Its device node.
     pub fn device(&self) -> &Path {
         &self.device
     }
@@ -190,9 +175,6 @@ pub(crate) fn root() -> Result<dev_t, FindError> {
 }
 
 /// What is on a block device of this size, or on a part of one. Writes nothing.
-///
-/// # Errors
-/// [`FindError::Look`], [`FindError::Probe`].
 pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Content, FindError> {
     content(device, size, |device| probe(&programs.blkid, device))
 }

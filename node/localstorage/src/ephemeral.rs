@@ -14,9 +14,6 @@ pub(crate) const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).un
 
 /// Mounts a tmpfs of a quarter of the memory at most, and makes the directories. Does nothing if
 /// something with the right flags is mounted there already.
-///
-/// # Errors
-/// [`MountError`], by step.
 pub fn mount_ephemeral(tree: Ephemeral) -> Result<Mounted<Ephemeral>, MountError> {
     if mounted(&open(tree.path())?, tree.path())?.is_none() {
         mount::filesystem(Filesystem {

@@ -39,18 +39,14 @@ pub struct PartitionTable {
 pub struct Partition {
     /// Its number, from 1.
     pub number: u32,
-    /// Its type.
     pub kind: Guid,
-    /// Where it begins.
     pub start: Bytes,
-    /// Its size.
     pub size: Bytes,
 }
 
 /// What is left of the two copies of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableState {
-    /// Both say the same.
     Whole,
     /// Only the one at the beginning, which is enough for the kernel.
     FirstOnly,
@@ -65,9 +61,6 @@ impl PartitionTable {
     /// with the meaning of `read_exact_at`. `None` if there is no table with right checksums.
     ///
     /// Reads at most 2 MiB and some sectors, whatever is in there.
-    ///
-    /// # Errors
-    /// Those of `read`.
     pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -85,9 +78,6 @@ impl PartitionTable {
     /// The table whose header is in the disk's last sector, whether another table tells of it or not: an image
     /// that was written over the beginning of a disk leaves it there. `None` if there is none with right
     /// checksums.
-    ///
-    /// # Errors
-    /// Those of `read`.
     pub fn last<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,

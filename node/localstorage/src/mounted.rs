@@ -61,9 +61,6 @@ impl<T: Tree> Mounted<T> {
 
 impl Mounted<Data> {
     /// How the disk is divided.
-    ///
-    /// # Errors
-    /// [`MountError::Size`].
     pub fn budget(&self) -> Result<Budget, MountError> {
         budget(&self.root, self.tree.path())
     }

@@ -14,7 +14,6 @@ use crate::mounted::below;
 use crate::project_ids::ProjectIds;
 use crate::tree::{Data, Entry, Tree};
 
-/// For root alone.
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 /// The limits of one data disk, and the projects that have them.

@@ -28,13 +28,10 @@ pub struct Mark {
 /// What a format is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
-    /// A file system.
     Filesystem,
     /// A part of something larger: of a RAID or a volume group.
     Member,
-    /// An encrypted volume.
     Encrypted,
-    /// A partition table.
     Partitions,
     /// Something else, such as swap space.
     Other,
@@ -61,9 +58,6 @@ pub struct MalformedLine {
 impl Mark {
     /// Reads what `blkid --probe --output udev` writes. What tells nothing of the content, as the number
     /// of the partition, is passed over.
-    ///
-    /// # Errors
-    /// [`MalformedLine`].
     pub fn parse(output: &str) -> Result<Vec<Self>, MalformedLine> {
         let (mut format, mut usage, mut label) = (None, Usage::Other, None);
         let (mut table, mut several) = (None, Vec::new());

@@ -69,19 +69,16 @@ directory! {
     Data mode SEARCHABLE {
         /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
         pki: Passage = "pki",
-        /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
         kubelet: Kubelet = "kubelet",
         /// The kubelet's own certificates; it renews them itself.
         kubelet_pki: Directory = "kubelet-pki",
-        /// Images and snapshots.
         containerd: Directory = "containerd" limit Containerd,
         /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
         /// The project IDs of the parts of the disk.
         project_ids: File = "project-ids.json",
-        /// What was logged.
         log: Log = "log",
     }
 }
@@ -92,7 +89,6 @@ directory! {
     Kubelet {
         /// What pods have of the node: emptyDirs above all.
         pods: Directory = "pods" limit Pods,
-        /// Sockets of CSI drivers.
         plugins: Directory = "plugins",
         /// Sockets by which plugins make themselves known.
         plugins_registry: Directory = "plugins_registry",
@@ -114,7 +110,6 @@ directory! {
 directory! {
     /// A tmpfs, empty after every boot. containerd's bundles are below it: see [`ContainerdState`].
     Ephemeral mode SEARCHABLE {
-        /// What containerd runs now.
         containerd: ContainerdState = "containerd",
         /// Addresses that the network plugins gave to pods.
         cni: Directory = "cni",
@@ -131,7 +126,6 @@ directory! {
     /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc looks up the container's root
     /// below it as a user that is not the node's root. containerd itself makes the directories of other containers private.
     ContainerdState mode SEARCHABLE {
-        /// Its API.
         socket: File = "containerd.sock",
     }
 }
@@ -148,7 +142,6 @@ pub trait Tree: Sized {
     /// This place at a path. [`Root::at`] is the beginning.
     fn at(path: PathBuf) -> Self;
 
-    /// Where it is.
     fn path(&self) -> &Path;
 
     /// Shows everything below it, directories before what is in them.
@@ -160,7 +153,6 @@ pub trait Tree: Sized {
 pub struct Entry<'tree> {
     /// Its name in the directory above.
     pub name: &'static str,
-    /// Where it is.
     pub path: &'tree Path,
     /// Whether it is a directory.
     pub directory: bool,

@@ -106,7 +106,6 @@ impl Machine {
         run("blockdev", &["--rereadpt", self.disk.path().to_str().unwrap()]);
     }
 
-    /// In MiB.
     fn length(&self) -> u64 {
         self.number(&self.sysfs().join("size")) / SECTORS_OF_MIB
     }

@@ -41,7 +41,6 @@ pub(crate) const OPTIONS: &str = "prjquota";
 /// What the recorded disk does with flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushes {
-    /// What disks do.
     Kept,
     /// It ignores them: whatever was promised can be lost. Where XFS itself finds that it is broken, the point is
     /// passed over: that says nothing of the volumes.
@@ -53,7 +52,6 @@ pub enum Flushes {
 pub struct Experiment {
     /// Decides the history and the points.
     pub seed: u64,
-    /// How many points.
     pub points: usize,
     /// What the disk does with flushes.
     pub flushes: Flushes,
@@ -64,7 +62,6 @@ pub struct Experiment {
 /// What the points of an experiment were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
-    /// How many.
     pub points: usize,
     /// At so many of them the disk had lost something.
     pub lossy: usize,
@@ -83,7 +80,6 @@ pub struct Failure {
     pub operations: usize,
     /// Where the power failed; `None` if it did not: an operation failed.
     pub cut: Option<String>,
-    /// What was broken.
     pub violation: Violation,
 }
 
@@ -95,9 +91,6 @@ struct Broken {
 
 impl Experiment {
     /// Records the history and looks at every point. Returns what was looked at.
-    ///
-    /// # Errors
-    /// [`Failure`], with a history as short as patience allows.
     ///
     /// # Panics
     /// As [`Recorder::on_xfs`].

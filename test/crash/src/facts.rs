@@ -16,7 +16,6 @@ use crate::violation::Violation;
 const REGISTERS: [(&str, Register); 2] = [("pending", Register::Pending), ("records", Register::Records)];
 const PLACES: [(&str, Place); 3] = [("staging", Place::Staging), ("live", Place::Live), ("trash", Place::Trash)];
 
-/// The volumes directory.
 pub(crate) const VOLUMES: &str = "volumes";
 
 /// The name of the image in the directory of a block volume.

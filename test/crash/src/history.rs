@@ -32,16 +32,13 @@ pub struct Number(pub u16);
 /// How a volume is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shape {
-    /// A directory.
     Filesystem,
     /// An image whose blocks are all allocated.
     Thick,
-    /// An image without blocks.
     Thin,
 }
 
 impl Shape {
-    /// Each of them.
     pub const ALL: [Self; 3] = [Self::Filesystem, Self::Thick, Self::Thin];
 }
 
@@ -50,12 +47,9 @@ impl Shape {
 pub enum Action {
     /// There is a claim, and the volume is made for it.
     Provision {
-        /// Directory or image.
         shape: Shape,
-        /// What is asked for.
         size: Bytes,
     },
-    /// There is a PV.
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
@@ -68,14 +62,12 @@ pub enum Action {
     },
     /// The claim asks for more.
     Expand {
-        /// So much.
         to: Bytes,
     },
     /// The claim is gone and the PV's policy says Delete.
     Retire,
     /// The PV's policy became Retain before the PV was deleted.
     Restore,
-    /// The PV is gone.
     Discard,
     /// The claim is gone before there was a PV.
     Undo,
@@ -84,9 +76,7 @@ pub enum Action {
 /// One action on one volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// The volume.
     pub volume: Number,
-    /// What happens to it.
     pub action: Action,
 }
 
@@ -102,11 +92,8 @@ pub enum Life {
     /// Nobody has asked for it.
     #[default]
     Unborn,
-    /// Made, without a PV.
     Staged(Body),
-    /// With a PV.
     Announced(Body),
-    /// In the trash.
     Retired(Body),
     /// It does not come back: a claim that is made anew has another UID.
     Gone,
@@ -127,11 +114,9 @@ pub struct Size {
 /// What a volume has while it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// Directory or image.
     pub shape: Shape,
     /// What it was made with.
     pub asked: Bytes,
-    /// What it has now.
     pub size: Size,
     /// The slots that were written and synced.
     pub written: BTreeSet<u16>,
@@ -194,7 +179,6 @@ impl Action {
     pub const NAMES: [&'static str; 9] =
         ["provision", "announce", "open", "write", "expand", "retire", "restore", "discard", "undo"];
 
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Provision { .. } => "provision",

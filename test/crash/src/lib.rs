@@ -10,7 +10,6 @@
 //! For programs that a `ktest` runs, with three disks and the modules of
 //! [`ktest_support::replay`].
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod check;
 mod choice;

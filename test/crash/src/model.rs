@@ -76,18 +76,14 @@ impl Size {
 pub enum Register {
     /// Nobody was told of the volume yet.
     Pending,
-    /// It was announced.
     Records,
 }
 
 /// Where a volume's directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Being made.
     Staging,
-    /// In use.
     Live,
-    /// Being removed.
     Trash,
 }
 
@@ -99,13 +95,11 @@ pub type Spot = Option<(Register, Option<Place>)>;
 pub struct Expected {
     /// What it has at least, and how it was made; `None` once it is gone.
     pub body: Option<Body>,
-    /// Where it may be.
     pub spots: BTreeSet<Spot>,
     /// What its limits, its image and its record may be: both sizes while it is expanded.
     pub sizes: BTreeSet<Size>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
-    /// What the cluster wants.
     pub wants: Wants,
 }
 
@@ -118,7 +112,6 @@ pub enum Wants {
     Bound(Size),
     /// There is a PV that is to be deleted with its data.
     Released,
-    /// Neither claim nor PV.
     Nothing,
 }
 

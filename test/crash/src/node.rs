@@ -28,7 +28,6 @@ const RESERVE: Bytes = Bytes::new(32 << 20);
 pub(crate) struct Node {
     pub(crate) store: Store,
     control: Control,
-    /// Where pods see directories.
     targets: PathBuf,
     /// Images that may have a loop device, by their volume.
     attached: Mutex<BTreeMap<Number, Backing>>,

@@ -38,7 +38,6 @@ struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Nothing is left out.
     Whole,
     /// In a process of its own, in which a flush is left out.
     Without,

@@ -1,6 +1,5 @@
 //! Volumes without a disk, for tests and benchmarks of what the API server decides.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -35,7 +34,6 @@ struct Disk {
     attached: BTreeSet<VolumeId>,
     /// Those of the records that a pod has, and where.
     published: BTreeMap<VolumeId, PathBuf>,
-    /// Those whose removal fails.
     stuck: BTreeSet<VolumeId>,
     /// Those with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,

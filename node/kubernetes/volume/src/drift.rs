@@ -26,10 +26,8 @@ pub struct Drifted {
 /// Why a volume's inodes could not be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum DriftError {
-    /// Its directory.
     #[error(transparent)]
     Dir(#[from] dir::Error),
-    /// The walk.
     #[error("cannot look at the inodes of the volume")]
     Walk(#[from] FsError),
 }

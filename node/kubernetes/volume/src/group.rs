@@ -17,7 +17,6 @@ struct State<E> {
     /// Those for whom the next force is.
     next: Arc<Batch<E>>,
     running: bool,
-    /// How many there were.
     forces: u64,
 }
 

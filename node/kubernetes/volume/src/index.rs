@@ -43,7 +43,6 @@ pub(crate) struct Known {
 /// Whether it is on the disk that a volume is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Announcement {
-    /// It is.
     Durable,
     /// Not before the log is forced.
     Volatile,

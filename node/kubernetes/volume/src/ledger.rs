@@ -68,9 +68,6 @@ impl Ledger {
     }
 
     /// Makes a promise, once per volume, if it fits into `size` less `reserve`.
-    ///
-    /// # Errors
-    /// The space there is.
     pub(crate) fn promise(&mut self, id: &VolumeId, promise: Bytes, disk: Disk) -> Result<(), Space> {
         if self.promises.contains_key(id) {
             return Ok(());
@@ -84,9 +81,6 @@ impl Ledger {
     }
 
     /// Makes the promise to a volume larger, if what is added fits. One that is as large already stays.
-    ///
-    /// # Errors
-    /// The space there is.
     pub(crate) fn raise(&mut self, id: &VolumeId, promise: Bytes, disk: Disk) -> Result<(), Space> {
         let former = self.promises.get(id).copied().unwrap_or_default();
         let space = self.space(disk);

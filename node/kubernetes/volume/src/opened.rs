@@ -35,17 +35,11 @@ impl Announced {
     }
 
     /// Whether an open file or directory of the data disk is in it, by its project: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn holds(&self, inode: impl AsFd) -> Result<bool, FsError> {
         Ok(self.quotas.project(inode)? == Some(self.record.project))
     }
 
     /// Its limits and what it uses: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn quota(&self) -> Result<Quota, FsError> {
         self.quotas.quota(self.record.project)
     }
@@ -54,9 +48,7 @@ impl Announced {
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// For reading.
     ReadOnly,
-    /// For reading and writing.
     ReadWrite,
 }
 
@@ -101,9 +93,6 @@ impl Opened {
     }
 
     /// Its limits and what it uses: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn quota(&self) -> Result<Quota, FsError> {
         self.quotas.quota(self.record.project)
     }

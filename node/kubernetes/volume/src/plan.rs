@@ -15,7 +15,6 @@ use crate::seen::{Limits, Place, Seen, Where};
 pub enum Step {
     /// Allocate a project and write the record, durable before anything that comes after it.
     WriteRecord,
-    /// Make the directory.
     MakeStaging,
     /// Limits first, then the project on the directory: it is never there without them.
     Limit,
@@ -31,13 +30,11 @@ pub enum Step {
     GrowImage(Bytes),
     /// Write into the record that this is the size, durably.
     RaiseRecord(Bytes),
-    /// Make raised limits durable.
     SyncLimits,
     /// Take loop devices off the image.
     DetachLoops(Where),
     /// Out of the way of everyone: from now on it is none any more.
     Trash(Where),
-    /// Make that rename durable.
     SyncTrash,
     /// From the trash to live: it is a volume again. Its limits and its mode first, if its removal had begun.
     Restore,
@@ -54,26 +51,14 @@ pub enum Step {
 /// What stands on the disk must be kept as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Something has the volume's name and no record says that we made it.
     #[error("something without a matching record has the volume's name on the disk; it is kept, move it away by hand")]
     Foreign,
-    /// The record speaks of another claim, or of another promise.
     #[error("the volume on the disk was made for claim {claim} ({uid}) with {size}; delete that volume first")]
-    Differs {
-        /// The other claim.
-        claim: String,
-        /// Its UID.
-        uid: String,
-        /// What it was promised.
-        size: Bytes,
-    },
-    /// An empty volume in the place of a lost one would be silent data loss.
+    Differs { claim: String, uid: String, size: Bytes },
     #[error("the volume was announced, but its data is not on the disk; restore it, or delete its PV")]
     Lost,
-    /// The volume is in use or being made.
     #[error("the volume is not in the trash; delete its PV first")]
     NotRetired,
-    /// The volume has no PV yet.
     #[error("the volume is not announced yet; try again")]
     NotAnnounced,
 }
@@ -176,9 +161,6 @@ pub fn retire(seen: &Seen) -> Result<Vec<Step>, Refusal> {
 }
 
 /// Takes a retired volume back into use, as it was.
-///
-/// # Errors
-/// [`Refusal::Lost`], [`Refusal::NotAnnounced`], [`Refusal::Foreign`].
 pub fn restore(seen: &Seen) -> Result<Vec<Step>, Refusal> {
     let record = seen.record.as_ref().ok_or(if seen.is_anywhere() { Refusal::Foreign } else { Refusal::Lost })?;
     match (record.state, seen.staging, seen.live, seen.trash) {
@@ -193,9 +175,6 @@ pub fn restore(seen: &Seen) -> Result<Vec<Step>, Refusal> {
 }
 
 /// Removes what [`retire`] put away: the data, then the limits, then the record.
-///
-/// # Errors
-/// [`Refusal::NotRetired`]; [`Refusal::Foreign`].
 pub fn discard(seen: &Seen) -> Result<Vec<Step>, Refusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord};
 

@@ -14,9 +14,7 @@ use crate::image;
 pub struct Claim {
     /// The claim's UID: a claim of the same name that was made anew is another one.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -128,20 +126,16 @@ pub struct Record {
     pub claim: Claim,
     /// The claim's storage class.
     pub class: String,
-    /// Directory or image.
     pub mode: Mode,
-    /// What the PV promises.
     pub size: Bytes,
     /// The project whose quota limits it.
     pub project: ProjectId,
-    /// How far it got.
     pub state: State,
 }
 
 /// Why a file holds no [`Record`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecordError {
-    /// A newer release wrote it.
     #[error("the record has version {0}, this release reads up to version {VERSION}; start the newer release again")]
     Version(u32),
     #[error(
@@ -151,10 +145,8 @@ pub enum RecordError {
     Version1,
     #[error("the record is damaged; restore it from a copy of the disk")]
     Syntax(#[source] Arc<serde_json::Error>),
-    /// The disk does not give it.
     #[error("the record cannot be read")]
     Read(#[source] dir::Error),
-    /// What it says cannot be kept.
     #[error("the limits that the record promises cannot be set")]
     Limits(#[source] Arc<fsquota::SetError>),
 }
@@ -188,9 +180,6 @@ struct Stored {
 
 impl Record {
     /// Parses the content of a record's file. The directory of the file gives the state.
-    ///
-    /// # Errors
-    /// [`RecordError`].
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {

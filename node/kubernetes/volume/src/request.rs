@@ -8,11 +8,9 @@ use crate::record::{Claim, Mode, Record, State};
 /// What a claim asks for, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Who asks.
     pub claim: Claim,
     /// The claim's storage class.
     pub class: String,
-    /// Directory or image.
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
     pub size: Bytes,

@@ -8,22 +8,17 @@ use crate::record::Record;
 /// A directory of the store in which volumes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Where {
-    /// While they are made.
     Staging,
     /// While they may be used.
     Live,
-    /// While they are removed.
     Trash,
 }
 
 /// What is in the place of a volume's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nothing.
     Absent,
-    /// Something.
     Present {
-        /// Its project.
         project: Option<ProjectId>,
         /// The size of the image in it.
         image: Option<Bytes>,
@@ -56,7 +51,6 @@ impl Place {
 /// What is known of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Its record.
     pub record: Option<Record>,
     /// Its directory while it is made.
     pub staging: Place,
@@ -71,14 +65,12 @@ pub struct Seen {
 /// Whether raised limits outlive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
-    /// They do.
     Durable,
     /// Only by the record, when the node starts.
     Volatile,
 }
 
 impl Seen {
-    /// Nothing.
     pub const NOTHING: Self = Self {
         record: None,
         staging: Place::Absent,

@@ -203,9 +203,6 @@ impl Store {
     }
 
     /// What is known of an announced volume: no system call.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_volume`] that need no look at the disk.
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
         Ok(Announced { record: self.in_use(id)?.record, quotas: Arc::clone(&self.quotas) })
     }

@@ -17,7 +17,6 @@ use crate::{VolumeId, volumes_in};
 /// What the records say.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
-    /// The volumes.
     pub readable: BTreeMap<VolumeId, Record>,
     /// Volumes that are closed and kept, since nobody knows what they are, or since their limits cannot be set.
     pub unreadable: BTreeMap<VolumeId, RecordError>,
@@ -35,7 +34,6 @@ pub struct Strays {
 /// What a volume uses of its promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeUsage {
-    /// The volume.
     pub id: VolumeId,
     /// What is known of it.
     pub record: Record,
@@ -130,9 +128,6 @@ impl Store {
     }
 
     /// The volume that an open file or directory of the data disk is in, by its project; also one in the trash.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn volume_of(&self, inode: impl AsFd) -> Result<Option<VolumeId>, FsError> {
         let Some(project) = self.quotas.project(inode)? else { return Ok(None) };
         let index = self.index();

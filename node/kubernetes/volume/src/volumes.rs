@@ -22,9 +22,6 @@ pub trait Volumes: Send + Sync + 'static {
 
     /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. This is durable at the latest
     /// when the volume is opened first.
-    ///
-    /// # Errors
-    /// [`Error::Unknown`], [`Error::Closed`], [`Error::Act`].
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Makes the volume at least as large as `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
