@@ -223,7 +223,7 @@ impl Found {
     fn told(self, orphans: Vec<Orphans>) -> Storage {
         let Self { space, volumes, retired, records } = self;
         let promisable = space.overcommit.of(space.size).saturating_sub(space.reserve);
-        let Space { size, promised, reserve, .. } = space;
+        let Space { size, reserved: promised, reserve, .. } = space;
         let disk = Disk { size, reserve, promisable, promised, free: space.free() };
         let volumes = volumes.iter().map(|volume| told(volume, retired.contains(&volume.id))).collect();
         let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });

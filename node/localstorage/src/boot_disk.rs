@@ -29,7 +29,6 @@ const NAME: &str = "DATA";
 /// A new random UUID with each read, random(4).
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 
-/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// A partition for data in the free space.

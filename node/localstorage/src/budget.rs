@@ -116,7 +116,6 @@ impl Budget {
         part.share().of(self.size)
     }
 
-    /// What a part may take, its inodes not counted.
     pub fn bytes(self, part: Part) -> Bytes {
         self.limits(part).bytes.unwrap_or_default()
     }
@@ -129,7 +128,6 @@ impl Budget {
     }
 }
 
-/// What these limits can take of the disk.
 fn taken(limits: Limits) -> Bytes {
     let inodes = limits.inodes.unwrap_or_default().get();
     limits.bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.saturating_mul(INODE)))
@@ -150,7 +148,6 @@ mod tests {
     use super::*;
     use crate::MINIMUM;
 
-    /// What XFS takes of a disk for its journal, and does not count into its size.
     const JOURNAL: Bytes = mib(64);
 
     fn sizes() -> impl Strategy<Value = Bytes> {

@@ -14,7 +14,6 @@ pub(crate) const UNFINISHED_LABEL: &str = "new-793a9f54";
 /// How much of each end of a disk is read.
 pub(crate) const END: usize = 1 << 20;
 
-/// What a disk holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeros at both ends, and no mark of any format.

@@ -58,7 +58,6 @@ pub struct DataDisk {
     pub(crate) state: State,
 }
 
-/// What must be done before a [`DataDisk`] can be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Formatted,
@@ -185,7 +184,6 @@ struct Machine<'ask> {
     devices: PathBuf,
     /// The device that the running system's root is on.
     root: dev_t,
-    /// What knows the marks of formats.
     ask: &'ask dyn Fn(&Path) -> Result<Vec<Mark>, ProbeError>,
 }
 
@@ -209,7 +207,6 @@ impl Machine<'_> {
         Ok(disks)
     }
 
-    /// What there is to choose from; of the others only whether they hold our file system.
     fn examine(&self, disks: &mut [Seen]) -> Result<(), FindError> {
         let Some(role) = disks.iter().map(|disk| disk.role).max() else { return Ok(()) };
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
@@ -284,7 +281,6 @@ impl Machine<'_> {
     }
 }
 
-/// What was opened; `None` if it is a drive without a medium: an empty CD drive has 1 GiB in sysfs.
 fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindError> {
     match opened {
         Err(error) if error.raw_os_error() == Some(Errno::ENOMEDIUM as i32) => Ok(None),

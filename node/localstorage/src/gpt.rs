@@ -44,7 +44,6 @@ pub struct Partition {
     pub size: Bytes,
 }
 
-/// What is left of the two copies of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableState {
     Whole,
@@ -268,7 +267,6 @@ mod tests {
     /// A disk with a table, made of the types of the crate that reads it, by the specification.
     struct Image {
         sector: u32,
-        /// What the header says that partitions may lie in.
         usable: RangeInclusive<u64>,
         bytes: Vec<u8>,
     }

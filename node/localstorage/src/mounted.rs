@@ -89,7 +89,6 @@ pub(crate) fn open(path: &Path) -> Result<Dir, MountError> {
     Dir::open(path).map_err(|source| MountError::Directory { step: "open", path: path.to_owned(), source })
 }
 
-/// What is mounted at an open directory, with its flags; `None` if nothing is.
 pub(crate) fn mounted(dir: &Dir, path: &Path) -> Result<Option<Attributes>, MountError> {
     let place = mount::at(dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
     Ok(place.mounted)

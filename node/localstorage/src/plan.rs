@@ -11,7 +11,6 @@ use crate::error::Refusal;
 /// The smallest disk that is formatted. XFS itself needs 300 MiB.
 pub const MINIMUM: Bytes = Bytes::new(512 << 20);
 
-/// What to do with which disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<'seen> {
     /// It has our file system: mount it.

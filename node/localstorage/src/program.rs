@@ -71,7 +71,6 @@ pub(crate) fn run(command: &mut Command, bounds: Bounds) -> Result<Ended, RunErr
     }
 }
 
-/// What the program writes until it closes both streams, as it does by ending.
 fn collect(child: &mut Child, bounds: Bounds) -> Result<(Vec<u8>, Vec<u8>), RunError> {
     let output = Stream::new(child.stdout.take().map(OwnedFd::from));
     let errors = Stream::new(child.stderr.take().map(OwnedFd::from));

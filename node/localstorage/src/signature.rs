@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// What says that a disk is not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signature {
     /// Marks that `blkid` knows, at least one.
@@ -19,13 +18,11 @@ pub enum Signature {
 pub struct Mark {
     /// `blkid`'s name of the format: `ext4`, `linux_raid_member`, `gpt`.
     pub format: String,
-    /// What such a format is for.
     pub usage: Usage,
     /// The label that somebody gave it. Characters that do not print are replaced.
     pub label: Option<String>,
 }
 
-/// What a format is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     Filesystem,

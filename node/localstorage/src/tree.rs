@@ -56,9 +56,7 @@ macro_rules! directory {
 directory! {
     /// The root of the node's file system: read-only, but for what is mounted on it.
     Root {
-        /// What outlives a boot: the data disk.
         data: Data = "data",
-        /// What does not: sockets and state of what runs now.
         ephemeral: Ephemeral = "ephemeral",
     }
 }
@@ -87,7 +85,6 @@ directory! {
     /// The kubelet's root directory. It makes more in it than is named here: without room for what it notes about a pod it
     /// could not even end that pod.
     Kubelet {
-        /// What pods have of the node: emptyDirs above all.
         pods: Directory = "pods" limit Pods,
         plugins: Directory = "plugins",
         /// Sockets by which plugins make themselves known.
@@ -100,9 +97,7 @@ directory! {
     Log mode SEARCHABLE {
         /// Output of containers, a directory per pod.
         pods: Directory = "pods" limit Log,
-        /// What the node, its programs and its kernel said.
         node: Directory = "node" limit NodeLog,
-        /// What clients asked of the API server.
         audit: Directory = "audit" limit Audit,
     }
 }
@@ -229,7 +224,6 @@ mod tests {
         entries
     }
 
-    /// What no tree may have.
     #[derive(Debug, PartialEq, Eq)]
     enum Fault {
         /// A name that is not one path component.
@@ -244,7 +238,6 @@ mod tests {
         Part(PathBuf, Part),
     }
 
-    /// What is wrong with a tree, one fault for each entry at most.
     fn faults(tree: &impl Tree) -> Vec<Fault> {
         let mut names = BTreeMap::new();
         let mut directories = BTreeSet::from([tree.path()]);
@@ -309,7 +302,6 @@ mod tests {
         assert_eq!(faults(&Top::at("/".into())), [Fault::Siblings("/middle/wrong/same".into())]);
     }
 
-    /// What the macro cannot declare.
     struct ByHand {
         path: PathBuf,
         shown: Vec<(&'static str, PathBuf, bool)>,

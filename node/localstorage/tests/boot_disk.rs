@@ -179,7 +179,6 @@ impl Running<'_> {
         self.machine.root.path()
     }
 
-    /// What a node does with its disk: finds it, and mounts it.
     fn node_starts(&self) {
         // A process of the machine: its root is the system.
         Child::start(|| {

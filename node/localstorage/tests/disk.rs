@@ -189,7 +189,6 @@ fn mounting_twice_is_mounting_once() {
 fn a_format_that_the_power_ended_is_begun_again() {
     let machine = Machine::new();
     machine.mkfs(&["-L", UNFINISHED]);
-    // What mkfs.xfs itself takes off as the last thing it does.
     machine.overwrite(126, &[1]);
     let data = machine.mount().unwrap();
     fsquota::require(&data).unwrap();

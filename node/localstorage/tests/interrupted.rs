@@ -54,7 +54,6 @@ fn seen(device: &Path) -> Result<Seen, FindError> {
     Ok(Seen { name, device: device.to_owned(), role: Role::Unnamed, read_only: false, size, content })
 }
 
-/// What a tenant keeps, written when the boot is over.
 fn kept(data: &Mounted<Data>) -> PathBuf {
     data.pki.path().join("kept")
 }
@@ -76,7 +75,6 @@ fn first_boot(before: impl FnOnce(&Recorder)) -> Replay {
 
 fn nothing(_: &Recorder) {}
 
-/// What the next boot found, to count it.
 fn kind(content: &Content) -> &'static str {
     match content {
         Content::Empty => "empty",

@@ -84,7 +84,6 @@ fn quota(path: &Path) -> fsquota::Quota {
     fsquota::get(File::open(path).unwrap()).unwrap()
 }
 
-/// What the kernel says is the size of the file system at a path.
 fn size(seen: &Statvfs) -> Bytes {
     Bytes::new(seen.blocks() * seen.fragment_size())
 }
@@ -120,7 +119,6 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
     for part in Part::ALL {
         assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
     }
-    // What is made in it later has its project.
     fs::create_dir(data.log.pods.path().join("pod")).unwrap();
     assert_eq!(quota(data.log.pods.path()).used.inodes, Inodes::new(2));
 }
@@ -273,7 +271,6 @@ fn the_size_that_programs_see_in_a_part_is_its_limit() {
         assert_eq!(size(&seen), budget.bytes(part), "{part:?}");
         assert_eq!(Some(Inodes::new(seen.files())), budget.limits(part).inodes, "{part:?}");
     }
-    // What kubelet looks at: the mount, and so the disk.
     assert_eq!(size(&statvfs(data.path()).unwrap()), budget.size());
 }
 
@@ -296,7 +293,6 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
         assert!(lost < Bytes::MIB, "{part:?} has {taken} of {}", budget.bytes(part));
     }
     let had = fill(&volume);
-    // What is missing is the map of the file's blocks.
     assert!(promise.saturating_sub(had) < Bytes::MIB, "{had} of {promise}");
     let written = File::options().write(true).open(volume.join("all")).unwrap();
     written.write_all_at(&[1; 4096], had.get() - 4096).unwrap();

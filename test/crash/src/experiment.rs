@@ -38,7 +38,6 @@ const DRAWN: usize = 8;
 
 pub(crate) const OPTIONS: &str = "prjquota";
 
-/// What the recorded disk does with flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushes {
     Kept,
@@ -53,26 +52,22 @@ pub struct Experiment {
     /// Decides the history and the points.
     pub seed: u64,
     pub points: usize,
-    /// What the disk does with flushes.
     pub flushes: Flushes,
     /// How long shorter histories are tried after a failure.
     pub patience: Duration,
 }
 
-/// What the points of an experiment were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     pub points: usize,
     /// At so many of them the disk had lost something.
     pub lossy: usize,
-    /// What they [show](model::Progress::shown).
     pub shown: BTreeSet<Case>,
 }
 
 /// An invariant was broken.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the experiment was made with.
     pub experiment: Experiment,
     /// The shortest history that was found to fail.
     pub history: History,

@@ -30,7 +30,6 @@ pub(crate) struct Facts {
     pub(crate) rest: Vec<PathBuf>,
 }
 
-/// What has the name of one volume.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The content of its records.

@@ -7,7 +7,6 @@ use units::{Bytes, Inodes};
 
 use crate::random::Random;
 
-/// What one [write](Action::Write) takes: a file of this length, or as much of an image.
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
 /// How many files a directory may hold when it is made.
@@ -42,7 +41,6 @@ impl Shape {
     pub const ALL: [Self; 3] = [Self::Filesystem, Self::Thick, Self::Thin];
 }
 
-/// What the provisioner or a pod does to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// There is a claim, and the volume is made for it.
@@ -111,11 +109,9 @@ pub struct Size {
     pub inodes: Inodes,
 }
 
-/// What a volume has while it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     pub shape: Shape,
-    /// What it was made with.
     pub asked: Bytes,
     pub size: Size,
     /// The slots that were written and synced.
@@ -150,7 +146,6 @@ impl Life {
 }
 
 impl Size {
-    /// What a claim of `bytes` gets.
     pub(crate) const fn new(shape: Shape, bytes: Bytes) -> Self {
         let inodes = match shape {
             Shape::Filesystem => INODES,

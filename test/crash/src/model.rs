@@ -90,20 +90,16 @@ pub enum Place {
 /// Record and directory of a volume. A directory without a record is nowhere allowed.
 pub type Spot = Option<(Register, Option<Place>)>;
 
-/// What a power cut may have left of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// What it has at least, and how it was made; `None` once it is gone.
     pub body: Option<Body>,
     pub spots: BTreeSet<Spot>,
-    /// What its limits, its image and its record may be: both sizes while it is expanded.
     pub sizes: BTreeSet<Size>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
     pub wants: Wants,
 }
 
-/// What the API server says of a volume: it is never behind the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
     /// A claim waits, and there is no PV yet.
@@ -115,7 +111,6 @@ pub enum Wants {
     Nothing,
 }
 
-/// What a cut may have left, for each volume that was begun.
 pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expected> {
     let mut lives: BTreeMap<Number, (Life, Option<Action>)> = BTreeMap::new();
     for (number, Operation { volume, action }) in history.rounds().flatten() {
@@ -182,7 +177,6 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
         | Action::Retire
         | Action::Restore => &[],
     };
-    // What is being written need not be there, so the body is the one before.
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());
     let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
     Some(Expected {
@@ -200,7 +194,6 @@ impl Expected {
         Self { body: None, spots, sizes: BTreeSet::new(), fading: false, wants: Wants::Nothing }
     }
 
-    /// What has to be there once a provisioner compared the disk with the cluster.
     pub fn reconciled(&self) -> Self {
         let size = match (self.wants, &self.body) {
             (Wants::Claimed, Some(body)) => body.size,

@@ -124,7 +124,6 @@ impl Node {
                 }
             };
             let device = loopdev::Device::open(&path)?;
-            // What an expansion added.
             device.refresh_size()?;
             let pod = File::options().write(true).open(&path)?;
             pod.write_all_at(content, u64::from(slot) * SLOT.get())?;
@@ -175,7 +174,6 @@ pub(crate) fn id(volume: Number) -> VolumeId {
     volume.to_string().parse().expect("letters and digits are a name")
 }
 
-/// What the volume's claim asks for.
 pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
     let claim = Claim { uid: volume.0.to_string(), namespace: "default".into(), name: volume.to_string() };
     let mode = match shape {

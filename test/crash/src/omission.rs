@@ -17,11 +17,9 @@ use crate::violation::Violation;
 /// A flush that was left out.
 #[derive(Debug)]
 pub struct Omission {
-    /// What the store did, with what kind of volume.
     pub during: (&'static str, Shape),
     /// The flush, such as `fsync of live`.
     pub flush: String,
-    /// What the checks found, if they did.
     pub violation: Option<Violation>,
 }
 

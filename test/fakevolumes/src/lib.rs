@@ -42,7 +42,7 @@ struct Disk {
 }
 
 impl FakeVolumes {
-    /// A disk that can promise so much.
+    /// A disk that can reservation so much.
     pub fn with_size(size: Bytes) -> Self {
         Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default() }
     }
@@ -112,7 +112,6 @@ impl FakeVolumes {
         self.disk().records.remove(id);
     }
 
-    /// What has no record.
     pub fn set_strays(&self, strays: Strays) {
         self.disk().strays = strays;
     }
@@ -132,8 +131,8 @@ impl FakeVolumes {
 
 impl Disk {
     fn space(&self) -> Space {
-        let promised = self.records.values().map(Record::promised).sum();
-        Space { size: self.size, promised, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
+        let reserved = self.records.values().map(Record::reserved).sum();
+        Space { size: self.size, reserved, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
     /// The record of a volume, and whether its data is in the trash.
@@ -175,8 +174,8 @@ impl Disk {
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
         let free = self.space().free();
-        if want.promised() > free {
-            return Err(Error::Full { id: id.clone(), wanted: want.promised(), free });
+        if want.reserved() > free {
+            return Err(Error::Full { id: id.clone(), wanted: want.reserved(), free });
         }
         self.projects += 1;
         let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
@@ -208,7 +207,7 @@ impl Disk {
             Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
             Some((record, false)) => {
                 let mode = grown(record.mode, record.size, size);
-                let wanted = mode.promised(size).saturating_sub(record.promised());
+                let wanted = mode.reserved(size).saturating_sub(record.reserved());
                 let free = self.space().free();
                 if wanted > free {
                     return Err(Error::Full { id: id.clone(), wanted, free });

@@ -14,7 +14,7 @@ pub fn check(input: &[u8]) {
         let Ok(record) = Record::parse(input, state) else { continue };
         let again = Record::parse(&record.to_bytes(), record.state);
         assert_eq!(again.expect("what was written here"), record);
-        assert!(record.promised() >= record.size, "{record:?}");
+        assert!(record.reserved() >= record.size, "{record:?}");
     }
     match Counter::parse(input, ProjectId::FIRST) {
         Some(counter) if !input.is_empty() => assert_eq!(counter.text(), input),

@@ -179,7 +179,7 @@ mod tests {
 
     /// A disk with so much left.
     fn space(free: Bytes) -> Space {
-        Space { size: free, promised: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
+        Space { size: free, reserved: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
     fn owner() -> Owner {
@@ -320,9 +320,9 @@ mod tests {
             let modes = |size| [VolumeMode::Filesystem, VolumeMode::Block].map(|mode| found.mode(mode, size));
             let told = largest(&class, &space);
             prop_assert!(told.get().is_multiple_of(4096));
-            prop_assert!(told == Bytes::ZERO || modes(told).iter().all(|mode| mode.promised(told) <= space.free()));
+            prop_assert!(told == Bytes::ZERO || modes(told).iter().all(|mode| mode.reserved(told) <= space.free()));
             let more = told.saturating_add(Bytes::new(4096));
-            prop_assert!(modes(more).iter().any(|mode| mode.promised(more) > space.free()));
+            prop_assert!(modes(more).iter().any(|mode| mode.reserved(more) > space.free()));
         }
 
         #[test]

@@ -47,7 +47,6 @@ pub(crate) struct Acting<'a> {
     pub(crate) store: &'a Store,
     pub(crate) id: &'a VolumeId,
     pub(crate) want: Option<&'a Request>,
-    /// What the disk has; after the last step what it has then.
     pub(crate) known: Option<Known>,
     /// Opened once, used by the steps that fill it.
     staged: Option<Dir>,
@@ -119,7 +118,6 @@ impl<'a> Acting<'a> {
             }
             Step::DetachLoops(from) => image::detach_loops(&self.from(from).open_dir(name)?)?,
             Step::Trash(from) => match self.from(from).rename(name, trash, name) {
-                // Who may, has made the volume's root immutable.
                 Err(error) if error.errno() == Errno::EPERM && self.from(from).unprotect(name)? => {
                     self.from(from).rename(name, trash, name)?;
                 }

@@ -14,9 +14,9 @@ use crate::record::RecordError;
 /// Why a volume was not made, changed, put away or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The disk has no room for the promise. What was begun is undone.
+    /// The disk has no room for the reservation. What was begun is undone.
     #[error(
-        "volume {id} needs {wanted} (files and maps included), the data disk has {free} to promise; delete volumes or \
+        "volume {id} needs {wanted} (files and maps included), the data disk has {free} to reservation; delete volumes or \
          ask for less"
     )]
     Full { id: VolumeId, wanted: Bytes, free: Bytes },

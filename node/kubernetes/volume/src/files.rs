@@ -104,7 +104,6 @@ impl Files {
     }
 }
 
-/// What a new record is called until it replaces the former one: `.ID.new`.
 const SIBLING: &str = ".new";
 
 fn is_sibling(name: &Name) -> bool {
@@ -129,12 +128,10 @@ fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
     let file = File::from(dir.open_file(name, flags, PRIVATE)?);
     let mut block = Block([b' '; Block::SIZE]);
     for (number, piece) in record.to_bytes().chunks(Block::SIZE).enumerate() {
-        // What is behind the record is white space to a reader.
         let (text, rest) = block.0.split_at_mut(piece.len());
         text.copy_from_slice(piece);
         rest.fill(b' ');
         if let Err(error) = file.write_all_at(&block.0, (number * Block::SIZE) as u64) {
-            // What the disk said is what to report; a file that stays is no record, and is found as such.
             let _ = unlinkat(dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
             return Err(ActError::Record(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)));
         }

@@ -16,7 +16,6 @@ use crate::seen::Limits;
 pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,
     pub(crate) ledger: Ledger,
-    /// What lay in the place of volumes at the start, without a record.
     pub(crate) foreign: BTreeSet<VolumeId>,
 }
 
@@ -60,7 +59,7 @@ impl Entry {
 impl Index {
     /// The record that is on the disk now.
     pub(crate) fn put(&mut self, id: &VolumeId, known: Known) {
-        self.ledger.note(id.clone(), known.record.promised());
+        self.ledger.note(id.clone(), known.record.reserved());
         self.volumes.insert(id.clone(), Entry::Known(known));
     }
 
@@ -71,7 +70,7 @@ impl Index {
         }
     }
 
-    /// The record is gone, and with it the promise.
+    /// The record is gone, and with it the reservation.
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
         self.ledger.release(id);

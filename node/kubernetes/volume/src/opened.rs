@@ -58,7 +58,6 @@ impl Opened {
         self.record.mode
     }
 
-    /// What it is promised.
     pub const fn size(&self) -> Bytes {
         self.record.size
     }

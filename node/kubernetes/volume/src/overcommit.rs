@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use units::Bytes;
 
-/// How many times its size a disk may promise, 1.0 to 100.0, to three decimals.
+/// How many times its size a disk may reservation, 1.0 to 100.0, to three decimals.
 ///
 /// More than 1.0 bets that not all volumes get full: when they do, writers see a full disk before their own limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,15 +21,14 @@ pub struct OvercommitError {
 }
 
 impl Overcommit {
-    /// Nothing is promised that the disk does not have.
+    /// Nothing is reserved that the disk does not have.
     pub const NONE: Self = Self { thousandths: 1000 };
 
     const MOST: u32 = 100_000;
 
-    /// What a disk of this size may promise.
     pub fn of(self, size: Bytes) -> Bytes {
-        let promised = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
-        Bytes::new(u64::try_from(promised).unwrap_or(u64::MAX))
+        let reserved = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
+        Bytes::new(u64::try_from(reserved).unwrap_or(u64::MAX))
     }
 }
 
@@ -100,8 +99,8 @@ mod tests {
 
         #[test]
         fn a_disk_may_promise_at_least_itself(size: u64, thousandths in 1000u32..=100_000) {
-            let promised = Overcommit { thousandths }.of(Bytes::new(size));
-            prop_assert!(promised >= Bytes::new(size));
+            let reserved = Overcommit { thousandths }.of(Bytes::new(size));
+            prop_assert!(reserved >= Bytes::new(size));
         }
     }
 }

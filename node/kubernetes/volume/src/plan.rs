@@ -48,7 +48,6 @@ pub enum Step {
     RemoveRecord,
 }
 
-/// What stands on the disk must be kept as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("something without a matching record has the volume's name on the disk; it is kept, move it away by hand")]

@@ -57,7 +57,6 @@ impl Mode {
         matches!(self, Self::Block { .. })
     }
 
-    /// What the quota of a volume of this size allows.
     pub(crate) fn limits(self, size: Bytes) -> Limits {
         match self {
             Self::Filesystem { inodes } => Limits { bytes: Some(size), inodes: Some(inodes) },
@@ -67,7 +66,7 @@ impl Mode {
 
     /// What a volume of this size can take from the disk at most: the blocks that its quota allows, and the inodes,
     /// which XFS does not charge to the quota of blocks.
-    pub fn promised(self, size: Bytes) -> Bytes {
+    pub fn reserved(self, size: Bytes) -> Bytes {
         let Limits { bytes, inodes } = self.limits(size);
         bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
     }
@@ -104,7 +103,6 @@ impl fmt::Display for Allocation {
     }
 }
 
-/// What inodes take from the disk: 512 bytes each, which XFS does not charge to the quota of blocks.
 pub(crate) const fn inodes(count: Inodes) -> Bytes {
     Bytes::new(count.get().saturating_mul(512))
 }
@@ -147,7 +145,7 @@ pub enum RecordError {
     Syntax(#[source] Arc<serde_json::Error>),
     #[error("the record cannot be read")]
     Read(#[source] dir::Error),
-    #[error("the limits that the record promises cannot be set")]
+    #[error("the limits that the record reservations cannot be set")]
     Limits(#[source] Arc<fsquota::SetError>),
 }
 
@@ -202,12 +200,10 @@ impl Record {
         content
     }
 
-    /// What the volume can take from the disk at most, see [`Mode::promised`].
-    pub fn promised(&self) -> Bytes {
-        self.mode.promised(self.size)
+    pub fn reserved(&self) -> Bytes {
+        self.mode.reserved(self.size)
     }
 
-    /// What its quota allows.
     pub(crate) fn limits(&self) -> Limits {
         self.mode.limits(self.size)
     }
@@ -273,7 +269,7 @@ mod tests {
         fn what_grows_never_gets_less(mode in mode(), from: u64, to: u64) {
             let (from, to) = (Bytes::new(from.min(to)), Bytes::new(from.max(to)));
             let grown = mode.grown(from, to);
-            prop_assert!(grown.promised(to) >= mode.promised(from));
+            prop_assert!(grown.reserved(to) >= mode.reserved(from));
             prop_assert_eq!(mode.grown(from, from), mode);
         }
     }

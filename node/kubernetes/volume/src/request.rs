@@ -5,7 +5,6 @@ use units::Bytes;
 
 use crate::record::{Claim, Mode, Record, State};
 
-/// What a claim asks for, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub claim: Claim,
@@ -17,9 +16,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// What the volume can take from the disk at most, see [`Mode::promised`].
-    pub fn promised(&self) -> Bytes {
-        self.mode.promised(self.size)
+    pub fn reserved(&self) -> Bytes {
+        self.mode.reserved(self.size)
     }
 
     /// The record of a volume made for this.

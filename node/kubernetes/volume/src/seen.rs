@@ -14,7 +14,6 @@ pub enum Where {
     Trash,
 }
 
-/// What is in the place of a volume's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Absent,
@@ -48,7 +47,6 @@ impl Place {
     }
 }
 
-/// What is known of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub record: Option<Record>,

@@ -12,15 +12,13 @@ use crate::Overcommit;
 pub struct Settings {
     /// Kept for what else lives on the data disk.
     pub reserve: Bytes,
-    /// How many times its size the disk may promise.
+    /// How many times its size the disk may reservation.
     pub overcommit: Overcommit,
     /// Projects of the same file system that are no volumes, and no [strays](crate::Store::strays).
     pub other_projects: BTreeSet<ProjectId>,
-    /// Who else writes to the file system.
     pub neighbours: Neighbours,
 }
 
-/// Who writes to the file system of the volumes besides them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Neighbours {
     /// Those of [`Settings::other_projects`], each with a limit; the reserve has room for all of them.
@@ -36,7 +34,6 @@ impl Neighbours {
     /// Far from where others start: kubelet's quotas of emptyDirs at 2^20 + 1, container engines near 1.
     pub const FIRST_PROJECT: ProjectId = ProjectId::new(0x6772_0000).expect("it is one");
 
-    /// What a new counter of project IDs starts with.
     pub(crate) const fn first_project(self) -> ProjectId {
         match self {
             Self::Limited => ProjectId::FIRST,

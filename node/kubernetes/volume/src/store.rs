@@ -44,7 +44,6 @@ pub struct Store {
     pub(crate) settings: Settings,
     /// The size of the file system when it was asked for last. It only grows.
     size: AtomicU64,
-    /// What [strangers](Neighbours::Strangers) used then.
     others: AtomicU64,
     index: Mutex<Index>,
     pub(crate) locks: VolumeLocks,
@@ -123,7 +122,7 @@ impl Store {
             match self.quotas.set_limits(record.project, record.limits()) {
                 Ok(()) => Ok(record),
                 Err(error) => {
-                    index.ledger.note(id.clone(), record.promised());
+                    index.ledger.note(id.clone(), record.reserved());
                     Err(RecordError::Limits(Arc::new(error)))
                 }
             }
@@ -134,12 +133,12 @@ impl Store {
                 index.put(id, Known { record, announcement, limits, scanned: None });
             }
             Err(error) => {
-                let (project, promise) = self.closed(id);
+                let (project, reservation) = self.closed(id);
                 if !matches!(error, RecordError::Limits(_)) {
-                    index.ledger.note(id.clone(), promise);
+                    index.ledger.note(id.clone(), reservation);
                 }
                 let reason: &dyn std::error::Error = &error;
-                tracing::error!(volume = %id, error = reason, promise = %promise, "volume is closed and kept");
+                tracing::error!(volume = %id, error = reason, reservation = %reservation, "volume is closed and kept");
                 index.volumes.insert(id.clone(), Entry::Closed { state, error, project });
             }
         }
@@ -171,17 +170,17 @@ impl Store {
         grown
     }
 
-    /// Project and promise of a volume that nobody knows anything of: its quota tells.
+    /// Project and reservation of a volume that nobody knows anything of: its quota tells.
     fn closed(&self, id: &VolumeId) -> (Option<ProjectId>, Bytes) {
         let places = [&*self.live, &self.staging, &*self.trash];
         let found = places.into_iter().find_map(|place| fsquota::project(place.open_dir(id.name()).ok()?).ok()?);
         let quota = found.and_then(|project| self.quotas.quota(project).ok());
-        let promise = quota.map_or(Bytes::ZERO, |quota| {
+        let reservation = quota.map_or(Bytes::ZERO, |quota| {
             let bytes = quota.limits.bytes.unwrap_or(quota.used.bytes);
             let inodes = quota.limits.inodes.unwrap_or(quota.used.inodes);
             bytes.saturating_add(crate::record::inodes(inodes))
         });
-        (found, promise)
+        (found, reservation)
     }
 
     /// Opens an announced volume: one system call, and a force of the log if the announcement is not on the disk yet.
@@ -202,7 +201,6 @@ impl Store {
         Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
     }
 
-    /// What is known of an announced volume: no system call.
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
         Ok(Announced { record: self.in_use(id)?.record, quotas: Arc::clone(&self.quotas) })
     }
@@ -222,12 +220,11 @@ impl Store {
         let (known, seen) = self.look(id)?;
         let steps = plan::provision(want, &seen).map_err(refused(id))?;
         let mut acting = Acting::new(self, id, Some(want), known);
-        // What was half undone is removed first, and its promise with it.
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
         acting.run(undo)?;
         if acting.known.is_none() {
-            self.promise(id, want.promised(), |index, promise, disk| index.ledger.promise(id, promise, disk))?;
+            self.reserve(id, want.reserved(), |index, reservation, disk| index.ledger.reserve(id, reservation, disk))?;
         }
         match acting.run(make) {
             Ok(()) => {
@@ -243,7 +240,6 @@ impl Store {
         }
     }
 
-    /// What was begun is undone when going on is in vain.
     fn after_failed_provision(&self, mut acting: Acting<'_>, want: &Request, error: Error) -> Error {
         let id = acting.id;
         let Error::Act { step, source, .. } = &error else { return error };
@@ -271,7 +267,7 @@ impl Store {
         }
         if source.is_full() {
             let free = self.space().map(|space| space.free()).unwrap_or_default();
-            return Error::Full { id: id.clone(), wanted: want.promised(), free };
+            return Error::Full { id: id.clone(), wanted: want.reserved(), free };
         }
         error
     }
@@ -311,8 +307,8 @@ impl Store {
             if grown.limits().bytes > Some(fsquota::Limits::MAX_BYTES) {
                 return Err(too_large());
             }
-            let more = grown.promised().saturating_sub(former.promised());
-            self.promise(id, more, |index, _, disk| index.ledger.raise(id, grown.promised(), disk))?;
+            let more = grown.reserved().saturating_sub(former.reserved());
+            self.reserve(id, more, |index, _, disk| index.ledger.raise(id, grown.reserved(), disk))?;
         }
         let mut acting = Acting::new(self, id, None, Some(known));
         match acting.run(&steps) {
@@ -338,7 +334,7 @@ impl Store {
             _ => false,
         };
         let (full, too_large) = (source.is_full(), source.is_too_large());
-        // Else the next call goes on from there, and the promise stands for what may be taken already.
+        // Else the next call goes on from there, and the reservation stands for what may be taken already.
         if !unchanged || !(full || too_large) {
             return error;
         }
@@ -346,12 +342,12 @@ impl Store {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
         let mut index = self.index();
-        index.ledger.note(id.clone(), former.promised());
+        index.ledger.note(id.clone(), former.reserved());
         drop(index);
         if too_large {
             return Error::TooLarge { id: id.clone(), wanted: grown.size };
         }
-        let wanted = grown.promised().saturating_sub(former.promised());
+        let wanted = grown.reserved().saturating_sub(former.reserved());
         Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 
@@ -486,8 +482,8 @@ impl Store {
         }
     }
 
-    /// Makes a promise; once more when the disk proves to have grown since its size was asked for.
-    fn promise(
+    /// Makes a reservation; once more when the disk proves to have grown since its size was asked for.
+    fn reserve(
         &self,
         id: &VolumeId,
         wanted: Bytes,
@@ -517,7 +513,6 @@ impl Store {
         Ok(self.disk())
     }
 
-    /// What the volumes use, their inodes included.
     fn used(&self) -> Result<Bytes, FsError> {
         let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
         self.quotas.report().try_fold(Bytes::ZERO, |sum, quota| {
@@ -539,7 +534,6 @@ impl Store {
     }
 }
 
-/// What is in a directory of the store under the volume's name.
 pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, LookError> {
     match parent.open_dir(id.name()) {
         Ok(dir) => {

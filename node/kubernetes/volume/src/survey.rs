@@ -14,7 +14,6 @@ use crate::seen::Where;
 use crate::store::Store;
 use crate::{VolumeId, volumes_in};
 
-/// What the records say.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     pub readable: BTreeMap<VolumeId, Record>,
@@ -25,19 +24,15 @@ pub struct Records {
 /// What no record tells of. Reported, never deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strays {
-    /// What lies in the place of volumes.
     pub directories: Vec<(Where, Name)>,
     /// Projects that have a limit or use something.
     pub projects: Vec<ProjectId>,
 }
 
-/// What a volume uses of its promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeUsage {
     pub id: VolumeId,
-    /// What is known of it.
     pub record: Record,
-    /// What its project has in use: of a block volume, the image's blocks and their map.
     pub used: Usage,
 }
 

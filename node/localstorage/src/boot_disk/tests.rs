@@ -101,7 +101,6 @@ impl Disk {
         PartitionTable::last(Bytes::new(self.size), self.sector, read).unwrap()
     }
 
-    /// What is in the way of a new partition.
     fn former(&self) -> Option<gpt_read::Partition> {
         former(&self.last()?, &self.plan(Wanted::New)?.partition, self.sector)
     }

@@ -65,7 +65,6 @@ fn size_of(device: &Path) -> Bytes {
     Bytes::new(File::open(device).unwrap().seek(SeekFrom::End(0)).unwrap())
 }
 
-/// What a file system says that it has, less its log.
 fn capacity(data: &Mounted<Data>) -> Bytes {
     let seen = statvfs(data.path()).unwrap();
     Bytes::new(seen.blocks() * seen.fragment_size())

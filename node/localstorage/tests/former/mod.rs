@@ -73,7 +73,6 @@ fn budget(data: &Data) -> Budget {
     Budget::of(Bytes::new(seen.blocks() * seen.fragment_size()))
 }
 
-/// What is in a part, with its content.
 fn files(path: &Path, part: Part) -> [(PathBuf, String); 3] {
     ["file", "one/file", "one/two/file"].map(|name| (path.join(name), format!("{name} of {part:?}")))
 }

@@ -92,7 +92,6 @@ fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     // Here the attempts are those of one process: it remembers what it saw.
     discard();
     let look = [SYS_openat2; 3];
-    // What the project uses; deleted files are freed; what it uses now.
     let again = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd];
     let mut made = calls(discard);
     // Not a call with every clock.

@@ -65,7 +65,7 @@ fn killed_everywhere(
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             after(&store, &request);
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
-            assert_eq!(store.space().unwrap().promised, Bytes::ZERO, "{mode} killed before call {step}");
+            assert_eq!(store.space().unwrap().reserved, Bytes::ZERO, "{mode} killed before call {step}");
             assert!(store.records().unwrap().readable.is_empty(), "{mode} killed before call {step}");
             drop(store);
             (step, killed) = (step + 1, killed + 1);
@@ -163,7 +163,7 @@ fn a_killed_expansion_is_finished_by_the_next() {
             assert_eq!(record.size, LARGER);
             is_whole(store, &record);
             assert_eq!(store.expand(&id, LARGER).unwrap(), Ensured::Unchanged(record.clone()));
-            assert_eq!(store.space().unwrap().promised, record.promised());
+            assert_eq!(store.space().unwrap().reserved, record.reserved());
             deleted(store, request);
         },
     );

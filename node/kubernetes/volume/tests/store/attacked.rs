@@ -25,7 +25,6 @@ use crate::node::{Node, SIZE, files, sized};
 /// For what takes a second or two, and did not end before.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What an attacker does without pause, in one directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
     Create,
@@ -43,7 +42,6 @@ enum User {
 
 const FILES: usize = 300;
 const ATTACKERS: usize = 3;
-/// What [`Attack::Move`] moves, for each attacker.
 const DIRECTORIES: usize = 8;
 
 /// Room for what the attackers create before the volume is deleted.

@@ -14,7 +14,7 @@ const FORMER: &[u8] = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name"
 const NEWER: &[u8] = br#"{"version":7,"secret":"of the next release"}"#;
 
 #[test]
-fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_promised() {
+fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_reserved() {
     for content in [&b"{"[..], FORMER, NEWER, b"", b"\0\0", br#"{"version":2}"#] {
         let node = Node::new();
         let (damaged, record) = node.made(&disk("pvc-1", Allocation::Thick));
@@ -31,7 +31,7 @@ fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_promised() {
         assert!(matches!(node.store.open_volume(&damaged), Err(OpenError::Record { .. })));
         assert_eq!(node.traces(&damaged), ["records", "live"]);
         assert_eq!(fs::read(node.path("records", &damaged)).unwrap(), content);
-        assert_eq!(node.store.space().unwrap().promised, record.promised());
+        assert_eq!(node.store.space().unwrap().reserved, record.reserved());
         assert_eq!(node.store.strays().unwrap(), volume::Strays::default());
         assert_eq!(node.store.retired().unwrap(), []);
 

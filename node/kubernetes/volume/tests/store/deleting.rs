@@ -49,7 +49,6 @@ fn whatever_a_tenant_builds_can_be_removed() {
     for _ in 0..100 {
         dir = dir.create_dir(&name, dir::Mode::S_IRWXU).unwrap();
     }
-    // Who owns a directory may give it another project: it cannot be moved within the volume then.
     let other = ProjectId::new(4_000_000).unwrap();
     dir.create_dir(&name, dir::Mode::S_IRWXU).unwrap();
     let stray = File::open(node.path("live", &id).join("d/d/d")).unwrap();
@@ -145,7 +144,7 @@ fn a_directory_without_a_record_is_neither_adopted_nor_emptied() {
     foreign(node.store.retire(&id));
     foreign(node.store.undo(&id));
     assert!(node.path("live", &id).join("kept").exists());
-    assert_eq!(node.store.space().unwrap().promised, Bytes::ZERO);
+    assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
 }
 
 #[test]
@@ -171,7 +170,7 @@ fn what_lies_in_the_way_is_kept_and_what_was_begun_is_undone() {
         foreign(node.store.provision(&id, &disk("pvc-1", Allocation::Thick)).map(|made| made.map(drop)));
         assert_eq!(node.traces(&id), [place]);
         assert!(node.path(place, &id).join("kept").exists());
-        assert_eq!(node.store.space().unwrap().promised, Bytes::ZERO);
+        assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
         assert_eq!(node.projects(), before);
         fs::remove_dir_all(node.path(place, &id)).unwrap();
         node.made(&files("pvc-1"));

@@ -159,7 +159,6 @@ fn half_made_volumes_are_finished_after_a_restart() {
     }
 }
 
-/// What a process that died leaves, from a volume that is made.
 fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
     if stage != "live" {
         fs::rename(node.path("live", id), node.path("staging", id)).unwrap();
@@ -271,12 +270,12 @@ fn a_disk_that_is_fuller_than_promised_is_found_by_allocating() {
     fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
     let id = id("pvc-1");
     let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
-    let promised = node.store.space().unwrap().promised;
+    let reserved = node.store.space().unwrap().reserved;
     let before = node.projects();
     let refused = node.store.provision(&id, &request).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
     assert_eq!(node.traces(&id), [""; 0]);
-    assert_eq!(node.store.space().unwrap().promised, promised);
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
     assert_eq!(node.projects(), before);
     assert_eq!(node.traces(&other), ["records", "live"]);
 }
