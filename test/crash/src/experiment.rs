@@ -41,7 +41,7 @@ pub(crate) const OPTIONS: &str = "prjquota";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushes {
     Kept,
-    /// It ignores them: whatever was promised can be lost. Where XFS itself finds that it is broken, the point is
+    /// It ignores them: synced data can be lost. Where XFS itself finds that it is broken, the point is
     /// passed over: that says nothing of the volumes.
     Dropped,
 }
@@ -100,7 +100,7 @@ impl Experiment {
         })
     }
 
-    /// Greedy: goes on with the first shorter history that fails as well. What had not begun at the cut is left out
+    /// Greedy: goes on with the first shorter history that fails as well. Operations that had not begun at the cut are left out
     /// first.
     fn shorten(&self, history: History, broken: Box<Broken>) -> (History, Box<Broken>) {
         let start = Instant::now();

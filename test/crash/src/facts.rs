@@ -1,4 +1,4 @@
-//! What is on the disk, without asking the store.
+//! The content of the disk, read without the store.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ pub(crate) const IMAGE: &str = "image";
 pub(crate) struct Facts {
     pub(crate) volumes: BTreeMap<String, Found>,
     pub(crate) limits: BTreeMap<ProjectId, Limits>,
-    /// Files that are no part of a volume.
+    /// Files outside of volumes.
     pub(crate) rest: Vec<PathBuf>,
 }
 
@@ -117,7 +117,7 @@ impl Facts {
 }
 
 impl Found {
-    /// There is nothing but a record that nobody was told of.
+    /// Only a pending record exists.
     fn is_begun(&self) -> bool {
         matches!(self.records.as_slice(), [(Register::Pending, _)]) && self.directories.is_empty()
     }

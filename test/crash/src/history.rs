@@ -1,4 +1,4 @@
-//! What is done to the volumes, in which order. Pure.
+//! Operations on volumes, in their order. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::random::Random;
 
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
-/// How many files a directory may hold when it is made.
+/// Inode limit of a new directory.
 pub(crate) const INODES: Inodes = Inodes::new(256);
 
 /// The directory and the image of a block volume.
@@ -28,7 +28,7 @@ const PARALLEL: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u16);
 
-/// How a volume is made.
+/// Kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shape {
     Filesystem,
@@ -87,13 +87,12 @@ pub struct History {
 /// Where a volume is in its life between two operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Life {
-    /// Nobody has asked for it.
     #[default]
     Unborn,
     Staged(Body),
     Announced(Body),
     Retired(Body),
-    /// It does not come back: a claim that is made anew has another UID.
+    /// It does not come back: a new claim of the same name has another UID.
     Gone,
 }
 
@@ -200,7 +199,7 @@ impl History {
         all
     }
 
-    /// What each operation is and what it is done to, in the order of their numbers.
+    /// Kind and volume of each operation, in the order of their numbers.
     ///
     /// # Panics
     /// If a volume was never provisioned.
@@ -277,7 +276,7 @@ impl History {
         without_volume.chain(without_operation)
     }
 
-    /// Without what nobody had begun.
+    /// Without the operations that had not begun.
     pub fn begun(&self, begun: &BTreeSet<usize>) -> Self {
         self.only(|number, _| begun.contains(&number))
     }

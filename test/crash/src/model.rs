@@ -1,4 +1,4 @@
-//! What a power cut may have left of each volume, and what the cluster wants of it. Pure.
+//! The states of each volume after a power cut, and the state that the cluster wants. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub fn begin(operation: usize) -> String {
     format!("begin {operation}")
 }
 
-/// The mark after an operation: what it promised has to be there.
+/// The mark after an operation: its result has to be there.
 pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
@@ -43,7 +43,7 @@ impl Progress {
         &self.begun
     }
 
-    /// What a cut at this moment shows: the operations that were under way. An announcement and an opening may write
+    /// The operations that were under way at a cut. An announcement and an opening may write
     /// nothing themselves, so that these are shown by any cut before the next operation on their volume, too.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
@@ -59,7 +59,7 @@ impl Progress {
 }
 
 impl Size {
-    /// What the quota of a volume of this size allows. An image may take its size, one block of 4 KiB in 124 for the map
+    /// The quota of a volume of this size. An image may take its size, one block of 4 KiB in 124 for the map
     /// of its extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
     pub fn limits(self, shape: Shape) -> Limits {
         let map = self.bytes.div_ceil::<4096>().div_ceil(124) << 12;
@@ -74,7 +74,6 @@ impl Size {
 /// Which of the store's two directories has the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Register {
-    /// Nobody was told of the volume yet.
     Pending,
     Records,
 }
@@ -142,7 +141,7 @@ const fn bare(register: Register) -> Spot {
     Some((register, None))
 }
 
-/// A volume that nothing happens to. `None` for one that nobody asked for.
+/// A volume without an operation under way. `None` before the first one.
 fn settled(life: &Life) -> Option<Expected> {
     let (body, spots, wants) = match life {
         Life::Unborn => return None,

@@ -165,7 +165,7 @@ impl Node {
 fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error + Send + Sync>> {
     match device.detach_from(backing)? {
         Detach::Detached => Ok(()),
-        Detach::Deferred => Err("somebody else has the device open".into()),
+        Detach::Deferred => Err("another process has the device open".into()),
     }
 }
 

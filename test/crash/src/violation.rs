@@ -1,4 +1,4 @@
-//! What must not be.
+//! Violated invariants.
 
 use std::collections::BTreeSet;
 use std::io;

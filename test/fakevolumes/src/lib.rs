@@ -10,14 +10,14 @@ use fsquota::{Limits, ProjectId};
 use units::{Bytes, Inodes};
 use volume::{
     DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
-    Overcommit, Record, Records, Refusal, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId,
+    Overcommit, Record, Records, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
     VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
 const BLOCK: u64 = 4096;
 
-/// A node's volumes in memory. What a real [`volume::Store`] does with a disk is shown by its own kernel tests; this
+/// A node's volumes in memory. Kernel tests show the behaviour of the real [`volume::Store`]; this
 /// one keeps the same records and gives the same answers, which `//node/kubernetes/provisioner:volumes_ktest` compares.
 pub struct FakeVolumes {
     disk: Mutex<Disk>,
@@ -42,7 +42,6 @@ struct Disk {
 }
 
 impl FakeVolumes {
-    /// A disk that can reservation so much.
     pub fn with_size(size: Bytes) -> Self {
         Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default() }
     }
@@ -102,7 +101,7 @@ impl FakeVolumes {
         }
     }
 
-    /// Somebody changed the project of inodes of the volume.
+    /// Sets the inodes of the volume with another project.
     pub fn set_drifted(&self, id: &VolumeId, drifted: Drifted) {
         self.disk().drifted.insert(id.clone(), drifted);
     }
@@ -148,8 +147,8 @@ impl Disk {
     fn discard(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let source = match self.look(id) {
             None => return Ok(Ensured::Unchanged(())),
-            Some((_, false)) => Refusal::NotRetired,
-            Some((_, true)) if self.stuck.contains(id) => Refusal::Foreign,
+            Some((_, false)) => VolumeRefusal::NotRetired,
+            Some((_, true)) if self.stuck.contains(id) => VolumeRefusal::Foreign,
             Some((_, true)) => {
                 self.trash.remove(id);
                 self.records.remove(id);
@@ -166,10 +165,10 @@ impl Disk {
             Some((Record { claim, mode, size, .. }, _))
                 if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
             {
-                return refused(Refusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
+                return refused(VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
-            Some((Record { state: State::Announced, .. }, true)) => return refused(Refusal::Lost),
+            Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
             // It was being undone.
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
@@ -201,8 +200,8 @@ impl Disk {
         let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
         let source = match self.look(id) {
             None => return Err(Error::Unknown { id: id.clone() }),
-            Some((Record { state: State::Staged, .. }, _)) => Refusal::NotAnnounced,
-            Some((_, true)) => Refusal::Lost,
+            Some((Record { state: State::Staged, .. }, _)) => VolumeRefusal::NotAnnounced,
+            Some((_, true)) => VolumeRefusal::Lost,
             Some((record, false)) if size <= record.size => return Ok(Ensured::Unchanged(record)),
             Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
             Some((record, false)) => {
@@ -224,7 +223,7 @@ impl Disk {
         match self.look(id) {
             None | Some((_, false)) => Ok(Ensured::Unchanged(())),
             Some((Record { state: State::Staged, .. }, true)) => {
-                Err(Error::Refused { id: id.clone(), source: Refusal::NotAnnounced })
+                Err(Error::Refused { id: id.clone(), source: VolumeRefusal::NotAnnounced })
             }
             Some((Record { state: State::Announced, .. }, true)) => {
                 self.trash.remove(id);

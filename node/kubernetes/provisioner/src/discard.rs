@@ -138,7 +138,7 @@ impl Provisioner {
             }
             match self.on_disk(move |store| store.discard(&volume)).await? {
                 Ok(_) => info!(volume = %id, "deleted volume removed"),
-                Err(error @ volume::Error::Refused { source: volume::Refusal::NotRetired, .. }) => {
+                Err(error @ volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
                     let error: &dyn std::error::Error = &error;
                     warn!(volume = %id, error, "volume is kept, somebody took it out of the trash");
                 }

@@ -13,8 +13,8 @@ use crate::store::Store;
 /// Inodes that one look takes on. A process may add inodes meanwhile.
 const MOST: Inodes = Inodes::new(1_000_000);
 
-/// What a look at all inodes of a volume found: what was written there counts against nobody's limit, or against that
-/// of somebody else.
+/// Inodes of a volume that count to no limit, or to that of another project.
+/// They were found by a walk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drifted {
     /// How many inodes have another project, or none, or do not pass it on.

@@ -1,4 +1,4 @@
-//! What can go wrong, an enum per operation.
+//! Errors, an enum per operation.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,16 @@ use nix::errno::Errno;
 use units::{Bytes, Inodes};
 
 use crate::VolumeId;
-use crate::acting::PASS;
-use crate::plan::{Refusal, Step};
+use crate::execution::PASS;
+use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
 
-/// Why a volume was not made, changed, put away or removed.
+/// A change of a volume failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The disk has no room for the reservation. What was begun is undone.
+    /// The disk has too little free space. The call undoes what it began.
     #[error(
-        "volume {id} needs {wanted} (files and maps included), the data disk has {free} to reservation; delete volumes or \
+        "volume {id} needs {wanted} (files and maps included), the data disk has {free} free; delete volumes or \
          ask for less"
     )]
     Full { id: VolumeId, wanted: Bytes, free: Bytes },
@@ -29,7 +29,7 @@ pub enum Error {
     Refused {
         id: VolumeId,
         #[source]
-        source: Refusal,
+        source: VolumeRefusal,
     },
     #[error("volume {id} is closed")]
     Closed {
@@ -167,7 +167,9 @@ pub enum StartError {
     Read(#[from] fsquota::FsError),
     #[error(transparent)]
     Look(#[from] LookError),
-    #[error("the volumes directory belongs to project {project}; take it off")]
+    #[error(
+        "the volumes directory belongs to project {project}; remove the project with `xfs_quota -x -c 'project -C'`"
+    )]
     Project { project: ProjectId },
 }
 
@@ -234,12 +236,12 @@ impl Error {
 }
 
 impl ActError {
-    /// Whether the disk has no room.
+    /// Whether the disk is full.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.errno(), Some(Errno::ENOSPC | Errno::EDQUOT))
     }
 
-    /// Whether no disk has room for it.
+    /// Whether it fits on no disk.
     pub(crate) fn is_too_large(&self) -> bool {
         match self {
             Self::Limit(fsquota::SetError::Limit(_)) => true,
@@ -248,7 +250,7 @@ impl ActError {
         }
     }
 
-    /// Whether something is in the place where something was to be made.
+    /// Whether the name exists already.
     pub(crate) fn is_foreign(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
     }

@@ -27,7 +27,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Writes the first record of a volume. A file that is there already is not ours (`EEXIST`).
+    /// Writes the first record of a volume. An existing file is unmanaged (`EEXIST`).
     pub(crate) fn create(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
         write_new(&self.pending, id.name(), record)
     }
@@ -57,7 +57,7 @@ impl Files {
         Ok(self.pending.rename(id.name(), &self.records, id.name())?)
     }
 
-    /// Removes a record, durably. One that is gone already is no error.
+    /// Removes a record, durably. Idempotent.
     pub(crate) fn remove(&self, state: State, id: &VolumeId) -> Result<(), ActError> {
         let dir = self.of(state);
         match dir.remove_file(id.name()) {
@@ -72,13 +72,13 @@ impl Files {
         self.pending.remove_file(id.name())
     }
 
-    /// All there are, without what cut runs left beside them. A file that cannot be read, or is no file, is a record that nobody understands.
+    /// All records, without the temporary files of interrupted runs. A directory or an unreadable file is an unreadable record.
     pub(crate) fn load(&self) -> Result<Found, dir::Error> {
         let mut found = Found::new();
         for state in [State::Staged, State::Announced] {
             let dir = self.of(state);
             for sibling in dir.names()?.into_iter().filter(is_sibling) {
-                // Whatever keeps it, it is no record.
+                // A temporary file that stays is harmless: it is never read as a record.
                 if let Err(error) = dir.remove_all(&sibling) {
                     let reason: &dyn std::error::Error = &error;
                     warn!(name = %sibling, error = reason, "unfinished record cannot be removed");

@@ -1,4 +1,4 @@
-//! What the store knows without a look at the disk.
+//! The state of the store in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +6,12 @@ use fsquota::ProjectId;
 use units::Inodes;
 
 use crate::VolumeId;
+use crate::disk_state::Limits;
 use crate::ledger::Ledger;
 use crate::record::{Record, RecordError, State};
-use crate::seen::Limits;
 
 /// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
-/// the start is not there; whoever puts something there nevertheless is met by the exclusive creates and renames.
+/// the start is not there; entries of other writers are detected by exclusive creates and renames.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,

@@ -1,4 +1,4 @@
-//! What is reserved of the data disk. Pure.
+//! Reserved space of the data disk. Pure.
 
 use std::collections::BTreeMap;
 
@@ -57,13 +57,13 @@ impl Space {
 }
 
 impl Ledger {
-    /// Notes a reservation that is made already: it stands, whether or not the disk has room.
+    /// Adds an existing reservation, also if the disk has too little space.
     pub(crate) fn note(&mut self, id: VolumeId, reservation: Bytes) {
         let former = self.reservations.insert(id, reservation).unwrap_or_default();
         self.total = self.total.saturating_sub(former).saturating_add(reservation);
     }
 
-    /// Makes a reservation, once per volume, if it fits into `size` less `reserve`.
+    /// Reserves space, once per volume, if it fits into `size` less `reserve`.
     pub(crate) fn reserve(&mut self, id: &VolumeId, reservation: Bytes, disk: Disk) -> Result<(), Space> {
         if self.reservations.contains_key(id) {
             return Ok(());
@@ -76,7 +76,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Makes the reservation to a volume larger, if what is added fits. One that is as large already stays.
+    /// Raises the reservation of a volume, if the difference fits.
     pub(crate) fn raise(&mut self, id: &VolumeId, reservation: Bytes, disk: Disk) -> Result<(), Space> {
         let former = self.reservations.get(id).copied().unwrap_or_default();
         let space = self.space(disk);
@@ -87,7 +87,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes the reservation back.
+    /// Releases the reservation.
     pub(crate) fn release(&mut self, id: &VolumeId) {
         self.total = self.total.saturating_sub(self.reservations.remove(id).unwrap_or_default());
     }
@@ -97,7 +97,7 @@ impl Ledger {
     }
 }
 
-/// The data disk, as far as the ledger knows it.
+/// The data disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Disk {
     pub(crate) size: Bytes,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_byte_can_be_promised_and_no_more() {
+    fn the_last_byte_can_be_reserved_and_no_more() {
         let mut ledger = Ledger::default();
         ledger.reserve(&id(1), Bytes::new(50), DISK).unwrap();
         assert_eq!(ledger.reserve(&id(2), Bytes::new(41), DISK).unwrap_err().free(), Bytes::new(40));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_grows_by_what_is_added_and_never_shrinks() {
+    fn a_reservation_grows_and_never_shrinks() {
         let mut ledger = Ledger::default();
         ledger.reserve(&id(1), Bytes::new(50), DISK).unwrap();
         ledger.reserve(&id(2), Bytes::new(20), DISK).unwrap();
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn an_overcommitted_disk_promises_more_than_it_has_and_the_reserve_once() {
+    fn overcommit_multiplies_the_disk_but_not_the_reserve() {
         let disk = Disk { overcommit: "1.5".parse().unwrap(), ..DISK };
         assert_eq!(Ledger::default().space(disk).free(), Bytes::new(140));
     }
 
     #[test]
-    fn promises_beyond_a_shrunken_disk_leave_nothing_free() {
+    fn reservations_beyond_a_smaller_disk_leave_nothing_free() {
         let mut ledger = Ledger::default();
         ledger.note(id(1), Bytes::new(u64::MAX));
         ledger.note(id(2), Bytes::new(u64::MAX));

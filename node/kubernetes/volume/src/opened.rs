@@ -20,7 +20,7 @@ pub struct Opened {
     pub(crate) quotas: Arc<Quotas>,
 }
 
-/// What the store knows of an announced volume without a look at the disk: also of one that is being deleted, as long as
+/// The record of an announced volume, without a look at the disk: also of one that is being deleted, as long as
 /// it has a record.
 #[derive(Clone, Debug)]
 pub struct Announced {

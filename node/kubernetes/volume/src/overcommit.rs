@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use units::Bytes;
 
-/// How many times its size a disk may reservation, 1.0 to 100.0, to three decimals.
+/// Factor for the size of the disk, 1.0 to 100.0, with at most three decimals.
 ///
 /// More than 1.0 bets that not all volumes get full: when they do, writers see a full disk before their own limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +15,7 @@ pub struct Overcommit {
 
 /// The text is no [`Overcommit`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no overcommit factor: give a number from 1.0 to 100.0 with at most three decimals")]
+#[error("invalid overcommit factor {text:?}: give a number from 1.0 to 100.0 with at most three decimals")]
 pub struct OvercommitError {
     text: String,
 }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_promise_less_than_the_disk_or_is_no_number_is_refused() {
+    fn factors_below_one_and_other_text_are_rejected() {
         for text in ["", "0.9", "100.001", "1.", ".5", "1.0005", "-1", "+1", "1e2", "1,5", "NaN", "inf", "1.5 "] {
             assert!(text.parse::<Overcommit>().is_err(), "{text:?}");
         }
@@ -98,7 +98,7 @@ mod tests {
         }
 
         #[test]
-        fn a_disk_may_promise_at_least_itself(size: u64, thousandths in 1000u32..=100_000) {
+        fn the_factor_never_reduces_the_disk(size: u64, thousandths in 1000u32..=100_000) {
             let reserved = Overcommit { thousandths }.of(Bytes::new(size));
             prop_assert!(reserved >= Bytes::new(size));
         }

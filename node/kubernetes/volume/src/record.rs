@@ -1,4 +1,4 @@
-//! What stands beside each volume and makes the disk self-describing.
+//! The record of each volume.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::image;
 /// The claim that a volume was made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The claim's UID: a claim of the same name that was made anew is another one.
+    /// Distinguishes claims that were created one after the other with the same name.
     pub uid: String,
     pub namespace: String,
     pub name: String,
@@ -44,7 +44,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Allocation {
-    /// All of them when the volume is made or grows.
+    /// All of them at creation and expansion.
     #[default]
     Thick,
     /// Each when it is written first.
@@ -64,7 +64,7 @@ impl Mode {
         }
     }
 
-    /// What a volume of this size can take from the disk at most: the blocks that its quota allows, and the inodes,
+    /// The maximum that a volume of this size takes from the disk: the blocks that its quota allows, and the inodes,
     /// which XFS does not charge to the quota of blocks.
     pub fn reserved(self, size: Bytes) -> Bytes {
         let Limits { bytes, inodes } = self.limits(size);
@@ -120,7 +120,6 @@ pub enum State {
 /// All that is known of a volume without the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// For whom it was made.
     pub claim: Claim,
     /// The claim's storage class.
     pub class: String,
@@ -145,12 +144,12 @@ pub enum RecordError {
     Syntax(#[source] Arc<serde_json::Error>),
     #[error("the record cannot be read")]
     Read(#[source] dir::Error),
-    #[error("the limits that the record reservations cannot be set")]
+    #[error("cannot set the limits of the record")]
     Limits(#[source] Arc<fsquota::SetError>),
 }
 
 impl RecordError {
-    /// Whether it was cut short while it was written: it is no JSON at all.
+    /// Whether the write was interrupted: it is not JSON.
     pub(crate) fn is_torn(&self) -> bool {
         matches!(self, Self::Syntax(error) if error.is_eof() || error.is_syntax())
     }
@@ -164,7 +163,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Version 2 of the file. The directory that it is in tells the state.
+/// Version 2 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn project_zero_is_no_project() {
+    fn project_zero_is_rejected() {
         let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
             "mode":{"filesystem":{"inodes":64}},"size_bytes":4096,"project":0}"#;
         assert!(matches!(Record::parse(content, State::Staged).unwrap_err(), RecordError::Syntax(_)));

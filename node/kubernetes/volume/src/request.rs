@@ -1,4 +1,4 @@
-//! What is asked for.
+//! A request for a volume.
 
 use fsquota::ProjectId;
 use units::Bytes;

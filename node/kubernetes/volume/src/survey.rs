@@ -1,4 +1,4 @@
-//! What there is, for everybody who wants to know.
+//! Lists of volumes, strays and usage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,22 +6,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use dir::{Dir, Name};
 use fsquota::{FsError, ProjectId, Usage};
 
+use crate::disk_state::Where;
 use crate::error::{ListError, LookError, UsageError};
 use crate::index::Entry;
 use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
-use crate::seen::Where;
 use crate::store::Store;
 use crate::{VolumeId, volumes_in};
 
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     pub readable: BTreeMap<VolumeId, Record>,
-    /// Volumes that are closed and kept, since nobody knows what they are, or since their limits cannot be set.
+    /// Volumes that are closed and kept: the record is unreadable, or the limits cannot be set.
     pub unreadable: BTreeMap<VolumeId, RecordError>,
 }
 
-/// What no record tells of. Reported, never deleted.
+/// Entries without a record. Reported, never deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strays {
     pub directories: Vec<(Where, Name)>,
@@ -36,7 +36,7 @@ pub struct VolumeUsage {
     pub used: Usage,
 }
 
-/// Names and projects that somebody answers for.
+/// Names and projects with a record.
 #[derive(Default)]
 struct Known {
     volumes: BTreeSet<VolumeId>,
@@ -69,7 +69,7 @@ impl Store {
     }
 
     pub(crate) fn strays(&self) -> Result<Strays, ListError> {
-        // Before and after: what is made or removed meanwhile is no stray.
+        // Before and after: entries that are created or removed meanwhile are not strays.
         let mut known = self.answered_for();
         let mut found = Strays::default();
         let places: [(Where, &Dir); 3] =
@@ -137,7 +137,7 @@ impl Store {
         self.live.as_fd()
     }
 
-    /// How often the log was forced so far: less often than volumes were made, if many were made at once.
+    /// How often the log was forced so far: less often than volumes were created in a burst.
     pub fn forces(&self) -> u64 {
         let dirs = [&self.files.pending, &self.files.records, &self.live, &self.trash];
         dirs.iter().map(|dir| dir.forces()).sum::<u64>() + self.everything.forces()

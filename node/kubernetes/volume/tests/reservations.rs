@@ -1,4 +1,4 @@
-//! Everybody gets what was reserved, whatever the neighbours do. Needs root and a scratch disk.
+//! Each volume can use its reserved space, whatever the neighbours do. Needs root and a scratch disk.
 
 mod node;
 
@@ -43,7 +43,7 @@ fn enospc(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOSPC as i32)
 }
 
-/// Empty files until there may be no more: not one less than was reserved.
+/// Creates empty files up to the limit: exactly as many as reserved.
 fn fill_with_files(volume: &Path, reserved: Inodes) {
     let mut made = 1; // the directory itself
     let refused = loop {
@@ -56,7 +56,7 @@ fn fill_with_files(volume: &Path, reserved: Inodes) {
     assert_eq!(Inodes::new(made), reserved);
 }
 
-/// One file until there is no more room: to the last blocks of the reservation, with what the directory takes itself.
+/// Writes one file until the quota is full: to the last blocks of the reservation, with what the directory takes itself.
 fn fill_with_data(volume: &Path, file: &str, reserved: Bytes) {
     let mut file = File::create(volume.join(file)).unwrap();
     let piece = vec![0x5a; 64 << 10];
@@ -99,7 +99,7 @@ fn fill_image(image: &Path, reserved: Bytes) {
 }
 
 #[test]
-fn nobody_gets_less_than_was_promised_when_all_the_others_are_full() {
+fn each_volume_gets_its_reservation_while_the_others_are_full() {
     let node = node();
     let default = |size| Mode::Filesystem { inodes: fsquota::default_inodes(size) };
     let files = |name: &str, size: u64| {

@@ -31,7 +31,7 @@ fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
     // A fork takes project IDs of its own first, ten calls, which a process makes for every 32nd volume.
     let counted = |name: &str| {
         let all = claim(&node.store, name);
-        let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is made");
+        let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is created");
         all[begin..].to_vec()
     };
     let alone = counted("pvc-1");

@@ -58,7 +58,7 @@ fn killed_everywhere(
             let request = sized(&format!("pvc-{killed}"), mode, SIZE);
             let store = open(disk.path());
             before(&store, &request);
-            // The files of the store are open in both; nobody works on them here meanwhile.
+            // The files of the store are open in both; this process does not use them meanwhile.
             let reached = killed_before(step, may_change_files, || work(&store, &request));
             drop(store);
             let store = open(disk.path());
@@ -90,7 +90,7 @@ fn made(store: &Store, request: &Request) -> Record {
     record
 }
 
-/// The kernel and the image have what the record says, as after a run that nobody killed.
+/// The kernel and the image have what the record says, as after a complete run.
 fn is_whole(store: &Store, record: &Record) {
     let opened = store.open_volume(&id(&record.claim.name)).unwrap();
     let limits = match record.mode {

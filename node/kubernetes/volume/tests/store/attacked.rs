@@ -44,7 +44,7 @@ const FILES: usize = 300;
 const ATTACKERS: usize = 3;
 const DIRECTORIES: usize = 8;
 
-/// Room for what the attackers create before the volume is deleted.
+/// Space for what the attackers create before the volume is deleted.
 fn request(name: &str) -> Request {
     sized(name, Mode::Filesystem { inodes: Inodes::new(1 << 15) }, SIZE)
 }
@@ -158,7 +158,7 @@ fn in_time<T: Send>(attackers: &mut Attackers, what: &str, work: impl FnOnce() -
         let (sender, done) = mpsc::channel();
         let worker = scope.spawn(move || {
             let result = work();
-            // Nobody waits any more after the limit.
+            // The attackers stop at the limit.
             let _ = sender.send(());
             result
         });

@@ -12,7 +12,7 @@ use volume::{Allocation, Mode, Record, Volumes as _};
 use crate::node::{INODES, Node, disk, files, id, sized};
 
 #[test]
-fn volumes_are_made_in_parallel_each_with_its_own_project() {
+fn volumes_are_created_in_parallel_with_a_project_each() {
     let node = Node::new();
     let made: Vec<Record> = thread::scope(|scope| {
         let store = &node.store;

@@ -1,4 +1,4 @@
-//! What a look at a volume shows.
+//! The observed state of a volume.
 
 use fsquota::ProjectId;
 use units::Bytes;
@@ -34,7 +34,7 @@ impl Place {
         matches!(self, Self::Present { project: Some(project), .. } if project == record.project)
     }
 
-    /// Whether it is that, or would have become it: it is made before it gets its project.
+    /// Whether it is that, or an earlier run ended before it set the project.
     pub(crate) fn begins(self, record: &Record) -> bool {
         self.is_of(record) || matches!(self, Self::Present { project: None, .. })
     }
@@ -48,9 +48,8 @@ impl Place {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct DiskState {
     pub record: Option<Record>,
-    /// Its directory while it is made.
     pub staging: Place,
     /// Its directory while it may be used.
     pub live: Place,
@@ -68,7 +67,7 @@ pub enum Limits {
     Volatile,
 }
 
-impl Seen {
+impl DiskState {
     pub const NOTHING: Self = Self {
         record: None,
         staging: Place::Absent,
