@@ -1,4 +1,4 @@
-//! The disks of the machine, as the kernel and their content tell.
+//! The disks of the machine.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +25,7 @@ const SYSTEM_SERIAL: &str = "system";
 /// Serial number that designates the data disk.
 const DATA_SERIAL: &str = "data";
 
-/// What a disk is for. Of those that may hold the data, the greatest role is chosen from.
+/// Purpose of a disk. The data disk is selected from those with the greatest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The node was started from it.
@@ -66,7 +66,7 @@ pub(crate) enum State {
 }
 
 impl DataDisk {
-    /// Looks at all disks and chooses. If no disk fits, makes a partition in the free space at the end of
+    /// Looks at all disks and chooses. If no disk fits, creates a partition in the free space at the end of
     /// the disk that the node was started from; if one there was chosen, makes it as long as the disk
     /// allows. Writes nothing else.
     pub fn find() -> Result<Self, FindError> {
@@ -128,7 +128,7 @@ impl DataDisk {
     }
 }
 
-/// What is to be done with the disk that the node was started from. Not while another disk holds anything: it
+/// The change of the boot disk. None while another disk has any content: it
 /// can be the data disk, damaged.
 fn wanted(seen: &[Seen], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
     let there_is = |role| seen.iter().any(|disk| disk.role == role);
@@ -155,7 +155,7 @@ fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
 }
 
 /// All disks of the machine and their partitions for data, by name. Looks at the content of those that
-/// there is to choose from: both ends, and what `blkid` says. Of the others that can be written it tells
+/// there is to choose from: both ends, and what `blkid` says. Other writable disks are only compared with
 /// [`Content::Ours`] by the superblock. Writes nothing.
 ///
 /// # Errors
@@ -173,12 +173,12 @@ pub(crate) fn root() -> Result<dev_t, FindError> {
     Ok(fs::metadata(root).map_err(look("look at", root))?.dev())
 }
 
-/// What is on a block device of this size, or on a part of one. Writes nothing.
+/// Content of a block device of this size, or of a part of one. Writes nothing.
 pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Content, FindError> {
     content(device, size, |device| probe(&programs.blkid, device))
 }
 
-/// Where the kernel tells of disks.
+/// The kernel's directories of disks.
 struct Machine<'ask> {
     blocks: PathBuf,
     devices: PathBuf,
@@ -220,7 +220,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What is at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if it has no room, as a card
+    /// The disk at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if its size is 0, as of a card
     /// reader without a card.
     fn seen(&self, path: &Path) -> Result<Option<Seen>, FindError> {
         let size = sysfs::read_size(&path.join("size"))?;

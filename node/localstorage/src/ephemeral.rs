@@ -11,7 +11,7 @@ use crate::tree::{Ephemeral, Tree};
 
 pub(crate) const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-/// Mounts a tmpfs of a quarter of the memory at most, and makes the directories. Does nothing if
+/// Mounts a tmpfs of a quarter of the memory at most, and creates the directories. Does nothing if
 /// something with the right flags is mounted there already.
 pub fn mount_ephemeral(tree: Ephemeral) -> Result<Mounted<Ephemeral>, MountError> {
     if mounted(&open(tree.path())?, tree.path())?.is_none() {

@@ -1,4 +1,4 @@
-//! What can go wrong with the node's disks and directories.
+//! Errors of disks and directories.
 
 use std::io;
 use std::path::PathBuf;
@@ -193,7 +193,7 @@ pub enum MountError {
         #[source]
         source: Errno,
     },
-    #[error("{} is no name for a directory", path.display())]
+    #[error("{} is not a valid name for a directory", path.display())]
     Name {
         path: PathBuf,
         #[source]

@@ -1,4 +1,4 @@
-//! Asking `blkid`, which knows the marks of about a hundred formats.
+//! `blkid`, which detects the signatures of about a hundred formats.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_no_answer() {
+    fn a_killed_program_gives_an_error() {
         let killed = Ended { status: ExitStatus::from_raw(11), ..ended(0, LIMITS) };
         assert!(matches!(answer(Path::new("blkid"), &killed), Err(ProbeError::Failed { .. })));
     }

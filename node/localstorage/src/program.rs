@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_told() {
+    fn a_missing_program_is_an_error() {
         assert!(matches!(run(&mut Command::new("/absent"), BOUNDS), Err(RunError::Start(_))));
     }
 }

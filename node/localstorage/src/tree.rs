@@ -82,7 +82,7 @@ directory! {
 }
 
 directory! {
-    /// The kubelet's root directory. It makes more in it than is named here: without room for what it notes about a pod it
+    /// The kubelet's root directory. It creates more in it than is named here: without space for its state of a pod it
     /// could not even end that pod.
     Kubelet {
         pods: Directory = "pods" limit Pods,
@@ -119,13 +119,13 @@ directory! {
 
 directory! {
     /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc looks up the container's root
-    /// below it as a user that is not the node's root. containerd itself makes the directories of other containers private.
+    /// below it as a user that is not the node's root. containerd itself sets a private mode on the directories of other containers.
     ContainerdState mode SEARCHABLE {
         socket: File = "containerd.sock",
     }
 }
 
-/// A place in the tree: a directory with what is in it, or a file. A path, no promise that anything
+/// A place in the tree: a directory with what is in it, or a file. A path, without a guarantee that anything
 /// is there: [`Mounted`](crate::Mounted) is that.
 pub trait Tree: Sized {
     /// Whether it is a directory, which exists as soon as its tree is mounted.
@@ -153,7 +153,7 @@ pub struct Entry<'tree> {
     pub directory: bool,
     /// The mode of the directory.
     pub mode: Mode,
-    /// The part of the data disk that it is, with a limit of its own. What is below has that limit too.
+    /// The part of the data disk that it is, with a limit of its own. Its content has that limit too.
     pub part: Option<Part>,
 }
 
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paths_are_those_that_the_rest_of_the_image_knows() {
+    fn the_paths_are_those_of_the_image() {
         let root = Root::at("/");
         assert_eq!(root.data.kubelet.plugins_registry.path(), Path::new("/data/kubelet/plugins_registry"));
         assert_eq!(root.data.kubelet_pki.path(), Path::new("/data/kubelet-pki"));

@@ -88,7 +88,7 @@ fn size(seen: &Statvfs) -> Bytes {
     Bytes::new(seen.blocks() * seen.fragment_size())
 }
 
-/// Makes a file longer, with blocks of its own.
+/// Extends a file, with blocks of its own.
 fn extend(file: &File, from: Bytes, by: Bytes) -> nix::Result<()> {
     fallocate(file, FallocateFlags::empty(), from.get().cast_signed(), by.get().cast_signed())
 }
@@ -283,9 +283,9 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
     let volume = data.volumes.path().join("volume");
     fs::create_dir(&volume).unwrap();
-    // The volume has few inodes, so that nearly all of the promise is bytes: the harder case.
-    let promise = free.saturating_sub(Bytes::MIB);
-    let limits = Limits { bytes: Some(promise), inodes: Some(Inodes::new(64)) };
+    // The volume has few inodes, so that nearly all of the reservation is bytes: the harder case.
+    let reservation = free.saturating_sub(Bytes::MIB);
+    let limits = Limits { bytes: Some(reservation), inodes: Some(Inodes::new(64)) };
     fsquota::set(File::open(&volume).unwrap(), limits, &ids).unwrap();
     for part in Part::ALL {
         let taken = fill(path(&data, part));
@@ -293,7 +293,7 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
         assert!(lost < Bytes::MIB, "{part:?} has {taken} of {}", budget.bytes(part));
     }
     let had = fill(&volume);
-    assert!(promise.saturating_sub(had) < Bytes::MIB, "{had} of {promise}");
+    assert!(reservation.saturating_sub(had) < Bytes::MIB, "{had} of {reservation}");
     let written = File::options().write(true).open(volume.join("all")).unwrap();
     written.write_all_at(&[1; 4096], had.get() - 4096).unwrap();
     written.sync_all().unwrap();

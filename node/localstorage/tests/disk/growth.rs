@@ -6,7 +6,7 @@ use localstorage::{Role, Seen, examine};
 
 use super::*;
 
-/// A device that can be made larger at any time: a part of the machine's disk.
+/// A device that can grow at any time: a part of the machine's disk.
 struct Elastic<'machine> {
     machine: &'machine Machine,
     path: PathBuf,
