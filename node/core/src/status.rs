@@ -202,8 +202,8 @@ impl Found {
     fn into_storage(self, orphans: Vec<Orphans>) -> Storage {
         let Self { space, volumes, retired, records } = self;
         let allocatable = space.overcommit.of(space.size).saturating_sub(space.reserve);
-        let Space { size, promised, reserve, .. } = space;
-        let disk = Disk { size, reserve, allocatable, allocated: promised, free: space.free() };
+        let Space { size, reserved, reserve, .. } = space;
+        let disk = Disk { size, reserve, allocatable, allocated: reserved, free: space.free() };
         let volumes = volumes.iter().map(|volume| volume_status(volume, retired.contains(&volume.id))).collect();
         let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
         Storage::new(disk, volumes, closed.collect(), orphans)

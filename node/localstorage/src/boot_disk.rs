@@ -1,7 +1,7 @@
 //! The partition for data on the disk that the node was started from.
 //!
 //! A disk that an image was written to has its system partitions and, behind them, free space: the first
-//! boot makes a partition of all of it, and a boot on a disk that was enlarged makes it longer. Partitions
+//! boot creates a partition of all of it, and a boot on a disk that was enlarged makes it longer. Partitions
 //! begin and end at whole MiB, and the new one where the image ended: the same image, written to the same
 //! disk once more, lies beside the data of before, and finds them.
 
@@ -29,7 +29,6 @@ const NAME: &str = "DATA";
 /// A new random UUID with each read, random(4).
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 
-/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// A partition for data in the free space.
@@ -41,43 +40,23 @@ pub(crate) enum Wanted {
 /// The partition table of the boot disk could not be changed. It is the one from before, or the new one.
 #[derive(Debug, thiserror::Error)]
 pub enum BootDiskError {
-    /// A file or the disk.
     #[error("cannot {step} {}", path.display())]
     Disk {
-        /// What was tried.
         step: &'static str,
-        /// With what.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// The table that the disk had before, of which the second copy is left, has something in the place.
     #[error(
         "the disk {} had another partition table, by which its partition {number} has {size} from {start} on, \
          behind the system: it is left alone; {}",
         path.display(), remedy(*kind)
     )]
-    Former {
-        /// Which disk.
-        path: PathBuf,
-        /// Which partition.
-        number: u32,
-        /// Where it begins.
-        start: Bytes,
-        /// Its size.
-        size: Bytes,
-        /// Its type.
-        kind: Guid,
-    },
-    /// The table on the disk is the new one, and the kernel does not take it: a restart does.
+    Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
     #[error("the kernel does not show partition {number} of {} as the new table has it; restart the machine", path.display())]
     Shown {
-        /// Which disk.
         path: PathBuf,
-        /// Which partition.
         number: NonZeroU32,
-        /// What it said.
         #[source]
         source: Errno,
     },
@@ -85,10 +64,10 @@ pub enum BootDiskError {
 
 fn remedy(kind: Guid) -> &'static str {
     if kind == DATA_PARTITION {
-        "these are a node's data: write an image to the disk that ends where the former one did, or, if nobody needs \
+        "these are a node's data: write an image to the disk that ends where the former one did, or, if it is not needed \
          them, zeros over the last MiB of the disk"
     } else {
-        "if nobody needs it, write zeros over the last MiB of the disk"
+        "if it is not needed, write zeros over the last MiB of the disk"
     }
 }
 
@@ -180,7 +159,7 @@ impl BootDisk {
             // The plain image of a system, as a kernel without firmware is given it.
             Err(ParseError::None) => Ok(None),
             Err(error) => {
-                warn!(device = %self.path.display(), %error, "no partition is made on the boot disk");
+                warn!(device = %self.path.display(), %error, "boot disk without a new partition");
                 Ok(None)
             }
         }
@@ -220,7 +199,7 @@ fn started_from(
     Ok(None)
 }
 
-/// What the table of before has in the place of a new partition, or behind it. The same partition of ours is
+/// Partitions of the former table in the place of a new partition, or behind it. The same data partition is
 /// the exception: it is of a node whose image was written once more, or of a change that the power ended.
 fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<gpt_read::Partition> {
     let start = Bytes::new(new.first.saturating_mul(u64::from(sector)));

@@ -1,4 +1,4 @@
-//! What the directories of the data disk may take, by the size of the disk. Pure.
+//! Limits of the directories of the data disk, by its size. Pure.
 
 use fsquota::Limits;
 use units::{Bytes, Inodes};
@@ -11,9 +11,7 @@ pub enum Part {
     Containerd,
     /// kubelet's directory of pods: emptyDirs above all.
     Pods,
-    /// etcd's data.
     Etcd,
-    /// What containers print.
     Log,
     /// The node's own log: a part, so that no container that prints without end can silence it.
     NodeLog,
@@ -24,7 +22,6 @@ pub enum Part {
 /// How a part grows with the disk.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    /// Thousandths of the disk.
     permille: u64,
     least: Bytes,
     most: Bytes,
@@ -32,19 +29,18 @@ struct Share {
     per_inode: u64,
 }
 
-/// What only the node itself writes, and what has no limit therefore: keys, certificates, records of
+/// Files that only the node writes, without a limit: keys, certificates, records of
 /// volumes, kubelet's notes.
 const NODE: Share = Share { permille: 5, least: mib(16), most: gib(1), per_inode: 8 << 10 };
 
-/// What XFS counts into its size and keeps for itself: up to 32 MiB to go on when it is full, and in
-/// every allocation group room for the trees of free inodes and of shared blocks.
+/// Reserve of XFS, which is part of its size: up to 32 MiB to continue when it is full, and in
+/// every allocation group space for the trees of free inodes and of shared blocks.
 const XFS: Share = Share { permille: 20, least: mib(40), most: Bytes::new(u64::MAX), per_inode: u64::MAX };
 
 /// An inode takes this much, and no limit of blocks counts it.
 const INODE: u64 = 512;
 
 impl Part {
-    /// All there are.
     pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
     /// Its name in the record of project IDs on the disk.
@@ -89,7 +85,7 @@ impl Share {
     }
 }
 
-/// A data disk of a certain size, divided. What is not reserved may be promised to volumes.
+/// A data disk of a certain size, divided. The rest is for volumes.
 ///
 /// ```
 /// use localstorage::{Budget, Part};
@@ -105,7 +101,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Of a file system of this size, as `statfs` tells it.
+    /// Of a file system of this size (`statfs`).
     pub const fn of(size: Bytes) -> Self {
         Self { size }
     }
@@ -120,20 +116,18 @@ impl Budget {
         part.share().of(self.size)
     }
 
-    /// What a part may take, its inodes not counted.
     pub fn bytes(self, part: Part) -> Bytes {
         self.limits(part).bytes.unwrap_or_default()
     }
 
-    /// What volumes cannot have: all parts with their inodes, what the node writes itself, and what
-    /// XFS keeps.
+    /// The space that volumes cannot have: all parts with their inodes, the node's own files, and the reserve of
+    /// XFS.
     pub fn reserve(self) -> Bytes {
         let parts = Part::ALL.into_iter().map(Part::share);
         parts.chain([NODE, XFS]).map(|share| taken(share.of(self.size))).sum()
     }
 }
 
-/// What these limits can take of the disk.
 fn taken(limits: Limits) -> Bytes {
     let inodes = limits.inodes.unwrap_or_default().get();
     limits.bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.saturating_mul(INODE)))
@@ -154,7 +148,6 @@ mod tests {
     use super::*;
     use crate::MINIMUM;
 
-    /// What XFS takes of a disk for its journal, and does not count into its size.
     const JOURNAL: Bytes = mib(64);
 
     fn sizes() -> impl Strategy<Value = Bytes> {
@@ -168,6 +161,23 @@ mod tests {
         let parts = Part::ALL.map(|part| budget.bytes(part));
         assert_eq!(parts, [mib(650), mib(325), mib(487), mib(121), mib(40), mib(40)]);
         assert!(budget.reserve() < gib(2), "{}", budget.reserve());
+    }
+
+    /// The table of docs/architecture.md, in the order of its rows.
+    #[test]
+    fn the_table_of_the_documentation_has_these_shares() {
+        let docs = include_str!("../../../docs/architecture.md");
+        let (_, table) = docs.split_once("\n## Division of the data disk\n").unwrap();
+        let cells = |row: &str| row.split('|').skip(2).take(3).map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+        let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| ")).skip(1).take(8).map(cells).collect();
+        let parts = [Part::Containerd, Part::Etcd, Part::Pods, Part::Log, Part::NodeLog, Part::Audit].map(Part::share);
+        let shares = parts.into_iter().chain([NODE, XFS]).map(|share| {
+            let (percent, tenth) = (share.permille / 10, share.permille % 10);
+            let percent = if tenth == 0 { format!("{percent} %") } else { format!("{percent}.{tenth} %") };
+            let most = if share.most == XFS.most { "–".to_owned() } else { share.most.to_string() };
+            vec![percent, share.least.to_string(), most]
+        });
+        assert_eq!(rows, shares.collect::<Vec<_>>());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is on a disk.
+//! Content of a disk.
 
 use units::Bytes;
 
@@ -7,32 +7,29 @@ use crate::signature::{Mark, Signature};
 /// Label of the file system that this node makes, all twelve bytes that XFS has for one.
 pub const LABEL: &str = "granary-data";
 
-/// Label of that file system until it is whole: one that nobody thinks of by himself, since what has it
+/// Label of that file system until it is complete: one that no other program uses, since what has it
 /// is formatted.
 pub(crate) const UNFINISHED_LABEL: &str = "new-793a9f54";
 
 /// How much of each end of a disk is read.
 pub(crate) const END: usize = 1 << 20;
 
-/// What a disk holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeros at both ends, and no mark of any format.
     Empty,
-    /// Our file system.
     Ours(Geometry),
-    /// Our file system while it is made: there never was data in it.
+    /// An incomplete file system of the node, which never had data.
     Unfinished,
     /// Something that we did not make.
     Foreign(Signature),
-    /// Nobody looked, since the disk is not to choose from.
+    /// Not read, since the disk is not a candidate.
     Unexamined,
 }
 
 /// Numbers of an XFS superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size of a block.
     pub block: Bytes,
     /// How many blocks the file system has.
     pub blocks: u64,
@@ -53,9 +50,7 @@ impl Geometry {
 /// The two ends of a disk, 1 MiB each, or the whole disk twice if it is smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'disk> {
-    /// Its first bytes.
     pub head: &'disk [u8],
-    /// Its last bytes.
     pub tail: &'disk [u8],
     /// The size of the disk.
     pub size: Bytes,
@@ -68,14 +63,14 @@ impl Ends<'_> {
         Superblock::parse(self.head).filter(|found| found.state() == Some(Progress::Whole)).map(|found| found.geometry)
     }
 
-    /// What is on the disk, by its ends and the marks that `blkid` knows. An empty disk is one of which
+    /// Content of the disk, by its ends and the signatures that `blkid` finds. An empty disk is one of which
     /// both say so.
     pub fn content(&self, marks: &[Mark]) -> Content {
         if let Some(geometry) = self.ours() {
             return Content::Ours(geometry);
         }
         let begun = Superblock::parse(self.head).is_some_and(|found| found.state() == Some(Progress::Begun));
-        // Of what we make, blkid knows this much.
+        // The signatures that blkid finds on the node's own file system.
         if begun && marks.iter().all(|mark| mark.format == "xfs") {
             return Content::Unfinished;
         }
@@ -112,11 +107,11 @@ impl Superblock {
         Some(Self { geometry, label, in_progress: head[126] != 0 })
     }
 
-    /// How far we got with it; `None` if it is not ours.
+    /// How far we got with it; `None` if it is another file system.
     fn state(&self) -> Option<Progress> {
         match (self.label.as_str(), self.in_progress) {
             (LABEL, false) => Some(Progress::Whole),
-            // mkfs.xfs writes the superblock first, with a mark that it takes off last. Our label with that
+            // mkfs.xfs writes the superblock first, with a mark that it removes last. Our label with that
             // mark is not from here, where the label comes after it: an interrupted copy (xfs_copy,
             // xfs_mdrestore), or damage.
             (UNFINISHED_LABEL, _) => Some(Progress::Begun),
@@ -208,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_mark_makes_a_disk_foreign_wherever_it_is() {
+    fn a_disk_with_a_signature_is_foreign() {
         let marks = vec![mark("VMFS")];
         assert_eq!(Image::empty().ends().content(&marks), Content::Foreign(Signature::Known(marks)));
     }
@@ -237,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_single_byte_anywhere_makes_a_disk_foreign(at in 0..2 * END, byte in 1_u8..) {
+        fn a_disk_with_a_single_byte_is_foreign(at in 0..2 * END, byte in 1_u8..) {
             let mut image = Image::empty();
             match at.checked_sub(END) {
                 None => image.head[at] = byte,

@@ -1,4 +1,4 @@
-//! The disks of the machine, as the kernel and their content tell.
+//! The disks of the machine.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,12 +25,11 @@ const SYSTEM_SERIAL: &str = "system";
 /// Serial number that designates the data disk.
 const DATA_SERIAL: &str = "data";
 
-/// What a disk is for. Of those that may hold the data, the greatest role is chosen from.
+/// Purpose of a disk. The data disk is selected from those with the greatest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The node was started from it.
     System,
-    /// Nobody says.
     Unnamed,
     /// The machine says, by its serial number, that it is for the data.
     Data,
@@ -43,15 +42,11 @@ pub enum Role {
 pub struct Seen {
     /// The kernel's name: `vda`, `vda3`.
     pub name: String,
-    /// Its device node.
     pub device: PathBuf,
-    /// What it is for.
     pub role: Role,
     /// Whether it can only be read.
     pub read_only: bool,
-    /// Its size.
     pub size: Bytes,
-    /// What is on it.
     pub content: Content,
 }
 
@@ -63,7 +58,6 @@ pub struct DataDisk {
     pub(crate) state: State,
 }
 
-/// What must be done before a [`DataDisk`] can be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Formatted,
@@ -72,20 +66,14 @@ pub(crate) enum State {
 }
 
 impl DataDisk {
-    /// Looks at all disks and chooses. If no disk fits, makes a partition in the free space at the end of
+    /// Looks at all disks and chooses. If no disk fits, creates a partition in the free space at the end of
     /// the disk that the node was started from; if one there was chosen, makes it as long as the disk
     /// allows. Writes nothing else.
-    ///
-    /// # Errors
-    /// [`FindError::Refused`] says which disks there are and what to do.
     pub fn find() -> Result<Self, FindError> {
         Self::find_with(&Programs::default())
     }
 
     /// The same with programs of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`DataDisk::find`].
     pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
         let seen = disks(programs)?;
         let chosen = Self::choose(&seen);
@@ -102,9 +90,6 @@ impl DataDisk {
     }
 
     /// The disk that [`plan`] decides for.
-    ///
-    /// # Errors
-    /// [`FindError::Refused`].
     pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {
@@ -138,13 +123,12 @@ impl DataDisk {
         self.device.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Its device node.
     pub fn device(&self) -> &Path {
         &self.device
     }
 }
 
-/// What is to be done with the disk that the node was started from. Not while another disk holds anything: it
+/// The change of the boot disk. None while another disk has any content: it
 /// can be the data disk, damaged.
 fn wanted(seen: &[Seen], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
     let there_is = |role| seen.iter().any(|disk| disk.role == role);
@@ -171,7 +155,7 @@ fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
 }
 
 /// All disks of the machine and their partitions for data, by name. Looks at the content of those that
-/// there is to choose from: both ends, and what `blkid` says. Of the others that can be written it tells
+/// there is to choose from: both ends, and what `blkid` says. Other writable disks are only compared with
 /// [`Content::Ours`] by the superblock. Writes nothing.
 ///
 /// # Errors
@@ -189,21 +173,17 @@ pub(crate) fn root() -> Result<dev_t, FindError> {
     Ok(fs::metadata(root).map_err(look("look at", root))?.dev())
 }
 
-/// What is on a block device of this size, or on a part of one. Writes nothing.
-///
-/// # Errors
-/// [`FindError::Look`], [`FindError::Probe`].
+/// Content of a block device of this size, or of a part of one. Writes nothing.
 pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Content, FindError> {
     content(device, size, |device| probe(&programs.blkid, device))
 }
 
-/// Where the kernel tells of disks.
+/// The kernel's directories of disks.
 struct Machine<'ask> {
     blocks: PathBuf,
     devices: PathBuf,
     /// The device that the running system's root is on.
     root: dev_t,
-    /// What knows the marks of formats.
     ask: &'ask dyn Fn(&Path) -> Result<Vec<Mark>, ProbeError>,
 }
 
@@ -227,7 +207,6 @@ impl Machine<'_> {
         Ok(disks)
     }
 
-    /// What there is to choose from; of the others only whether they hold our file system.
     fn examine(&self, disks: &mut [Seen]) -> Result<(), FindError> {
         let Some(role) = disks.iter().map(|disk| disk.role).max() else { return Ok(()) };
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
@@ -241,7 +220,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What is at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if it has no room, as a card
+    /// The disk at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if its size is 0, as of a card
     /// reader without a card.
     fn seen(&self, path: &Path) -> Result<Option<Seen>, FindError> {
         let size = sysfs::read_size(&path.join("size"))?;
@@ -302,7 +281,6 @@ impl Machine<'_> {
     }
 }
 
-/// What was opened; `None` if it is a drive without a medium: an empty CD drive has 1 GiB in sysfs.
 fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindError> {
     match opened {
         Err(error) if error.raw_os_error() == Some(Errno::ENOMEDIUM as i32) => Ok(None),

@@ -9,14 +9,10 @@ use crate::error::MountError;
 use crate::mounted::{Mounted, mounted, open};
 use crate::tree::{Ephemeral, Tree};
 
-/// What lies on these file systems is data: no set-uid, no devices, no programs.
 pub(crate) const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-/// Mounts a tmpfs of a quarter of the memory at most, and makes the directories. Does nothing if
+/// Mounts a tmpfs of a quarter of the memory at most, and creates the directories. Does nothing if
 /// something with the right flags is mounted there already.
-///
-/// # Errors
-/// [`MountError`], by step.
 pub fn mount_ephemeral(tree: Ephemeral) -> Result<Mounted<Ephemeral>, MountError> {
     if mounted(&open(tree.path())?, tree.path())?.is_none() {
         mount::filesystem(Filesystem {

@@ -1,4 +1,4 @@
-//! Making the file system, so that a power cut at any moment leaves an empty disk, one that is known to
+//! Formatting, so that a power cut at any moment leaves an empty disk, one that is known to
 //! be unfinished, or a whole one.
 
 use std::fs::File;
@@ -19,12 +19,12 @@ use crate::sys;
 /// `mkfs.xfs` writes some megabytes to a disk of any size. A disk that takes so long for them is broken.
 const BOUNDS: Bounds = Bounds { time: Duration::from_secs(600), bytes: 64 << 10 };
 
-/// How much of the disk inodes may take. From 1 TB on `mkfs.xfs` gives them 5 %, from 50 TB on 1 %; a volume is promised an
+/// How much of the disk inodes may take. From 1 TB on `mkfs.xfs` gives them 5 %, from 50 TB on 1 %; a volume gets an
 /// inode for 2048 of its bytes, a fifth of the disk in all.
 const INODES: &str = "maxpct=25";
 
 impl DataDisk {
-    /// Makes the file system if there is none, under the label of an unfinished one. Durable when it
+    /// Formats an empty disk, with the label of an unfinished file system. Durable when it
     /// returns: `mkfs.xfs` syncs the device.
     pub(crate) fn format(&self, programs: &Programs) -> Result<(), MountError> {
         let more: &[&str] = match self.state {
@@ -49,7 +49,7 @@ impl DataDisk {
         Err(MountError::Format { program: mkfs.clone(), device: self.device.clone(), status: made.status, said })
     }
 
-    /// Gives the file system that was just made and mounted the label that later boots know it by. From
+    /// Gives the new, mounted file system the label that later boots look for. From
     /// here on it is not formatted again.
     pub(crate) fn finish(&self, root: &Dir, path: &Path) -> Result<(), MountError> {
         sys::set_label(root.as_fd(), LABEL).map_err(|source| MountError::Label { path: path.to_owned(), source })?;

@@ -2,7 +2,7 @@
 //!
 //! Reads what the kernel reads (block/partitions/efi.c), and by the same rules: there is a protective
 //! MBR, and a header counts if it and its array of entries have the right checksums. The kernel then
-//! believes the first table and shows partitions by it; this module compares it with the second one too.
+//! uses the first table; this module compares it with the second one too.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -28,7 +28,7 @@ const FIRST_HEADER: u64 = 1;
 /// The partition table of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionTable {
-    /// What it is divided into, by number. If the two tables differ: what is in either.
+    /// Partitions, by number. If the two tables differ: those of both.
     pub partitions: Vec<Partition>,
     /// Whether the two tables are there and the same.
     pub state: TableState,
@@ -39,18 +39,13 @@ pub struct PartitionTable {
 pub struct Partition {
     /// Its number, from 1.
     pub number: u32,
-    /// Its type.
     pub kind: Guid,
-    /// Where it begins.
     pub start: Bytes,
-    /// Its size.
     pub size: Bytes,
 }
 
-/// What is left of the two copies of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableState {
-    /// Both say the same.
     Whole,
     /// Only the one at the beginning, which is enough for the kernel.
     FirstOnly,
@@ -65,9 +60,6 @@ impl PartitionTable {
     /// with the meaning of `read_exact_at`. `None` if there is no table with right checksums.
     ///
     /// Reads at most 2 MiB and some sectors, whatever is in there.
-    ///
-    /// # Errors
-    /// Those of `read`.
     pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -77,17 +69,14 @@ impl PartitionTable {
             return Ok(None);
         }
         let first = disk.copy(FIRST_HEADER, &mut read)?;
-        // The table knows: on a disk that was enlarged the other one is not at the end.
+        // From the table: on an enlarged disk the other one is not at the end.
         let other = first.as_ref().map_or(disk.last, |first| first.other);
         Ok(Self::of(first, disk.copy(other, &mut read)?))
     }
 
-    /// The table whose header is in the disk's last sector, whether another table tells of it or not: an image
+    /// The table whose header is in the disk's last sector, whether another table refers to it or not: an image
     /// that was written over the beginning of a disk leaves it there. `None` if there is none with right
     /// checksums.
-    ///
-    /// # Errors
-    /// Those of `read`.
     pub fn last<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -194,7 +183,7 @@ impl Sectors {
     }
 
     /// The entries in use, by number. `None` if one of them is not possible: nothing of a table that
-    /// contradicts itself is believed.
+    /// contradicts itself is used.
     fn partitions(self, header: &GptHeader, entries: &mut [u8]) -> Option<Vec<Partition>> {
         let layout = header.get_partition_entry_array_layout().ok()?;
         let array = GptPartitionEntryArray::new(layout, self.size, entries).ok()?;
@@ -241,7 +230,7 @@ fn header(sector: &[u8], lba: u64) -> Option<GptHeader> {
     let found: GptHeader = pod_read_unaligned(sector.get(..size_of::<GptHeader>())?);
     let length = usize::try_from(found.header_size.to_u32()).ok()?;
     let mut checked = sector.get(..length).filter(|checked| checked.len() >= size_of::<GptHeader>())?.to_vec();
-    // The checksum is made with zeros in its own place.
+    // The checksum is computed with zeros in its own place.
     checked.get_mut(16..20)?.fill(0);
     let checksum = Crc::<u32>::new(&Crc32::ALGORITHM).checksum(&checked);
     let is_right = found.is_signature_valid()
@@ -278,7 +267,6 @@ mod tests {
     /// A disk with a table, made of the types of the crate that reads it, by the specification.
     struct Image {
         sector: u32,
-        /// What the header says that partitions may lie in.
         usable: RangeInclusive<u64>,
         bytes: Vec<u8>,
     }
@@ -385,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_with_wrong_checksums_is_told() {
+    fn one_copy_with_wrong_checksums_is_reported() {
         for lba in [SECTORS - 1, SECTORS - 1 - 32] {
             let mut image = image();
             image.break_at(lba);
@@ -401,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_differ_are_both_told() {
+    fn different_copies_are_both_reported() {
         let mut image = image();
         image.write(1, SECTORS - 1, 2, &[(OTHER, 64, 127)]);
         let table = image.read().unwrap();
@@ -416,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_protective_mbr_there_is_no_table() {
+    fn a_disk_without_a_protective_mbr_has_no_table() {
         let mut image = image();
         // It begins at another sector: the kernel shows no partitions.
         image.bytes[446 + 8] = 2;
@@ -426,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_over_its_own_table_is_not_believed_whatever_is_called_usable() {
+    fn a_partition_over_its_own_table_is_invalid() {
         // The protective MBR, the header, the first and the last sector of the entries; and of the second copy.
         for first in [0, 1, 2, 33, SECTORS - 33, SECTORS - 1] {
             let over = [(DATA_PARTITION, first, first)];
@@ -440,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_contradicts_itself_is_not_believed() {
+    fn a_table_that_contradicts_itself_is_invalid() {
         let impossible: [&[_]; 4] = [
             &[(DATA_PARTITION, 255, 128)],
             &[(DATA_PARTITION, 1, 2)],

@@ -21,19 +21,17 @@
 //! else the one that this node formatted before, else the one empty disk, else a new partition in the
 //! free space at the end of the disk that the node was started from. A disk of this node beside the chosen
 //! one is refused with it. Empty is a disk whose first and
-//! last MiB are zeros and on which `blkid` knows no mark; any other is refused, never formatted. Nobody
+//! last MiB are zeros and on which `blkid` finds no signature; any other is rejected, never formatted. No other process
 //! reads what is between: raw data there, with zeros around it, is taken for nothing and overwritten. A
 //! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted, and
 //! so is the partition at its end if the node was started from it.
 //! The README has the rules as a table, and what to do after a refusal.
 //!
-//! What others than the node write to ([`Part`]) has limits, by project quotas, before anything is in
-//! it. [`Budget`] says how large they are; what is left may be promised to volumes, and nothing can
-//! eat such a promise.
+//! Directories that others than the node write to ([`Part`]) have limits, by project quotas, before anything is in
+//! them. [`Budget`] computes them; the rest is reserved for volumes.
 //!
 //! Needs Linux 5.14, see `fsquota`.
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 mod boot_disk;
 mod budget;

@@ -14,7 +14,7 @@ use crate::projects::budget;
 use crate::tree::{Data, Entry, Tree};
 
 /// A tree that exists: its file system is mounted with the right flags, and all directories are in
-/// it. Stays so as long as nobody unmounts it.
+/// it. Stays so until it is unmounted.
 #[derive(Debug)]
 pub struct Mounted<T> {
     tree: T,
@@ -22,8 +22,8 @@ pub struct Mounted<T> {
 }
 
 impl<T: Tree> Mounted<T> {
-    /// Looks at what is mounted at the tree's root, and makes the directories that are missing. Each is
-    /// shown before anything is made in it. Durable when it returns.
+    /// Looks at what is mounted at the tree's root, and creates the missing directories. Each is
+    /// passed to `made` before its content is created. Durable when it returns.
     pub(crate) fn complete(
         tree: T,
         mut made: impl FnMut(&Dir, Entry<'_>) -> Result<(), MountError>,
@@ -61,9 +61,6 @@ impl<T: Tree> Mounted<T> {
 
 impl Mounted<Data> {
     /// How the disk is divided.
-    ///
-    /// # Errors
-    /// [`MountError::Size`].
     pub fn budget(&self) -> Result<Budget, MountError> {
         budget(&self.root, self.tree.path())
     }
@@ -92,7 +89,6 @@ pub(crate) fn open(path: &Path) -> Result<Dir, MountError> {
     Dir::open(path).map_err(|source| MountError::Directory { step: "open", path: path.to_owned(), source })
 }
 
-/// What is mounted at an open directory, with its flags; `None` if nothing is.
 pub(crate) fn mounted(dir: &Dir, path: &Path) -> Result<Option<Attributes>, MountError> {
     let place = mount::at(dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
     Ok(place.mounted)
@@ -106,7 +102,7 @@ fn inert(root: &Dir, path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Makes a directory of a tree if it is missing. The directories above it are there.
+/// Creates a missing directory of a tree. The directories above it exist.
 pub(crate) fn make(root: &Dir, tree: &Path, path: &Path, mode: Mode) -> Result<Dir, MountError> {
     let failed = |source| MountError::Directory { step: "make", path: path.to_owned(), source };
     let name = Name::try_from(path.file_name().unwrap_or_default())

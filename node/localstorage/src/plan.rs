@@ -11,7 +11,6 @@ use crate::error::Refusal;
 /// The smallest disk that is formatted. XFS itself needs 300 MiB.
 pub const MINIMUM: Bytes = Bytes::new(512 << 20);
 
-/// What to do with which disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<'seen> {
     /// It has our file system: mount it.
@@ -34,7 +33,7 @@ impl<'seen> Decision<'seen> {
 /// system; else the one that is empty. The system disk and disks that cannot be written never count.
 ///
 /// A disk with our file system beside the one that these rules take can be the data disk that was missing
-/// when the other was made: neither is taken then, unless the serial number designates one that has our
+/// when the other was formatted: neither is used then, unless the serial number designates one that has our
 /// file system too.
 ///
 /// # Errors
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_of_ours_is_found_among_empty_ones() {
+    fn a_formatted_disk_is_found_among_empty_ones() {
         let seen = unnamed(&[Content::Empty, OURS, Content::Empty]);
         assert_eq!(plan(&seen), Ok(Decision::Use(&seen[1])));
     }
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_disk_that_comes_back_is_not_passed_over_for_what_was_made_without_it() {
+    fn a_data_disk_that_returns_is_not_ignored() {
         let both = Err(Refusal::Several { disks: vec!["vda2".into(), "vdb".into()] });
         for role in [Role::Data, Role::Unnamed] {
             for content in [OURS, Content::Empty, Content::Unfinished] {
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_designated_disk_is_not_formatted_beside_one_of_ours_but_used() {
+    fn a_designated_disk_is_not_formatted_beside_a_data_disk() {
         let mut seen = vec![disk("vda", Role::Data, Content::Empty), disk("vdb", Role::Unnamed, OURS)];
         assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda".into(), "vdb".into()] }));
         seen[0].content = OURS;
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_candidate_there_is_no_disk() {
+    fn without_a_candidate_no_disk_is_selected() {
         assert_eq!(plan(&[]), Err(Refusal::None { foreign: vec![] }));
         assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(Refusal::None { foreign: vec![] }));
     }
@@ -245,7 +244,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_formatted_while_there_is_a_disk_of_ours(seen in any_machine()) {
+        fn nothing_is_formatted_beside_a_formatted_disk(seen in any_machine()) {
             if let Ok(Decision::Format(_)) = plan(&seen) {
                 let ours = |disk: &Seen| disk.role != Role::System && !disk.read_only && disk.content == OURS;
                 prop_assert!(!seen.iter().any(ours));

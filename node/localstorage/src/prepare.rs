@@ -36,9 +36,6 @@ impl DataDisk {
     }
 
     /// The same with programs of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`DataDisk::mount`].
     pub fn mount_with(self, programs: &Programs, tree: Data) -> Result<Mounted<Data>, MountError> {
         let path = tree.path().to_owned();
         if !self.is_mounted_on(&path)? {

@@ -1,4 +1,4 @@
-//! Asking `blkid`, which knows the marks of about a hundred formats.
+//! `blkid`, which detects the signatures of about a hundred formats.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -16,31 +16,17 @@ const AMBIVALENT: i32 = 8;
 /// It is not known what is on a disk: nothing is done with it then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The program did not run to its end.
     #[error("cannot ask {}", program.display())]
     Run {
-        /// The program.
         program: PathBuf,
-        /// Why not.
         #[source]
         source: RunError,
     },
-    /// The program gave up.
     #[error("{} ended with {status}: {said:?}", program.display())]
-    Failed {
-        /// The program.
-        program: PathBuf,
-        /// How it ended.
-        status: ExitStatus,
-        /// What it wrote.
-        said: String,
-    },
-    /// The program's answer cannot be read.
+    Failed { program: PathBuf, status: ExitStatus, said: String },
     #[error("cannot understand {}", program.display())]
     Malformed {
-        /// The program.
         program: PathBuf,
-        /// What it wrote.
         #[source]
         source: MalformedLine,
     },
@@ -102,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_no_answer() {
+    fn a_killed_program_gives_an_error() {
         let killed = Ended { status: ExitStatus::from_raw(11), ..ended(0, LIMITS) };
         assert!(matches!(answer(Path::new("blkid"), &killed), Err(ProbeError::Failed { .. })));
     }

@@ -43,24 +43,14 @@ pub(crate) struct Bounds {
 /// A program could not be started, or did not stay within its bounds and was killed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It is not there, or cannot be executed.
     #[error("it cannot be run")]
     Start(#[source] io::Error),
-    /// What it wrote cannot be read.
     #[error("its output cannot be read")]
     Read(#[source] io::Error),
-    /// It did not end.
     #[error("it did not end within {} s", limit.as_secs())]
-    Slow {
-        /// How long it was waited for.
-        limit: Duration,
-    },
-    /// It did not stop writing.
+    Slow { limit: Duration },
     #[error("it wrote more than {limit} bytes")]
-    Long {
-        /// How much it may write.
-        limit: usize,
-    },
+    Long { limit: usize },
 }
 
 /// Runs a program to its end with nothing to read and an empty environment.
@@ -81,7 +71,6 @@ pub(crate) fn run(command: &mut Command, bounds: Bounds) -> Result<Ended, RunErr
     }
 }
 
-/// What the program writes until it closes both streams, as it does by ending.
 fn collect(child: &mut Child, bounds: Bounds) -> Result<(Vec<u8>, Vec<u8>), RunError> {
     let output = Stream::new(child.stdout.take().map(OwnedFd::from));
     let errors = Stream::new(child.stderr.take().map(OwnedFd::from));
@@ -172,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_told() {
+    fn a_missing_program_is_an_error() {
         assert!(matches!(run(&mut Command::new("/absent"), BOUNDS), Err(RunError::Start(_))));
     }
 }

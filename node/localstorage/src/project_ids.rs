@@ -34,7 +34,7 @@ impl ProjectIds {
         self.0.get(part.name()).copied()
     }
 
-    /// Gives an ID to each part that has none in the record. `present` tells the ID that its directory has: it stays if no pod
+    /// Gives an ID to each part that has none in the record. `present` is the ID that its directory has: it stays if no pod
     /// can guess it, and if every pod can read it, since another one would then have no use.
     pub(crate) fn complete<E>(
         &mut self,
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn ids_of_a_new_disk_are_random_different_and_unused() {
-        // u32::MAX is no ID.
+        // u32::MAX is not an ID.
         let numbers = [7, 7, u32::MAX, 8, 9, 1 << 31, 10, 11, 12];
         let ids = completed(ProjectIds::default(), &BTreeMap::new(), &numbers, &[FIRST | 9]);
         assert_eq!(all(&ids), [7, 8, 0, 10, 11, 12].map(|number| FIRST | number));

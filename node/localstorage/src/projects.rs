@@ -14,7 +14,6 @@ use crate::mounted::below;
 use crate::project_ids::ProjectIds;
 use crate::tree::{Data, Entry, Tree};
 
-/// For root alone.
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 /// The limits of one data disk, and the projects that have them.
@@ -52,7 +51,7 @@ impl Projects {
         Ok(Self { budget, ids })
     }
 
-    /// Limits a directory of the tree, if it is a part. Called before anything is made in it: what is in
+    /// Limits a directory of the tree, if it is a part. Called before it has content: what is in
     /// a directory when it gets its project is not counted.
     ///
     /// At every boot: a limit that was changed last may have been lost in a power cut, and the disk may
@@ -69,12 +68,12 @@ impl Projects {
             }
             Ok(Ensured::Unchanged(_)) => Ok(()),
             Err(SetError::OtherProject { .. }) => transfer(dir, entry.path, id, limits),
-            // Filled by a release that knew no limits. A node that does not start helps nobody.
+            // Filled by a release without limits. The node starts nevertheless.
             Err(SetError::NotEmpty) => {
                 warn!(
                     %path,
-                    "directory was filled before it had a limit, and goes on without one: it can take what volumes \
-                     were promised; move the volumes to a node with a new data disk"
+                    "directory was filled before it had a limit, and stays without one: it can use the reserved \
+                     space of volumes; move the volumes to a node with a new data disk"
                 );
                 Ok(())
             }

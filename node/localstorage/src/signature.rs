@@ -1,11 +1,10 @@
-//! What foreign content looks like.
+//! Signatures of foreign content.
 
 use std::fmt;
 
-/// What says that a disk is not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signature {
-    /// Marks that `blkid` knows, at least one.
+    /// Signatures that `blkid` finds, at least one.
     Known(Vec<Mark>),
     /// Bytes that are not zero.
     Unknown {
@@ -19,22 +18,17 @@ pub enum Signature {
 pub struct Mark {
     /// `blkid`'s name of the format: `ext4`, `linux_raid_member`, `gpt`.
     pub format: String,
-    /// What such a format is for.
     pub usage: Usage,
-    /// The label that somebody gave it. Characters that do not print are replaced.
+    /// Its label. Characters that do not print are replaced.
     pub label: Option<String>,
 }
 
-/// What a format is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
-    /// A file system.
     Filesystem,
     /// A part of something larger: of a RAID or a volume group.
     Member,
-    /// An encrypted volume.
     Encrypted,
-    /// A partition table.
     Partitions,
     /// Something else, such as swap space.
     Other,
@@ -59,11 +53,8 @@ pub struct MalformedLine {
 }
 
 impl Mark {
-    /// Reads what `blkid --probe --output udev` writes. What tells nothing of the content, as the number
+    /// Reads what `blkid --probe --output udev` writes. Keys without information on the content, as the number
     /// of the partition, is passed over.
-    ///
-    /// # Errors
-    /// [`MalformedLine`].
     pub fn parse(output: &str) -> Result<Vec<Self>, MalformedLine> {
         let (mut format, mut usage, mut label) = (None, Usage::Other, None);
         let (mut table, mut several) = (None, Vec::new());
@@ -100,7 +91,7 @@ fn pair(line: &str) -> Result<(&str, &str), MalformedLine> {
     line.split_once('=').filter(|(name, _)| is_name(name)).ok_or_else(|| MalformedLine { line: line.to_owned() })
 }
 
-/// A label is what somebody wrote on a disk, and this text is for a terminal.
+/// A label can contain any bytes, and this text is for a terminal.
 fn printable(label: &str) -> String {
     label.chars().map(|found| if found.is_control() { char::REPLACEMENT_CHARACTER } else { found }).collect()
 }
@@ -163,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_several_formats_are_told() {
+    fn several_formats_are_all_named() {
         let marks = Mark::parse("ID_FS_AMBIVALENT=filesystem:xfs filesystem:ext2:1.0 raid:linux_raid_member\n");
         let expected =
             [mark("xfs", Usage::Filesystem), mark("ext2", Usage::Filesystem), mark("linux_raid_member", Usage::Member)];
@@ -171,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_a_partition_is_no_content() {
+    fn the_place_of_a_partition_is_ignored() {
         let output = "ID_PART_ENTRY_SCHEME=gpt\nID_PART_ENTRY_NUMBER=3\nID_IOLIMIT_MINIMUM_IO_SIZE=512\n";
         assert_eq!(Mark::parse(output), Ok(vec![]));
     }
 
     #[test]
-    fn what_is_no_pair_is_malformed() {
+    fn a_line_without_a_pair_is_malformed() {
         for line in ["oops", "=", "id=1", "blkid: error"] {
             assert_eq!(Mark::parse(line), Err(MalformedLine { line: line.into() }));
         }

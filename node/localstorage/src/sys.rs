@@ -40,7 +40,6 @@ struct BlockPartition {
     start: c_longlong,
     length: c_longlong,
     pno: c_int,
-    /// Not looked at.
     names: [[c_char; 64]; 2],
 }
 const _: () = assert!(size_of::<BlockPartition>() == 152);

@@ -1,4 +1,4 @@
-//! What the kernel tells of block devices, below `/sys/block`.
+//! Block devices below `/sys/block`.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::error::FindError;
 /// Sizes and places count sectors of 512 bytes, whatever the disk's own are.
 const SECTOR: u64 = 512;
 
-/// How deep devices are stacked on each other, at most. The kernel knows no end, but nobody stacks more.
+/// How deep devices are stacked on each other, at most. The kernel has no limit.
 const DEEPEST: u32 = 16;
 
 /// A number as the kernel writes it into an attribute: decimal, with a line feed.

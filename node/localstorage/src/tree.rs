@@ -56,9 +56,7 @@ macro_rules! directory {
 directory! {
     /// The root of the node's file system: read-only, but for what is mounted on it.
     Root {
-        /// What outlives a boot: the data disk.
         data: Data = "data",
-        /// What does not: sockets and state of what runs now.
         ephemeral: Ephemeral = "ephemeral",
     }
 }
@@ -69,30 +67,25 @@ directory! {
     Data mode SEARCHABLE {
         /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
         pki: Passage = "pki",
-        /// The cluster's objects.
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
         kubelet: Kubelet = "kubelet",
         /// The kubelet's own certificates; it renews them itself.
         kubelet_pki: Directory = "kubelet-pki",
-        /// Images and snapshots.
         containerd: Directory = "containerd" limit Containerd,
         /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
         /// The project IDs of the parts of the disk.
         project_ids: File = "project-ids.json",
-        /// What was logged.
         log: Log = "log",
     }
 }
 
 directory! {
-    /// The kubelet's root directory. It makes more in it than is named here: without room for what it notes about a pod it
+    /// The kubelet's root directory. It creates more in it than is named here: without space for its state of a pod it
     /// could not even end that pod.
     Kubelet {
-        /// What pods have of the node: emptyDirs above all.
         pods: Directory = "pods" limit Pods,
-        /// Sockets of CSI drivers.
         plugins: Directory = "plugins",
         /// Sockets by which plugins make themselves known.
         plugins_registry: Directory = "plugins_registry",
@@ -104,9 +97,7 @@ directory! {
     Log mode SEARCHABLE {
         /// Output of containers, a directory per pod.
         pods: Directory = "pods" limit Log,
-        /// What the node, its programs and its kernel said.
         node: Directory = "node" limit NodeLog,
-        /// What clients asked of the API server.
         audit: Directory = "audit" limit Audit,
     }
 }
@@ -114,7 +105,6 @@ directory! {
 directory! {
     /// A tmpfs, empty after every boot. containerd's bundles are below it: see [`ContainerdState`].
     Ephemeral mode SEARCHABLE {
-        /// What containerd runs now.
         containerd: ContainerdState = "containerd",
         /// Addresses that the network plugins gave to pods.
         cni: Directory = "cni",
@@ -129,14 +119,13 @@ directory! {
 
 directory! {
     /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc looks up the container's root
-    /// below it as a user that is not the node's root. containerd itself makes the directories of other containers private.
+    /// below it as a user that is not the node's root. containerd itself sets a private mode on the directories of other containers.
     ContainerdState mode SEARCHABLE {
-        /// Its API.
         socket: File = "containerd.sock",
     }
 }
 
-/// A place in the tree: a directory with what is in it, or a file. A path, no promise that anything
+/// A place in the tree: a directory with what is in it, or a file. A path, without a guarantee that anything
 /// is there: [`Mounted`](crate::Mounted) is that.
 pub trait Tree: Sized {
     /// Whether it is a directory, which exists as soon as its tree is mounted.
@@ -148,7 +137,6 @@ pub trait Tree: Sized {
     /// This place at a path. [`Root::at`] is the beginning.
     fn at(path: PathBuf) -> Self;
 
-    /// Where it is.
     fn path(&self) -> &Path;
 
     /// Shows everything below it, directories before what is in them.
@@ -160,13 +148,12 @@ pub trait Tree: Sized {
 pub struct Entry<'tree> {
     /// Its name in the directory above.
     pub name: &'static str,
-    /// Where it is.
     pub path: &'tree Path,
     /// Whether it is a directory.
     pub directory: bool,
     /// The mode of the directory.
     pub mode: Mode,
-    /// The part of the data disk that it is, with a limit of its own. What is below has that limit too.
+    /// The part of the data disk that it is, with a limit of its own. Its content has that limit too.
     pub part: Option<Part>,
 }
 
@@ -237,7 +224,6 @@ mod tests {
         entries
     }
 
-    /// What no tree may have.
     #[derive(Debug, PartialEq, Eq)]
     enum Fault {
         /// A name that is not one path component.
@@ -252,7 +238,6 @@ mod tests {
         Part(PathBuf, Part),
     }
 
-    /// What is wrong with a tree, one fault for each entry at most.
     fn faults(tree: &impl Tree) -> Vec<Fault> {
         let mut names = BTreeMap::new();
         let mut directories = BTreeSet::from([tree.path()]);
@@ -317,7 +302,6 @@ mod tests {
         assert_eq!(faults(&Top::at("/".into())), [Fault::Siblings("/middle/wrong/same".into())]);
     }
 
-    /// What the macro cannot declare.
     struct ByHand {
         path: PathBuf,
         shown: Vec<(&'static str, PathBuf, bool)>,
@@ -398,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paths_are_those_that_the_rest_of_the_image_knows() {
+    fn the_paths_are_those_of_the_image() {
         let root = Root::at("/");
         assert_eq!(root.data.kubelet.plugins_registry.path(), Path::new("/data/kubelet/plugins_registry"));
         assert_eq!(root.data.kubelet_pki.path(), Path::new("/data/kubelet-pki"));

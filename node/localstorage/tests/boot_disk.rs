@@ -1,6 +1,6 @@
 //! The disk that a node was started from: what the first boot makes of the space behind the image, and what a boot
 //! makes of a disk that was enlarged. Its first partition is the root of all processes that boot here, mounted
-//! meanwhile, so that the kernel reads no table anew. Needs root and one scratch disk.
+//! meanwhile, so that the kernel reads no table again. Needs root and one scratch disk.
 
 use std::fs::{self, File};
 use std::num::NonZeroU32;
@@ -42,7 +42,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Somebody has written the image to the disk.
+    /// Writes the image to the disk.
     fn with_image() -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         machine.install(&machine.table(), IMAGE);
@@ -83,7 +83,7 @@ impl Machine {
         }
         disk.sync_all().unwrap();
         drop(disk);
-        self.read_table_anew();
+        self.read_table_again();
         let system = self.partition(1);
         run("mke2fs", &["-q", "-F", "-t", "ext4", "-O", "^has_journal", system.to_str().unwrap()]);
     }
@@ -102,11 +102,10 @@ impl Machine {
     }
 
     /// As the kernel does at its start. It does not while a partition is mounted.
-    fn read_table_anew(&self) {
+    fn read_table_again(&self) {
         run("blockdev", &["--rereadpt", self.disk.path().to_str().unwrap()]);
     }
 
-    /// In MiB.
     fn length(&self) -> u64 {
         self.number(&self.sysfs().join("size")) / SECTORS_OF_MIB
     }
@@ -143,7 +142,7 @@ impl Machine {
 
     /// Starts the machine: the system is mounted, nothing else.
     fn start(&self) -> Running<'_> {
-        self.read_table_anew();
+        self.read_table_again();
         let root = self.root.path();
         mount(Some(&self.partition(1)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
         for name in BOUND {
@@ -180,7 +179,6 @@ impl Running<'_> {
         self.machine.root.path()
     }
 
-    /// What a node does with its disk: finds it, and mounts it.
     fn node_starts(&self) {
         // A process of the machine: its root is the system.
         Child::start(|| {

@@ -25,7 +25,7 @@ mod growth;
 #[path = "disk/partition.rs"]
 mod partition;
 
-/// The label of a file system of ours while it is made.
+/// The label of an incomplete file system of the node.
 const UNFINISHED: &str = "new-793a9f54";
 
 /// A machine with one disk and a place for its tree.
@@ -189,7 +189,6 @@ fn mounting_twice_is_mounting_once() {
 fn a_format_that_the_power_ended_is_begun_again() {
     let machine = Machine::new();
     machine.mkfs(&["-L", UNFINISHED]);
-    // What mkfs.xfs itself takes off as the last thing it does.
     machine.overwrite(126, &[1]);
     let data = machine.mount().unwrap();
     fsquota::require(&data).unwrap();
@@ -280,7 +279,7 @@ fn the_ephemeral_tree_is_private_and_can_be_mounted_again() {
 }
 
 #[test]
-fn a_disk_of_ours_is_known_by_its_size_too() {
+fn a_data_disk_is_also_checked_by_its_size() {
     let machine = Machine::new();
     machine.mkfs(&["-L", LABEL]);
     let seen = localstorage::disks(&Programs::default()).unwrap();

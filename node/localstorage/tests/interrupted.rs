@@ -54,7 +54,6 @@ fn seen(device: &Path) -> Result<Seen, FindError> {
     Ok(Seen { name, device: device.to_owned(), role: Role::Unnamed, read_only: false, size, content })
 }
 
-/// What a tenant keeps, written when the boot is over.
 fn kept(data: &Mounted<Data>) -> PathBuf {
     data.pki.path().join("kept")
 }
@@ -76,7 +75,6 @@ fn first_boot(before: impl FnOnce(&Recorder)) -> Replay {
 
 fn nothing(_: &Recorder) {}
 
-/// What the next boot found, to count it.
 fn kind(content: &Content) -> &'static str {
     match content {
         Content::Empty => "empty",
@@ -96,11 +94,11 @@ enum Boot {
     Rejected(String),
 }
 
-/// A promise of the first boot that the next one did not find kept, or an error that tells nothing of it.
+/// Lost data of the first boot, or an error without information on it.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the disk is {0}, though the first boot was over")]
-    NotOurs(&'static str),
+    Unformatted(&'static str),
     #[error("the file that was kept has {0:?}")]
     Kept(Option<Vec<u8>>),
     #[error("the boot after the next would find {0:?}")]
@@ -117,13 +115,13 @@ impl Broken {
 
 /// The next boot ends with a node that works, and nothing that was there is gone. Or it rejects the disk: a disk
 /// may lose any of what it was not asked to keep, so the superblock can be among what is lost and the rest
-/// of the file system not. That looks like somebody's damaged file system, and it can be nothing but that.
+/// of the file system not. That looks like a damaged foreign file system, and can be one.
 fn boots_again(device: &Path, cut: &Cut) -> Result<Boot, Broken> {
     let node = Node::new();
     let seen = [seen(device).map_err(Broken::other)?];
     let found = kind(&seen[0].content);
     if cut.has_passed("booted") && found != "ours" {
-        return Err(Broken::NotOurs(found));
+        return Err(Broken::Unformatted(found));
     }
     let disk = match DataDisk::choose(&seen) {
         Err(FindError::Refused(Refusal::Foreign { what, .. })) if superblock(device) == [0; 4] => {
@@ -189,7 +187,7 @@ fn wherever_the_power_fails_in_the_first_boot_the_next_one_formats_again_or_goes
     println!("{} cuts, {unfinished} unfinished; the next boot: {whole:?}; after losses: {lossy:?}", cuts.len());
     // Without losses none is rejected, and the cuts reach every phase of the first boot.
     assert!(whole.keys().eq(&["empty", "ours", "unfinished"].map(Boot::Works)), "{whole:?}");
-    // Most losses are no obstacle. A disk is rejected for one reason only: its superblock is missing.
+    // Most losses do no harm. A disk is rejected for one reason only: its superblock is missing.
     let (mut works, mut rejected) = (0, 0);
     for (end, number) in &lossy {
         match end {
@@ -201,7 +199,7 @@ fn wherever_the_power_fails_in_the_first_boot_the_next_one_formats_again_or_goes
     assert!(works >= 8 && works > rejected, "{lossy:?}");
 }
 
-/// Shows that the checks above can fail: on a disk that drops flushes what was promised is not found, by the checks
+/// Shows that the checks above can fail: on a disk that drops flushes synced data is missing, by the checks
 /// themselves and not only because XFS notices that it is broken.
 #[test]
 fn a_disk_that_drops_flushes_does_not_pass() {

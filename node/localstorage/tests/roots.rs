@@ -84,12 +84,11 @@ fn quota(path: &Path) -> fsquota::Quota {
     fsquota::get(File::open(path).unwrap()).unwrap()
 }
 
-/// What the kernel says is the size of the file system at a path.
 fn size(seen: &Statvfs) -> Bytes {
     Bytes::new(seen.blocks() * seen.fragment_size())
 }
 
-/// Makes a file longer, with blocks of its own.
+/// Extends a file, with blocks of its own.
 fn extend(file: &File, from: Bytes, by: Bytes) -> nix::Result<()> {
     fallocate(file, FallocateFlags::empty(), from.get().cast_signed(), by.get().cast_signed())
 }
@@ -120,7 +119,6 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
     for part in Part::ALL {
         assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
     }
-    // What is made in it later has its project.
     fs::create_dir(data.log.pods.path().join("pod")).unwrap();
     assert_eq!(quota(data.log.pods.path()).used.inodes, Inodes::new(2));
 }
@@ -273,7 +271,6 @@ fn the_size_that_programs_see_in_a_part_is_its_limit() {
         assert_eq!(size(&seen), budget.bytes(part), "{part:?}");
         assert_eq!(Some(Inodes::new(seen.files())), budget.limits(part).inodes, "{part:?}");
     }
-    // What kubelet looks at: the mount, and so the disk.
     assert_eq!(size(&statvfs(data.path()).unwrap()), budget.size());
 }
 
@@ -286,9 +283,9 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
     let volume = data.volumes.path().join("volume");
     fs::create_dir(&volume).unwrap();
-    // The volume has few inodes, so that nearly all of the promise is bytes: the harder case.
-    let promise = free.saturating_sub(Bytes::MIB);
-    let limits = Limits { bytes: Some(promise), inodes: Some(Inodes::new(64)) };
+    // The volume has few inodes, so that nearly all of the reservation is bytes: the harder case.
+    let reservation = free.saturating_sub(Bytes::MIB);
+    let limits = Limits { bytes: Some(reservation), inodes: Some(Inodes::new(64)) };
     fsquota::set(File::open(&volume).unwrap(), limits, &ids).unwrap();
     for part in Part::ALL {
         let taken = fill(path(&data, part));
@@ -296,8 +293,7 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
         assert!(lost < Bytes::MIB, "{part:?} has {taken} of {}", budget.bytes(part));
     }
     let had = fill(&volume);
-    // What is missing is the map of the file's blocks.
-    assert!(promise.saturating_sub(had) < Bytes::MIB, "{had} of {promise}");
+    assert!(reservation.saturating_sub(had) < Bytes::MIB, "{had} of {reservation}");
     let written = File::options().write(true).open(volume.join("all")).unwrap();
     written.write_all_at(&[1; 4096], had.get() - 4096).unwrap();
     written.sync_all().unwrap();

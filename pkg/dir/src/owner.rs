@@ -30,11 +30,11 @@ impl Owner {
     }
 }
 
-/// What [`Dir::give_all`] does with an entry. The owner of a directory can prepare links; neither a symbolic link nor a
+/// Action of [`Dir::give_all`] for an entry. The owner of a directory can prepare links; neither a symbolic link nor a
 /// file that may have a name elsewhere is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It has the owner, or is no file and no directory.
+    /// It has the owner, or is neither a file nor a directory.
     Leave,
     Give,
     /// A directory.

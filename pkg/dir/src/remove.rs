@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_private_before_it_is_listed() {
+    fn a_directory_becomes_private_before_it_is_listed() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();
         let tree = dir.create_dir(&name("tree"), Mode::from_bits_truncate(0o777)).unwrap();

@@ -48,7 +48,7 @@ fn limit(mount: &Path, name: &str, size: &str) -> Result<(), Box<dyn Error>> {
     }
     let dir = File::open(mount.join(name))?;
     fsquota::set(&dir, Limits::for_size(size), &ids)?;
-    // Makes the directory, its project and the limits durable.
+    // Syncs the directory, its project and the limits.
     fsquota::sync(&root)?;
     show(&fsquota::get(&dir)?);
     Ok(())

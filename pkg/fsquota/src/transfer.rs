@@ -17,12 +17,12 @@ use crate::project::ProjectId;
 use crate::strays::strays;
 use crate::sys::{self, PROJINHERIT};
 
-/// What [`transfer`] found and left.
+/// Result of [`transfer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transferred {
     /// The project that the directory had.
     pub from: ProjectId,
-    /// What still uses that project, which then keeps its limits: inodes whose project the kernel does not change (symbolic
+    /// Remaining usage of that project, which then keeps its limits: inodes whose project the kernel does not change (symbolic
     /// links, devices, pipes, sockets), or inodes elsewhere.
     pub left: Option<Usage>,
 }
@@ -32,7 +32,7 @@ pub struct Transferred {
 ///
 /// The limits of `to` come first and the directory itself comes last: as long as the directory has the former project, the
 /// work is not finished, and the same call with the same ID finishes it. All steps are in the file system's log in this
-/// order; [`sync`](crate::sync) makes them durable. What is moved may exceed the limits; nothing can grow then.
+/// order; [`sync`](crate::sync) makes them durable. The moved data may exceed the limits; nothing can grow then.
 ///
 /// # Errors
 /// [`TransferError`]. A part of the directory may have been moved.

@@ -91,7 +91,7 @@ fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: 
     }
 }
 
-/// The data: what was synced is there, and nothing of anybody else.
+/// The data: synced data is there, and no data of another volume.
 pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     for (volume, Expected { body, fading, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());

@@ -38,12 +38,10 @@ const DRAWN: usize = 8;
 
 pub(crate) const OPTIONS: &str = "prjquota";
 
-/// What the recorded disk does with flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushes {
-    /// What disks do.
     Kept,
-    /// It ignores them: whatever was promised can be lost. Where XFS itself finds that it is broken, the point is
+    /// It ignores them: synced data can be lost. Where XFS itself finds that it is broken, the point is
     /// passed over: that says nothing of the volumes.
     Dropped,
 }
@@ -53,29 +51,23 @@ pub enum Flushes {
 pub struct Experiment {
     /// Decides the history and the points.
     pub seed: u64,
-    /// How many points.
     pub points: usize,
-    /// What the disk does with flushes.
     pub flushes: Flushes,
     /// How long shorter histories are tried after a failure.
     pub patience: Duration,
 }
 
-/// What the points of an experiment were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
-    /// How many.
     pub points: usize,
     /// At so many of them the disk had lost something.
     pub lossy: usize,
-    /// What they [show](model::Progress::shown).
     pub shown: BTreeSet<Case>,
 }
 
 /// An invariant was broken.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the experiment was made with.
     pub experiment: Experiment,
     /// The shortest history that was found to fail.
     pub history: History,
@@ -83,7 +75,6 @@ pub struct Failure {
     pub operations: usize,
     /// Where the power failed; `None` if it did not: an operation failed.
     pub cut: Option<String>,
-    /// What was broken.
     pub violation: Violation,
 }
 
@@ -95,9 +86,6 @@ struct Broken {
 
 impl Experiment {
     /// Records the history and looks at every point. Returns what was looked at.
-    ///
-    /// # Errors
-    /// [`Failure`], with a history as short as patience allows.
     ///
     /// # Panics
     /// As [`Recorder::on_xfs`].
@@ -112,7 +100,7 @@ impl Experiment {
         })
     }
 
-    /// Greedy: goes on with the first shorter history that fails as well. What had not begun at the cut is left out
+    /// Greedy: goes on with the first shorter history that fails as well. Operations that had not begun at the cut are left out
     /// first.
     fn shorten(&self, history: History, broken: Box<Broken>) -> (History, Box<Broken>) {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! What is on the disk, without asking the store.
+//! The content of the disk, read without the store.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,7 +16,6 @@ use crate::violation::Violation;
 const REGISTERS: [(&str, Register); 2] = [("pending", Register::Pending), ("records", Register::Records)];
 const PLACES: [(&str, Place); 3] = [("staging", Place::Staging), ("live", Place::Live), ("trash", Place::Trash)];
 
-/// The volumes directory.
 pub(crate) const VOLUMES: &str = "volumes";
 
 /// The name of the image in the directory of a block volume.
@@ -27,11 +26,10 @@ pub(crate) const IMAGE: &str = "image";
 pub(crate) struct Facts {
     pub(crate) volumes: BTreeMap<String, Found>,
     pub(crate) limits: BTreeMap<ProjectId, Limits>,
-    /// Files that are no part of a volume.
+    /// Files outside of volumes.
     pub(crate) rest: Vec<PathBuf>,
 }
 
-/// What has the name of one volume.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The content of its records.
@@ -119,7 +117,7 @@ impl Facts {
 }
 
 impl Found {
-    /// There is nothing but a record that nobody was told of.
+    /// Only a pending record exists.
     fn is_begun(&self) -> bool {
         matches!(self.records.as_slice(), [(Register::Pending, _)]) && self.directories.is_empty()
     }

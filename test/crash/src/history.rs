@@ -1,4 +1,4 @@
-//! What is done to the volumes, in which order. Pure.
+//! Operations on volumes, in their order. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,10 +7,9 @@ use units::{Bytes, Inodes};
 
 use crate::random::Random;
 
-/// What one [write](Action::Write) takes: a file of this length, or as much of an image.
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
-/// How many files a directory may hold when it is made.
+/// Inode limit of a new directory.
 pub(crate) const INODES: Inodes = Inodes::new(256);
 
 /// The directory and the image of a block volume.
@@ -29,33 +28,26 @@ const PARALLEL: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u16);
 
-/// How a volume is made.
+/// Kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shape {
-    /// A directory.
     Filesystem,
     /// An image whose blocks are all allocated.
     Thick,
-    /// An image without blocks.
     Thin,
 }
 
 impl Shape {
-    /// Each of them.
     pub const ALL: [Self; 3] = [Self::Filesystem, Self::Thick, Self::Thin];
 }
 
-/// What the provisioner or a pod does to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// There is a claim, and the volume is made for it.
     Provision {
-        /// Directory or image.
         shape: Shape,
-        /// What is asked for.
         size: Bytes,
     },
-    /// There is a PV.
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
@@ -68,14 +60,12 @@ pub enum Action {
     },
     /// The claim asks for more.
     Expand {
-        /// So much.
         to: Bytes,
     },
     /// The claim is gone and the PV's policy says Delete.
     Retire,
     /// The PV's policy became Retain before the PV was deleted.
     Restore,
-    /// The PV is gone.
     Discard,
     /// The claim is gone before there was a PV.
     Undo,
@@ -84,9 +74,7 @@ pub enum Action {
 /// One action on one volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// The volume.
     pub volume: Number,
-    /// What happens to it.
     pub action: Action,
 }
 
@@ -99,16 +87,12 @@ pub struct History {
 /// Where a volume is in its life between two operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Life {
-    /// Nobody has asked for it.
     #[default]
     Unborn,
-    /// Made, without a PV.
     Staged(Body),
-    /// With a PV.
     Announced(Body),
-    /// In the trash.
     Retired(Body),
-    /// It does not come back: a claim that is made anew has another UID.
+    /// It does not come back: a new claim of the same name has another UID.
     Gone,
 }
 
@@ -124,14 +108,10 @@ pub struct Size {
     pub inodes: Inodes,
 }
 
-/// What a volume has while it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// Directory or image.
     pub shape: Shape,
-    /// What it was made with.
     pub asked: Bytes,
-    /// What it has now.
     pub size: Size,
     /// The slots that were written and synced.
     pub written: BTreeSet<u16>,
@@ -165,7 +145,6 @@ impl Life {
 }
 
 impl Size {
-    /// What a claim of `bytes` gets.
     pub(crate) const fn new(shape: Shape, bytes: Bytes) -> Self {
         let inodes = match shape {
             Shape::Filesystem => INODES,
@@ -194,7 +173,6 @@ impl Action {
     pub const NAMES: [&'static str; 9] =
         ["provision", "announce", "open", "write", "expand", "retire", "restore", "discard", "undo"];
 
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Provision { .. } => "provision",
@@ -221,7 +199,7 @@ impl History {
         all
     }
 
-    /// What each operation is and what it is done to, in the order of their numbers.
+    /// Kind and volume of each operation, in the order of their numbers.
     ///
     /// # Panics
     /// If a volume was never provisioned.
@@ -298,7 +276,7 @@ impl History {
         without_volume.chain(without_operation)
     }
 
-    /// Without what nobody had begun.
+    /// Without the operations that had not begun.
     pub fn begun(&self, begun: &BTreeSet<usize>) -> Self {
         self.only(|number, _| begun.contains(&number))
     }

@@ -1,4 +1,4 @@
-//! What a pod writes: every line says to whom it belongs.
+//! Data of pods: each line names its volume.
 
 use crate::history::{Number, SLOT};
 
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn one_number_is_no_part_of_another() {
+    fn a_number_does_not_match_a_part_of_another() {
         assert!(foreign(&content(Number(12), 0), Number(1)).is_some());
         assert!(foreign(&content(Number(1), 0), Number(12)).is_some());
         assert!(foreign(b"anything else", Number(1)).is_some());

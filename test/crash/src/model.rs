@@ -1,4 +1,4 @@
-//! What a power cut may have left of each volume, and what the cluster wants of it. Pure.
+//! The states of each volume after a power cut, and the state that the cluster wants. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub fn begin(operation: usize) -> String {
     format!("begin {operation}")
 }
 
-/// The mark after an operation: what it promised has to be there.
+/// The mark after an operation: its result has to be there.
 pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
@@ -43,7 +43,7 @@ impl Progress {
         &self.begun
     }
 
-    /// What a cut at this moment shows: the operations that were under way. An announcement and an opening may write
+    /// The operations that were under way at a cut. An announcement and an opening may write
     /// nothing themselves, so that these are shown by any cut before the next operation on their volume, too.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
@@ -59,7 +59,7 @@ impl Progress {
 }
 
 impl Size {
-    /// What the quota of a volume of this size allows. An image may take its size, one block of 4 KiB in 124 for the map
+    /// The quota of a volume of this size. An image may take its size, one block of 4 KiB in 124 for the map
     /// of its extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
     pub fn limits(self, shape: Shape) -> Limits {
         let map = self.bytes.div_ceil::<4096>().div_ceil(124) << 12;
@@ -74,42 +74,31 @@ impl Size {
 /// Which of the store's two directories has the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Register {
-    /// Nobody was told of the volume yet.
     Pending,
-    /// It was announced.
     Records,
 }
 
 /// Where a volume's directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Being made.
     Staging,
-    /// In use.
     Live,
-    /// Being removed.
     Trash,
 }
 
 /// Record and directory of a volume. A directory without a record is nowhere allowed.
 pub type Spot = Option<(Register, Option<Place>)>;
 
-/// What a power cut may have left of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// What it has at least, and how it was made; `None` once it is gone.
     pub body: Option<Body>,
-    /// Where it may be.
     pub spots: BTreeSet<Spot>,
-    /// What its limits, its image and its record may be: both sizes while it is expanded.
     pub sizes: BTreeSet<Size>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
-    /// What the cluster wants.
     pub wants: Wants,
 }
 
-/// What the API server says of a volume: it is never behind the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
     /// A claim waits, and there is no PV yet.
@@ -118,11 +107,9 @@ pub enum Wants {
     Bound(Size),
     /// There is a PV that is to be deleted with its data.
     Released,
-    /// Neither claim nor PV.
     Nothing,
 }
 
-/// What a cut may have left, for each volume that was begun.
 pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expected> {
     let mut lives: BTreeMap<Number, (Life, Option<Action>)> = BTreeMap::new();
     for (number, Operation { volume, action }) in history.rounds().flatten() {
@@ -154,7 +141,7 @@ const fn bare(register: Register) -> Spot {
     Some((register, None))
 }
 
-/// A volume that nothing happens to. `None` for one that nobody asked for.
+/// A volume without an operation under way. `None` before the first one.
 fn settled(life: &Life) -> Option<Expected> {
     let (body, spots, wants) = match life {
         Life::Unborn => return None,
@@ -189,7 +176,6 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
         | Action::Retire
         | Action::Restore => &[],
     };
-    // What is being written need not be there, so the body is the one before.
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());
     let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
     Some(Expected {
@@ -207,7 +193,6 @@ impl Expected {
         Self { body: None, spots, sizes: BTreeSet::new(), fading: false, wants: Wants::Nothing }
     }
 
-    /// What has to be there once a provisioner compared the disk with the cluster.
     pub fn reconciled(&self) -> Self {
         let size = match (self.wants, &self.body) {
             (Wants::Claimed, Some(body)) => body.size,

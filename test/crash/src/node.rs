@@ -28,7 +28,6 @@ const RESERVE: Bytes = Bytes::new(32 << 20);
 pub(crate) struct Node {
     pub(crate) store: Store,
     control: Control,
-    /// Where pods see directories.
     targets: PathBuf,
     /// Images that may have a loop device, by their volume.
     attached: Mutex<BTreeMap<Number, Backing>>,
@@ -125,7 +124,6 @@ impl Node {
                 }
             };
             let device = loopdev::Device::open(&path)?;
-            // What an expansion added.
             device.refresh_size()?;
             let pod = File::options().write(true).open(&path)?;
             pod.write_all_at(content, u64::from(slot) * SLOT.get())?;
@@ -167,7 +165,7 @@ impl Node {
 fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error + Send + Sync>> {
     match device.detach_from(backing)? {
         Detach::Detached => Ok(()),
-        Detach::Deferred => Err("somebody else has the device open".into()),
+        Detach::Deferred => Err("another process has the device open".into()),
     }
 }
 
@@ -176,7 +174,6 @@ pub(crate) fn id(volume: Number) -> VolumeId {
     volume.to_string().parse().expect("letters and digits are a name")
 }
 
-/// What the volume's claim asks for.
 pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
     let claim = Claim { uid: volume.0.to_string(), namespace: "default".into(), name: volume.to_string() };
     let mode = match shape {

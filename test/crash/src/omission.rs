@@ -17,11 +17,9 @@ use crate::violation::Violation;
 /// A flush that was left out.
 #[derive(Debug)]
 pub struct Omission {
-    /// What the store did, with what kind of volume.
     pub during: (&'static str, Shape),
     /// The flush, such as `fsync of live`.
     pub flush: String,
-    /// What the checks found, if they did.
     pub violation: Option<Violation>,
 }
 
@@ -38,11 +36,10 @@ struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Nothing is left out.
     Whole,
     /// In a process of its own, in which a flush is left out.
     Without,
-    /// The same, but it is the process that starts the store, and nothing was made durable before.
+    /// The same, but it is the process that starts the store, and nothing was synced before.
     StartWithout,
 }
 
@@ -177,7 +174,7 @@ impl Recording {
     }
 }
 
-/// The first volume of a disk makes the counter of project IDs: from then on each is made in the same way.
+/// The first volume of a disk creates the counter of project IDs; all later ones are created in the same way.
 fn make_counter(root: &Path) -> Result<(), Violation> {
     let store = Node::start(root)?.store;
     let (volume, name) = (id(NEVER), || NEVER.to_string());

@@ -1,4 +1,4 @@
-//! What a provisioner does at its start: the disk becomes what the cluster wants.
+//! The provisioner's comparison at its start: the disk becomes what the cluster wants.
 
 use std::collections::{BTreeMap, BTreeSet};
 

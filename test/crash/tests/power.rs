@@ -28,7 +28,7 @@ fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_com
     assert_eq!(missing, [], "no cut shows these");
 }
 
-/// Shows that the checks can fail: what was promised is lost with the flushes. And that a failure is told shortly.
+/// Shows that the checks can fail: synced data is lost with the flushes. And that the report is short.
 #[test]
 fn a_disk_that_drops_flushes_breaks_the_invariants() {
     let patience = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use fsquota::{Limits, ProjectId};
 use units::{Bytes, Inodes};
 use volume::{
     DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
-    Overcommit, Record, Records, Refusal, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId,
+    Overcommit, Record, Records, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
     VolumeUsage, Volumes,
 };
 
@@ -33,7 +33,6 @@ struct Disk {
     attached: BTreeSet<VolumeId>,
     /// Those of the records that a pod has, and where.
     published: BTreeMap<VolumeId, PathBuf>,
-    /// Those whose removal fails.
     stuck: BTreeSet<VolumeId>,
     /// Those with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
@@ -132,8 +131,8 @@ impl FakeVolumes {
 
 impl Disk {
     fn space(&self) -> Space {
-        let promised = self.records.values().map(Record::promised).sum();
-        Space { size: self.size, promised, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
+        let reserved = self.records.values().map(Record::reserved).sum();
+        Space { size: self.size, reserved, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
     /// The record of a volume, and whether its data is in the trash.
@@ -149,8 +148,8 @@ impl Disk {
     fn discard(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let source = match self.look(id) {
             None => return Ok(Ensured::Unchanged(())),
-            Some((_, false)) => Refusal::NotRetired,
-            Some((_, true)) if self.stuck.contains(id) => Refusal::Foreign,
+            Some((_, false)) => VolumeRefusal::NotRetired,
+            Some((_, true)) if self.stuck.contains(id) => VolumeRefusal::Foreign,
             Some((_, true)) => {
                 self.trash.remove(id);
                 self.records.remove(id);
@@ -167,16 +166,16 @@ impl Disk {
             Some((Record { claim, mode, size, .. }, _))
                 if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
             {
-                return refused(Refusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
+                return refused(VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
-            Some((Record { state: State::Announced, .. }, true)) => return refused(Refusal::Lost),
+            Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
             // It was being undone.
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
         let free = self.space().free();
-        if want.promised() > free {
-            return Err(Error::Full { id: id.clone(), wanted: want.promised(), free });
+        if want.reserved() > free {
+            return Err(Error::Full { id: id.clone(), wanted: want.reserved(), free });
         }
         self.projects += 1;
         let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
@@ -202,13 +201,13 @@ impl Disk {
         let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
         let source = match self.look(id) {
             None => return Err(Error::Unknown { id: id.clone() }),
-            Some((Record { state: State::Staged, .. }, _)) => Refusal::NotAnnounced,
-            Some((_, true)) => Refusal::Lost,
+            Some((Record { state: State::Staged, .. }, _)) => VolumeRefusal::NotAnnounced,
+            Some((_, true)) => VolumeRefusal::Lost,
             Some((record, false)) if size <= record.size => return Ok(Ensured::Unchanged(record)),
             Some(_) if size > Limits::MAX_BYTES => return Err(too_large()),
             Some((record, false)) => {
                 let mode = grown(record.mode, record.size, size);
-                let wanted = mode.promised(size).saturating_sub(record.promised());
+                let wanted = mode.reserved(size).saturating_sub(record.reserved());
                 let free = self.space().free();
                 if wanted > free {
                     return Err(Error::Full { id: id.clone(), wanted, free });
@@ -225,7 +224,7 @@ impl Disk {
         match self.look(id) {
             None | Some((_, false)) => Ok(Ensured::Unchanged(())),
             Some((Record { state: State::Staged, .. }, true)) => {
-                Err(Error::Refused { id: id.clone(), source: Refusal::NotAnnounced })
+                Err(Error::Refused { id: id.clone(), source: VolumeRefusal::NotAnnounced })
             }
             Some((Record { state: State::Announced, .. }, true)) => {
                 self.trash.remove(id);

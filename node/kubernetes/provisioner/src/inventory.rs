@@ -142,7 +142,7 @@ impl Gauges {
         self.size.set(bytes(space.size));
         self.reserve.set(bytes(space.reserve));
         self.promisable.set(bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)));
-        self.reserved.set(bytes(space.promised));
+        self.reserved.set(bytes(space.reserved));
         self.free.set(bytes(space.free()));
         self.retired.set(count(*retired));
 
@@ -219,7 +219,7 @@ pub(crate) fn example() -> Snapshot {
     Snapshot {
         space: Space {
             size: Bytes::new(100 << 30),
-            promised: Bytes::new(3 << 30),
+            reserved: Bytes::new(3 << 30),
             reserve: Bytes::new(10 << 30),
             overcommit: Overcommit::NONE,
         },

@@ -97,10 +97,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn check(place: &Place) -> Result<(), ProgramError> {
     let space = Directory::open(place)?.volumes().space()?;
-    let volume::Space { size, promised, reserve, .. } = space;
+    let volume::Space { size, reserved, reserve, .. } = space;
     writeln!(
         io::stdout(),
-        "{} can hold volumes: file system of {size}, {reserve} kept for others, {promised} promised to volumes, {} free",
+        "{} can hold volumes: file system of {size}, {reserve} kept for others, {reserved} reserved for volumes, {} free",
         place.directory,
         space.free(),
     )

@@ -77,9 +77,6 @@ impl VolumeCalls {
     }
 
     /// Makes a call.
-    ///
-    /// # Errors
-    /// Those of the call.
     pub fn observe<T>(
         &self,
         operation: Operation,

@@ -13,8 +13,8 @@ use crate::store::Store;
 /// Inodes that one look takes on. A process may add inodes meanwhile.
 const MOST: Inodes = Inodes::new(1_000_000);
 
-/// What a look at all inodes of a volume found: what was written there counts against nobody's limit, or against that
-/// of somebody else.
+/// Inodes of a volume that count to no limit, or to that of another project.
+/// They were found by a walk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drifted {
     /// How many inodes have another project, or none, or do not pass it on.
@@ -26,10 +26,8 @@ pub struct Drifted {
 /// Why a volume's inodes could not be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum DriftError {
-    /// Its directory.
     #[error(transparent)]
     Dir(#[from] dir::Error),
-    /// The walk.
     #[error("cannot look at the inodes of the volume")]
     Walk(#[from] FsError),
 }

@@ -16,17 +16,8 @@ use crate::{VolumeId, volumes_in};
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Where a record's file is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// The volume is staged.
-    Pending,
-    /// It is announced.
-    Records,
-}
-
-/// Every record there is, or why it is none.
-pub(crate) type Found = BTreeMap<VolumeId, (Home, Result<Record, RecordError>)>;
+/// All records. The state is that of the directory, also for an unreadable record.
+pub(crate) type Found = BTreeMap<VolumeId, (State, Result<Record, RecordError>)>;
 
 /// The records' files: `pending` and `records`.
 #[derive(Debug)]
@@ -36,7 +27,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Writes the first record of a volume. A file that is there already is not ours (`EEXIST`).
+    /// Writes the first record of a volume. An existing file is unmanaged (`EEXIST`).
     pub(crate) fn create(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
         write_new(&self.pending, id.name(), record)
     }
@@ -66,12 +57,12 @@ impl Files {
         Ok(self.pending.rename(id.name(), &self.records, id.name())?)
     }
 
-    /// Removes a record, durably. One that is gone already is no error.
-    pub(crate) fn remove(&self, home: Home, id: &VolumeId) -> Result<(), ActError> {
-        let home = self.home(home);
-        match home.remove_file(id.name()) {
+    /// Removes a record, durably. Idempotent.
+    pub(crate) fn remove(&self, state: State, id: &VolumeId) -> Result<(), ActError> {
+        let dir = self.of(state);
+        match dir.remove_file(id.name()) {
             Err(error) if !error.is_not_found() => Err(error.into()),
-            Ok(()) | Err(_) => Ok(home.sync()?),
+            Ok(()) | Err(_) => Ok(dir.sync()?),
         }
     }
 
@@ -81,13 +72,13 @@ impl Files {
         self.pending.remove_file(id.name())
     }
 
-    /// All there are, without what cut runs left beside them. A file that cannot be read, or is no file, is a record that nobody understands.
+    /// All records, without the temporary files of interrupted runs. A directory or an unreadable file is an unreadable record.
     pub(crate) fn load(&self) -> Result<Found, dir::Error> {
         let mut found = Found::new();
-        for (home, state) in [(Home::Pending, State::Staged), (Home::Records, State::Announced)] {
-            let dir = self.home(home);
+        for state in [State::Staged, State::Announced] {
+            let dir = self.of(state);
             for sibling in dir.names()?.into_iter().filter(is_sibling) {
-                // Whatever keeps it, it is no record.
+                // A temporary file that stays is harmless: it is never read as a record.
                 if let Err(error) = dir.remove_all(&sibling) {
                     let reason: &dyn std::error::Error = &error;
                     warn!(name = %sibling, error = reason, "unfinished record cannot be removed");
@@ -99,21 +90,20 @@ impl Files {
                     Ok(None) => continue,
                     Err(error) => Err(RecordError::Read(error)),
                 };
-                found.insert(id, (home, record));
+                found.insert(id, (state, record));
             }
         }
         Ok(found)
     }
 
-    fn home(&self, home: Home) -> &Shared {
-        match home {
-            Home::Pending => &self.pending,
-            Home::Records => &self.records,
+    fn of(&self, state: State) -> &Shared {
+        match state {
+            State::Staged => &self.pending,
+            State::Announced => &self.records,
         }
     }
 }
 
-/// What a new record is called until it replaces the former one: `.ID.new`.
 const SIBLING: &str = ".new";
 
 fn is_sibling(name: &Name) -> bool {
@@ -138,12 +128,10 @@ fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
     let file = File::from(dir.open_file(name, flags, PRIVATE)?);
     let mut block = Block([b' '; Block::SIZE]);
     for (number, piece) in record.to_bytes().chunks(Block::SIZE).enumerate() {
-        // What is behind the record is white space to a reader.
         let (text, rest) = block.0.split_at_mut(piece.len());
         text.copy_from_slice(piece);
         rest.fill(b' ');
         if let Err(error) = file.write_all_at(&block.0, (number * Block::SIZE) as u64) {
-            // What the disk said is what to report; a file that stays is no record, and is found as such.
             let _ = unlinkat(dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
             return Err(ActError::Record(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)));
         }

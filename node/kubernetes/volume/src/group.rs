@@ -17,7 +17,6 @@ struct State<E> {
     /// Those for whom the next force is.
     next: Arc<Batch<E>>,
     running: bool,
-    /// How many there were.
     forces: u64,
 }
 
@@ -46,7 +45,7 @@ impl<E: Clone> Group<E> {
         if let Some(result) = mine.0.get() {
             return result.clone();
         }
-        // Whoever comes from now on may have changed something that this run misses.
+        // Later callers may have changed something that this run misses.
         state.next = Batch::new();
         state.running = true;
         state.forces += 1;
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_returns_before_a_run_that_began_after_the_call() {
+    fn callers_return_after_a_run_that_began_after_the_call() {
         let group = Group::<()>::new();
         let written = AtomicUsize::new(0);
         let durable = AtomicUsize::new(0);

@@ -14,7 +14,7 @@ pub struct VolumeId(Name);
 
 /// The text is no [`VolumeId`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no volume: a volume matches [a-z][a-z0-9.-]{{0,128}}[a-z0-9]")]
+#[error("invalid volume ID {text:?}: it must match [a-z][a-z0-9.-]{{0,128}}[a-z0-9]")]
 pub struct VolumeIdError {
     text: String,
 }

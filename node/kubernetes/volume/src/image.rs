@@ -35,14 +35,14 @@ pub(crate) fn name() -> Name {
     Name::try_from("image").expect("it is a name")
 }
 
-/// What an image of this size can take from the disk at most: its blocks, the map of where they are, and what XFS
+/// The maximum that an image of this size takes from the disk: its blocks, the map of its extents, and the blocks that XFS
 /// reserves for a moment while it writes.
 ///
 /// XFS maps a file by a tree of extents, 16 bytes each. In the worst case every block is an extent of its own (every
 /// second one written, say), and every leaf of the tree is half full: 125 extents in a block, and so many leaves in a
 /// block above them, together one block for 124. The map is charged to the same project as the data.
 ///
-/// A write into a hole first reserves room to split the tree on every level, five blocks. 128 of them at once are what
+/// A write into a hole first reserves blocks to split the tree on every level, five blocks. 128 of them at once are what
 /// a loop device has in flight. A thick image has holes too, where the pod has discarded blocks. Writes to what is
 /// allocated reserve without regard to the quota (`xfs_iomap_write_unwritten`).
 pub(crate) const fn taken(size: Bytes) -> Bytes {
@@ -61,13 +61,13 @@ pub(crate) fn size_in(dir: &Dir) -> Result<Option<Bytes>, LookError> {
     }
 }
 
-/// Makes the image, or gives it the size that an earlier run did not.
+/// Creates the image, or extends it if an earlier run did not.
 pub(crate) fn make(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
     let image = dir.open_file(&name(), OFlag::O_RDWR | OFlag::O_CREAT, PRIVATE)?;
     extend(&image, size, allocation)
 }
 
-/// Makes the image larger, also while it is in use. What was in it stays; what is new reads as zeros.
+/// Extends the image, also while it is in use. The new part reads as zeros.
 pub(crate) fn grow(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
     let image = dir.open_file(&name(), OFlag::O_RDWR, Mode::empty())?;
     extend(&image, size, allocation)
@@ -89,7 +89,7 @@ fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), Ac
         Allocation::Thick => {
             let cut = || ftruncate(image, before.st_size).map_err(failed("truncate"));
             // The power failed between the transactions of an earlier allocation, and there are blocks behind the end.
-            // XFS reserves, of the quota, all that it is asked for, also what is there already: there is no room for
+            // XFS reserves, of the quota, the whole request, including existing blocks: the quota has no space for
             // both, unless a pod has discarded as much.
             if length(before.st_blocks.saturating_mul(512)) > former {
                 cut()?;
@@ -134,7 +134,7 @@ pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
         match device.detach_from(backing) {
             Ok(Detach::Detached) => info!(device = %attached.number, "loop device detached"),
             Ok(Detach::Deferred) => deferred = true,
-            // Somebody else was faster.
+            // Another process detached it meanwhile.
             Err(DetachError::NotAttached { .. } | DetachError::OtherBacking { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -142,7 +142,7 @@ pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
     if deferred { wait_for_detach(backing) } else { Ok(()) }
 }
 
-/// Whoever lists all devices, as for a metric, has each of them open for a moment.
+/// A process that lists all devices, as for a metric, has each of them open for a moment.
 fn wait_for_detach(backing: Backing) -> Result<(), ActError> {
     let begin = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! What the store knows without a look at the disk.
+//! The state of the store in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,18 +6,16 @@ use fsquota::ProjectId;
 use units::Inodes;
 
 use crate::VolumeId;
-use crate::files::Home;
+use crate::disk_state::Limits;
 use crate::ledger::Ledger;
-use crate::record::{Record, RecordError};
-use crate::seen::Limits;
+use crate::record::{Record, RecordError, State};
 
 /// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
-/// the start is not there; whoever puts something there nevertheless is met by the exclusive creates and renames.
+/// the start is not there; entries of other writers are detected by exclusive creates and renames.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,
     pub(crate) ledger: Ledger,
-    /// What lay in the place of volumes at the start, without a record.
     pub(crate) foreign: BTreeSet<VolumeId>,
 }
 
@@ -27,14 +25,13 @@ pub(crate) enum Entry {
     /// One that can be understood.
     Known(Known),
     /// One that cannot, or whose limits cannot be set: nothing is done with the volume.
-    Closed { home: Home, error: RecordError, project: Option<ProjectId> },
+    Closed { state: State, error: RecordError, project: Option<ProjectId> },
 }
 
 /// A readable record and what is known of its durability.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) record: Record,
-    pub(crate) home: Home,
     /// Whether a power cut takes the announcement back.
     pub(crate) announcement: Announcement,
     pub(crate) limits: Limits,
@@ -45,7 +42,6 @@ pub(crate) struct Known {
 /// Whether it is on the disk that a volume is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Announcement {
-    /// It is.
     Durable,
     /// Not before the log is forced.
     Volatile,
@@ -63,7 +59,7 @@ impl Entry {
 impl Index {
     /// The record that is on the disk now.
     pub(crate) fn put(&mut self, id: &VolumeId, known: Known) {
-        self.ledger.note(id.clone(), known.record.promised());
+        self.ledger.note(id.clone(), known.record.reserved());
         self.volumes.insert(id.clone(), Entry::Known(known));
     }
 
@@ -74,7 +70,7 @@ impl Index {
         }
     }
 
-    /// The record is gone, and with it the promise.
+    /// The record is gone, and with it the reservation.
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
         self.ledger.release(id);

@@ -1,4 +1,4 @@
-//! What a volume is on the node's data disk: shared by the provisioner, which makes and deletes volumes, and by the
+//! Volumes on the node's data disk: shared by the provisioner, which creates and deletes them, and by the
 //! CSI plugin, which opens them.
 //!
 //! Below the volumes directory:
@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `pending/ID` | the [`Record`] of a volume without a PV: written before anything else of it |
 //! | `records/ID` | the record after it was announced; removed after everything else |
-//! | `staging/ID` | the directory while it is made |
+//! | `staging/ID` | the directory during its creation |
 //! | `live/ID` | the directory while it may be used; it always has its limits |
 //! | `trash/ID` | the directory while it is removed |
 //!
@@ -16,13 +16,14 @@
 //!
 //! Refused: adopting, emptying or deleting anything without a record that can be read.
 //!
-//! Linux 5.14 (`quotactl_fd`). README.md tells what outlives a power cut, and why.
+//! Linux 5.14 (`quotactl_fd`). README.md describes what is durable, and why.
 #![forbid(unsafe_code)]
 
-mod acting;
 mod calls;
+mod disk_state;
 mod drift;
 mod error;
+mod execution;
 mod files;
 mod group;
 mod id;
@@ -36,7 +37,6 @@ mod plan;
 mod published;
 mod record;
 mod request;
-mod seen;
 mod settings;
 mod store;
 mod survey;
@@ -44,6 +44,7 @@ mod volumes;
 
 pub use calls::{Operation, VolumeCalls};
 pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
+pub use disk_state::Where;
 pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
@@ -51,10 +52,9 @@ pub use ledger::Space;
 pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
-pub use plan::{Refusal, Step};
+pub use plan::{Step, VolumeRefusal};
 pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
 pub use request::Request;
-pub use seen::Where;
 pub use settings::{Neighbours, Settings};
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
@@ -65,8 +65,8 @@ fn fixed(name: &'static str) -> dir::Name {
     dir::Name::try_from(name).expect("the store's own names are names")
 }
 
-/// What lies in a directory of the store under the name of a volume. What cut runs left beside (`.ID.new`, `.ID.1`) is
-/// none.
+/// The entries of a directory of the store that are named like volumes. Temporary names of interrupted runs (`.ID.new`, `.ID.1`)
+/// are not.
 fn volumes_in(dir: &dir::Dir) -> Result<Vec<VolumeId>, dir::Error> {
     let volume = |name: dir::Name| name.to_str().and_then(|text| text.parse().ok());
     Ok(dir.names()?.into_iter().filter_map(volume).collect())

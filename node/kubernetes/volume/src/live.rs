@@ -7,7 +7,6 @@ use crate::{Access, LookError, OpenError, Store, VolumeId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveVolume {
-    /// The reserved size.
     pub size: Bytes,
     /// A loop device is attached to its image. That device has the size that the image had when it was attached, until
     /// it is refreshed. Always false for a filesystem volume.
@@ -16,7 +15,6 @@ pub struct LiveVolume {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LiveVolumeError {
-    /// The volume is not live or not complete.
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("cannot find the loop devices of volume {id}")]

@@ -20,7 +20,7 @@ pub struct Opened {
     pub(crate) quotas: Arc<Quotas>,
 }
 
-/// What the store knows of an announced volume without a look at the disk: also of one that is being deleted, as long as
+/// The record of an announced volume, without a look at the disk: also of one that is being deleted, as long as
 /// it has a record.
 #[derive(Clone, Debug)]
 pub struct Announced {
@@ -35,17 +35,11 @@ impl Announced {
     }
 
     /// Whether an open file or directory of the data disk is in it, by its project: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn holds(&self, inode: impl AsFd) -> Result<bool, FsError> {
         Ok(self.quotas.project(inode)? == Some(self.record.project))
     }
 
     /// Its limits and what it uses: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn quota(&self) -> Result<Quota, FsError> {
         self.quotas.quota(self.record.project)
     }
@@ -54,9 +48,7 @@ impl Announced {
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// For reading.
     ReadOnly,
-    /// For reading and writing.
     ReadWrite,
 }
 
@@ -66,7 +58,6 @@ impl Opened {
         self.record.mode
     }
 
-    /// What it is promised.
     pub const fn size(&self) -> Bytes {
         self.record.size
     }
@@ -101,9 +92,6 @@ impl Opened {
     }
 
     /// Its limits and what it uses: one system call.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn quota(&self) -> Result<Quota, FsError> {
         self.quotas.quota(self.record.project)
     }

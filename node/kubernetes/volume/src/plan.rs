@@ -1,4 +1,4 @@
-//! What is left to do, from what is on the disk. Pure.
+//! The remaining steps, from the observed state. Pure.
 //!
 //! A volume's directory goes `staging` → `live` → `trash`, always by a rename, and always with a record beside it: the
 //! record is written before the first and removed after the last. Every [`Step`] may run twice, and a run may end
@@ -7,19 +7,18 @@
 use units::Bytes;
 
 use crate::Request;
+use crate::disk_state::{DiskState, Limits, Place, Where};
 use crate::record::{Claim, Mode, Record, State};
-use crate::seen::{Limits, Place, Seen, Where};
 
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Allocate a project and write the record, durable before anything that comes after it.
     WriteRecord,
-    /// Make the directory.
     MakeStaging,
     /// Limits first, then the project on the directory: it is never there without them.
     Limit,
-    /// Make the image in the directory, in its size.
+    /// Create the image with its full size.
     MakeImage,
     /// From staging to live: from now on it is a volume.
     Publish,
@@ -27,21 +26,19 @@ pub enum Step {
     SyncLive,
     /// Allow as much as a volume of this size may take.
     RaiseLimits(Bytes),
-    /// Make the image this large.
+    /// Extend the image to this size.
     GrowImage(Bytes),
     /// Write into the record that this is the size, durably.
     RaiseRecord(Bytes),
-    /// Make raised limits durable.
     SyncLimits,
     /// Take loop devices off the image.
     DetachLoops(Where),
     /// Out of the way of everyone: from now on it is none any more.
     Trash(Where),
-    /// Make that rename durable.
     SyncTrash,
     /// From the trash to live: it is a volume again. Its limits and its mode first, if its removal had begun.
     Restore,
-    /// Remove the directory that was being made, and what is in it.
+    /// Remove the incomplete directory and its content.
     RemoveStaging,
     /// Remove the directory in the trash, and everything in it: as much as one pass may. The limits are lowered first.
     RemoveData,
@@ -51,43 +48,30 @@ pub enum Step {
     RemoveRecord,
 }
 
-/// What stands on the disk must be kept as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Something has the volume's name and no record says that we made it.
+pub enum VolumeRefusal {
     #[error("something without a matching record has the volume's name on the disk; it is kept, move it away by hand")]
     Foreign,
-    /// The record speaks of another claim, or of another promise.
     #[error("the volume on the disk was made for claim {claim} ({uid}) with {size}; delete that volume first")]
-    Differs {
-        /// The other claim.
-        claim: String,
-        /// Its UID.
-        uid: String,
-        /// What it was promised.
-        size: Bytes,
-    },
-    /// An empty volume in the place of a lost one would be silent data loss.
+    Differs { claim: String, uid: String, size: Bytes },
     #[error("the volume was announced, but its data is not on the disk; restore it, or delete its PV")]
     Lost,
-    /// The volume is in use or being made.
     #[error("the volume is not in the trash; delete its PV first")]
     NotRetired,
-    /// The volume has no PV yet.
     #[error("the volume is not announced yet; try again")]
     NotAnnounced,
 }
 
-/// Makes the volume. After an empty plan, or one that only syncs, it is there as asked.
+/// Creates the volume. After an empty plan, or one that only syncs, it exists as requested.
 ///
 /// # Errors
-/// [`Refusal::Foreign`], [`Refusal::Differs`], [`Refusal::Lost`]: nothing may be touched.
-pub fn provision(want: &Request, seen: &Seen) -> Result<Vec<Step>, Refusal> {
+/// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
+pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
 
     let Some(record) = &seen.record else {
         if seen.is_anywhere() {
-            return Err(Refusal::Foreign);
+            return Err(VolumeRefusal::Foreign);
         }
         let image = want.mode.is_block().then_some(MakeImage);
         return Ok([WriteRecord, MakeStaging, Limit].into_iter().chain(image).chain([Publish, SyncLive]).collect());
@@ -95,7 +79,7 @@ pub fn provision(want: &Request, seen: &Seen) -> Result<Vec<Step>, Refusal> {
     if record.claim.uid != want.claim.uid || record.mode.is_block() != want.mode.is_block() || record.size != want.size
     {
         let Claim { uid, .. } = &record.claim;
-        return Err(Refusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
+        return Err(VolumeRefusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
     }
     let image = match record.mode {
         Mode::Block { .. } if seen.staging.image() != Some(record.size) => Some(MakeImage),
@@ -103,44 +87,44 @@ pub fn provision(want: &Request, seen: &Seen) -> Result<Vec<Step>, Refusal> {
     };
     let from = |begin: &[Step]| begin.iter().copied().chain(image).chain([Publish, SyncLive]).collect();
     match (record.state, seen.staging, seen.live, seen.trash) {
-        (State::Announced, Place::Absent, Place::Absent, _) => Err(Refusal::Lost),
+        (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
         (State::Staged, Place::Absent, Place::Absent, Place::Absent) => Ok(from(&[MakeStaging, Limit])),
         // The steps after those that an earlier run did.
         (State::Staged, Place::Present { project: None, .. }, Place::Absent, Place::Absent) => Ok(from(&[Limit])),
         (State::Staged, staging, Place::Absent, Place::Absent) if staging.is_of(record) => Ok(from(&[])),
         (State::Staged, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![SyncLive]),
-        // It was being undone for want of room; the claim asks again.
+        // It was being undone because the disk was full; the claim requests it again.
         (State::Staged, Place::Absent, Place::Absent, Place::Present { .. }) => {
-            let undone = Seen { record: None, trash: Place::Absent, ..*seen };
+            let undone = DiskState { record: None, trash: Place::Absent, ..*seen };
             Ok([discard(seen)?, provision(want, &undone)?].concat())
         }
-        _ => Err(Refusal::Foreign),
+        _ => Err(VolumeRefusal::Foreign),
     }
 }
 
-/// Makes the volume at least this large. An image that is larger than its record, because a run ended in between, is
+/// Expands the volume to at least this size. An image that is larger than its record, because a run ended in between, is
 /// never cut: the record follows.
 ///
 /// # Errors
-/// [`Refusal::NotAnnounced`], [`Refusal::Lost`], [`Refusal::Foreign`]: nothing may be touched.
-pub fn expand(to: Bytes, seen: &Seen) -> Result<Vec<Step>, Refusal> {
+/// [`VolumeRefusal::NotAnnounced`], [`VolumeRefusal::Lost`], [`VolumeRefusal::Foreign`]: nothing may be touched.
+pub fn expand(to: Bytes, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let record = match &seen.record {
         Some(record) if record.state == State::Announced => record,
-        Some(_) => return Err(Refusal::NotAnnounced),
-        None if seen.is_anywhere() => return Err(Refusal::Foreign),
-        None => return Err(Refusal::Lost),
+        Some(_) => return Err(VolumeRefusal::NotAnnounced),
+        None if seen.is_anywhere() => return Err(VolumeRefusal::Foreign),
+        None => return Err(VolumeRefusal::Lost),
     };
     if !seen.live.is_present() {
-        return Err(Refusal::Lost);
+        return Err(VolumeRefusal::Lost);
     }
     if !seen.live.is_of(record) {
-        return Err(Refusal::Foreign);
+        return Err(VolumeRefusal::Foreign);
     }
     let size = record.size.max(to);
     let (size, image) = match (record.mode, seen.live.image()) {
         (Mode::Filesystem { .. }, _) => (size, None),
-        (Mode::Block { .. }, None) => return Err(Refusal::Lost),
+        (Mode::Block { .. }, None) => return Err(VolumeRefusal::Lost),
         (Mode::Block { .. }, Some(image)) => (size.max(image), Some(image)),
     };
     let grow = image.filter(|image| *image < size).map(|_| Step::GrowImage(size));
@@ -150,7 +134,7 @@ pub fn expand(to: Bytes, seen: &Seen) -> Result<Vec<Step>, Refusal> {
             Limits::Volatile => vec![Step::SyncLimits],
         });
     }
-    // The limits before the image, which would not fit; the record after it, so that it never tells more than there is.
+    // The limits before the image, which would not fit; the record after it, so that it never exceeds the image.
     let steps = [Step::RaiseLimits(size)].into_iter().chain(grow);
     Ok(steps.chain([Step::RaiseRecord(size), Step::SyncLimits]).collect())
 }
@@ -159,52 +143,47 @@ pub fn expand(to: Bytes, seen: &Seen) -> Result<Vec<Step>, Refusal> {
 /// [`discard`] and [`restore`] look.
 ///
 /// # Errors
-/// [`Refusal::Foreign`]: no record, so it is not ours to delete.
-pub fn retire(seen: &Seen) -> Result<Vec<Step>, Refusal> {
+/// [`VolumeRefusal::Foreign`]: it has no record, so it is unmanaged.
+pub fn retire(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let here = (seen.staging.is_present(), seen.live.is_present(), seen.trash.is_present());
     match (&seen.record, here) {
         (_, (false, false, false)) => Ok(vec![]),
-        (None, _) => Err(Refusal::Foreign),
+        (None, _) => Err(VolumeRefusal::Foreign),
         (Some(_), (true, false, false)) => Ok(vec![Step::Trash(Where::Staging), Step::SyncTrash]),
         (Some(record), (false, true, false)) => {
             Ok([detach(record, Where::Live), vec![Step::Trash(Where::Live), Step::SyncTrash]].concat())
         }
         // The rename of an earlier run may not be on the disk yet.
         (Some(_), (false, false, true)) => Ok(vec![Step::SyncTrash]),
-        (Some(_), _) => Err(Refusal::Foreign),
+        (Some(_), _) => Err(VolumeRefusal::Foreign),
     }
 }
 
 /// Takes a retired volume back into use, as it was.
-///
-/// # Errors
-/// [`Refusal::Lost`], [`Refusal::NotAnnounced`], [`Refusal::Foreign`].
-pub fn restore(seen: &Seen) -> Result<Vec<Step>, Refusal> {
-    let record = seen.record.as_ref().ok_or(if seen.is_anywhere() { Refusal::Foreign } else { Refusal::Lost })?;
+pub fn restore(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
+    let record =
+        seen.record.as_ref().ok_or(if seen.is_anywhere() { VolumeRefusal::Foreign } else { VolumeRefusal::Lost })?;
     match (record.state, seen.staging, seen.live, seen.trash) {
-        (State::Staged, ..) => Err(Refusal::NotAnnounced),
-        (State::Announced, Place::Absent, Place::Absent, Place::Absent) => Err(Refusal::Lost),
+        (State::Staged, ..) => Err(VolumeRefusal::NotAnnounced),
+        (State::Announced, Place::Absent, Place::Absent, Place::Absent) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
         (State::Announced, Place::Absent, Place::Absent, trash) if trash.is_of(record) => {
             Ok(vec![Step::Restore, Step::SyncLive])
         }
-        (State::Announced, ..) => Err(Refusal::Foreign),
+        (State::Announced, ..) => Err(VolumeRefusal::Foreign),
     }
 }
 
 /// Removes what [`retire`] put away: the data, then the limits, then the record.
-///
-/// # Errors
-/// [`Refusal::NotRetired`]; [`Refusal::Foreign`].
-pub fn discard(seen: &Seen) -> Result<Vec<Step>, Refusal> {
+pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord};
 
     if seen.staging.is_present() || seen.live.is_present() {
-        return Err(Refusal::NotRetired);
+        return Err(VolumeRefusal::NotRetired);
     }
     match (&seen.record, seen.trash) {
         (None, Place::Absent) => Ok(vec![]),
-        (None, Place::Present { .. }) => Err(Refusal::Foreign),
+        (None, Place::Present { .. }) => Err(VolumeRefusal::Foreign),
         (Some(_), Place::Absent) => Ok(vec![ClearLimits, RemoveRecord]),
         (Some(record), Place::Present { .. }) => {
             Ok([detach(record, Where::Trash), vec![RemoveData, ClearLimits, RemoveRecord]].concat())
@@ -212,22 +191,22 @@ pub fn discard(seen: &Seen) -> Result<Vec<Step>, Refusal> {
     }
 }
 
-/// Removes a volume that no PV was made for, wherever it got to. What has its name and another project stays.
+/// Removes a volume without a PV, in any state. A directory with its name and another project stays.
 ///
 /// # Errors
-/// [`Refusal::Foreign`]: what lies in staging or in the trash is not ours to delete.
-pub fn undo(seen: &Seen) -> Result<Vec<Step>, Refusal> {
+/// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged.
+pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
 
     let Some(record) = &seen.record else {
-        return if seen.is_anywhere() { Err(Refusal::Foreign) } else { Ok(vec![]) };
+        return if seen.is_anywhere() { Err(VolumeRefusal::Foreign) } else { Ok(vec![]) };
     };
     let mut steps = Vec::new();
     for (place, remove) in [(seen.staging, RemoveStaging), (seen.trash, RemoveData)] {
         match place {
             Place::Absent => {}
             place if place.begins(record) => steps.push(remove),
-            Place::Present { .. } => return Err(Refusal::Foreign),
+            Place::Present { .. } => return Err(VolumeRefusal::Foreign),
         }
     }
     if seen.live.is_of(record) {
@@ -251,7 +230,7 @@ mod tests {
     use crate::record::Allocation;
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
-    const NOTHING: Seen = Seen::NOTHING;
+    const NOTHING: DiskState = DiskState::NOTHING;
     const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
     const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
     const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
@@ -276,7 +255,7 @@ mod tests {
         }
     }
 
-    impl Seen {
+    impl DiskState {
         fn after(mut self, step: &Step) -> Self {
             self.do_step(*step);
             self
@@ -319,8 +298,8 @@ mod tests {
     }
 
     /// The first `cut` steps of provisioning.
-    fn made(mode: Mode, seen: Seen, cut: usize) -> Seen {
-        let steps = provision(&want(mode), &seen).expect("it can be made");
+    fn made(mode: Mode, seen: DiskState, cut: usize) -> DiskState {
+        let steps = provision(&want(mode), &seen).expect("it can be created");
         steps.iter().take(cut).fold(seen, |mut seen, step| {
             match step {
                 Step::WriteRecord => seen.record = Some(want(mode).record(PROJECT)),
@@ -330,12 +309,12 @@ mod tests {
         })
     }
 
-    fn done(mode: Mode) -> Seen {
+    fn done(mode: Mode) -> DiskState {
         made(mode, NOTHING, usize::MAX)
     }
 
-    fn cut(seen: Seen, steps: &[Step], cut: usize) -> Seen {
-        steps.iter().take(cut).fold(seen, Seen::after)
+    fn cut(seen: DiskState, steps: &[Step], cut: usize) -> DiskState {
+        steps.iter().take(cut).fold(seen, DiskState::after)
     }
 
     fn changes(steps: &[Step]) -> bool {
@@ -343,7 +322,7 @@ mod tests {
     }
 
     /// Retire, then discard, stopping before step number `left`.
-    fn delete(mut seen: Seen, mut left: usize) -> Result<Seen, Refusal> {
+    fn delete(mut seen: DiskState, mut left: usize) -> Result<DiskState, VolumeRefusal> {
         for plan in [retire, discard] {
             let steps = plan(&seen)?;
             seen = cut(seen, &steps, left);
@@ -422,7 +401,7 @@ mod tests {
         }
 
         #[test]
-        fn a_volume_that_is_half_undone_is_made_again(mode in modes(), steps in 0usize..8, cut in 0usize..9) {
+        fn a_volume_that_is_half_undone_is_created_again(mode in modes(), steps in 0usize..8, cut in 0usize..9) {
             let seen = delete(made(mode, NOTHING, steps), cut)?;
             prop_assert_eq!(made(mode, seen, usize::MAX), done(mode));
         }
@@ -469,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_tells_the_larger_size_when_it_is_there() {
+    fn the_record_follows_the_image() {
         use Step::{GrowImage, RaiseLimits, RaiseRecord, SyncLimits};
         let to = Bytes::TIB;
         let steps = expand(to, &done(DISK).announced()).unwrap();
@@ -482,17 +461,17 @@ mod tests {
     fn what_has_no_record_is_neither_adopted_nor_deleted() {
         let (bare, limited) = (Place::Present { project: None, image: None }, done(DISK).live);
         for seen in [
-            Seen { live: bare, ..NOTHING },
-            Seen { live: limited, ..NOTHING },
-            Seen { staging: bare, ..NOTHING },
-            Seen { trash: bare, ..NOTHING },
+            DiskState { live: bare, ..NOTHING },
+            DiskState { live: limited, ..NOTHING },
+            DiskState { staging: bare, ..NOTHING },
+            DiskState { trash: bare, ..NOTHING },
         ] {
-            assert_eq!(provision(&want(FILES), &seen), Err(Refusal::Foreign));
-            assert_eq!(expand(Bytes::TIB, &seen), Err(Refusal::Foreign));
-            assert_eq!(retire(&seen), Err(Refusal::Foreign));
-            assert_eq!(restore(&seen), Err(Refusal::Foreign));
-            assert_eq!(undo(&seen), Err(Refusal::Foreign));
-            assert!(matches!(discard(&seen), Err(Refusal::NotRetired | Refusal::Foreign)));
+            assert_eq!(provision(&want(FILES), &seen), Err(VolumeRefusal::Foreign));
+            assert_eq!(expand(Bytes::TIB, &seen), Err(VolumeRefusal::Foreign));
+            assert_eq!(retire(&seen), Err(VolumeRefusal::Foreign));
+            assert_eq!(restore(&seen), Err(VolumeRefusal::Foreign));
+            assert_eq!(undo(&seen), Err(VolumeRefusal::Foreign));
+            assert!(matches!(discard(&seen), Err(VolumeRefusal::NotRetired | VolumeRefusal::Foreign)));
         }
     }
 
@@ -500,12 +479,12 @@ mod tests {
     fn a_directory_with_another_project_is_neither_adopted_nor_undone() {
         let other = Place::Present { project: ProjectId::new(9), image: None };
         let bare = Place::Present { project: None, image: None };
-        assert_eq!(provision(&want(FILES), &Seen { live: other, ..done(FILES) }), Err(Refusal::Foreign));
-        assert_eq!(provision(&want(FILES), &Seen { live: bare, ..done(FILES) }), Err(Refusal::Foreign));
-        let staging = Seen { live: Place::Absent, staging: other, ..done(FILES) };
-        assert_eq!(provision(&want(FILES), &staging), Err(Refusal::Foreign));
-        assert_eq!(undo(&staging), Err(Refusal::Foreign));
-        let undone = undo(&Seen { live: other, ..done(FILES) }).unwrap();
+        assert_eq!(provision(&want(FILES), &DiskState { live: other, ..done(FILES) }), Err(VolumeRefusal::Foreign));
+        assert_eq!(provision(&want(FILES), &DiskState { live: bare, ..done(FILES) }), Err(VolumeRefusal::Foreign));
+        let staging = DiskState { live: Place::Absent, staging: other, ..done(FILES) };
+        assert_eq!(provision(&want(FILES), &staging), Err(VolumeRefusal::Foreign));
+        assert_eq!(undo(&staging), Err(VolumeRefusal::Foreign));
+        let undone = undo(&DiskState { live: other, ..done(FILES) }).unwrap();
         assert_eq!(undone, [Step::ClearLimits, Step::RemoveRecord]); // only what is ours
     }
 
@@ -513,26 +492,26 @@ mod tests {
     fn a_volume_of_another_claim_size_or_kind_is_not_adopted() {
         let mut other = want(FILES);
         other.claim.uid = "another".into();
-        assert!(matches!(provision(&other, &done(FILES)), Err(Refusal::Differs { uid, .. }) if uid == "uid"));
+        assert!(matches!(provision(&other, &done(FILES)), Err(VolumeRefusal::Differs { uid, .. }) if uid == "uid"));
         let larger = Request { size: Bytes::TIB, ..want(FILES) };
-        assert!(matches!(provision(&larger, &done(FILES)), Err(Refusal::Differs { size: Bytes::GIB, .. })));
-        assert!(matches!(provision(&want(DISK), &done(FILES)), Err(Refusal::Differs { .. })));
+        assert!(matches!(provision(&larger, &done(FILES)), Err(VolumeRefusal::Differs { size: Bytes::GIB, .. })));
+        assert!(matches!(provision(&want(DISK), &done(FILES)), Err(VolumeRefusal::Differs { .. })));
     }
 
     #[test]
     fn a_lost_volume_is_not_replaced_by_an_empty_one_and_can_be_deleted() {
-        let lost = Seen { live: Place::Absent, ..done(FILES).announced() };
-        assert_eq!(provision(&want(FILES), &lost), Err(Refusal::Lost));
-        assert_eq!(expand(Bytes::TIB, &lost), Err(Refusal::Lost));
-        assert_eq!(restore(&lost), Err(Refusal::Lost));
+        let lost = DiskState { live: Place::Absent, ..done(FILES).announced() };
+        assert_eq!(provision(&want(FILES), &lost), Err(VolumeRefusal::Lost));
+        assert_eq!(expand(Bytes::TIB, &lost), Err(VolumeRefusal::Lost));
+        assert_eq!(restore(&lost), Err(VolumeRefusal::Lost));
         assert_eq!(retire(&lost), Ok(vec![]));
         assert_eq!(discard(&lost), Ok(vec![Step::ClearLimits, Step::RemoveRecord]));
     }
 
     #[test]
     fn data_in_use_is_not_discarded_and_what_has_no_pv_does_not_grow() {
-        assert_eq!(discard(&done(FILES)), Err(Refusal::NotRetired));
-        assert_eq!(discard(&done(DISK).announced()), Err(Refusal::NotRetired));
-        assert_eq!(expand(Bytes::TIB, &done(DISK)), Err(Refusal::NotAnnounced));
+        assert_eq!(discard(&done(FILES)), Err(VolumeRefusal::NotRetired));
+        assert_eq!(discard(&done(DISK).announced()), Err(VolumeRefusal::NotRetired));
+        assert_eq!(expand(Bytes::TIB, &done(DISK)), Err(VolumeRefusal::NotAnnounced));
     }
 }

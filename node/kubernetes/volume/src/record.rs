@@ -1,4 +1,4 @@
-//! What stands beside each volume and makes the disk self-describing.
+//! The record of each volume.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,9 @@ use crate::image;
 /// The claim that a volume was made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The claim's UID: a claim of the same name that was made anew is another one.
+    /// Distinguishes claims that were created one after the other with the same name.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -46,7 +44,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Allocation {
-    /// All of them when the volume is made or grows.
+    /// All of them at creation and expansion.
     #[default]
     Thick,
     /// Each when it is written first.
@@ -59,7 +57,6 @@ impl Mode {
         matches!(self, Self::Block { .. })
     }
 
-    /// What the quota of a volume of this size allows.
     pub(crate) fn limits(self, size: Bytes) -> Limits {
         match self {
             Self::Filesystem { inodes } => Limits { bytes: Some(size), inodes: Some(inodes) },
@@ -67,9 +64,9 @@ impl Mode {
         }
     }
 
-    /// What a volume of this size can take from the disk at most: the blocks that its quota allows, and the inodes,
+    /// The maximum that a volume of this size takes from the disk: the blocks that its quota allows, and the inodes,
     /// which XFS does not charge to the quota of blocks.
-    pub fn promised(self, size: Bytes) -> Bytes {
+    pub fn reserved(self, size: Bytes) -> Bytes {
         let Limits { bytes, inodes } = self.limits(size);
         bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
     }
@@ -106,7 +103,6 @@ impl fmt::Display for Allocation {
     }
 }
 
-/// What inodes take from the disk: 512 bytes each, which XFS does not charge to the quota of blocks.
 pub(crate) const fn inodes(count: Inodes) -> Bytes {
     Bytes::new(count.get().saturating_mul(512))
 }
@@ -124,39 +120,36 @@ pub enum State {
 /// All that is known of a volume without the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// For whom it was made.
     pub claim: Claim,
     /// The claim's storage class.
     pub class: String,
-    /// Directory or image.
     pub mode: Mode,
-    /// What the PV promises.
     pub size: Bytes,
     /// The project whose quota limits it.
     pub project: ProjectId,
-    /// How far it got.
     pub state: State,
 }
 
 /// Why a file holds no [`Record`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecordError {
-    /// A newer release wrote it.
     #[error("the record has version {0}, this release reads up to version {VERSION}; start the newer release again")]
     Version(u32),
-    /// It is damaged, or not ours.
-    #[error("the record cannot be understood")]
+    #[error(
+        "the record has version 1, which this release does not read; start the previous release and expand the volume's \
+         claim there, which rewrites the record, or restore the data into a new volume"
+    )]
+    Version1,
+    #[error("the record is damaged; restore it from a copy of the disk")]
     Syntax(#[source] Arc<serde_json::Error>),
-    /// The disk does not give it.
     #[error("the record cannot be read")]
     Read(#[source] dir::Error),
-    /// What it says cannot be kept.
-    #[error("the limits that the record promises cannot be set")]
+    #[error("cannot set the limits of the record")]
     Limits(#[source] Arc<fsquota::SetError>),
 }
 
 impl RecordError {
-    /// Whether it was cut short while it was written: it is no JSON at all.
+    /// Whether the write was interrupted: it is not JSON.
     pub(crate) fn is_torn(&self) -> bool {
         matches!(self, Self::Syntax(error) if error.is_eof() || error.is_syntax())
     }
@@ -170,7 +163,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Version 2 of the file. The directory that it is in tells the state.
+/// Version 2 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -182,34 +175,8 @@ struct Stored {
     project: ProjectId,
 }
 
-/// Version 1: filesystem volumes only, all in `records`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Version1 {
-    #[serde(rename = "version")]
-    _version: u32,
-    claim: Claim,
-    class: String,
-    #[serde(rename = "mode")]
-    _mode: Filesystem,
-    size_bytes: Bytes,
-    inodes: Inodes,
-    project: ProjectId,
-    state: State,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Filesystem {
-    Filesystem,
-}
-
 impl Record {
-    /// Parses the content of a record's file. The directory that it was found in says `state`; a file of version 1
-    /// says it itself.
-    ///
-    /// # Errors
-    /// [`RecordError`].
+    /// Parses the content of a record's file. The directory of the file gives the state.
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {
@@ -217,10 +184,7 @@ impl Record {
                 let Stored { version: _, claim, class, mode, size_bytes, project } = parse(content)?;
                 Ok(Self { claim, class, mode, size: size_bytes, project, state })
             }
-            1 => {
-                let Version1 { claim, class, size_bytes, inodes, project, state, .. } = parse(content)?;
-                Ok(Self { claim, class, mode: Mode::Filesystem { inodes }, size: size_bytes, project, state })
-            }
+            1 => Err(RecordError::Version1),
             other => Err(RecordError::Version(other)),
         }
     }
@@ -235,12 +199,10 @@ impl Record {
         content
     }
 
-    /// What the volume can take from the disk at most, see [`Mode::promised`].
-    pub fn promised(&self) -> Bytes {
-        self.mode.promised(self.size)
+    pub fn reserved(&self) -> Bytes {
+        self.mode.reserved(self.size)
     }
 
-    /// What its quota allows.
     pub(crate) fn limits(&self) -> Limits {
         self.mode.limits(self.size)
     }
@@ -306,20 +268,18 @@ mod tests {
         fn what_grows_never_gets_less(mode in mode(), from: u64, to: u64) {
             let (from, to) = (Bytes::new(from.min(to)), Bytes::new(from.max(to)));
             let grown = mode.grown(from, to);
-            prop_assert!(grown.promised(to) >= mode.promised(from));
+            prop_assert!(grown.reserved(to) >= mode.reserved(from));
             prop_assert_eq!(mode.grown(from, from), mode);
         }
     }
 
     #[test]
-    fn the_file_of_version_1_stays_readable() {
+    fn a_record_of_version_1_is_rejected_with_the_remedy() {
         let content = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
             "mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"staged"}"#;
-        let record = Record::parse(content, State::Announced).unwrap();
-        assert_eq!(record.state, State::Staged);
-        assert_eq!(record.project.get(), 7);
-        assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new(64) });
-        assert_eq!(record.promised(), Bytes::new(4096 + 64 * 512));
+        let error = Record::parse(content, State::Announced).unwrap_err();
+        assert!(matches!(error, RecordError::Version1), "{error:?}");
+        assert!(error.to_string().contains("start the previous release and expand"), "{error}");
     }
 
     #[test]
@@ -338,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn project_zero_is_no_project() {
+    fn project_zero_is_rejected() {
         let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
             "mode":{"filesystem":{"inodes":64}},"size_bytes":4096,"project":0}"#;
         assert!(matches!(Record::parse(content, State::Staged).unwrap_err(), RecordError::Syntax(_)));

@@ -1,27 +1,23 @@
-//! What is asked for.
+//! A request for a volume.
 
 use fsquota::ProjectId;
 use units::Bytes;
 
 use crate::record::{Claim, Mode, Record, State};
 
-/// What a claim asks for, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Who asks.
     pub claim: Claim,
     /// The claim's storage class.
     pub class: String,
-    /// Directory or image.
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
     pub size: Bytes,
 }
 
 impl Request {
-    /// What the volume can take from the disk at most, see [`Mode::promised`].
-    pub fn promised(&self) -> Bytes {
-        self.mode.promised(self.size)
+    pub fn reserved(&self) -> Bytes {
+        self.mode.reserved(self.size)
     }
 
     /// The record of a volume made for this.

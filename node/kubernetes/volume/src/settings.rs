@@ -12,21 +12,18 @@ use crate::Overcommit;
 pub struct Settings {
     /// Kept for what else lives on the data disk.
     pub reserve: Bytes,
-    /// How many times its size the disk may promise.
     pub overcommit: Overcommit,
-    /// Projects of the same file system that are no volumes, and no [strays](crate::Store::strays).
+    /// Projects of the same file system other than volumes, which are not [strays](crate::Volumes::strays).
     pub other_projects: BTreeSet<ProjectId>,
-    /// Who else writes to the file system.
     pub neighbours: Neighbours,
 }
 
-/// Who writes to the file system of the volumes besides them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Neighbours {
-    /// Those of [`Settings::other_projects`], each with a limit; the reserve has room for all of them.
+    /// Those of [`Settings::other_projects`], each with a limit; the reserve is their sum.
     #[default]
     Limited,
-    /// Anybody, as on a machine that is not ours. What they use is measured whenever the space is asked for, and kept
+    /// Any process, on other clusters. The space that they use is measured for each query of the space, and kept
     /// on top of the reserve, which is for what they write until the next time. Volumes have projects from
     /// [`Neighbours::FIRST_PROJECT`] on, and what is below is no [stray](crate::Store::strays).
     Strangers,
@@ -36,7 +33,6 @@ impl Neighbours {
     /// Far from where others start: kubelet's quotas of emptyDirs at 2^20 + 1, container engines near 1.
     pub const FIRST_PROJECT: ProjectId = ProjectId::new(0x6772_0000).expect("it is one");
 
-    /// What a new counter of project IDs starts with.
     pub(crate) const fn first_project(self) -> ProjectId {
         match self {
             Self::Limited => ProjectId::FIRST,

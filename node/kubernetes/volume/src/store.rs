@@ -12,15 +12,15 @@ use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::acting::{Acting, is_confined};
+use crate::disk_state::{DiskState, Limits, Place, Where};
 use crate::error::{ActError, Error, LookError, OpenError, StartError};
-use crate::files::{Files, Home};
+use crate::execution::{Execution, is_confined};
+use crate::files::Files;
 use crate::group::{Group, Shared};
 use crate::index::{Announcement, Entry, Index, Known};
 use crate::ledger::{Disk, Space};
-use crate::plan::{self, Refusal, Step};
+use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
-use crate::seen::{Limits, Place, Seen, Where};
 use crate::settings::{Neighbours, Settings};
 use crate::{Announced, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image, published};
 
@@ -44,7 +44,6 @@ pub struct Store {
     pub(crate) settings: Settings,
     /// The size of the file system when it was asked for last. It only grows.
     size: AtomicU64,
-    /// What [strangers](Neighbours::Strangers) used then.
     others: AtomicU64,
     index: Mutex<Index>,
     pub(crate) locks: VolumeLocks,
@@ -53,7 +52,7 @@ pub struct Store {
 
 impl Store {
     /// Opens the volumes directory, makes what is missing in it, and sets all recorded limits again: those that were
-    /// changed last may have been lost in a power cut. What one volume has wrong closes that one only.
+    /// changed last may have been lost in a power cut. A faulty volume is closed alone.
     ///
     /// # Errors
     /// [`StartError`]: nothing can be served.
@@ -66,7 +65,7 @@ impl Store {
             let dir = volumes.ensure_dir(&fixed(name), PRIVATE)?.into_inner();
             // Into a directory that inherits, no other project can be moved.
             if fsquota::disown(&dir)? {
-                warn!(directory = name, "directory of the store belonged to a project; taken off");
+                warn!(directory = name, "project of a directory of the store removed");
             }
             Ok(dir)
         };
@@ -86,10 +85,10 @@ impl Store {
             calls: VolumeCalls::default(),
         };
         let mut index = Index::default();
-        for (id, (home, record)) in store.files.load()? {
+        for (id, (state, record)) in store.files.load()? {
             match record {
-                Err(error) if home == Home::Pending && error.is_torn() && store.drop_unwritten(&id) => {}
-                record => store.take_over(&mut index, &id, home, record),
+                Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
+                record => store.take_over(&mut index, &id, state, record),
             }
         }
         let places = [&store.staging, &*store.live, &*store.trash];
@@ -113,17 +112,17 @@ impl Store {
     }
 
     /// A volume that an earlier process made.
-    fn take_over(&self, index: &mut Index, id: &VolumeId, home: Home, record: Result<Record, RecordError>) {
+    fn take_over(&self, index: &mut Index, id: &VolumeId, state: State, record: Result<Record, RecordError>) {
         let taken = record.and_then(|record| {
             let record = self.finish_growth(id, record);
-            // The limits stay as they are, and tell a restoration what to do.
+            // The limits stay as they are: they mark for a restoration that the removal has begun.
             if self.removal_has_begun(id, &record) {
                 return Ok(record);
             }
             match self.quotas.set_limits(record.project, record.limits()) {
                 Ok(()) => Ok(record),
                 Err(error) => {
-                    index.ledger.note(id.clone(), record.promised());
+                    index.ledger.note(id.clone(), record.reserved());
                     Err(RecordError::Limits(Arc::new(error)))
                 }
             }
@@ -131,21 +130,21 @@ impl Store {
         match taken {
             Ok(record) => {
                 let (announcement, limits) = (Announcement::Durable, Limits::Durable);
-                index.put(id, Known { record, home, announcement, limits, scanned: None });
+                index.put(id, Known { record, announcement, limits, scanned: None });
             }
             Err(error) => {
-                let (project, promise) = self.closed(id);
+                let (project, reservation) = self.closed(id);
                 if !matches!(error, RecordError::Limits(_)) {
-                    index.ledger.note(id.clone(), promise);
+                    index.ledger.note(id.clone(), reservation);
                 }
                 let reason: &dyn std::error::Error = &error;
-                tracing::error!(volume = %id, error = reason, promise = %promise, "volume is closed and kept");
-                index.volumes.insert(id.clone(), Entry::Closed { home, error, project });
+                tracing::error!(volume = %id, error = reason, reservation = %reservation, "volume is closed and kept");
+                index.volumes.insert(id.clone(), Entry::Closed { state, error, project });
             }
         }
     }
 
-    /// Whether [`Store::discard`] has begun, and nobody has taken the volume back since.
+    /// Whether [`Store::discard`] has begun, and the volume was not restored since.
     fn removal_has_begun(&self, id: &VolumeId, record: &Record) -> bool {
         let confined = || self.quotas.quota(record.project).is_ok_and(is_confined);
         let absent = |dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent);
@@ -164,30 +163,30 @@ impl Store {
         }
         let grown = record.grown(size);
         if let Err(error) = self.files.replace(id, &grown) {
-            // The next start tries again; until then memory knows.
+            // The next start tries again; until then the record is in memory.
             let reason: &dyn std::error::Error = &error;
             warn!(volume = %id, error = reason, "record of a grown image cannot be written");
         }
         grown
     }
 
-    /// Project and promise of a volume that nobody knows anything of: its quota tells.
+    /// Project and reservation of an unreadable volume, by its quota.
     fn closed(&self, id: &VolumeId) -> (Option<ProjectId>, Bytes) {
         let places = [&*self.live, &self.staging, &*self.trash];
         let found = places.into_iter().find_map(|place| fsquota::project(place.open_dir(id.name()).ok()?).ok()?);
         let quota = found.and_then(|project| self.quotas.quota(project).ok());
-        let promise = quota.map_or(Bytes::ZERO, |quota| {
+        let reservation = quota.map_or(Bytes::ZERO, |quota| {
             let bytes = quota.limits.bytes.unwrap_or(quota.used.bytes);
             let inodes = quota.limits.inodes.unwrap_or(quota.used.inodes);
             bytes.saturating_add(crate::record::inodes(inodes))
         });
-        (found, promise)
+        (found, reservation)
     }
 
     /// Opens an announced volume: one system call, and a force of the log if the announcement is not on the disk yet.
     ///
     /// # Errors
-    /// [`OpenError::Unknown`] also while the volume is being deleted; [`OpenError::NotAnnounced`] while it is made.
+    /// [`OpenError::Unknown`] also while the volume is being deleted; [`OpenError::NotAnnounced`] before it has a PV.
     pub fn open_volume(&self, id: &VolumeId) -> Result<Opened, OpenError> {
         let known = self.in_use(id)?;
         let failed = |source: dir::Error| {
@@ -202,10 +201,6 @@ impl Store {
         Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
     }
 
-    /// What is known of an announced volume: no system call.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_volume`] that need no look at the disk.
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
         Ok(Announced { record: self.in_use(id)?.record, quotas: Arc::clone(&self.quotas) })
     }
@@ -224,17 +219,16 @@ impl Store {
     pub(crate) fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::provision(want, &seen).map_err(refused(id))?;
-        let mut acting = Acting::new(self, id, Some(want), known);
-        // What was half undone is removed first, and its promise with it.
+        let mut execution = Execution::new(self, id, Some(want), known);
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
-        acting.run(undo)?;
-        if acting.known.is_none() {
-            self.promise(id, want.promised(), |index, promise, disk| index.ledger.promise(id, promise, disk))?;
+        execution.run(undo)?;
+        if execution.known.is_none() {
+            self.reserve(id, want.reserved(), |index, reservation, disk| index.ledger.reserve(id, reservation, disk))?;
         }
-        match acting.run(make) {
+        match execution.run(make) {
             Ok(()) => {
-                let record = acting.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
                 if !steps.contains(&Step::Publish) {
                     return Ok(Ensured::Unchanged(record));
                 }
@@ -242,21 +236,20 @@ impl Store {
                 info!(volume = %id, %claim, %mode, limit = %size, %project, "volume provisioned");
                 Ok(Ensured::Created(record))
             }
-            Err(error) => Err(self.after_failed_provision(acting, want, error)),
+            Err(error) => Err(self.after_failed_provision(execution, want, error)),
         }
     }
 
-    /// What was begun is undone when going on is in vain.
-    fn after_failed_provision(&self, mut acting: Acting<'_>, want: &Request, error: Error) -> Error {
-        let id = acting.id;
+    fn after_failed_provision(&self, mut execution: Execution<'_>, want: &Request, error: Error) -> Error {
+        let id = execution.id;
         let Error::Act { step, source, .. } = &error else { return error };
         let undone = match step {
-            Step::WriteRecord if acting.known.is_none() => {
+            Step::WriteRecord if execution.known.is_none() => {
                 self.index().ledger.release(id);
                 Ok(())
             }
-            // The directory in the way is somebody's, the record is ours.
-            Step::MakeStaging if source.is_foreign() => acting.run(&[Step::RemoveRecord]),
+            // The existing directory is unmanaged; only the record is removed.
+            Step::MakeStaging if source.is_foreign() => execution.run(&[Step::RemoveRecord]),
             Step::Publish if source.is_foreign() => self.undo_known(id).map(drop),
             // It is there, and may have been for long.
             Step::SyncLive => return error,
@@ -267,34 +260,28 @@ impl Store {
             return error;
         }
         if source.is_foreign() {
-            return refused(id)(Refusal::Foreign);
+            return refused(id)(VolumeRefusal::Foreign);
         }
         if source.is_too_large() {
             return Error::TooLarge { id: id.clone(), wanted: want.size };
         }
         if source.is_full() {
             let free = self.space().map(|space| space.free()).unwrap_or_default();
-            return Error::Full { id: id.clone(), wanted: want.promised(), free };
+            return Error::Full { id: id.clone(), wanted: want.reserved(), free };
         }
         error
     }
 
     pub(crate) fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let Some(Known { record, home, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
         if record.state == State::Announced {
             return Ok(Ensured::Unchanged(()));
         }
-        let record = Record { state: State::Announced, ..record };
-        let (done, announcement) = match home {
-            Home::Pending => (self.files.announce(id), Announcement::Volatile),
-            // Written by the first release, which kept the state in the file.
-            Home::Records => (self.files.replace(id, &record), Announcement::Durable),
-        };
-        done.map_err(|source| Error::Act { id: id.clone(), step: Step::WriteRecord, source })?;
+        let failed = |source| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+        self.files.announce(id).map_err(failed)?;
         self.index().change(id, |known| {
-            known.record = record;
-            known.home = Home::Records;
-            known.announcement = announcement;
+            known.record.state = State::Announced;
+            known.announcement = Announcement::Volatile;
         });
         Ok(Ensured::Created(()))
     }
@@ -304,10 +291,10 @@ impl Store {
         let size = to.round_up::<4096>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
         let (known, seen) = self.look(id)?;
         let Some(known) = known else {
-            return Err(if seen == Seen::NOTHING {
+            return Err(if seen == DiskState::NOTHING {
                 Error::Unknown { id: id.clone() }
             } else {
-                refused(id)(Refusal::Foreign)
+                refused(id)(VolumeRefusal::Foreign)
             });
         };
         let steps = plan::expand(size, &seen).map_err(refused(id))?;
@@ -320,13 +307,13 @@ impl Store {
             if grown.limits().bytes > Some(fsquota::Limits::MAX_BYTES) {
                 return Err(too_large());
             }
-            let more = grown.promised().saturating_sub(former.promised());
-            self.promise(id, more, |index, _, disk| index.ledger.raise(id, grown.promised(), disk))?;
+            let more = grown.reserved().saturating_sub(former.reserved());
+            self.reserve(id, more, |index, _, disk| index.ledger.raise(id, grown.reserved(), disk))?;
         }
-        let mut acting = Acting::new(self, id, None, Some(known));
-        match acting.run(&steps) {
+        let mut execution = Execution::new(self, id, None, Some(known));
+        match execution.run(&steps) {
             Ok(()) => {
-                let record = acting.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
                 if grown.is_none() {
                     return Ok(Ensured::Unchanged(record));
                 }
@@ -338,7 +325,7 @@ impl Store {
         }
     }
 
-    /// Where there is no room, the volume is as it was: an image is whole or its former size.
+    /// If the disk is full, the volume is as it was: an image has its full or its former size.
     fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
         let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
         let unchanged = match step {
@@ -347,7 +334,7 @@ impl Store {
             _ => false,
         };
         let (full, too_large) = (source.is_full(), source.is_too_large());
-        // Else the next call goes on from there, and the promise stands for what may be taken already.
+        // Else the next call goes on from there, and the reservation stands for what may be taken already.
         if !unchanged || !(full || too_large) {
             return error;
         }
@@ -355,12 +342,12 @@ impl Store {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
         let mut index = self.index();
-        index.ledger.note(id.clone(), former.promised());
+        index.ledger.note(id.clone(), former.reserved());
         drop(index);
         if too_large {
             return Error::TooLarge { id: id.clone(), wanted: grown.size };
         }
-        let wanted = grown.promised().saturating_sub(former.promised());
+        let wanted = grown.reserved().saturating_sub(former.reserved());
         Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 
@@ -376,7 +363,7 @@ impl Store {
             // The audit line: it stands before the first change.
             info!(volume = %id, %claim, uid = claim.uid, class, %mode, limit = %size, %project, "volume will be deleted");
         }
-        Acting::new(self, id, None, known).run(&steps)?;
+        Execution::new(self, id, None, known).run(&steps)?;
         Ok(ensured(retires))
     }
 
@@ -396,7 +383,7 @@ impl Store {
         }
         let (known, seen) = self.look(id)?;
         let steps = plan::restore(&seen).map_err(refused(id))?;
-        Acting::new(self, id, None, known).run(&steps)?;
+        Execution::new(self, id, None, known).run(&steps)?;
         let restored = steps.contains(&Step::Restore);
         if restored {
             info!(volume = %id, "volume restored");
@@ -411,7 +398,7 @@ impl Store {
             // A publish may have been under way when the volume was retired.
             self.check_unpublished(id, &self.trash)?;
         }
-        Acting::new(self, id, None, known).run(&steps)?;
+        Execution::new(self, id, None, known).run(&steps)?;
         if !steps.is_empty() {
             info!(volume = %id, "volume removed");
         }
@@ -424,10 +411,10 @@ impl Store {
             Some(Entry::Known(Known { record: Record { state: State::Announced, .. }, .. })) => {
                 Err(Error::Announced { id: id.clone() })
             }
-            Some(Entry::Closed { home: Home::Pending, error: RecordError::Syntax(_), project }) => {
-                let Seen { staging, live, trash, .. } = self.seen(id, None)?;
+            Some(Entry::Closed { state: State::Staged, error: RecordError::Syntax(_), project }) => {
+                let DiskState { staging, live, trash, .. } = self.seen(id, None)?;
                 if live.is_present() || trash.is_present() {
-                    return Err(refused(id)(Refusal::Foreign));
+                    return Err(refused(id)(VolumeRefusal::Foreign));
                 }
                 self.remove_closed(id, if staging.is_present() { project.as_slice() } else { &[] })?;
                 Ok(Ensured::Created(()))
@@ -442,7 +429,7 @@ impl Store {
         if let (false, Some(Known { record, .. })) = (steps.is_empty(), &known) {
             info!(volume = %id, claim = %record.claim, uid = record.claim.uid, "volume will be undone");
         }
-        Acting::new(self, id, None, known).run(&steps)?;
+        Execution::new(self, id, None, known).run(&steps)?;
         Ok(ensured(!steps.is_empty()))
     }
 
@@ -452,7 +439,7 @@ impl Store {
         let remove = || -> Result<(), ActError> {
             self.staging.remove_all(id.name())?;
             projects.iter().try_for_each(|project| self.quotas.clear(*project))?;
-            self.files.remove(Home::Pending, id)
+            self.files.remove(State::Staged, id)
         };
         remove().map_err(|source| Error::Act { id: id.clone(), step: Step::RemoveRecord, source })?;
         self.index().forget(id);
@@ -460,25 +447,25 @@ impl Store {
         Ok(())
     }
 
-    /// What there is of the volume. One that has no record was made by nobody: the disk is asked only if something lay
+    /// The observed state of the volume. Without a record, the store reads the disk only if an entry existed
     /// in its place at the start.
-    fn look(&self, id: &VolumeId) -> Result<(Option<Known>, Seen), Error> {
+    fn look(&self, id: &VolumeId) -> Result<(Option<Known>, DiskState), Error> {
         let known = self.known(id)?;
         if known.is_none() && !self.index().foreign.contains(id) {
-            return Ok((None, Seen::NOTHING));
+            return Ok((None, DiskState::NOTHING));
         }
         let seen = self.seen(id, known.as_ref())?;
-        if known.is_none() && seen == Seen::NOTHING {
+        if known.is_none() && seen == DiskState::NOTHING {
             self.index().foreign.remove(id);
         }
         Ok((known, seen))
     }
 
-    fn seen(&self, id: &VolumeId, known: Option<&Known>) -> Result<Seen, Error> {
+    fn seen(&self, id: &VolumeId, known: Option<&Known>) -> Result<DiskState, Error> {
         let record = known.map(|known| known.record.clone());
         let block = record.as_ref().is_some_and(|record| record.mode.is_block());
         let look = |dir| place(dir, id, block).map_err(|source| Error::Look { id: id.clone(), source });
-        Ok(Seen {
+        Ok(DiskState {
             record,
             staging: look(&self.staging)?,
             live: look(&self.live)?,
@@ -495,8 +482,8 @@ impl Store {
         }
     }
 
-    /// Makes a promise; once more when the disk proves to have grown since its size was asked for.
-    fn promise(
+    /// Reserves space; reads the size of the disk again before it fails.
+    fn reserve(
         &self,
         id: &VolumeId,
         wanted: Bytes,
@@ -511,7 +498,7 @@ impl Store {
     }
 
     pub(crate) fn measure(&self) -> Result<Disk, LookError> {
-        // First: what is written meanwhile counts as somebody else's, for once, and not as free.
+        // First: data that is written meanwhile counts as that of strangers, for once, and not as free.
         let own = match self.settings.neighbours {
             Neighbours::Limited => None,
             Neighbours::Strangers => Some(self.used()?),
@@ -526,7 +513,6 @@ impl Store {
         Ok(self.disk())
     }
 
-    /// What the volumes use, their inodes included.
     fn used(&self) -> Result<Bytes, FsError> {
         let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
         self.quotas.report().try_fold(Bytes::ZERO, |sum, quota| {
@@ -543,12 +529,11 @@ impl Store {
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
-        // It is whole between its own calls, whoever panicked. Nobody waits for the disk with it.
+        // It is consistent between its own calls, also after a panic. No caller waits for the disk while it is locked.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is in a directory of the store under the volume's name.
 pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, LookError> {
     match parent.open_dir(id.name()) {
         Ok(dir) => {
@@ -572,6 +557,6 @@ fn gone(id: &VolumeId) -> Error {
     Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }
 }
 
-fn refused(id: &VolumeId) -> impl FnOnce(Refusal) -> Error {
+fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
     |source| Error::Refused { id: id.clone(), source }
 }

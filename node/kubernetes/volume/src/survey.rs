@@ -1,4 +1,4 @@
-//! What there is, for everybody who wants to know.
+//! Lists of volumes, strays and usage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,44 +6,37 @@ use std::os::fd::{AsFd, BorrowedFd};
 use dir::{Dir, Name};
 use fsquota::{FsError, ProjectId, Usage};
 
+use crate::disk_state::Where;
 use crate::error::{ListError, LookError, UsageError};
 use crate::index::Entry;
 use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
-use crate::seen::Where;
 use crate::store::Store;
 use crate::{VolumeId, volumes_in};
 
-/// What the records say.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
-    /// The volumes.
     pub readable: BTreeMap<VolumeId, Record>,
-    /// Volumes that are closed and kept, since nobody knows what they are, or since their limits cannot be set.
+    /// Volumes that are closed and kept: the record is unreadable, or the limits cannot be set.
     pub unreadable: BTreeMap<VolumeId, RecordError>,
 }
 
-/// What no record tells of. Reported, never deleted.
+/// Entries without a record. Reported, never deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strays {
-    /// What lies in the place of volumes.
     pub directories: Vec<(Where, Name)>,
     /// Projects that have a limit or use something.
     pub projects: Vec<ProjectId>,
 }
 
-/// What a volume uses of its promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeUsage {
-    /// The volume.
     pub id: VolumeId,
-    /// What is known of it.
     pub record: Record,
-    /// What its project has in use: of a block volume, the image's blocks and their map.
     pub used: Usage,
 }
 
-/// Names and projects that somebody answers for.
+/// Names and projects with a record.
 #[derive(Default)]
 struct Known {
     volumes: BTreeSet<VolumeId>,
@@ -76,7 +69,7 @@ impl Store {
     }
 
     pub(crate) fn strays(&self) -> Result<Strays, ListError> {
-        // Before and after: what is made or removed meanwhile is no stray.
+        // Before and after: entries that are created or removed meanwhile are not strays.
         let mut known = self.answered_for();
         let mut found = Strays::default();
         let places: [(Where, &Dir); 3] =
@@ -130,9 +123,6 @@ impl Store {
     }
 
     /// The volume that an open file or directory of the data disk is in, by its project; also one in the trash.
-    ///
-    /// # Errors
-    /// [`FsError`].
     pub fn volume_of(&self, inode: impl AsFd) -> Result<Option<VolumeId>, FsError> {
         let Some(project) = self.quotas.project(inode)? else { return Ok(None) };
         let index = self.index();
@@ -147,7 +137,7 @@ impl Store {
         self.live.as_fd()
     }
 
-    /// How often the log was forced so far: less often than volumes were made, if many were made at once.
+    /// How often the log was forced so far: less often than volumes were created in a burst.
     pub fn forces(&self) -> u64 {
         let dirs = [&self.files.pending, &self.files.records, &self.live, &self.trash];
         dirs.iter().map(|dir| dir.forces()).sum::<u64>() + self.everything.forces()

@@ -22,12 +22,9 @@ pub trait Volumes: Send + Sync + 'static {
 
     /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. This is durable at the latest
     /// when the volume is opened first.
-    ///
-    /// # Errors
-    /// [`Error::Unknown`], [`Error::Closed`], [`Error::Act`].
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Makes the volume at least as large as `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
+    /// Expands the volume to at least `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
     /// returns, the new size is durable. A published block volume shows it after its loop device was refreshed.
     ///
     /// # Errors
@@ -57,7 +54,7 @@ pub trait Volumes: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with
-    /// [`Refusal::NotRetired`](crate::Refusal::NotRetired). [`Error::Published`]. [`Error::Act`] may be temporary: a
+    /// [`VolumeRefusal::NotRetired`](crate::VolumeRefusal::NotRetired). [`Error::Published`]. [`Error::Act`] may be temporary: a
     /// program that still has a deleted file open keeps its project in use. To detect that, the call reads all inodes of
     /// the disk once, and again only when the number of these files has changed.
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;

@@ -101,7 +101,6 @@ impl Disk {
         PartitionTable::last(Bytes::new(self.size), self.sector, read).unwrap()
     }
 
-    /// What is in the way of a new partition.
     fn former(&self) -> Option<gpt_read::Partition> {
         former(&self.last()?, &self.plan(Wanted::New)?.partition, self.sector)
     }
@@ -226,7 +225,7 @@ fn data_behind_the_same_image_are_not_in_the_way_and_known_for_what_they_are() {
 }
 
 #[test]
-fn data_that_only_the_table_of_before_tells_of_are_known_for_what_they_are() {
+fn partitions_of_the_former_table_are_detected() {
     let mut disk = Disk::new(512, 100, 2000);
     disk.boot(Wanted::New, 9);
     disk.write_image(90);

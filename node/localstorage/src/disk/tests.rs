@@ -187,7 +187,7 @@ fn a_partition_that_the_kernel_shows_elsewhere_is_not_the_one() {
 }
 
 #[test]
-fn a_damaged_table_is_told_if_it_has_a_partition_for_data() {
+fn a_damaged_table_with_a_data_partition_is_rejected() {
     let machine = FakeMachine::new();
     let mut image = gpt_image(&[(DATA_PARTITION, 128, 255)]);
     image[512] = b'?';
@@ -216,7 +216,7 @@ fn the_disk_below_the_device_that_holds_the_root_is_the_systems() {
 }
 
 #[test]
-fn what_is_no_hardware_is_passed_over() {
+fn devices_without_hardware_are_skipped() {
     let machine = FakeMachine::new();
     fs::create_dir(machine.blocks().join("loop0")).unwrap();
     machine.add("sr0", None, b"");

@@ -91,7 +91,7 @@ fn two_formats_at_once_are_both_named() {
 }
 
 #[test]
-fn data_that_nobody_knows_is_refused_too() {
+fn unknown_data_is_rejected() {
     let machine = Machine::new();
     for at in [0, 4096, (1 << 20) - 1, machine.size() - (1 << 20), machine.size() - 1] {
         machine.overwrite(at, b"x");
@@ -102,7 +102,7 @@ fn data_that_nobody_knows_is_refused_too() {
 }
 
 #[test]
-fn nothing_is_formatted_when_nobody_can_tell_what_is_there() {
+fn nothing_is_formatted_when_the_content_is_unknown() {
     let machine = Machine::new();
     let written = machine.written();
     let script = |name: &str, text: &str| {
@@ -122,7 +122,7 @@ fn nothing_is_formatted_when_nobody_can_tell_what_is_there() {
     assert_eq!(machine.written(), written);
 }
 
-/// The name of a format, and the bytes by which `blkid` knows it: those below zero count from the end.
+/// The name of a format, and the bytes by which `blkid` detects it: those below zero count from the end.
 type Mark = (&'static str, &'static [(i64, &'static [u8])]);
 
 /// Formats for which the guest has no tool: what util-linux 2.38 checks of each, checksums included.
@@ -208,7 +208,7 @@ const MARKS: &[Mark] = &[
 ];
 
 #[test]
-fn whatever_blkid_knows_by_its_mark_is_refused_by_name() {
+fn each_signature_of_blkid_is_rejected_by_name() {
     let machine = Machine::new();
     for (format, places) in MARKS {
         let place = |from: i64| if from < 0 { machine.size() - from.unsigned_abs() } else { from.unsigned_abs() };

@@ -6,7 +6,7 @@ use localstorage::{Role, Seen, examine};
 
 use super::*;
 
-/// A device that can be made larger at any time: a part of the machine's disk.
+/// A device that can grow at any time: a part of the machine's disk.
 struct Elastic<'machine> {
     machine: &'machine Machine,
     path: PathBuf,
@@ -65,7 +65,6 @@ fn size_of(device: &Path) -> Bytes {
     Bytes::new(File::open(device).unwrap().seek(SeekFrom::End(0)).unwrap())
 }
 
-/// What a file system says that it has, less its log.
 fn capacity(data: &Mounted<Data>) -> Bytes {
     let seen = statvfs(data.path()).unwrap();
     Bytes::new(seen.blocks() * seen.fragment_size())

@@ -88,11 +88,11 @@ fn two_partitions_for_data_are_refused_and_named() {
 }
 
 #[test]
-fn a_partition_that_the_kernel_has_not_heard_of_is_refused() {
+fn a_partition_that_the_kernel_does_not_show_is_rejected() {
     let machine = Machine::new();
     divide(&machine, &["--no-reread", "--no-tell-kernel"], SYSTEM_AND_DATA);
     assert_eq!(refusal(), Refusal::NotShown { disk: machine.name().into(), number: 2 });
-    // It knows the first now, and the second where it is no more.
+    // It shows the first now, and the second in its former place.
     divide(&machine, &[], SYSTEM_AND_DATA);
     divide(&machine, &["--no-reread", "--no-tell-kernel"], "label: gpt\nsize=65M, type=linux\ntype=DATA\n");
     assert_eq!(refusal(), Refusal::NotShown { disk: machine.name().into(), number: 2 });

@@ -30,7 +30,7 @@ pub fn create(data: &Data) {
     }
 }
 
-/// What is not as a boot of this release must leave that disk: each part has its data, its limits, and an ID that no pod can
+/// Faults of that disk after a boot of this release: each part has its data, its limits, and an ID that no pod can
 /// guess; but for those that every pod can read, which have the former one. No project is left over.
 pub fn faults(data: &Data) -> Vec<String> {
     let mut faults = Vec::new();
@@ -73,7 +73,6 @@ fn budget(data: &Data) -> Budget {
     Budget::of(Bytes::new(seen.blocks() * seen.fragment_size()))
 }
 
-/// What is in a part, with its content.
 fn files(path: &Path, part: Part) -> [(PathBuf, String); 3] {
     ["file", "one/file", "one/two/file"].map(|name| (path.join(name), format!("{name} of {part:?}")))
 }

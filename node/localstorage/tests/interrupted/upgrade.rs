@@ -39,7 +39,6 @@ fn boot(node: &Node, device: &Path) -> Mounted<Data> {
     DataDisk::choose(&[seen(device).unwrap()]).unwrap().mount(node.data()).unwrap()
 }
 
-/// What a boot that was over had promised, and the disk does not hold; an error if it cannot be mounted.
 fn lost(node: &Node, device: &Path) -> Result<Vec<String>, Errno> {
     mount_by_hand(node, device)?;
     let faults = former::faults(&node.data());

@@ -1,4 +1,4 @@
-//! What XFS counts to a project, and when it stops counting it.
+//! Space that XFS counts to a project, and when it stops counting it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};

@@ -15,7 +15,7 @@ use units::{Bytes, Inodes};
 use crate::files::{mib, write, xfs_io_ok};
 use crate::volumes::{SIZE, Volumes, size};
 
-/// What `strays` returns for each name.
+/// The result of `strays` for each name.
 fn drifts(volumes: &Volumes, name: &str, id: ProjectId) -> Vec<(String, Drift)> {
     let dir = File::open(volumes.path(name)).unwrap();
     let found = fsquota::strays(&dir, id).unwrap().map(Result::unwrap);

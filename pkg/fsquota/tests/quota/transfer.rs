@@ -28,7 +28,7 @@ fn all_that_is_in_a_directory_is_counted_to_its_new_project() {
     assert_eq!(fsquota::get(&dir).unwrap(), Quota { id: TO, limits, used });
     assert_eq!(volumes.reported(), [TO]);
     assert_eq!(fsquota::strays(&dir, TO).unwrap().count(), 0);
-    // What is created there gets the new project, and moves within it.
+    // New files there get the new project, and moves within it.
     File::create(volumes.path("a/one/new")).unwrap();
     fs::rename(volumes.path("a/one/new"), volumes.path("a/one/two/new")).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used.inodes, Inodes::new(5));

@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn space(free: Bytes) -> Space {
-        Space { size: free, promised: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
+        Space { size: free, reserved: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
     fn owner() -> Owner {
@@ -326,9 +326,9 @@ mod tests {
             let modes = |size| [VolumeMode::Filesystem, VolumeMode::Block].map(|mode| found.mode(mode, size));
             let largest = largest(&class, &space);
             prop_assert!(largest.get().is_multiple_of(4096));
-            prop_assert!(largest == Bytes::ZERO || modes(largest).iter().all(|mode| mode.promised(largest) <= space.free()));
+            prop_assert!(largest == Bytes::ZERO || modes(largest).iter().all(|mode| mode.reserved(largest) <= space.free()));
             let more = largest.saturating_add(Bytes::new(4096));
-            prop_assert!(modes(more).iter().any(|mode| mode.promised(more) > space.free()));
+            prop_assert!(modes(more).iter().any(|mode| mode.reserved(more) > space.free()));
         }
 
         #[test]

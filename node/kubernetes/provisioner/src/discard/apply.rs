@@ -85,7 +85,7 @@ impl Provisioner {
         }
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
-            Err(error @ volume::Error::Refused { source: volume::Refusal::NotRetired, .. }) => {
+            Err(error @ volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
                 let error: &dyn std::error::Error = &error;
                 warn!(volume = %id, error, "deleted volume not removed: it is not in the trash any more");
             }

@@ -1,4 +1,4 @@
-//! What the kernel tests of this crate start from.
+//! Fixtures of the kernel tests of this crate.
 #![allow(dead_code, reason = "each of the test programs uses a part of it")]
 
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ impl Node {
 
     /// Below the root: that gets no project, not even by hand.
     pub fn volumes(disk: &Path) -> Dir {
-        fs::create_dir_all(disk.join("volumes")).expect("a directory can be made");
+        fs::create_dir_all(disk.join("volumes")).expect("create a directory");
         Dir::open(&disk.join("volumes")).expect("it can be opened")
     }
 
@@ -58,7 +58,7 @@ impl Node {
 
     pub fn made(&self, request: &Request) -> (VolumeId, Record) {
         let id = id(&request.claim.name);
-        self.store.provision(&id, request).expect("it can be made");
+        self.store.provision(&id, request).expect("it can be created");
         self.store.announce(&id).expect("it can be announced");
         let record = self.store.records().expect("records").readable.remove(&id).expect("a record");
         (id, record)

@@ -31,7 +31,7 @@ fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
     // A fork takes project IDs of its own first, ten calls, which a process makes for every 32nd volume.
     let counted = |name: &str| {
         let all = claim(&node.store, name);
-        let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is made");
+        let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is created");
         all[begin..].to_vec()
     };
     let alone = counted("pvc-1");
@@ -92,7 +92,6 @@ fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     // Here the attempts are those of one process: it remembers what it saw.
     discard();
     let look = [SYS_openat2; 3];
-    // What the project uses; deleted files are freed; what it uses now.
     let again = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd];
     let mut made = calls(discard);
     // Not a call with every clock.

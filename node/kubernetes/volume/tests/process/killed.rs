@@ -58,14 +58,14 @@ fn killed_everywhere(
             let request = sized(&format!("pvc-{killed}"), mode, SIZE);
             let store = open(disk.path());
             before(&store, &request);
-            // The files of the store are open in both; nobody works on them here meanwhile.
+            // The files of the store are open in both; this process does not use them meanwhile.
             let reached = killed_before(step, may_change_files, || work(&store, &request));
             drop(store);
             let store = open(disk.path());
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             after(&store, &request);
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
-            assert_eq!(store.space().unwrap().promised, Bytes::ZERO, "{mode} killed before call {step}");
+            assert_eq!(store.space().unwrap().reserved, Bytes::ZERO, "{mode} killed before call {step}");
             assert!(store.records().unwrap().readable.is_empty(), "{mode} killed before call {step}");
             drop(store);
             (step, killed) = (step + 1, killed + 1);
@@ -90,7 +90,7 @@ fn made(store: &Store, request: &Request) -> Record {
     record
 }
 
-/// The kernel and the image have what the record says, as after a run that nobody killed.
+/// The kernel and the image have what the record says, as after a complete run.
 fn is_whole(store: &Store, record: &Record) {
     let opened = store.open_volume(&id(&record.claim.name)).unwrap();
     let limits = match record.mode {
@@ -163,7 +163,7 @@ fn a_killed_expansion_is_finished_by_the_next() {
             assert_eq!(record.size, LARGER);
             is_whole(store, &record);
             assert_eq!(store.expand(&id, LARGER).unwrap(), Ensured::Unchanged(record.clone()));
-            assert_eq!(store.space().unwrap().promised, record.promised());
+            assert_eq!(store.space().unwrap().reserved, record.reserved());
             deleted(store, request);
         },
     );

@@ -25,7 +25,6 @@ use crate::node::{Node, SIZE, files, sized};
 /// For what takes a second or two, and did not end before.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What an attacker does without pause, in one directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
     Create,
@@ -43,10 +42,9 @@ enum User {
 
 const FILES: usize = 300;
 const ATTACKERS: usize = 3;
-/// What [`Attack::Move`] moves, for each attacker.
 const DIRECTORIES: usize = 8;
 
-/// Room for what the attackers create before the volume is deleted.
+/// Space for what the attackers create before the volume is deleted.
 fn request(name: &str) -> Request {
     sized(name, Mode::Filesystem { inodes: Inodes::new(1 << 15) }, SIZE)
 }
@@ -160,7 +158,7 @@ fn in_time<T: Send>(attackers: &mut Attackers, what: &str, work: impl FnOnce() -
         let (sender, done) = mpsc::channel();
         let worker = scope.spawn(move || {
             let result = work();
-            // Nobody waits any more after the limit.
+            // The attackers stop at the limit.
             let _ = sender.send(());
             result
         });

@@ -1,4 +1,4 @@
-//! What one volume has wrong is that volume's alone.
+//! A faulty volume is closed, and no other one is affected.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -10,11 +10,12 @@ use volume::{Allocation, Error, OpenError, RecordError, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 
+const FORMER: &[u8] = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local","mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"announced"}"#;
 const NEWER: &[u8] = br#"{"version":7,"secret":"of the next release"}"#;
 
 #[test]
-fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_promised() {
-    for content in [&b"{"[..], NEWER, b"", b"\0\0", br#"{"version":2}"#] {
+fn a_volume_with_an_unreadable_record_is_closed_and_kept() {
+    for content in [&b"{"[..], FORMER, NEWER, b"", b"\0\0", br#"{"version":2}"#] {
         let node = Node::new();
         let (damaged, record) = node.made(&disk("pvc-1", Allocation::Thick));
         fs::write(node.path("records", &damaged), content).unwrap();
@@ -29,7 +30,8 @@ fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_promised() {
         closed(node.store.undo(&damaged).map(drop));
         assert!(matches!(node.store.open_volume(&damaged), Err(OpenError::Record { .. })));
         assert_eq!(node.traces(&damaged), ["records", "live"]);
-        assert_eq!(node.store.space().unwrap().promised, record.promised());
+        assert_eq!(fs::read(node.path("records", &damaged)).unwrap(), content);
+        assert_eq!(node.store.space().unwrap().reserved, record.reserved());
         assert_eq!(node.store.strays().unwrap(), volume::Strays::default());
         assert_eq!(node.store.retired().unwrap(), []);
 
@@ -42,7 +44,7 @@ fn a_volume_with_a_damaged_or_newer_record_is_closed_kept_and_still_promised() {
 }
 
 #[test]
-fn a_record_that_is_no_file_is_one_that_cannot_be_read() {
+fn a_record_that_is_a_directory_is_unreadable() {
     let node = Node::new();
     let (damaged, _) = node.made(&files("pvc-1"));
     fs::remove_file(node.path("records", &damaged)).unwrap();
@@ -68,7 +70,7 @@ fn a_volume_whose_limits_cannot_be_set_is_closed_alone() {
 
 /// The process died while it wrote the first record: there is a file, and nothing in it.
 #[test]
-fn a_record_that_was_never_written_whole_is_no_obstacle() {
+fn a_record_whose_write_was_interrupted_is_removed() {
     for content in [&b""[..], b"{\"version\":2,\"cla"] {
         let node = Node::new();
         let (first, second) = (id("pvc-1"), id("pvc-2"));
@@ -85,7 +87,7 @@ fn a_record_that_was_never_written_whole_is_no_obstacle() {
 }
 
 #[test]
-fn a_pending_record_that_is_damaged_is_undone_with_what_is_staged_and_kept_with_what_is_live() {
+fn a_damaged_pending_record_is_undone_unless_the_volume_is_live() {
     let node = Node::new();
     let (staged, live) = (id("pvc-1"), id("pvc-2"));
     for (id, name) in [(&staged, "pvc-1"), (&live, "pvc-2")] {

@@ -11,7 +11,7 @@ use loopdev::{Config, Control};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
-use volume::{Access, ActError, Allocation, Error, OpenError, Refusal, Volumes as _, Where};
+use volume::{Access, ActError, Allocation, Error, OpenError, VolumeRefusal, Volumes as _, Where};
 
 use crate::node::{Node, SIZE, disk, files, id};
 use crate::sys;
@@ -24,7 +24,7 @@ fn a_deleted_volume_leaves_nothing_behind() {
     fs::write(node.path("live", &id).join("a/b/secret"), b"x").unwrap();
     symlink("/", node.path("live", &id).join("a/link")).unwrap();
 
-    assert!(matches!(node.store.discard(&id), Err(Error::Refused { source: Refusal::NotRetired, .. })));
+    assert!(matches!(node.store.discard(&id), Err(Error::Refused { source: VolumeRefusal::NotRetired, .. })));
     assert_eq!(node.store.retire(&id).unwrap(), Ensured::Created(()));
     assert!(matches!(node.store.open_volume(&id), Err(OpenError::Unknown { .. })));
     assert_eq!(node.traces(&id), ["records", "trash"]);
@@ -49,7 +49,6 @@ fn whatever_a_tenant_builds_can_be_removed() {
     for _ in 0..100 {
         dir = dir.create_dir(&name, dir::Mode::S_IRWXU).unwrap();
     }
-    // Who owns a directory may give it another project: it cannot be moved within the volume then.
     let other = ProjectId::new(4_000_000).unwrap();
     dir.create_dir(&name, dir::Mode::S_IRWXU).unwrap();
     let stray = File::open(node.path("live", &id).join("d/d/d")).unwrap();
@@ -128,7 +127,7 @@ fn a_removal_that_stopped_after_the_data_is_found_again_and_finished() {
 }
 
 fn foreign(result: Result<Ensured<()>, Error>) {
-    assert!(matches!(result, Err(Error::Refused { source: Refusal::Foreign, .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::Refused { source: VolumeRefusal::Foreign, .. })), "{result:?}");
 }
 
 #[test]
@@ -145,7 +144,7 @@ fn a_directory_without_a_record_is_neither_adopted_nor_emptied() {
     foreign(node.store.retire(&id));
     foreign(node.store.undo(&id));
     assert!(node.path("live", &id).join("kept").exists());
-    assert_eq!(node.store.space().unwrap().promised, Bytes::ZERO);
+    assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
 }
 
 #[test]
@@ -171,7 +170,7 @@ fn what_lies_in_the_way_is_kept_and_what_was_begun_is_undone() {
         foreign(node.store.provision(&id, &disk("pvc-1", Allocation::Thick)).map(|made| made.map(drop)));
         assert_eq!(node.traces(&id), [place]);
         assert!(node.path(place, &id).join("kept").exists());
-        assert_eq!(node.store.space().unwrap().promised, Bytes::ZERO);
+        assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
         assert_eq!(node.projects(), before);
         fs::remove_dir_all(node.path(place, &id)).unwrap();
         node.made(&files("pvc-1"));
@@ -213,7 +212,7 @@ fn loop_devices_of_an_image_go_before_it_does() {
     assert_eq!(attached(), 3);
     node.store.retire(&id).unwrap();
     assert_eq!(attached(), 1);
-    // One that somebody attached to what is in the trash.
+    // A device that another process attached to the image in the trash.
     let image = File::options().read(true).write(true).open(node.path("trash", &id).join("image")).unwrap();
     drop(Control::open().unwrap().attach(&image, &Config::default()).unwrap());
     drop(image);
@@ -271,7 +270,7 @@ fn a_volume_is_neither_retired_nor_removed_while_a_mount_shows_it() {
     assert_eq!(node.traces(&id), [""; 0]);
 }
 
-/// Somebody set the flag by hand, or moved the store below a project for a while.
+/// An administrator set the flag, or moved the store below a project for a while.
 #[test]
 fn a_trash_that_inherits_is_put_right() {
     let node = Node::new();
@@ -313,7 +312,7 @@ fn strays_are_reported_and_stay() {
     assert!(node.path("live", &lost).exists());
 }
 
-/// Somebody gave the volume's project to a directory of his own.
+/// An administrator gave the volume's project to another directory.
 #[test]
 fn a_project_that_something_else_carries_does_not_keep_the_record() {
     let node = Node::new();

@@ -26,7 +26,7 @@ fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
     assert_eq!(record.size, LARGER);
     let wanted = Limits { bytes: Some(LARGER), inodes: Some(Inodes::new(128 * 5 / 2)) };
     assert_eq!(node.limits(record.project), wanted);
-    assert_eq!(node.store.space().unwrap().promised, record.promised());
+    assert_eq!(node.store.space().unwrap().reserved, record.reserved());
     assert_eq!(node.store.open_volume(&id).unwrap().size(), LARGER);
     for size in [LARGER, SIZE, Bytes::new(1)] {
         assert_eq!(node.store.expand(&id, size).unwrap(), Ensured::Unchanged(record.clone()));
@@ -148,7 +148,7 @@ fn a_grown_image_is_never_cut_and_its_record_follows() {
         let grown = grown.into_inner();
         assert_eq!((grown.size, fs::metadata(node.image(&id)).unwrap().len()), (LARGER, LARGER.get()));
         assert!(node.limits(record.project).bytes > Some(LARGER));
-        assert_eq!(node.store.space().unwrap().promised, grown.promised());
+        assert_eq!(node.store.space().unwrap().reserved, grown.reserved());
         let node = node.restarted();
         assert_eq!(node.store.records().unwrap().readable[&id], grown);
     }

@@ -1,4 +1,4 @@
-//! Volumes are made.
+//! Creation of volumes.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Error, Mode, OpenError, Record, Refusal, State, VolumeId, Volumes as _};
+use volume::{Access, Allocation, Error, Mode, OpenError, Record, State, VolumeId, VolumeRefusal, Volumes as _};
 
 use crate::node::{INODES, Node, SIZE, disk, files, id, sized};
 
@@ -85,11 +85,11 @@ fn a_link_in_the_place_of_an_image_is_not_followed() {
     let volume = node.store.open_volume(&id).unwrap();
     let Err(OpenError::Image { source, .. }) = volume.image(Access::ReadOnly) else { panic!("opened") };
     assert_eq!(source.errno(), Errno::ELOOP);
-    assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: Refusal::Lost, .. })));
+    assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: VolumeRefusal::Lost, .. })));
 }
 
 #[test]
-fn a_volume_takes_what_it_was_promised_and_no_more() {
+fn a_volume_can_use_its_reservation_and_no_more() {
     let node = Node::new();
     let (id, _) = node.made(&files("pvc-1"));
     let mut file = File::create(node.path("live", &id).join("data")).unwrap();
@@ -123,7 +123,10 @@ fn a_staged_volume_cannot_be_opened() {
     let id = id("pvc-1");
     node.store.provision(&id, &files("pvc-1")).unwrap();
     assert!(matches!(node.store.open_volume(&id), Err(OpenError::NotAnnounced { .. })));
-    assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: Refusal::NotAnnounced, .. })));
+    assert!(matches!(
+        node.store.expand(&id, Bytes::GIB),
+        Err(Error::Refused { source: VolumeRefusal::NotAnnounced, .. })
+    ));
     assert!(matches!(node.store.open_volume(&crate::node::id("pvc-2")), Err(OpenError::Unknown { .. })));
 }
 
@@ -159,7 +162,6 @@ fn half_made_volumes_are_finished_after_a_restart() {
     }
 }
 
-/// What a process that died leaves, from a volume that is made.
 fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
     if stage != "live" {
         fs::rename(node.path("live", id), node.path("staging", id)).unwrap();
@@ -253,16 +255,16 @@ fn what_does_not_fit_is_refused_and_leaves_no_trace() {
         node.store.retire(&second).unwrap();
         node.store.discard(&second).unwrap();
     }
-    // Promises are on the disk, not in memory.
+    // Reservations are on the disk, not in memory.
     let all = node.store.space().unwrap().largest_filesystem();
     node.made(&sized("pvc-1", Mode::Filesystem { inodes: fsquota::default_inodes(all) }, all));
     let node = node.restarted();
     assert!(matches!(node.store.provision(&id("pvc-2"), &files("pvc-2")), Err(Error::Full { .. })));
 }
 
-/// The ledger had room, the disk had not: nothing may be left, and nothing else be touched.
+/// The ledger had space, the disk had not: nothing may be left, and nothing else be changed.
 #[test]
-fn a_disk_that_is_fuller_than_promised_is_found_by_allocating() {
+fn a_disk_that_is_fuller_than_reserved_is_found_by_allocating() {
     let node = Node::new();
     let (other, _) = node.made(&files("pvc-0"));
     let hog = File::create(node.disk.path().join("hog")).unwrap();
@@ -271,18 +273,18 @@ fn a_disk_that_is_fuller_than_promised_is_found_by_allocating() {
     fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
     let id = id("pvc-1");
     let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
-    let promised = node.store.space().unwrap().promised;
+    let reserved = node.store.space().unwrap().reserved;
     let before = node.projects();
     let refused = node.store.provision(&id, &request).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
     assert_eq!(node.traces(&id), [""; 0]);
-    assert_eq!(node.store.space().unwrap().promised, promised);
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
     assert_eq!(node.projects(), before);
     assert_eq!(node.traces(&other), ["records", "live"]);
 }
 
 #[test]
-fn more_may_be_promised_than_there_is_if_the_operator_says_so() {
+fn the_operator_may_overcommit_the_disk() {
     let node = Node::new();
     let size = node.store.space().unwrap().size;
     let Node { store, disk } = node;
@@ -297,7 +299,7 @@ fn more_may_be_promised_than_there_is_if_the_operator_says_so() {
 }
 
 #[test]
-fn a_project_that_somebody_took_meanwhile_is_passed_over() {
+fn a_project_that_was_assigned_elsewhere_is_skipped() {
     let node = Node::new();
     let (_, first) = node.made(&files("pvc-1"));
     let next = ProjectId::new(first.project.get() + 1).unwrap();

@@ -12,7 +12,7 @@ use volume::{Allocation, Mode, Record, Volumes as _};
 use crate::node::{INODES, Node, disk, files, id, sized};
 
 #[test]
-fn volumes_are_made_in_parallel_each_with_its_own_project() {
+fn volumes_are_created_in_parallel_with_a_project_each() {
     let node = Node::new();
     let made: Vec<Record> = thread::scope(|scope| {
         let store = &node.store;
@@ -41,8 +41,8 @@ fn volumes_are_made_in_parallel_each_with_its_own_project() {
     assert_eq!(made.len(), 8);
     let projects: BTreeSet<_> = made.iter().map(|record| record.project).collect();
     assert_eq!(projects.len(), 8);
-    let promised: Bytes = made.iter().map(Record::promised).sum();
-    assert_eq!(node.store.space().unwrap().promised, promised);
+    let reserved: Bytes = made.iter().map(Record::reserved).sum();
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a look at a volume shows.
+//! The observed state of a volume.
 
 use fsquota::ProjectId;
 use units::Bytes;
@@ -8,22 +8,16 @@ use crate::record::Record;
 /// A directory of the store in which volumes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Where {
-    /// While they are made.
     Staging,
     /// While they may be used.
     Live,
-    /// While they are removed.
     Trash,
 }
 
-/// What is in the place of a volume's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nothing.
     Absent,
-    /// Something.
     Present {
-        /// Its project.
         project: Option<ProjectId>,
         /// The size of the image in it.
         image: Option<Bytes>,
@@ -40,7 +34,7 @@ impl Place {
         matches!(self, Self::Present { project: Some(project), .. } if project == record.project)
     }
 
-    /// Whether it is that, or would have become it: it is made before it gets its project.
+    /// Whether it is that, or an earlier run ended before it set the project.
     pub(crate) fn begins(self, record: &Record) -> bool {
         self.is_of(record) || matches!(self, Self::Present { project: None, .. })
     }
@@ -53,12 +47,9 @@ impl Place {
     }
 }
 
-/// What is known of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Its record.
+pub struct DiskState {
     pub record: Option<Record>,
-    /// Its directory while it is made.
     pub staging: Place,
     /// Its directory while it may be used.
     pub live: Place,
@@ -71,14 +62,12 @@ pub struct Seen {
 /// Whether raised limits outlive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
-    /// They do.
     Durable,
     /// Only by the record, when the node starts.
     Volatile,
 }
 
-impl Seen {
-    /// Nothing.
+impl DiskState {
     pub const NOTHING: Self = Self {
         record: None,
         staging: Place::Absent,

@@ -11,16 +11,15 @@ use nix::sys::stat::{fchmod, fstat};
 use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
+use crate::disk_state::{Limits, Place, Where};
 use crate::error::{ActError, Error};
-use crate::files::Home;
 use crate::index::{Announcement, Known};
 use crate::plan::Step;
-use crate::seen::{Limits, Place, Where};
 use crate::store::{Store, place};
 use crate::{Allocation, Record, Request, VolumeId, image};
 
 /// How long XFS may take for inodes that were deleted: it takes them apart in the background (inodegc, since Linux
-/// 5.14), and begins when somebody asks for a quota.
+/// 5.14), and begins with the next query of a quota.
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -29,11 +28,11 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(crate) const PASS: u64 = 2048;
 
 /// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
-/// volume open can create nothing, root included. They also tell a restoration that owner and mode may have been
+/// volume open can create nothing, root included. They also mark for a restoration that owner and mode may have been
 /// replaced: XFS logs them before the changes that follow.
 const CONFINED: fsquota::Limits = fsquota::Limits { bytes: Some(Bytes::new(4096)), inodes: Some(Inodes::new(1)) };
 
-/// The root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. Nobody else on the node gets
+/// The root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. No other process on the node gets
 /// this far, since the directories above are private.
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
 /// The directory around an image.
@@ -44,17 +43,16 @@ pub(crate) fn is_confined(quota: Quota) -> bool {
     quota.limits.inodes == CONFINED.inodes
 }
 
-pub(crate) struct Acting<'a> {
+pub(crate) struct Execution<'a> {
     pub(crate) store: &'a Store,
     pub(crate) id: &'a VolumeId,
     pub(crate) want: Option<&'a Request>,
-    /// What the disk has; after the last step what it has then.
     pub(crate) known: Option<Known>,
     /// Opened once, used by the steps that fill it.
     staged: Option<Dir>,
 }
 
-impl<'a> Acting<'a> {
+impl<'a> Execution<'a> {
     pub(crate) fn new(store: &'a Store, id: &'a VolumeId, want: Option<&'a Request>, known: Option<Known>) -> Self {
         Self { store, id, want, known, staged: None }
     }
@@ -83,7 +81,6 @@ impl<'a> Acting<'a> {
                 files.create(id, &record)?;
                 self.put(Known {
                     record,
-                    home: Home::Pending,
                     announcement: Announcement::Volatile,
                     limits: Limits::Durable,
                     scanned: None,
@@ -121,7 +118,6 @@ impl<'a> Acting<'a> {
             }
             Step::DetachLoops(from) => image::detach_loops(&self.from(from).open_dir(name)?)?,
             Step::Trash(from) => match self.from(from).rename(name, trash, name) {
-                // Who may, has made the volume's root immutable.
                 Err(error) if error.errno() == Errno::EPERM && self.from(from).unprotect(name)? => {
                     self.from(from).rename(name, trash, name)?;
                 }
@@ -133,15 +129,15 @@ impl<'a> Acting<'a> {
                 trash.rename(name, live, name)?;
             }
             Step::RemoveStaging => match place(staging, id, self.record()?.mode.is_block()) {
-                // One without a project is as it was made: what is in it is not ours.
+                // A directory without a project is still empty, or its content is unmanaged.
                 Ok(Place::Present { project: None, .. }) => staging.remove_dir(name)?,
                 _ => staging.remove_all(name)?,
             },
             Step::RemoveData => self.remove_data()?,
             Step::ClearLimits => self.clear()?,
             Step::RemoveRecord => {
-                if let Some(Known { home, .. }) = self.known {
-                    files.remove(home, id)?;
+                if let Some(Known { record, .. }) = &self.known {
+                    files.remove(record.state, id)?;
                 }
                 self.store.index().forget(id);
                 self.known = None;
@@ -165,7 +161,7 @@ impl<'a> Acting<'a> {
             };
             match done {
                 Err(SetError::InUse { id: taken, used }) => {
-                    // Somebody took the number by hand since it was allocated.
+                    // An administrator assigned the ID elsewhere since it was allocated.
                     warn!(volume = %self.id, project = %taken, %used.inodes, %used.bytes, "project is in use elsewhere");
                     let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                     known.record.project = projects.next()?;
@@ -193,7 +189,7 @@ impl<'a> Acting<'a> {
     }
 
     /// Gives a volume in the trash back what its removal took, if that has begun: first owner and mode, then the
-    /// limits, which tell that it has. The former owner and mode are lost; the volume gets those of a new one, and
+    /// limits, which mark that it has. The former owner and mode are lost; the volume gets those of a new one, and
     /// kubelet applies `fsGroup` again when a pod mounts it.
     fn release(&self) -> Result<(), ActError> {
         let Store { trash, quotas, .. } = self.store;
@@ -218,7 +214,7 @@ impl<'a> Acting<'a> {
         // One look at all inodes, and no other one until this number changes.
         let is_carried = || self.store.quotas.is_carried(project).map_err(ActError::Quota);
         if scanned != Some(used.inodes) && is_carried()? {
-            // Whoever took the number by hand keeps it, with the limits: no volume gets it again.
+            // The directory to which an administrator assigned the ID keeps it, with the limits: no volume gets it again.
             self.store.quotas.set_limits(project, record.limits())?;
             warn!(volume = %self.id, %project, %used.inodes, %used.bytes, "project is in use elsewhere; its quota stays");
             return Ok(());

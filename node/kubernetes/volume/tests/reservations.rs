@@ -1,4 +1,4 @@
-//! Everybody gets what was promised, whatever the neighbours do. Needs root and a scratch disk.
+//! Each volume can use its reserved space, whatever the neighbours do. Needs root and a scratch disk.
 
 mod node;
 
@@ -23,7 +23,7 @@ use crate::node::{Node, sized};
 
 const BLOCK: u64 = 4096;
 
-/// As on a node: the other parts of the disk have limits, and what they may take is not promised.
+/// As on a node: the other parts of the disk have limits, and what they may take is not reserved.
 fn node() -> Node {
     let disk = XfsDisk::with_project_quota();
     let volumes = Node::volumes(disk.path());
@@ -43,8 +43,8 @@ fn enospc(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOSPC as i32)
 }
 
-/// Empty files until there may be no more: not one less than was promised.
-fn fill_with_files(volume: &Path, promised: Inodes) {
+/// Creates empty files up to the limit: exactly as many as reserved.
+fn fill_with_files(volume: &Path, reserved: Inodes) {
     let mut made = 1; // the directory itself
     let refused = loop {
         match File::create(volume.join(format!("{made}"))) {
@@ -53,11 +53,11 @@ fn fill_with_files(volume: &Path, promised: Inodes) {
         }
     };
     assert!(enospc(&refused), "{refused}");
-    assert_eq!(Inodes::new(made), promised);
+    assert_eq!(Inodes::new(made), reserved);
 }
 
-/// One file until there is no more room: to the last blocks of the promise, with what the directory takes itself.
-fn fill_with_data(volume: &Path, file: &str, promised: Bytes) {
+/// Writes one file until the quota is full: to the last blocks of the reservation, with what the directory takes itself.
+fn fill_with_data(volume: &Path, file: &str, reserved: Bytes) {
     let mut file = File::create(volume.join(file)).unwrap();
     let piece = vec![0x5a; 64 << 10];
     let refused = loop {
@@ -68,7 +68,7 @@ fn fill_with_data(volume: &Path, file: &str, promised: Bytes) {
     assert!(enospc(&refused), "{refused}");
     file.sync_all().unwrap();
     let used = fsquota::get(File::open(volume).unwrap()).unwrap().used.bytes;
-    assert!(promised.saturating_sub(used) < Bytes::new(64 << 10) && used <= promised, "{used} of {promised}");
+    assert!(reserved.saturating_sub(used) < Bytes::new(64 << 10) && used <= reserved, "{used} of {reserved}");
 }
 
 /// A block where direct writes want it in memory.
@@ -77,10 +77,10 @@ struct Aligned([u8; BLOCK as usize]);
 
 /// Every second block first, so that the map gets as large as it can; by several writers past the page cache, as a loop
 /// device writes.
-fn fill_image(image: &Path, promised: Bytes) {
+fn fill_image(image: &Path, reserved: Bytes) {
     const WRITERS: u64 = 4;
     let image = File::options().write(true).custom_flags(libc::O_DIRECT).open(image).unwrap();
-    let blocks = promised.get() / BLOCK;
+    let blocks = reserved.get() / BLOCK;
     for first in [1, 0] {
         thread::scope(|scope| {
             for writer in 0..WRITERS {
@@ -89,7 +89,7 @@ fn fill_image(image: &Path, promised: Bytes) {
                     let block = Aligned([0x5a; BLOCK as usize]);
                     let mine = (first..blocks).step_by(2).skip(writer as usize).step_by(WRITERS as usize);
                     for number in mine {
-                        image.write_all_at(&block.0, number * BLOCK).expect("it is promised");
+                        image.write_all_at(&block.0, number * BLOCK).expect("it is reserved");
                     }
                 });
             }
@@ -99,7 +99,7 @@ fn fill_image(image: &Path, promised: Bytes) {
 }
 
 #[test]
-fn nobody_gets_less_than_was_promised_when_all_the_others_are_full() {
+fn each_volume_gets_its_reservation_while_the_others_are_full() {
     let node = node();
     let default = |size| Mode::Filesystem { inodes: fsquota::default_inodes(size) };
     let files = |name: &str, size: u64| {
