@@ -9,12 +9,12 @@
 //! object carries the [`REVISION`] of the set it belongs to.
 //!
 //! Three more things are done once for the whole cluster: [`approve`] decides which machine joins as a node and which node
-//! gets a storage identity, [`tokens()`] deletes the bootstrap tokens of nodes that have registered, and [`release`] gives
-//! claims back to the scheduler whose node is gone.
+//! gets a storage identity, [`tokens()`] deletes the bootstrap tokens of nodes that have registered, and [`reclaim`] returns
+//! claims to the scheduler whose node was deleted.
 //!
 //! [`agents`] are the objects of other clusters, where pods are the nodes' storage.
 //!
-//! [`run`], [`approve`], [`tokens()`] and [`release`] are services of a supervisor, on the control-plane node, with an identity that may
+//! [`run`], [`approve`], [`tokens()`] and [`reclaim`] are services of a supervisor, on the control-plane node, with an identity that may
 //! do all this.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -28,7 +28,7 @@ mod csr;
 mod kubelet;
 mod objects;
 mod plan;
-mod release;
+mod reclaimer;
 mod removed;
 mod run;
 mod tokens;
@@ -37,7 +37,7 @@ mod volumes;
 pub use approve::approve;
 pub use control::WatchEnded;
 pub use objects::{CLASS, REVISION};
-pub use release::release;
+pub use reclaimer::reclaim;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};
 pub use tokens::tokens;

@@ -332,8 +332,9 @@ async fn objects_that_are_right_are_not_written(cluster: Arc<Cluster>) -> Result
 
 async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let client = cluster.admin();
-    let release = Supervisor::start("release", Settings::default(), move |cx| reconciler::release(cx, client.clone()));
-    release.handle().healthy().await?;
+    let reclaimer =
+        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
+    reclaimer.handle().healthy().await?;
     let nodes = Api::<Node>::all(cluster.admin());
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "leaving"}}))?;
@@ -366,5 +367,5 @@ async fn a_claim_goes_back_when_its_node_is_gone(cluster: Arc<Cluster>) -> Resul
     for name in ["stays", "goes"] {
         claims.delete(name, &DeleteParams::default()).await?;
     }
-    Ok(release.stop(Duration::from_secs(10)).await?)
+    Ok(reclaimer.stop(Duration::from_secs(10)).await?)
 }

@@ -39,8 +39,8 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
     let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");
     eventually(PATIENCE, "the capacity of the node", async || {
         let found = capacities.list(&ListParams::default()).await?.items;
-        let told = found.iter().any(|object| object.name_any().ends_with(".worker.example.local.granary.dev"));
-        Ok::<_, kube::Error>(if told { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+        let is_published = found.iter().any(|object| object.name_any().ends_with(".worker.example.local.granary.dev"));
+        Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
     })
     .await?;
 
