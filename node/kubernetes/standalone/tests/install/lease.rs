@@ -25,14 +25,14 @@ const TIMES: Times =
 #[derive(Clone, Default)]
 struct Actors(Arc<Mutex<(Vec<&'static str>, usize)>>);
 
-struct Acting(Actors, &'static str);
+struct ActingReplica(Actors, &'static str);
 
 impl Actors {
-    fn enter(&self, replica: &'static str) -> Acting {
+    fn enter(&self, replica: &'static str) -> ActingReplica {
         let mut actors = self.0.lock().unwrap();
         actors.0.push(replica);
         actors.1 = actors.1.max(actors.0.len());
-        Acting(self.clone(), replica)
+        ActingReplica(self.clone(), replica)
     }
 
     fn now(&self) -> Vec<&'static str> {
@@ -40,7 +40,7 @@ impl Actors {
     }
 }
 
-impl Drop for Acting {
+impl Drop for ActingReplica {
     fn drop(&mut self) {
         self.0.0.lock().unwrap().0.retain(|replica| *replica != self.1);
     }
