@@ -1,16 +1,14 @@
 //! The annotation with a node's public key.
 
+use cluster::PUBLIC_KEY_ANNOTATION;
 use serde_json::{Value, json};
 
 use crate::PublicKey;
 
-/// Annotation of a Node with its public key.
-pub const ANNOTATION: &str = "node.granary.dev/wg-pubkey";
-
 /// A merge patch (RFC 7396) of this annotation, which changes nothing else, regardless of concurrent writes and of
 /// whether the Node has annotations.
 pub(crate) fn patch(key: PublicKey) -> Value {
-    json!({"metadata": {"annotations": {ANNOTATION: key.to_string()}}})
+    json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key.to_string()}}})
 }
 
 #[cfg(test)]
@@ -51,7 +49,7 @@ mod tests {
             }
             let mut expected = node.clone();
             let mut annotations: BTreeMap<String, String> = others.unwrap_or_default();
-            annotations.insert(ANNOTATION.to_owned(), key.to_string());
+            annotations.insert(PUBLIC_KEY_ANNOTATION.to_owned(), key.to_string());
             expected["metadata"]["annotations"] = json!(annotations);
             merge(&mut node, &patch(key));
             prop_assert_eq!(node, expected);

@@ -1,7 +1,7 @@
 //! The mesh: WireGuard tunnels for pod traffic between nodes, configured from the Node objects of the cluster.
 //!
 //! A node creates a key ([`PrivateKey::ensure`]) and publishes its public half in an annotation of its Node
-//! ([`ANNOTATION`]). [`run`] watches all Nodes: [`wanted`] determines the peers and the reasons for rejected Nodes,
+//! ([`cluster::PUBLIC_KEY_ANNOTATION`]). [`run`] watches all Nodes: [`wanted`] determines the peers and the reasons for rejected Nodes,
 //! [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies them.
 //!
 //! An interface of an earlier run is adopted and never removed, so that traffic continues while the program is
@@ -47,7 +47,6 @@ mod route;
 mod traffic;
 mod wireguard;
 
-pub use annotation::ANNOTATION;
 pub use controller::{RunError, Settings, run};
 pub use device::{AddressError, ChangeError, Device, EnsureError, LookError, PeerState, Place, Traffic};
 pub use diff::{Change, Peer, Peers, diff};
@@ -64,9 +63,6 @@ pub use wireguard::{Link, Wireguard};
 
 /// Name of the interface.
 pub const INTERFACE: &str = "clusternet";
-
-/// UDP port of WireGuard on every node.
-pub const PORT: u16 = 7838;
 
 /// Maximum overhead of WireGuard per packet in bytes: 40 for IPv6, 8 for UDP, 32 for its header and tag. With IPv4 it
 /// is 20 less.

@@ -1,9 +1,8 @@
 //! The fields of a Node that the mesh uses.
 
+use cluster::PUBLIC_KEY_ANNOTATION;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
-
-use crate::ANNOTATION;
 
 /// Unvalidated fields of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl From<&Node> for Member {
         Self {
             name: metadata.name.clone().unwrap_or_default(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
-            key: metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION).cloned()),
+            key: metadata.annotations.as_ref().and_then(|all| all.get(PUBLIC_KEY_ANNOTATION).cloned()),
             addresses: addresses
                 .filter(|address| address.type_ == "InternalIP")
                 .map(|address| address.address.clone())
@@ -53,7 +52,7 @@ mod tests {
     fn the_fields_of_a_node_are_read() {
         let found = member(json!({
             "metadata": {
-                "name": "one", "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {ANNOTATION: "a key", "a": "b"},
+                "name": "one", "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {PUBLIC_KEY_ANNOTATION: "a key", "a": "b"},
             },
             "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00::/64"]},
             "status": {"addresses": [

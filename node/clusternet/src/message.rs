@@ -263,7 +263,7 @@ mod tests {
             let mut bytes = [7; 32];
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             let [.., high, low] = number.to_be_bytes();
-            let endpoint = Some(SocketAddr::from(([192, 0, high, low], crate::PORT)));
+            let endpoint = Some(SocketAddr::from(([192, 0, high, low], cluster::MESH_PORT)));
             let range = IpNet::new(IpAddr::from([10, 64 + high, low, 0]), 24).unwrap();
             (PublicKey::new(bytes).unwrap(), Peer { endpoint, allowed: [range].into() })
         };

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use cluster::MESH_PORT;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::diff::{Peer, Peers};
 use crate::member_error::MemberError;
-use crate::{Member, PORT, PodNetwork, PublicKey};
+use crate::{Member, PodNetwork, PublicKey};
 
 /// Maximum length of foreign text in messages.
 const SHOWN: usize = 64;
@@ -70,7 +71,7 @@ pub fn wanted(mesh: Mesh<'_>, members: &[Member]) -> Wanted {
         if ranges.is_empty() {
             continue;
         }
-        wanted.peers.insert(key, Peer { endpoint: Some(SocketAddr::new(address, PORT)), allowed: ranges });
+        wanted.peers.insert(key, Peer { endpoint: Some(SocketAddr::new(address, MESH_PORT)), allowed: ranges });
         wanted.nodes.insert(key, member.name.clone());
     }
     wanted

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use cluster::MESH_PORT;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_generic::GenlMessage;
@@ -15,7 +16,7 @@ use crate::device::{AddressError, ChangeError, Device, EnsureError, LookError, P
 use crate::message::{self, Found};
 use crate::netlink::{Netlink, RequestError};
 use crate::route::{LinkState, Route};
-use crate::{Change, INTERFACE, OVERHEAD, PORT, PrivateKey, PublicKey};
+use crate::{Change, INTERFACE, OVERHEAD, PrivateKey, PublicKey};
 
 /// Name of WireGuard's generic netlink family.
 const FAMILY: &str = "wireguard";
@@ -31,9 +32,9 @@ pub struct Link {
 }
 
 impl Default for Link {
-    /// [`INTERFACE`] at [`PORT`], over Ethernet.
+    /// [`INTERFACE`] at [`MESH_PORT`], over Ethernet.
     fn default() -> Self {
-        Self { name: INTERFACE.to_owned(), port: PORT, mtu: 1500 - OVERHEAD }
+        Self { name: INTERFACE.to_owned(), port: MESH_PORT, mtu: 1500 - OVERHEAD }
     }
 }
 

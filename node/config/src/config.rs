@@ -3,15 +3,13 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use cluster::{Addresses, Overcommit, PodProcesses, Static, Uplink, address};
 use kmod::ModuleName;
-use programs::PodProcesses;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
 use proto::node::storage::Disk as DiskMessage;
 use units::Bytes;
-use volume::Overcommit;
 
-use crate::address::{self, Interface};
 use crate::json::Json;
 use crate::message;
 use crate::name::NodeName;
@@ -26,7 +24,7 @@ pub struct Config {
     /// What it is to the cluster.
     pub role: Role,
     /// The network that it is in.
-    pub network: Network,
+    pub network: Uplink,
     /// Servers that the clock is set by, the preferred one first; without any, those of DHCP.
     pub time_servers: Vec<Ipv4Addr>,
     /// The data disk.
@@ -47,36 +45,6 @@ const TIME_SERVERS: usize = 8;
 const KERNEL_MODULES: usize = 128;
 /// Programs in Go have a thread for each of dozens of system calls at once. Above this, one pod takes what the others need.
 const POD_PROCESSES: (u32, u32) = (64, 65_536);
-
-/// The network that the node is in.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
-    /// Where the address comes from.
-    pub addresses: Addresses,
-    /// The largest packet in bytes, if it is not left to DHCP or the device.
-    pub mtu: Option<u32>,
-    /// Name servers; without any, those of DHCP.
-    pub name_servers: Vec<Ipv4Addr>,
-}
-
-/// Where the address comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Addresses {
-    /// From a DHCP server.
-    #[default]
-    Dhcp,
-    /// From the configuration.
-    Static(Static),
-}
-
-/// An address that does not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Static {
-    /// With its network.
-    pub interface: Interface,
-    /// A router in the same network.
-    pub gateway: Option<Ipv4Addr>,
-}
 
 /// The data disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -174,15 +142,15 @@ impl Check {
         each.filter_map(|(index, name)| self.text(Some(name), &path.item(index))).collect()
     }
 
-    fn network(&mut self, message: Option<&node::Network>, path: &Path) -> Network {
-        let Some(message) = message else { return Network::default() };
+    fn network(&mut self, message: Option<&node::Network>, path: &Path) -> Uplink {
+        let Some(message) = message else { return Uplink::default() };
         let (least, most) = MTU;
         let mtu = message.mtu.filter(|mtu| (least..=most).contains(mtu));
         if let (Some(found), None) = (message.mtu, mtu) {
             let what = What::Range { found: found.into(), least: least.into(), most: most.into() };
             self.problem(&path.field("mtu"), what);
         }
-        Network {
+        Uplink {
             addresses: match &message.addresses {
                 None | Some(AddressesMessage::Dhcp(node::Dhcp {})) => Addresses::Dhcp,
                 Some(AddressesMessage::Static(message)) => {
@@ -200,11 +168,10 @@ impl Check {
             self.problem(&at_address, What::Missing);
         }
         let at_gateway = path.field("gateway");
-        let gateway = message.gateway.as_deref().and_then(|text| self.host(text, &at_gateway));
-        let interface: Interface = self.text(message.address.as_deref(), &at_address)?;
-        if let Some(gateway) = gateway.filter(|gateway| !interface.reaches(*gateway)) {
-            let Interface { address, prefix } = interface;
-            self.problem(&at_gateway, What::Unreachable { gateway, address, prefix });
+        let gateway = self.parse(message.gateway.as_deref(), address::host, &at_gateway);
+        let interface = self.parse(message.address.as_deref(), address::interface, &at_address)?;
+        if let Some(gateway) = gateway.filter(|gateway| !address::reaches(interface, *gateway)) {
+            self.problem(&at_gateway, What::Unreachable { gateway, interface });
         }
         Some(Static { interface, gateway })
     }
@@ -236,18 +203,20 @@ impl Check {
             self.problem(path, What::Many { found: texts.len(), most });
         }
         let each = texts.iter().enumerate();
-        each.filter_map(|(index, text)| self.host(text, &path.item(index))).collect()
+        each.filter_map(|(index, text)| self.parse(Some(text), address::host, &path.item(index))).collect()
     }
 
-    fn host(&mut self, text: &str, path: &Path) -> Option<Ipv4Addr> {
-        address::host(text).map_err(|error| self.problem(path, error)).ok()
+    pub(crate) fn parse<T, E: Into<What>>(
+        &mut self,
+        text: Option<&str>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+        path: &Path,
+    ) -> Option<T> {
+        parse(text?).map_err(|error| self.problem(path, error)).ok()
     }
 
-    pub(crate) fn text<T: FromStr>(&mut self, text: Option<&str>, path: &Path) -> Option<T>
-    where
-        What: From<T::Err>,
-    {
-        text?.parse().map_err(|error: T::Err| self.problem(path, error)).ok()
+    pub(crate) fn text<T: FromStr<Err: Into<What>>>(&mut self, text: Option<&str>, path: &Path) -> Option<T> {
+        self.parse(text, str::parse, path)
     }
 
     pub(crate) fn problem(&mut self, path: &Path, what: impl Into<What>) {

@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod address;
 mod config;
 mod json;
 mod message;
@@ -26,9 +25,7 @@ mod name;
 mod problem;
 mod role;
 
-pub use address::{AddressError, Interface, Server};
-pub use config::{Addresses, Config, Disk, FailureAction, Network, Static, Storage};
+pub use config::{Config, Disk, FailureAction, Storage};
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, What};
-pub use programs::{NODE_PREFIX, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 pub use role::{ControlPlane, Networks, Role, Worker};

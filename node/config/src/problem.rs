@@ -3,11 +3,9 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use programs::discovery::NotADigest;
-use programs::{Network, NetworkError, NotAToken};
-use volume::OvercommitError;
+use cluster::{AddressError, DigestError, OvercommitError, TokenError};
+use ipnet::Ipv4Net;
 
-use crate::address::AddressError;
 use crate::name::NameError;
 
 /// Why there is no configuration.
@@ -92,9 +90,6 @@ pub enum What {
     /// No address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No network.
-    #[error(transparent)]
-    Network(#[from] NetworkError),
     /// A network of an unfit size.
     #[error("a network with a prefix of {least} to {most} bits is wanted, not of {found}")]
     Size {
@@ -109,9 +104,9 @@ pub enum What {
     #[error("{network} and {other}, which is {whose}, have addresses in common; choose another")]
     Overlap {
         /// The network.
-        network: Network,
+        network: Ipv4Net,
         /// The other.
-        other: Network,
+        other: Ipv4Net,
         /// The field of the other.
         whose: String,
     },
@@ -121,7 +116,7 @@ pub enum What {
         /// The address.
         address: Ipv4Addr,
         /// The network.
-        network: Network,
+        network: Ipv4Net,
         /// The field of the network.
         whose: String,
     },
@@ -130,19 +125,17 @@ pub enum What {
     Own(Ipv4Addr),
     /// No digest.
     #[error(transparent)]
-    Digest(#[from] NotADigest),
+    Digest(#[from] DigestError),
     /// No token. What stands there is not shown.
     #[error(transparent)]
-    Token(#[from] NotAToken),
+    Token(#[from] TokenError),
     /// A router that the node cannot reach.
-    #[error("{gateway} is not another address of the network of {address}/{prefix}, so that it cannot be reached")]
+    #[error("{gateway} is not another address of the network of {interface}, so that it cannot be reached")]
     Unreachable {
         /// The router.
         gateway: Ipv4Addr,
         /// The node's own address.
-        address: Ipv4Addr,
-        /// Bits of its network's prefix.
-        prefix: u8,
+        interface: Ipv4Net,
     },
     /// A number out of its range.
     #[error("{found} is out of range: {least} to {most} is possible")]

@@ -2,13 +2,14 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use programs::discovery::AuthorityDigest;
-use programs::{API_PORT, NODE_PREFIX, Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
+use cluster::{
+    API_PORT, Addresses, CaDigest, NODE_PREFIX, PodSecurity, SecretKey, SecretStorage, Static, Token, Uplink, address,
+};
+use ipnet::Ipv4Net;
 use proto::node;
 use proto::node::config::Role as RoleMessage;
 
-use crate::address::Server;
-use crate::config::{Addresses, Check, Network, Static};
+use crate::config::Check;
 use crate::problem::{Path, What};
 
 /// What a node is to its cluster.
@@ -33,7 +34,7 @@ impl Role {
     pub fn api_server(&self, address: Ipv4Addr) -> SocketAddrV4 {
         match self {
             Self::ControlPlane(_) => SocketAddrV4::new(address, API_PORT),
-            Self::Worker(Worker { server, .. }) => SocketAddrV4::new(server.address, server.port),
+            Self::Worker(Worker { server, .. }) => *server,
         }
     }
 
@@ -69,9 +70,9 @@ pub struct ControlPlane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
     /// The control plane's API server.
-    pub server: Server,
+    pub server: SocketAddrV4,
     /// The cluster's authority.
-    pub authority: AuthorityDigest,
+    pub authority: CaDigest,
     /// What it joins with, if it has not joined before.
     pub token: Option<Token>,
     /// As the control plane has them.
@@ -82,13 +83,13 @@ pub struct Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Networks {
     /// Of all pods; has a part of [`NODE_PREFIX`] bits for each node.
-    pub pods: Subnet,
+    pub pods: Ipv4Net,
     /// Of Services.
-    pub services: Subnet,
+    pub services: Ipv4Net,
 }
 
-const PODS: Subnet = const { Subnet::new(Ipv4Addr::new(10, 244, 0, 0), 16).unwrap() };
-const SERVICES: Subnet = const { Subnet::new(Ipv4Addr::new(10, 96, 0, 0), 16).unwrap() };
+const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16);
+const SERVICES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16);
 /// The API server wants an address, DNS another, and there are more Services; it takes no larger network.
 const SERVICE_PREFIXES: (u8, u8) = (12, 27);
 const POD_PREFIXES: (u8, u8) = (8, NODE_PREFIX);
@@ -100,7 +101,7 @@ impl Default for Networks {
 }
 
 impl Check {
-    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Network, top: &Path) -> Role {
+    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Uplink, top: &Path) -> Role {
         let usual = RoleMessage::ControlPlane(node::ControlPlane::default());
         match role.unwrap_or(&usual) {
             RoleMessage::ControlPlane(message) => {
@@ -131,7 +132,7 @@ impl Check {
         }
     }
 
-    fn worker(&mut self, message: &node::Worker, network: &Network, top: &Path) -> Option<Worker> {
+    fn worker(&mut self, message: &node::Worker, network: &Uplink, top: &Path) -> Option<Worker> {
         let here = top.field("worker");
         let at_server = here.field("server");
         for (field, given) in [("server", &message.server), ("authority", &message.authority)] {
@@ -141,11 +142,10 @@ impl Check {
         }
         let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
         let networks = self.networks(pods, services, network, &here, top);
-        let server = self.text::<Server>(message.server.as_deref(), &at_server);
-        if let Some(Server { address, .. }) = server {
+        let server = self.parse(message.server.as_deref(), address::server, &at_server);
+        if let Some(address) = server.map(|server| *server.ip()) {
             self.is_outside(address, networks, &at_server, &here);
-            if matches!(network.addresses, Addresses::Static(Static { interface, .. }) if interface.address == address)
-            {
+            if matches!(network.addresses, Addresses::Static(Static { interface, .. }) if interface.addr() == address) {
                 self.problem(&at_server, What::Own(address));
             }
         }
@@ -158,20 +158,20 @@ impl Check {
         &mut self,
         pods: Option<&str>,
         services: Option<&str>,
-        network: &Network,
+        network: &Uplink,
         here: &Path,
         top: &Path,
     ) -> Networks {
         let at_services = here.field("serviceNetwork");
         let pods = self.subnet(pods, POD_PREFIXES, PODS, &here.field("podNetwork"));
         let services = self.subnet(services, SERVICE_PREFIXES, SERVICES, &at_services);
-        if pods.overlaps(services) {
+        if pods.contains(&services) || services.contains(&pods) {
             let whose = here.field("podNetwork").to_string();
             self.problem(&at_services, What::Overlap { network: services, other: pods, whose });
         }
         let networks = Networks { pods, services };
         if let Addresses::Static(Static { interface, .. }) = network.addresses {
-            self.is_outside(interface.address, networks, &top.field("network.static.address"), here);
+            self.is_outside(interface.addr(), networks, &top.field("network.static.address"), here);
         }
         networks
     }
@@ -179,15 +179,15 @@ impl Check {
     /// No machine has an address of the cluster's networks, which stand `here`.
     fn is_outside(&mut self, address: Ipv4Addr, networks: Networks, path: &Path, here: &Path) {
         for (network, field) in [(networks.pods, "podNetwork"), (networks.services, "serviceNetwork")] {
-            if network.contains(address) {
+            if network.contains(&address) {
                 self.problem(path, What::Inside { address, network, whose: here.field(field).to_string() });
             }
         }
     }
 
-    fn subnet(&mut self, text: Option<&str>, (least, most): (u8, u8), usual: Subnet, path: &Path) -> Subnet {
-        let Some(subnet) = self.text::<Subnet>(text, path) else { return usual };
-        let found = subnet.prefix();
+    fn subnet(&mut self, text: Option<&str>, (least, most): (u8, u8), usual: Ipv4Net, path: &Path) -> Ipv4Net {
+        let Some(subnet) = self.parse(text, address::network, path) else { return usual };
+        let found = subnet.prefix_len();
         if (least..=most).contains(&found) {
             return subnet;
         }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::status::Recent;
-use announce::StageState;
+use cluster::announcement::StageState;
 use config::{Config, Role};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use ipnet::Ipv4Net;
 use k8s_openapi::jiff::Timestamp;
 use network::{Network, NetworkError};
 use nix::errno::Errno;
@@ -100,7 +101,7 @@ pub enum BootError {
         /// What DHCP gave.
         address: Ipv4Addr,
         /// The pods' network, or that of Services.
-        network: programs::Network,
+        network: Ipv4Net,
         /// The field of the configuration that has them.
         role: &'static str,
     },
@@ -215,8 +216,8 @@ async fn serve(
         given = network.configure() => given.map_err(NetworkError::from)?,
     };
     let cluster = config.role.networks();
-    let address = addressing.interface.address;
-    if let Some(&network) = [&cluster.pods, &cluster.services].into_iter().find(|network| network.contains(address)) {
+    let address = addressing.interface.addr();
+    if let Some(&network) = [&cluster.pods, &cluster.services].into_iter().find(|network| network.contains(&address)) {
         return Err(BootError::Overlap { address, network, role: config.role.field() });
     }
     let given = addressing.time_servers.clone();
@@ -236,7 +237,6 @@ async fn serve(
         services: cluster.services,
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),
-        private_port: crate::status::PORT,
         durability: programs::Durability::Durable,
         pod_security: own.pod_security,
         secret_storage: own.secret_storage,

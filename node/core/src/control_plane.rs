@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use announce::Announcement;
+use cluster::announcement::Announcement;
 use kube::Client;
 use programs::{Credentials, Identity, apiserver, controller_manager, etcd, scheduler, secrets};
 use supervisor::{BoxError, Context, Handle};

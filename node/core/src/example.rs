@@ -3,7 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 
-use programs::{API_PORT, Config, Disk, Durability, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use cluster::{API_PORT, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use programs::{Config, Disk, Durability, Paths};
 use units::Bytes;
 
 use crate::mesh;
@@ -17,7 +18,6 @@ pub(crate) fn services(pki: &Path) -> Config {
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
         mesh: mesh::of_uplink(1500),
-        private_port: 7839,
         durability: Durability::Durable,
         pod_security: PodSecurity::default(),
         secret_storage: SecretStorage::default(),

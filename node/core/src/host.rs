@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError
 use std::thread;
 use std::time::Duration;
 
-use announce::{Announcement, StageState};
+use cluster::announcement::{self, Announcement, StageState};
 use nix::time::{ClockId, clock_gettime};
 
 /// Tells the machine what happens. Without a port it tells nobody.
@@ -91,7 +91,7 @@ fn find(ports: &Path) -> io::Result<Option<PathBuf>> {
     for entry in entries {
         let entry = entry?;
         // A port of the machine that has no name has no such file.
-        if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim_end() == announce::PORT) {
+        if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim_end() == announcement::PORT) {
             return Ok(Some(Path::new("/dev").join(entry.file_name())));
         }
     }

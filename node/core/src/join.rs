@@ -4,8 +4,9 @@ use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use cluster::CaDigest;
 use config::Worker;
-use programs::discovery::{self, AuthorityDigest, DiscoveryError};
+use programs::discovery::{self, DiscoveryError, ca_digest};
 use programs::{Config, Credentials, IdentityError, Lasting, PkiError, Requested, Stale};
 use supervisor::Context;
 use tokio::sync::{OnceCell, watch};
@@ -27,9 +28,9 @@ pub enum OtherCluster {
     )]
     Joined {
         /// What the disk has.
-        joined: AuthorityDigest,
+        joined: CaDigest,
         /// What the configuration says.
-        asked: AuthorityDigest,
+        asked: CaDigest,
     },
 }
 
@@ -54,8 +55,8 @@ pub enum JoinError {
 ///
 /// # Errors
 /// [`OtherCluster`]. Nothing was changed.
-pub fn check_disk(services: &Config, asked: AuthorityDigest) -> Result<(), OtherCluster> {
-    let joined = Credentials::joined(services)?.and_then(|pem| AuthorityDigest::of_pem(&pem));
+pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster> {
+    let joined = Credentials::joined(services)?.and_then(|pem| ca_digest(&pem));
     match joined {
         Some(joined) if joined != asked => Err(OtherCluster::Joined { joined, asked }),
         Some(_) | None => Ok(()),
@@ -86,7 +87,7 @@ impl Join {
 
     /// Where the API server is.
     pub(crate) fn server(&self) -> Ipv4Addr {
-        self.worker.server.address
+        *self.worker.server.ip()
     }
 
     /// Those of a node that has joined; waited for until then.
@@ -147,8 +148,8 @@ impl Join {
         let Self { services, worker, .. } = self;
         let wanted = services.clone();
         let known = spawn_blocking(move || Credentials::joined(&wanted)).await??;
-        let config::Server { address, port } = worker.server;
-        let authority = match (discovery::authority(IpAddr::V4(address), port, worker.authority).await, known) {
+        let (address, port) = (IpAddr::V4(*worker.server.ip()), worker.server.port());
+        let authority = match (discovery::authority(address, port, worker.authority).await, known) {
             (Ok(shown), _) => shown,
             (Err(error), Some(known)) => {
                 let error: &dyn Error = &error;
@@ -174,14 +175,15 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddrV4;
     use std::path::Path;
     use std::time::Duration;
     use std::{fs, io};
 
-    use ::config::{Networks, Server};
+    use ::config::Networks;
     use ::eventually::{Seen, eventually};
+    use cluster::Token;
     use futures::FutureExt as _;
-    use programs::Token;
     use rustls::ServerConfig;
     use rustls::crypto::ring;
     use rustls::pki_types::pem::PemObject as _;
@@ -201,7 +203,7 @@ mod tests {
 
     /// The API server of the control plane with these keys, as far as a machine that does not trust it sees it, and how
     /// each handshake ended.
-    async fn serve(pki: &Path, tasks: &mut JoinSet<()>) -> (Server, mpsc::Receiver<io::Result<()>>) {
+    async fn serve(pki: &Path, tasks: &mut JoinSet<()>) -> (SocketAddrV4, mpsc::Receiver<io::Result<()>>) {
         let chain = CertificateDer::pem_file_iter(pki.join("apiserver.crt")).unwrap().collect::<Result<_, _>>();
         let key = PrivateKeyDer::from_pem_file(pki.join("apiserver.key")).unwrap();
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -221,7 +223,7 @@ mod tests {
                 }
             }
         });
-        (Server { address: Ipv4Addr::LOCALHOST, port }, ended)
+        (SocketAddrV4::new(Ipv4Addr::LOCALHOST, port), ended)
     }
 
     #[tokio::test]
@@ -229,7 +231,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let [control_plane, pki] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
         Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
-        let shown = AuthorityDigest::of_pem(&fs::read_to_string(control_plane.join("ca.crt")).unwrap()).unwrap();
+        let shown = ca_digest(&fs::read_to_string(control_plane.join("ca.crt")).unwrap()).unwrap();
         let mut tasks = JoinSet::new();
         let (server, mut handshakes) = serve(&control_plane, &mut tasks).await;
         let worker = Worker {
@@ -266,7 +268,7 @@ mod tests {
         let [control_plane, worker] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
         Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();
         let authority = fs::read_to_string(control_plane.join("ca.crt")).unwrap();
-        let (joined, asked) = (AuthorityDigest::of_pem(&authority).unwrap(), format!("sha256:{:064}", 0));
+        let (joined, asked) = (ca_digest(&authority).unwrap(), format!("sha256:{:064}", 0));
         let (worker, asked) = (config(&worker), asked.parse().unwrap());
 
         assert!(check_disk(&worker, asked).is_ok(), "an empty disk");

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
-use announce::Announcement;
+use cluster::announcement::Announcement;
 use node_core::boot::{self, Begun};
 use node_core::guard;
 use node_core::host::Host;

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use cluster::{MESH_PORT, NODE_PREFIX};
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PORT, PeerState, PodNetwork, PodNetworkError,
+    INTERFACE, KeyError, Link, Metrics, Neighbour, Neighbours, OVERHEAD, PeerState, PodNetwork, PodNetworkError,
     PrivateKey, RunError, Settings, Wireguard,
 };
-use config::NODE_PREFIX;
 use dir::Dir;
-use ipnet::IpNet;
+use ipnet::Ipv4Net;
 use kube::Client;
-use programs::Network;
 use prometheus::Registry;
 use supervisor::Context;
 use tokio::sync::OnceCell;
@@ -36,9 +35,6 @@ pub enum MeshError {
     /// Two metrics of one name.
     #[error("cannot register the mesh's metrics")]
     Metrics(#[from] prometheus::Error),
-    /// The pods' network is none.
-    #[error(transparent)]
-    Prefix(#[from] ipnet::PrefixLenError),
     /// Nodes cannot have parts of it.
     #[error(transparent)]
     Network(#[from] PodNetworkError),
@@ -49,13 +45,13 @@ pub enum MeshError {
 
 /// The mesh on an uplink with packets of at most `mtu` bytes.
 pub fn of_uplink(mtu: u32) -> programs::Mesh {
-    programs::Mesh { interface: INTERFACE, port: PORT, mtu: mtu.saturating_sub(OVERHEAD) }
+    programs::Mesh { interface: INTERFACE, port: MESH_PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
 /// What the mesh is made of, made when it first runs.
 pub struct Mesh {
     node: String,
-    pods: Network,
+    pods: Ipv4Net,
     /// Where the key is.
     pki: PathBuf,
     link: Link,
@@ -82,8 +78,7 @@ impl Mesh {
     /// [`MeshError`].
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
-        let pods = IpNet::new(self.pods.address().into(), self.pods.prefix())?;
-        let networks = vec![PodNetwork::new(pods, NODE_PREFIX)?];
+        let networks = vec![PodNetwork::new(self.pods.into(), NODE_PREFIX)?];
         let interval = Settings::INTERVAL;
         let settings = Settings { client, node: self.node.clone(), networks, device, metrics, interval };
         Ok(clusternet::run(cx, settings).await?)

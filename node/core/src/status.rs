@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use prometheus::TextEncoder;
 use prometheus::proto::MetricFamily;
@@ -23,9 +24,6 @@ use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::metrics::Metrics;
-
-/// Where it listens, on the node's address.
-pub const PORT: u16 = 7839;
 
 /// The metric that counts orphans, by kind: only the provisioner, which compares disk and cluster, knows them.
 const ORPHANS: &str = "granary_orphans";
@@ -82,7 +80,7 @@ impl From<NodeSystemInfo> for Kubernetes {
 /// # Errors
 /// [`ListenError`].
 pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
-    let address = SocketAddr::from((own, PORT));
+    let address = SocketAddr::from((own, STATUS_PORT));
     let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
     cx.healthy();
     let node = Arc::new(Node { tree: cx.clone(), facts });

@@ -3,7 +3,7 @@
 use crate::console::Console;
 use crate::error::BootError;
 use crate::power;
-use announce::Announcement;
+use cluster::announcement::Announcement;
 use qemu::Vm;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,16 +1,13 @@
 //! What a node is told, as docs/configuration.md describes it.
 
-use programs::Token;
-use programs::discovery::AuthorityDigest;
+use cluster::{API_PORT, CaDigest, Overcommit, Token};
 use qemu::FirmwareFile;
 use serde_json::{Value, json};
 use std::io::{self, Write as _};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use tempfile::NamedTempFile;
-use volume::Overcommit;
 
-use crate::guest::API_PORT;
 use crate::site::{NAME, Site};
 
 /// Where the node looks for it.
@@ -47,7 +44,7 @@ pub(crate) fn of_control_plane(site: &Site) -> String {
 
 /// For a worker. Its token is needed until it has joined. DHCP would give addresses in the order in which workers ask: it
 /// has one of its own, also in the next run with its disk.
-pub(crate) fn of_worker(site: &Site, authority: AuthorityDigest, token: &Token) -> String {
+pub(crate) fn of_worker(site: &Site, authority: CaDigest, token: &Token) -> String {
     let mut told = common(&site.name, site.options.overcommit);
     let address = Ipv4Addr::from_bits(CONTROL_PLANE.to_bits() + u32::from(site.index));
     told["network"] = json!({
@@ -75,7 +72,8 @@ fn common(name: &str, overcommit: Overcommit) -> Value {
 mod tests {
     use std::fs;
 
-    use config::{Addresses, Config, Role};
+    use cluster::{Addresses, Static};
+    use config::{Config, Role};
 
     use super::*;
     use crate::options::{ClusterOptions, Image, Options};
@@ -109,13 +107,11 @@ mod tests {
 
     #[test]
     fn a_worker_is_told_whom_to_trust_and_who_it_is() {
-        let authority: AuthorityDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+        let authority: CaDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
         let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
         let config = Config::parse(&of_worker(&sites(Path::new("/tmp"))[1], authority, &token)).unwrap();
         assert_eq!(config.node.as_str(), "granary-1");
-        let Addresses::Static(config::Static { interface, gateway }) = config.network.addresses else {
-            panic!("{config:?}")
-        };
+        let Addresses::Static(Static { interface, gateway }) = config.network.addresses else { panic!("{config:?}") };
         assert_eq!((interface, gateway), ("10.0.2.16/24".parse().unwrap(), Some(Ipv4Addr::new(10, 0, 2, 2))));
         assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };

@@ -2,7 +2,7 @@
 
 use crate::event::Event;
 use crate::options::Boot;
-use announce::StageState;
+use cluster::announcement::StageState;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -1,6 +1,6 @@
 //! What happens during a boot.
 
-use announce::StageState;
+use cluster::announcement::StageState;
 use qemu::{Accelerator, Version};
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum Event {
         /// What executes the guest.
         accelerator: Accelerator,
     },
-    /// A stage of the boot: `firmware`, `kernel`, and what the node tells of (see [`announce`]).
+    /// A stage of the boot: `firmware`, `kernel`, and what the node tells of (see [`cluster::announcement`]).
     Stage {
         /// What it is about.
         name: String,

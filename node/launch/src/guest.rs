@@ -7,6 +7,7 @@ use crate::data::DataDisk;
 use crate::error::BootError;
 use crate::options::{Boot, Data, Options, Origin};
 use crate::site::Site;
+use cluster::{API_PORT, announcement};
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
     Saved, Segment, Serial, Sink, StartError, Vm,
@@ -15,9 +16,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use units::Bytes;
-
-/// Where the API server listens in the guest.
-pub(crate) const API_PORT: u16 = 6443;
 
 /// The data disk in the directory of a saved node.
 const SAVED_DATA: &str = "data.img";
@@ -108,7 +106,7 @@ impl Machine {
             Surroundings::Segment(_) => Link::Wire,
         };
         config.network = Some(Network { mac: Some(mac), link, capture: site.capture.clone() });
-        config.ports = vec![Port { name: announce::PORT.parse::<PortName>()?, sink: Sink::Stream }];
+        config.ports = vec![Port { name: announcement::PORT.parse::<PortName>()?, sink: Sink::Stream }];
         config.console = Sink::File(site.console());
         let configuration = Configuration::write(configuration, &options.state)
             .map_err(|source| BootError::Configuration { directory: options.state.clone(), source })?;
@@ -118,7 +116,7 @@ impl Machine {
             Origin::Savable(dir) => Vm::start_savable(&host.program, host.accelerator, &config, dir)?,
             Origin::Saved(dir) => Vm::restore(&host.program, host.accelerator, &config, &Saved::open(dir)?)?,
         };
-        let port = vm.take_port(announce::PORT).ok_or(BootError::NoAnnouncements)?;
+        let port = vm.take_port(announcement::PORT).ok_or(BootError::NoAnnouncements)?;
         let uplink = match (surroundings, vm.take_wire()) {
             (Surroundings::Segment(segment), Some(wire)) => {
                 let plug = segment.connect(mac, wire).map_err(BootError::Connect)?;

@@ -3,10 +3,11 @@
 use crate::configuration;
 use crate::rising::Access;
 use crate::site::Site;
+use cluster::Token;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::PostParams;
-use programs::{BOOTSTRAP_NAMESPACE, Token};
+use programs::{BOOTSTRAP_NAMESPACE, bootstrap_secret};
 use std::io;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -41,7 +42,8 @@ pub enum JoinError {
 pub(crate) async fn invite(access: &Access, worker: &Site) -> Result<String, JoinError> {
     let authority = access.authority.ok_or(JoinError::NoAuthority)?;
     let token = Token::generate().map_err(JoinError::Random)?;
-    let secret = token.secret(&worker.name, OffsetDateTime::now_utc() + LIFETIME).map_err(JoinError::Secret)?;
+    let secret =
+        bootstrap_secret(&token, &worker.name, OffsetDateTime::now_utc() + LIFETIME).map_err(JoinError::Secret)?;
     let secrets: Api<Secret> = Api::namespaced(access.client.clone(), BOOTSTRAP_NAMESPACE);
     match timeout(LIMIT, secrets.create(&PostParams::default(), &secret)).await {
         Ok(Ok(_)) => Ok(configuration::of_worker(worker, authority, &token)),

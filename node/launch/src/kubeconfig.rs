@@ -2,9 +2,10 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use cluster::CaDigest;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use programs::discovery::AuthorityDigest;
+use programs::discovery::ca_digest;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,10 +47,10 @@ pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Val
 }
 
 /// Whom a machine that joins is to trust. `None` if it does not say.
-pub(crate) fn authority(kubeconfig: &serde_json::Value) -> Option<AuthorityDigest> {
+pub(crate) fn authority(kubeconfig: &serde_json::Value) -> Option<CaDigest> {
     let data = kubeconfig.pointer("/clusters/0/cluster/certificate-authority-data")?.as_str()?;
     let pem = String::from_utf8(BASE64_STANDARD.decode(data).ok()?).ok()?;
-    AuthorityDigest::of_pem(&pem)
+    ca_digest(&pem)
 }
 
 /// Writes it for `kubectl`, readable by its owner only: it holds a key.

@@ -46,7 +46,7 @@ mod site;
 mod watch;
 mod worker;
 
-pub use announce::StageState;
+pub use ::cluster::announcement::StageState;
 pub use boot_disk::CopyError;
 pub use booting::{Booting, Ready};
 pub use check::{DataRefusal, Refusal};

@@ -1,13 +1,13 @@
 //! What is booted, and with what.
 
 use crate::site::Site;
+use cluster::Overcommit;
 use std::fmt;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use units::Bytes;
-use volume::Overcommit;
 
 /// The files of a node image, as `//node/image` makes them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,12 +9,12 @@ use crate::options::{Options, Origin};
 use crate::power;
 use crate::site::Site;
 use crate::{announcements, configuration, kubeconfig, watch};
-use announce::Announcement;
+use cluster::CaDigest;
+use cluster::announcement::Announcement;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher;
 use kube::{Api, Client};
-use programs::discovery::AuthorityDigest;
 use programs::kubelet;
 use qemu::Vm;
 use std::convert::Infallible;
@@ -73,7 +73,7 @@ pub(crate) struct Access {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) api: u16,
     /// Whom machines that join are to trust, if the kubeconfig says so.
-    pub(crate) authority: Option<AuthorityDigest>,
+    pub(crate) authority: Option<CaDigest>,
 }
 
 /// A guest that was just started.

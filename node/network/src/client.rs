@@ -156,7 +156,7 @@ impl Client {
     }
 
     fn take(&mut self, now: Duration, offer: &Lease) -> Send {
-        let purpose = Purpose::Take { address: offer.interface.address, server: offer.server };
+        let purpose = Purpose::Take { address: offer.interface.addr(), server: offer.server };
         let send = self.send(now, purpose, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
         self.attempts = self.attempts.saturating_add(1);
@@ -177,7 +177,7 @@ impl Client {
             return (None, None);
         };
         let (rebinding, end) = (since.saturating_add(rebinding), since.saturating_add(end));
-        let address = lease.interface.address;
+        let address = lease.interface.addr();
         if now >= end {
             return (Some(self.select(now, Some(address))), Some(Change::Expired(lease)));
         }
@@ -260,7 +260,7 @@ mod tests {
         let mut client = Client::new(HARDWARE, 1);
         let discover = client.wake(Duration::ZERO).0.unwrap();
         let take = client.receive(Duration::ZERO, &serve(discover, &lease(time))).0.unwrap();
-        assert_eq!(take.request.purpose, Purpose::Take { address: lease(time).interface.address, server: SERVER });
+        assert_eq!(take.request.purpose, Purpose::Take { address: lease(time).interface.addr(), server: SERVER });
         assert_eq!(
             client.receive(Duration::ZERO, &serve(take, &lease(time))),
             (None, Some(Change::Bound(lease(time))))
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(client.deadline(), Some(HOUR / 2));
         assert_eq!(client.wake(HOUR / 2 - Duration::from_secs(1)), (None, None));
         let keep = client.wake(HOUR / 2).0.unwrap();
-        assert_eq!((keep.request.purpose, keep.to), (Purpose::Keep { address: lease(HOUR).interface.address }, SERVER));
+        assert_eq!((keep.request.purpose, keep.to), (Purpose::Keep { address: lease(HOUR).interface.addr() }, SERVER));
         let (send, change) = client.receive(HOUR / 2, &serve(keep, &lease(HOUR)));
         assert_eq!((send, change), (None, Some(Change::Bound(lease(HOUR)))));
         assert_eq!(client.deadline(), Some(HOUR));
@@ -313,7 +313,7 @@ mod tests {
             rebinding += u32::from(send.to == Ipv4Addr::BROADCAST);
             assert_eq!(send.to == SERVER, now < HOUR / 8 * 7);
         };
-        let wished = Some(lease(HOUR).interface.address);
+        let wished = Some(lease(HOUR).interface.addr());
         assert_eq!(expired.0.request.purpose, Purpose::Discover { wished });
         assert_eq!(expired.1, Change::Expired(lease(HOUR)));
         assert!((8..30).contains(&asked) && rebinding > 2, "{asked} {rebinding}");

@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use config::Interface;
+use ipnet::Ipv4Net;
 
 /// A lease of an address with its network parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    pub interface: Interface,
+    pub interface: Ipv4Net,
     /// The server that gave the lease.
     pub server: Ipv4Addr,
     /// Router in the network of the address.

@@ -10,9 +10,9 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), network::NetworkError> {
-//! let network = network::Network::open(config::Network::default()).await?;
+//! let network = network::Network::open(cluster::Uplink::default()).await?;
 //! let addressing = network.configure().await?;
-//! println!("this node is {}", addressing.interface.address);
+//! println!("this node is {}", addressing.interface.addr());
 //! # Ok(())
 //! # }
 //! ```
@@ -28,7 +28,7 @@ use std::error::Error;
 use std::future;
 use std::time::Duration;
 
-use config::{Addresses, Static};
+use cluster::{Addresses, Static, Uplink};
 use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{error, warn};
@@ -92,7 +92,7 @@ impl Device for Link {
 /// The network of a node.
 #[derive(Debug)]
 pub struct Network {
-    settings: config::Network,
+    settings: Uplink,
     link: Link,
     /// DHCP session; `None` with a static address.
     session: Option<Mutex<Session>>,
@@ -100,13 +100,13 @@ pub struct Network {
 
 impl Network {
     /// Brings the devices up, without addresses.
-    pub async fn open(settings: config::Network) -> Result<Self, NetworkError> {
+    pub async fn open(settings: Uplink) -> Result<Self, NetworkError> {
         let link = Link::first().await?;
         Self::on(link, settings).await
     }
 
     /// Like [`Network::open`], on a given device.
-    pub async fn on(link: Link, settings: config::Network) -> Result<Self, NetworkError> {
+    pub async fn on(link: Link, settings: Uplink) -> Result<Self, NetworkError> {
         let session = match settings.addresses {
             Addresses::Dhcp => Some(Mutex::new(Session::open(&link).await?)),
             Addresses::Static(_) => None,
@@ -162,7 +162,7 @@ impl Network {
 }
 
 /// Waits for the first lease that the device accepts.
-async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &config::Network) -> Addressing {
+async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &Uplink) -> Addressing {
     let mut given = None;
     loop {
         match next_or_again(leases, given.is_some()).await {
@@ -182,7 +182,7 @@ async fn first_taken(leases: &mut impl Leases, device: &impl Device, settings: &
 async fn keep_taken(
     leases: &mut impl Leases,
     device: &impl Device,
-    settings: &config::Network,
+    settings: &Uplink,
     mut now: Addressing,
     mut missed: watch::Receiver<Duration>,
     mut changed: impl FnMut(&Addressing),
@@ -208,12 +208,12 @@ async fn keep_taken(
                 given = Some(next);
             }
             Some(Change::Expired(lease)) => {
-                let (device, address) = (device.name(), lease.interface.address);
+                let (device, address) = (device.name(), lease.interface.addr());
                 warn!(device, %address, "lease expired without an answer from a DHCP server; keeping the address, will retry");
             }
             Some(Change::Lost(lease)) => {
                 given = None;
-                let (name, address) = (device.name(), lease.interface.address);
+                let (name, address) = (device.name(), lease.interface.addr());
                 error!(device = name, %address, "DHCP server withdrew the address; requesting another one");
                 device.clear().await?;
             }
@@ -251,8 +251,8 @@ async fn took(device: &impl Device, given: &Addressing) -> bool {
 }
 
 /// Combines configuration and lease; the configuration takes precedence.
-fn with(settings: &config::Network, lease: Lease) -> Addressing {
-    let config::Network { mtu, name_servers, .. } = settings;
+fn with(settings: &Uplink, lease: Lease) -> Addressing {
+    let Uplink { mtu, name_servers, .. } = settings;
     Addressing {
         interface: lease.interface,
         gateway: lease.gateway,
@@ -336,7 +336,7 @@ mod tests {
     /// Regression: it ended the boot.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_the_device_rejects_is_retried() {
-        let settings = config::Network::default();
+        let settings = Uplink::default();
         let mut leases = FakeLeases([Change::Bound(lease())].into());
         let begin = Instant::now();
         let found = timeout(HOUR, first_taken(&mut leases, &FakeDevice::rejecting(3), &settings)).await.unwrap();
@@ -348,7 +348,7 @@ mod tests {
     async fn a_withdrawn_address_is_not_retried() {
         let mut leases = FakeLeases([Change::Bound(lease()), Change::Lost(lease())].into());
         let device = FakeDevice::rejecting(1);
-        let settings = config::Network::default();
+        let settings = Uplink::default();
         assert!(timeout(HOUR, first_taken(&mut leases, &device, &settings)).await.is_err());
         assert_eq!(device.applied.load(Ordering::Relaxed), 0);
     }
@@ -356,7 +356,7 @@ mod tests {
     /// Regression: the node had no address until the next renewal.
     #[tokio::test(start_paused = true)]
     async fn a_returned_address_that_is_rejected_is_retried() {
-        let settings = config::Network::default();
+        let settings = Uplink::default();
         let mut leases = FakeLeases([Change::Lost(lease()), Change::Bound(lease())].into());
         let device = FakeDevice::rejecting(2);
         let now = with(&settings, lease());

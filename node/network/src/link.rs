@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
-use config::Interface;
 use futures::TryStreamExt;
+use ipnet::Ipv4Net;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
@@ -36,7 +36,7 @@ pub enum LinkError {
 /// Configuration of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addressing {
-    pub interface: Interface,
+    pub interface: Ipv4Net,
     /// Default route.
     pub gateway: Option<Ipv4Addr>,
     /// MTU in bytes, if it differs from that of the device.
@@ -105,7 +105,7 @@ impl Link {
 
     /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
     pub async fn apply(&self, what: &Addressing) -> Result<(), LinkError> {
-        let Interface { address, prefix } = what.interface;
+        let (address, prefix) = (what.interface.addr(), what.interface.prefix_len());
         let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
         new.await.map_err(step("set the address of the network interface"))?;
         self.remove_but(Some(what.interface)).await?;
@@ -129,7 +129,7 @@ impl Link {
         self.remove_but(None).await
     }
 
-    async fn remove_but(&self, wanted: Option<Interface>) -> Result<(), LinkError> {
+    async fn remove_but(&self, wanted: Option<Ipv4Net>) -> Result<(), LinkError> {
         let all = self.netlink.address().get().set_link_index_filter(self.index).execute();
         let all: Vec<AddressMessage> = all.try_collect().await.map_err(step("list the addresses"))?;
         let others = all.into_iter().filter(|message| message.header.family == AddressFamily::Inet);
@@ -157,11 +157,9 @@ fn hardware_of(link: &LinkMessage) -> Option<Hardware> {
 }
 
 /// Address of the device itself: `IFA_LOCAL`, rtnetlink(7).
-fn interface_of(message: &AddressMessage) -> Option<Interface> {
+fn interface_of(message: &AddressMessage) -> Option<Ipv4Net> {
     message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(IpAddr::V4(address)) => {
-            Some(Interface { address: *address, prefix: message.header.prefix_len })
-        }
+        AddressAttribute::Local(IpAddr::V4(address)) => Ipv4Net::new(*address, message.header.prefix_len).ok(),
         _ => None,
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use config::Interface;
+use cluster::address::{self, reaches};
 
 use crate::lease::Lease;
 
@@ -239,14 +239,13 @@ fn lease(yours: Ipv4Addr, server: Ipv4Addr, options: &Options) -> Result<Lease, 
     if mask.checked_shl(prefix).unwrap_or(0) != 0 {
         return Err(ReplyError::Unusable("network mask"));
     }
-    // The parser of addresses validates it.
-    let interface: Interface =
-        format!("{yours}/{prefix}").parse().map_err(|_| ReplyError::Unusable("address for the node"))?;
+    let interface = address::interface(&format!("{yours}/{prefix}"));
+    let interface = interface.map_err(|_| ReplyError::Unusable("address for the node"))?;
     let time = number(options, option::LEASE_TIME).map(u32::from_be_bytes).ok_or(ReplyError::Unusable("lease time"))?;
     Ok(Lease {
         interface,
         server,
-        gateway: addresses(options, option::ROUTER).into_iter().find(|router| interface.reaches(*router)),
+        gateway: addresses(options, option::ROUTER).into_iter().find(|router| reaches(interface, *router)),
         name_servers: addresses(options, option::NAME_SERVERS),
         time_servers: addresses(options, option::TIME_SERVERS),
         // The minimum MTU of IP is 68; some servers send 0.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::{Duration, Instant};
 
-use config::{Addresses, Static};
+use cluster::{Addresses, Static, Uplink};
 use futures::TryStreamExt;
 use network::{Link, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -149,7 +149,7 @@ async fn a_late_answer_configures_the_device() {
     // The value of a device that appears after the default was changed.
     let source_check = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", cable.near);
     fs::write(&source_check, "1").unwrap();
-    let network = Network::on(link, config::Network::default()).await.unwrap();
+    let network = Network::on(link, Uplink::default()).await.unwrap();
     let (heard, start, said) = (AtomicU32::new(0), Instant::now(), Said::default());
     let _listens = said.listen();
     let addressing = tokio::select! {
@@ -185,7 +185,7 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
     for end in [&cable.near, &cable.far] {
         fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
     }
-    let network = Network::on(Link::named(&cable.near).await.unwrap(), config::Network::default()).await.unwrap();
+    let network = Network::on(Link::named(&cable.near).await.unwrap(), Uplink::default()).await.unwrap();
     let (heard, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
     let renewed = async {
         let given = network.configure().await.unwrap();
@@ -215,7 +215,7 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
 async fn a_static_address_replaces_another() {
     let _turn = TURN.lock().await;
     let cable = Cable::lay(1).await;
-    let fixed = |address: &str| config::Network {
+    let fixed = |address: &str| Uplink {
         addresses: Addresses::Static(Static { interface: address.parse().unwrap(), gateway: None }),
         mtu: Some(1280),
         name_servers: vec![Ipv4Addr::from(SERVER)],

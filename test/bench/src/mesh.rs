@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use clusternet::{Cost, PORT, Peer, Peers, PublicKey, cost, diff};
+use cluster::MESH_PORT;
+use clusternet::{Cost, Peer, Peers, PublicKey, cost, diff};
 use ipnet::{IpNet, Ipv4Net};
 use serde::Serialize;
 
@@ -79,7 +80,7 @@ fn figures(nodes: u32) -> Vec<MeshFigure> {
     let mut less = all.clone();
     less.remove(&key(1));
     let mut moved = all.clone();
-    moved.insert(key(1), Peer { endpoint: Some(SocketAddr::from(([198, 51, 100, 1], PORT))), ..peer(1) });
+    moved.insert(key(1), Peer { endpoint: Some(SocketAddr::from(([198, 51, 100, 1], MESH_PORT))), ..peer(1) });
     let mut rotated = less.clone();
     rotated.insert(key(nodes + 1), peer(1));
     let anew = cost(&diff(&Peers::new(), &all)).bytes;
@@ -106,7 +107,7 @@ fn key(number: u32) -> PublicKey {
 fn peer(number: u32) -> Peer {
     let [.., high, low] = number.to_be_bytes();
     let range = Ipv4Net::new_assert([10, 64 + high, low, 0].into(), 24);
-    Peer { endpoint: Some(SocketAddr::from(([192, 0, high, low], PORT))), allowed: [IpNet::V4(range)].into() }
+    Peer { endpoint: Some(SocketAddr::from(([192, 0, high, low], MESH_PORT))), allowed: [IpNet::V4(range)].into() }
 }
 
 impl fmt::Display for MeshReport {

@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cluster::{
+    API_PORT, MESH_PORT, PodProcesses, PodSecurity, STORAGE_GROUP, STORAGE_USER_PREFIX, SecretKey, SecretStorage,
+};
+use ipnet::Ipv4Net;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use programs::{
-    API_PORT, Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, PodProcesses, PodSecurity,
-    STORAGE_GROUP, STORAGE_USER_PREFIX, SecretKey, SecretStorage, apiserver, controller_manager, etcd, scheduler,
+    Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -44,9 +47,6 @@ pub enum StartError {
     /// No place for data and programs.
     #[error("cannot prepare a directory for the control plane")]
     Directory(#[from] io::Error),
-    /// The example networks are wrong.
-    #[error("cannot use the networks of pods and services")]
-    Network(#[from] programs::NetworkError),
     /// Keys and certificates.
     #[error("cannot make keys and certificates")]
     Pki(#[from] programs::PkiError),
@@ -248,10 +248,9 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
         node: NODE.to_owned(),
         address: ADVERTISED,
         api_server: SocketAddrV4::new(ADVERTISED, API_PORT),
-        services: "10.96.0.0/16".parse()?,
-        cluster_pods: "10.244.0.0/16".parse()?,
-        mesh: Mesh { interface: "clusternet", port: 7838, mtu: 1420 },
-        private_port: 7839,
+        services: Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16),
+        cluster_pods: Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16),
+        mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
         durability: Durability::UnsafeNoFsync,
         pod_security: PodSecurity::default(),
         secret_storage: SecretStorage::default(),

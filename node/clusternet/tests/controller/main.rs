@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clusternet::{ANNOTATION, Change, Peer, Peers};
+use cluster::PUBLIC_KEY_ANNOTATION;
+use clusternet::{Change, Peer, Peers};
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use kube::ResourceExt as _;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
 
 /// The peer of Node `number`.
 fn peer(number: u8) -> Peer {
-    let endpoint = Some(([192, 0, 2, number], clusternet::PORT).into());
+    let endpoint = Some(([192, 0, 2, number], cluster::MESH_PORT).into());
     Peer { endpoint, allowed: [format!("10.244.{number}.0/24").parse().expect("a network")].into() }
 }
 
@@ -93,7 +94,7 @@ async fn the_key_is_told_and_nothing_else_changes(cluster: Arc<Cluster>) -> Resu
     let ours: Vec<_> =
         found.managed_fields().iter().filter(|all| all.manager.as_deref() == Some("granary-mesh")).collect();
     assert_eq!(ours.len(), 1);
-    let fields = json!({"f:metadata": {"f:annotations": {format!("f:{ANNOTATION}"): {}}}});
+    let fields = json!({"f:metadata": {"f:annotations": {format!("f:{PUBLIC_KEY_ANNOTATION}"): {}}}});
     assert_eq!(serde_json::to_value(&ours[0].fields_v1)?, fields);
     mesh.stop().await
 }
@@ -102,7 +103,7 @@ async fn an_overwritten_key_is_published_again(cluster: Arc<Cluster>) -> Result<
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
     mesh.published().await?;
     for other in [json!(key(9).to_string()), Value::Null] {
-        mesh.patch(OWN, json!({"metadata": {"annotations": {ANNOTATION: other}}})).await?;
+        mesh.patch(OWN, json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: other}}})).await?;
         mesh.published().await?;
     }
     mesh.stop().await
@@ -122,7 +123,7 @@ async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Fail
     let state = mesh.peers(peers([2, 3])).await?;
     assert!(!mesh.is_healthy());
     assert!(state.places.is_empty());
-    assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(ANNOTATION), "it could not answer yet");
+    assert!(!mesh.admin.get(OWN).await?.annotations().contains_key(PUBLIC_KEY_ANNOTATION), "it could not answer yet");
     mesh.patch(OWN, json!({"spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}})).await?;
     mesh.healthy().await?;
     mesh.published().await?;
@@ -143,7 +144,7 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
     mesh.healthy().await?;
     // Unrelated fields cause no change.
     mesh.patch("two", json!({"metadata": {"labels": {"some": "label"}}})).await?;
-    mesh.patch("two", json!({"metadata": {"annotations": {ANNOTATION: key(5).to_string()}}})).await?;
+    mesh.patch("two", json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key(5).to_string()}}})).await?;
     let state = mesh.peers([(key(3), peer(3)), (key(5), peer(2))]).await?;
     assert_eq!(state.batches[1..], [[Change::Remove(key(2)), Change::Add(key(5), peer(2))]]);
     assert_eq!(state.looks, 1);
@@ -194,7 +195,7 @@ async fn events_missed_by_a_lost_watch_are_recovered(cluster: Arc<Cluster>) -> R
 
 async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut twin = node("twin", 3);
-    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
+    twin["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(key(2).to_string());
     let mesh = Mesh::start(&cluster, with_own([node("older", 2), twin]), Peers::new()).await?;
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([2]));
@@ -215,7 +216,7 @@ async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Clu
 async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut shadow, mut twin) = (node("shadow", 3), node("twin", 4));
     shadow["spec"] = node("older", 2)["spec"].clone();
-    twin["metadata"]["annotations"][ANNOTATION] = json!(key(2).to_string());
+    twin["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(key(2).to_string());
     let (every, others) = (Duration::from_millis(100), [node("older", 2), shadow, twin]);
     let mesh = Mesh::looking_every(every, &cluster, with_own(others), Peers::new()).await?;
     mesh.healthy().await?;
@@ -238,7 +239,7 @@ async fn a_node_that_is_refused_is_told_once(cluster: Arc<Cluster>) -> Result<()
 async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let bad = |name: &str, number, text: &str| {
         let mut bad = node(name, number);
-        bad["metadata"]["annotations"][ANNOTATION] = json!(text);
+        bad["metadata"]["annotations"][PUBLIC_KEY_ANNOTATION] = json!(text);
         bad
     };
     let others = [bad("bad", 2, "rubbish"), bad("like-us", 3, &key(1).to_string()), node("good", 4)];
@@ -247,7 +248,7 @@ async fn a_bad_key_keeps_nobody_else_out(cluster: Arc<Cluster>) -> Result<(), Fa
     assert_eq!(mesh.device.state().peers, peers([4]));
     mesh.counts([r#"granary_mesh_refused{reason="key"} 1"#, r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     // It becomes a peer once the conflict is resolved.
-    mesh.patch("bad", json!({"metadata": {"annotations": {ANNOTATION: key(2).to_string()}}})).await?;
+    mesh.patch("bad", json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key(2).to_string()}}})).await?;
     mesh.peers(peers([2, 4])).await?;
     mesh.stop().await
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use clusternet::{ANNOTATION, Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
+use cluster::PUBLIC_KEY_ANNOTATION;
+use clusternet::{Metrics, Neighbours, Peer, Peers, PodNetwork, PublicKey, Settings};
 use envtest::{Cluster, Failure, PATIENCE};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
@@ -42,7 +43,7 @@ pub fn key(number: u8) -> PublicKey {
 /// A Node as the kubelet and the controller manager create it, with the key of `number`.
 pub fn node(name: &str, number: u8) -> Value {
     json!({
-        "metadata": {"name": name, "annotations": {ANNOTATION: key(number).to_string()}},
+        "metadata": {"name": name, "annotations": {PUBLIC_KEY_ANNOTATION: key(number).to_string()}},
         "spec": {"podCIDR": format!("10.244.{number}.0/24"), "podCIDRs": [format!("10.244.{number}.0/24")]},
         "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
     })
@@ -151,7 +152,7 @@ impl Mesh {
     pub async fn published(&self) -> Result<Node, Failure> {
         let published = eventually(PATIENCE, "the public key in the own Node", async || {
             let node = self.admin.get(OWN).await?;
-            let found = node.annotations().get(ANNOTATION).cloned();
+            let found = node.annotations().get(PUBLIC_KEY_ANNOTATION).cloned();
             Ok::<_, kube::Error>(if found == Some(key(1).to_string()) {
                 Seen::Done(node)
             } else {

@@ -83,7 +83,7 @@ impl Node {
     /// Endpoint of this node for others, by IPv4 or IPv6.
     pub fn peer(&self, by: &str) -> (PublicKey, Peer) {
         let address: IpAddr = format!("{by}{}", self.number).parse().unwrap();
-        let endpoint = Some(SocketAddr::new(address, clusternet::PORT));
+        let endpoint = Some(SocketAddr::new(address, cluster::MESH_PORT));
         (self.key, Peer { endpoint, allowed: [self.range()].into() })
     }
 

@@ -1,12 +1,14 @@
+use std::net::SocketAddrV4;
+
+use cluster::{PodSecurity, SecretKey, SecretStorage, Token};
+use ipnet::Ipv4Net;
 use proptest::collection::{hash_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::address::Server;
 use crate::role::{ControlPlane, Networks, Worker};
-use programs::{Network as Subnet, PodSecurity, SecretKey, SecretStorage, Token};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -60,7 +62,7 @@ fn a_full_configuration_is_read() {
     let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
         panic!("{config:?}")
     };
-    assert_eq!((networks.pods.prefix(), networks.services.prefix()), (16, 20));
+    assert_eq!((networks.pods.prefix_len(), networks.services.prefix_len()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
     assert_eq!(Some(secret_key), SecretKey::new(2));
     assert_eq!(config.pod_processes, PodProcesses::new(4096));
@@ -102,7 +104,7 @@ fn all_problems_are_told_at_once_each_with_its_remedy() {
             "storage.overcommit: it is a number, and has to be a text, \"…\"",
             "onFailure: \"PANIC\" is none of its values, POWER_OFF, REBOOT",
             "network.static.address: it is missing, and cannot be left out here",
-            "network.static.gateway: \"router\" is no IPv4 address, such as 192.0.2.1",
+            "network.static.gateway: \"router\" is not an IPv4 address, such as 192.0.2.1",
             "nodeName: a name has 1 to 63 lower-case letters, digits and '-', with a letter or digit at both ends",
         ]
     );
@@ -255,16 +257,18 @@ fn hosts(most: usize) -> impl Strategy<Value = Vec<Ipv4Addr>> {
     vec((1_u32..0x7f00_0000).prop_filter("a machine's", |bits| bits >> 24 != 0).prop_map(Ipv4Addr::from), 0..=most)
 }
 
-fn network() -> impl Strategy<Value = Network> {
+fn network() -> impl Strategy<Value = Uplink> {
     let interface = (1_u8..254, 2_u8..=254, 20_u8..=24)
-        .prop_map(|(third, last, prefix)| Interface { address: Ipv4Addr::new(192, 168, third, last), prefix });
+        .prop_map(|(third, last, prefix)| Ipv4Net::new_assert(Ipv4Addr::new(192, 168, third, last), prefix));
     let fixed = (interface, any::<bool>()).prop_map(|(interface, routed)| {
-        let Interface { address, .. } = interface;
-        let gateway = Ipv4Addr::from(address.to_bits() ^ 3);
-        Addresses::Static(Static { interface, gateway: (routed && interface.reaches(gateway)).then_some(gateway) })
+        let gateway = Ipv4Addr::from(interface.addr().to_bits() ^ 3);
+        Addresses::Static(Static {
+            interface,
+            gateway: (routed && address::reaches(interface, gateway)).then_some(gateway),
+        })
     });
     let addresses = prop_oneof![Just(Addresses::Dhcp), fixed];
-    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Network {
+    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Uplink {
         addresses,
         mtu,
         name_servers,
@@ -282,11 +286,11 @@ fn configs() -> impl Strategy<Value = Config> {
     });
     let networks = || {
         (8_u8..=24, 12_u8..=27).prop_map(|(pods, services)| {
-            let at = |first, prefix| Subnet::new(Ipv4Addr::new(first, 0, 0, 0), prefix).unwrap();
+            let at = |first, prefix| Ipv4Net::new_assert(Ipv4Addr::new(first, 0, 0, 0), prefix);
             Networks { pods: at(10, pods), services: at(11, services) }
         })
     };
-    let server = (1_u8..254, 1_u16..).prop_map(|(last, port)| Server { address: Ipv4Addr::new(192, 0, 2, last), port });
+    let server = (1_u8..254, 1_u16..).prop_map(|(last, port)| SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, last), port));
     let authority = "sha256:[0-9a-f]{64}".prop_map(|text| text.parse().unwrap());
     let token = option::of("[a-z0-9]{6}\\.[a-z0-9]{16}".prop_map(|text| text.parse().unwrap()));
     let worker = (server, authority, token, networks()).prop_map(|(server, authority, token, networks)| Worker {

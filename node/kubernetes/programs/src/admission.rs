@@ -1,8 +1,7 @@
 //! What the API server's admission plugins are told.
 
+use cluster::PodSecurity;
 use serde_json::json;
-
-use crate::PodSecurity;
 
 /// Those that are not on by default. NodeRestriction: a kubelet changes its own Node, and pods on it.
 /// DenyServiceExternalIPs: a Service with `externalIPs` takes over connections to any address.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use cluster::API_PORT;
+
 use crate::program::{Program, Service};
-use crate::{API_PORT, Config, Credentials, Rights, User, admission, audit, etcd, ready};
+use crate::{Config, Credentials, Rights, User, admission, audit, etcd, ready};
 
 const NAME: &str = "kube-apiserver";
 

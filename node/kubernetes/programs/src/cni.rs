@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use ipnet::Ipv4Net;
 use serde_json::json;
 
-use crate::{Config, Network, Paths};
+use crate::{Config, Paths};
 
 /// Names of the node's ends of pods' links, as the plugin `ptp` chooses them and nft matches them. Each has the first address
 /// of the range, and is the only way to its pod's address. No other interface of a node has such a name.
@@ -19,7 +20,7 @@ pub(crate) fn directory(paths: &Paths) -> PathBuf {
 }
 
 /// The configuration for pods with addresses of `pods`. The addresses in use are forgotten at a reboot, as the pods are.
-pub(crate) fn conflist(config: &Config, pods: Network) -> String {
+pub(crate) fn conflist(config: &Config, pods: Ipv4Net) -> String {
     json!({
         "cniVersion": "1.0.0",
         "name": "pods",

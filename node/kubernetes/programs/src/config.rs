@@ -1,19 +1,13 @@
 //! What the services are told about their node.
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use cluster::{PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use ipnet::Ipv4Net;
 use units::Bytes;
 
-use crate::{Confinement, Network};
-
-/// Bits of the prefix of one node's part of the pod network.
-pub const NODE_PREFIX: u8 = 24;
-
-/// The port of the API server on a control plane.
-pub const API_PORT: u16 = 6443;
+use crate::Confinement;
 
 /// A control plane node. Every combination of valid fields is valid.
 #[derive(Clone, Debug)]
@@ -22,16 +16,14 @@ pub struct Config {
     pub node: String,
     /// The address by which others reach the node.
     pub address: Ipv4Addr,
-    /// The API server: of a control plane [`address`](Self::address) with [`API_PORT`], of a worker another node's.
+    /// The API server: of a control plane [`address`](Self::address) with [`cluster::API_PORT`], of a worker another node's.
     pub api_server: SocketAddrV4,
     /// Cluster addresses of Services.
-    pub services: Network,
-    /// Addresses of all pods of the cluster; each node has a part of [`NODE_PREFIX`] bits.
-    pub cluster_pods: Network,
+    pub services: Ipv4Net,
+    /// Addresses of all pods of the cluster; each node has a part of [`cluster::NODE_PREFIX`] bits.
+    pub cluster_pods: Ipv4Net,
     /// The way to pods of other nodes.
     pub mesh: Mesh,
-    /// A port at which nodes trust each other's addresses: no pod reaches it with that of its node.
-    pub private_port: u16,
     /// Whether etcd waits for the disk.
     pub durability: Durability,
     /// What the API server enforces in namespaces without a label.
@@ -51,12 +43,12 @@ pub struct Config {
 impl Config {
     /// The Service `default/kubernetes`: the first address of its network.
     pub(crate) fn api_service(&self) -> Option<Ipv4Addr> {
-        self.services.host(1)
+        self.services.hosts().next()
     }
 
     /// Kept for the cluster's DNS service.
     pub(crate) fn dns_service(&self) -> Option<Ipv4Addr> {
-        self.services.host(10)
+        self.services.hosts().nth(9)
     }
 }
 
@@ -79,91 +71,6 @@ pub enum Durability {
     Durable,
     /// They need not: a test wants speed.
     UnsafeNoFsync,
-}
-
-/// A level of Kubernetes' Pod Security Standards. Displayed as Kubernetes writes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PodSecurity {
-    /// Every pod is allowed.
-    Privileged,
-    /// Pods cannot take over the node in a known way.
-    #[default]
-    Baseline,
-    /// Also no root user and no capabilities.
-    Restricted,
-}
-
-impl fmt::Display for PodSecurity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Privileged => "privileged",
-            Self::Baseline => "baseline",
-            Self::Restricted => "restricted",
-        })
-    }
-}
-
-/// How the API server writes Secrets to etcd. It reads both forms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SecretStorage {
-    /// Encrypted by the key in the directory of certificates.
-    #[default]
-    Encrypted,
-    /// Not encrypted, for a return to a release that cannot read the other form.
-    Plain,
-}
-
-/// Number of a key of Secrets, from 1. A larger number is a newer key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SecretKey(NonZeroU32);
-
-impl SecretKey {
-    /// `None` for 0.
-    pub const fn new(number: u32) -> Option<Self> {
-        match NonZeroU32::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// The number.
-    pub const fn get(self) -> u32 {
-        self.0.get()
-    }
-}
-
-impl Default for SecretKey {
-    fn default() -> Self {
-        Self(NonZeroU32::MIN)
-    }
-}
-
-impl fmt::Display for SecretKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Most processes and threads of one pod (`podPidsLimit`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PodProcesses(u32);
-
-impl PodProcesses {
-    /// This many.
-    pub const fn new(count: u32) -> Self {
-        Self(count)
-    }
-
-    /// The number.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-impl Default for PodProcesses {
-    fn default() -> Self {
-        Self(1024)
-    }
 }
 
 /// The data disk, and the limits that it sets to programs.
@@ -284,14 +191,15 @@ impl Paths {
 
 #[cfg(test)]
 pub(crate) fn example() -> Config {
+    use cluster::{API_PORT, MESH_PORT};
+
     Config {
         node: "granary".into(),
         address: Ipv4Addr::new(10, 0, 2, 15),
         api_server: SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), API_PORT),
         services: "10.96.0.0/16".parse().unwrap(),
         cluster_pods: "10.244.0.0/16".parse().unwrap(),
-        mesh: Mesh { interface: "clusternet", port: 7838, mtu: 1420 },
-        private_port: 7839,
+        mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
         durability: Durability::Durable,
         pod_security: PodSecurity::Baseline,
         secret_storage: SecretStorage::Encrypted,

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use cluster::NODE_PREFIX;
+
 use crate::pki::identity::Identity;
 use crate::pki::store::CONTROLLERS_SIGNING_KEY;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, NODE_PREFIX, Rights, User, ready};
+use crate::{Config, Credentials, Rights, User, ready};
 
 /// Made by one of its controllers in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";

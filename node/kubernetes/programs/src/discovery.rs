@@ -4,10 +4,10 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use cluster::CaDigest;
 use pem::{EncodeConfig, LineEnding, Pem};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -23,16 +23,6 @@ use x509_parser::prelude::FromDer as _;
 
 /// For one attempt: who waits for an API server tries again.
 const LIMIT: Duration = Duration::from_secs(10);
-
-/// The SHA-256 of an authority's public key (its SubjectPublicKeyInfo, as DER), written `sha256:` and 64 hexadecimal
-/// digits: as kubeadm has it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct AuthorityDigest([u8; 32]);
-
-/// No digest.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no digest of an authority: write it as sha256: and 64 hexadecimal digits")]
-pub struct NotADigest(String);
 
 /// Why it is not known whom to trust.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +56,7 @@ pub enum DiscoveryError {
         /// Its port.
         port: u16,
         /// What the machine was told.
-        wanted: AuthorityDigest,
+        wanted: CaDigest,
         /// The last certificate that the server showed.
         shown: Shown,
     },
@@ -89,51 +79,19 @@ pub enum Shown {
     /// None.
     Nothing,
     /// That of the last one.
-    Key(AuthorityDigest),
+    Key(CaDigest),
 }
 
-impl AuthorityDigest {
-    /// Of a certificate, DER. `None` if it is no certificate.
-    fn of_der(der: &[u8]) -> Option<Self> {
-        let (_, certificate) = X509Certificate::from_der(der).ok()?;
-        Some(Self(Sha256::digest(certificate.public_key().raw).into()))
-    }
-
-    /// Of the first certificate of a PEM text. `None` if there is none.
-    pub fn of_pem(text: &str) -> Option<Self> {
-        let (_, pem) = x509_parser::pem::parse_x509_pem(text.as_bytes()).ok()?;
-        Self::of_der(&pem.contents)
-    }
+/// The digest of the public key of a certificate, DER. `None` if it cannot be parsed.
+fn der_digest(der: &[u8]) -> Option<CaDigest> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    Some(<[u8; 32]>::from(Sha256::digest(certificate.public_key().raw)).into())
 }
 
-impl FromStr for AuthorityDigest {
-    type Err = NotADigest;
-
-    fn from_str(text: &str) -> Result<Self, NotADigest> {
-        let wrong = || NotADigest(text.to_owned());
-        let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64).ok_or_else(wrong)?;
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks(2)) {
-            let &[high, low] = pair else { return Err(wrong()) };
-            let (Some(high), Some(low)) = (digit(high), digit(low)) else { return Err(wrong()) };
-            *byte = high << 4 | low;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl fmt::Display for AuthorityDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for AuthorityDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
+/// The digest of the public key of the first certificate of a PEM text. `None` if there is none.
+pub fn ca_digest(pem: &str) -> Option<CaDigest> {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
+    der_digest(&pem.contents)
 }
 
 impl fmt::Display for Shown {
@@ -150,7 +108,7 @@ impl fmt::Display for Shown {
 ///
 /// # Errors
 /// [`DiscoveryError`].
-pub async fn authority(address: IpAddr, port: u16, wanted: AuthorityDigest) -> Result<String, DiscoveryError> {
+pub async fn authority(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
     let provider = Arc::new(ring::default_provider());
     let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), shown: Mutex::default() });
     let attempt = async {
@@ -170,7 +128,7 @@ pub async fn authority(address: IpAddr, port: u16, wanted: AuthorityDigest) -> R
     match ended {
         Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let found = chain.iter().find(|certificate| AuthorityDigest::of_der(certificate) == Some(wanted));
+            let found = chain.iter().find(|certificate| der_digest(certificate) == Some(wanted));
             let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
             let pem = found.map(|der| pem::encode_config(&Pem::new("CERTIFICATE", der.to_vec()), lines));
             pem.ok_or(DiscoveryError::OtherAuthority { address, port, wanted, shown: Shown::Nothing })
@@ -185,7 +143,7 @@ pub async fn authority(address: IpAddr, port: u16, wanted: AuthorityDigest) -> R
 /// Accepts servers that the authority with this key signed, and shows.
 #[derive(Debug)]
 struct Pinned {
-    wanted: AuthorityDigest,
+    wanted: CaDigest,
     provider: Arc<CryptoProvider>,
     /// What the server showed, if it came so far: the wanted key, or its last.
     shown: Mutex<Option<Shown>>,
@@ -200,10 +158,9 @@ impl ServerCertVerifier for Pinned {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let digest = |der: &CertificateDer<'_>| AuthorityDigest::of_der(der);
-        let authority = intermediates.iter().find(|der| digest(der) == Some(self.wanted));
+        let authority = intermediates.iter().find(|der| der_digest(der) == Some(self.wanted));
         let last = intermediates.last().unwrap_or(end_entity);
-        let shown = digest(authority.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
+        let shown = der_digest(authority.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
         let authority = authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
@@ -243,7 +200,6 @@ mod tests {
     use std::collections::BTreeSet;
     use std::net::Ipv4Addr;
 
-    use proptest::prelude::*;
     use rustls::ServerConfig;
     use rustls::pki_types::PrivateKeyDer;
     use rustls::pki_types::pem::PemObject as _;
@@ -298,9 +254,9 @@ mod tests {
     async fn an_authority_with_the_digest_is_found() {
         let (signer, pair) = authority_and(LOOPBACK);
         let (port, _task) = serve(&pair).await;
-        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let wanted = ca_digest(signer.certificate()).unwrap();
         let found = authority(LOOPBACK, port, wanted).await.unwrap();
-        assert_eq!(AuthorityDigest::of_pem(&found), Some(wanted));
+        assert_eq!(ca_digest(&found), Some(wanted));
     }
 
     #[tokio::test]
@@ -308,7 +264,7 @@ mod tests {
         let (signer, pair) = authority_and(LOOPBACK);
         let (other, _) = authority_and(LOOPBACK);
         let (port, _task) = serve(&pair).await;
-        let digest = |authority: &Authority| AuthorityDigest::of_pem(authority.certificate()).unwrap();
+        let digest = |authority: &Authority| ca_digest(authority.certificate()).unwrap();
         let error = authority(LOOPBACK, port, digest(&other)).await.unwrap_err();
         let DiscoveryError::OtherAuthority { wanted, shown, .. } = error else { panic!("{error:?}") };
         assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
@@ -324,7 +280,7 @@ mod tests {
             signer.certificate()
         );
         let (port, _task) = serve(&foreign).await;
-        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let wanted = ca_digest(signer.certificate()).unwrap();
         let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
         assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
     }
@@ -333,7 +289,7 @@ mod tests {
     async fn a_server_under_another_address_is_not_trusted() {
         let (signer, pair) = authority_and([10, 0, 2, 15].into());
         let (port, _task) = serve(&pair).await;
-        let wanted = AuthorityDigest::of_pem(signer.certificate()).unwrap();
+        let wanted = ca_digest(signer.certificate()).unwrap();
         let error = authority(LOOPBACK, port, wanted).await.unwrap_err();
         assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
     }
@@ -343,23 +299,7 @@ mod tests {
         let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let error = authority(LOOPBACK, port, AuthorityDigest([0; 32])).await.unwrap_err();
+        let error = authority(LOOPBACK, port, CaDigest::from([0; 32])).await.unwrap_err();
         assert_eq!(error.to_string(), format!("cannot reach the API server at 127.0.0.1:{port}"));
-    }
-
-    proptest! {
-        #[test]
-        fn a_digest_is_read_as_it_is_written(bytes: [u8; 32]) {
-            let digest = AuthorityDigest(bytes);
-            prop_assert_eq!(digest.to_string().parse(), Ok(digest));
-        }
-
-        #[test]
-        fn what_is_no_digest_is_shown(text in "(sha256:)?[0-9a-fA-Fxé:]{0,70}") {
-            match text.parse::<AuthorityDigest>() {
-                Ok(digest) => prop_assert_eq!(digest.to_string(), text.to_lowercase()),
-                Err(error) => prop_assert_eq!(error, NotADigest(text)),
-            }
-        }
     }
 }

@@ -4,11 +4,10 @@
 
 use std::fmt::Write as _;
 
+use cluster::{SecretKey, SecretStorage};
 use k8s_openapi::ByteString;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-
-use crate::{SecretKey, SecretStorage};
 
 /// Bytes of a key of the provider `secretbox` (XSalsa20 and Poly1305).
 pub(crate) const SIZE: usize = 32;

@@ -129,10 +129,10 @@ fn not_for_pods(disk: Disk) -> Bytes {
 mod tests {
     use std::collections::BTreeMap;
 
+    use cluster::PodProcesses;
     use serde_json::Value;
 
     use super::*;
-    use crate::PodProcesses;
     use crate::config::example;
 
     fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {

@@ -50,7 +50,6 @@ mod klog;
 pub mod kubelet;
 mod lines;
 mod memory;
-mod network;
 pub mod networks;
 mod nftables;
 mod ownership;
@@ -68,17 +67,12 @@ pub mod secrets;
 mod sys;
 mod user;
 
-pub use bootstrap::{
-    BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE, NotAToken, Token, bootstrap_secret_name,
-};
-pub use config::{
-    API_PORT, Config, Disk, Durability, Mesh, NODE_PREFIX, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage,
-};
+pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_TYPE, bootstrap_secret, bootstrap_secret_name};
+pub use config::{Config, Disk, Durability, Mesh, Paths};
 pub use keyring::StoredSecrets;
-pub use network::{Network, NetworkError};
 pub use pki::certificate::Stale;
 pub use pki::expiry::Expiry;
-pub use pki::identity::{API_SERVER_USER, Identity, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+pub use pki::identity::Identity;
 pub use pki::renewal::Renewal;
 pub use pki::requested::{IdentityError, Lasting, Requested};
 pub use pki::store::PkiError;

@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
+use ipnet::Ipv4Net;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
+use crate::Config;
 use crate::pki::store::{PkiError, Store};
-use crate::{Config, Network};
 
 /// Beside the keys of the cluster.
 const RECORD: &str = "networks.json";
@@ -29,7 +30,7 @@ pub enum NetworksError {
         /// What the cluster has.
         kept: String,
         /// What the configuration says.
-        asked: Network,
+        asked: Ipv4Net,
     },
     /// The record is none.
     #[error("{} does not say which networks the cluster has: remove it if the configuration is as it always was", .path.display())]

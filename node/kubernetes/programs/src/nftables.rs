@@ -2,8 +2,11 @@
 
 use std::net::Ipv4Addr;
 
+use cluster::{API_PORT, STATUS_PORT};
+use ipnet::Ipv4Net;
+
+use crate::Config;
 use crate::cni::LINKS;
-use crate::{API_PORT, Config, Network};
 
 /// The name of our own table: kube-proxy and the CNI plugins have theirs.
 const TABLE: &str = "granary";
@@ -38,10 +41,10 @@ const TABLE: &str = "granary";
 ///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
 /// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
-pub(crate) fn rules(config: &Config, pods: Network) -> String {
+pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let (cluster, services, mesh) = (config.cluster_pods, config.services, config.mesh.interface);
     let (first, last) = addresses(pods);
-    let (node, private, tunnel) = (config.address, config.private_port, config.mesh.port);
+    let (node, tunnel) = (config.address, config.mesh.port);
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
     let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
     format!(
@@ -71,7 +74,7 @@ table inet {TABLE} {{
     }}
     chain passing {{
         type filter hook forward priority filter; policy accept;
-        iifname "{LINKS}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {private} counter drop comment "for nodes"
+        iifname "{LINKS}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
     }}
     chain masquerading {{
         type nat hook postrouting priority srcnat; policy accept;
@@ -96,9 +99,8 @@ const OWN_PORTS: [u16; 7] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256];
 const NTP: u16 = 123;
 
 /// The first and the last address that a pod can have: the node has the first one of the range.
-fn addresses(pods: Network) -> (Ipv4Addr, Ipv4Addr) {
-    let (node, last) = pods.hosts();
-    (Ipv4Addr::from_bits(node.to_bits() + 1), last)
+fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
+    (Ipv4Addr::from_bits(pods.network().to_bits() + 2), Ipv4Addr::from_bits(pods.broadcast().to_bits() - 1))
 }
 
 #[cfg(test)]

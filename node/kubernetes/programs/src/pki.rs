@@ -22,12 +22,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use cluster::{API_PORT, Token};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use time::OffsetDateTime;
 use tokio::sync::watch;
 use tracing::error;
 
-use crate::bootstrap::Token;
+use crate::Config;
 use crate::keyring::{Keyring, StoredSecrets};
 use crate::pki::certificate::{Authority, Stale, Validity, Wanted};
 use crate::pki::expiry::{Expiries, Expiry};
@@ -35,7 +36,6 @@ use crate::pki::identity::Identity;
 use crate::pki::renewal::Renewal;
 use crate::pki::requested::Lasting;
 use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
-use crate::{API_PORT, Config};
 
 /// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {

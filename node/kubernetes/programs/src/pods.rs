@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
+use cluster::NODE_PREFIX;
 use futures::StreamExt as _;
+use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
@@ -22,7 +24,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
 use crate::program::{Program, ProgramError};
-use crate::{Config, NODE_PREFIX, Network, Paths, cni, nftables};
+
+use crate::{Config, Paths, cni, nftables};
 
 /// Somebody in the host's network may have changed the rules: they are loaded again after this, and count from zero.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -39,7 +42,7 @@ pub enum PodsError {
         /// What the Node says.
         range: String,
         /// What the configuration says.
-        network: Network,
+        network: Ipv4Net,
     },
     /// The kernel's rules for packets.
     #[error("cannot load the rules for packets of pods")]
@@ -107,19 +110,21 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
 }
 
 /// The Node's range, if it has one.
-fn range(node: &Node, network: Network) -> Result<Option<Network>, PodsError> {
+fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     let Some(range) = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).filter(|range| !range.is_empty())
     else {
         debug!("the own Node has no range of pod addresses yet");
         return Ok(None);
     };
-    match range.parse() {
-        Ok(pods) if network.has_part(pods, NODE_PREFIX) => Ok(Some(pods)),
+    match range.parse::<Ipv4Net>() {
+        Ok(pods) if pods.prefix_len() == NODE_PREFIX && pods == pods.trunc() && network.contains(&pods) => {
+            Ok(Some(pods))
+        }
         Ok(_) | Err(_) => Err(PodsError::Range { range: range.to_owned(), network }),
     }
 }
 
-fn load(config: &Config, pods: Network) -> Program {
+fn load(config: &Config, pods: Ipv4Net) -> Program {
     let file = config.paths.generated("pods.nft");
     Program {
         name: "nft",

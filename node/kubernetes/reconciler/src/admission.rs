@@ -4,11 +4,10 @@
 //! Most of them hold the storage identity to its node. kubelet's own is held by NodeRestriction; one policy adds what
 //! that leaves open.
 
+use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
-use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use serde_json::{Value, json};
-use volume::{DRIVER_NAME, TOPOLOGY_KEY};
 
 use crate::csr::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::objects::{Object, metadata};
@@ -16,9 +15,6 @@ use crate::volumes::volumes;
 
 /// Where the scheduler tells which node a claim's volume is to be made on.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-
-/// What a node tells others in the annotations of its own Node begins with this.
-const NODE_ANNOTATIONS: &str = "node.granary.dev/";
 
 /// Where the capacities of all nodes are.
 const SYSTEM_NAMESPACE: &str = "kube-system";

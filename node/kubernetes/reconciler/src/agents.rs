@@ -3,11 +3,11 @@
 //! The chart installs them; nothing restores them. Their names differ from those that [`run`](crate::run) maintains, so
 //! that a cluster may have nodes of both kinds.
 
+use cluster::DRIVER_NAME;
 use serde_json::{Value, json};
 
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
-use volume::DRIVER_NAME;
 
 /// Extra field of a user: the node of the pod whose token it presents. Kubernetes 1.30 (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";

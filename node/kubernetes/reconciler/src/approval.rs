@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
-use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::csr::{self, Csr, KUBELETS_GROUP, Name};
 use crate::removed::NodeRemoved;

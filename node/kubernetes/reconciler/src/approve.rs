@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use cluster::{BOOTSTRAP_NODE_ANNOTATION, STORAGE_USER_PREFIX};
+use ipnet::Ipv4Net;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -12,7 +14,6 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
-use programs::{BOOTSTRAP_NODE_ANNOTATION, Network, STORAGE_USER_PREFIX};
 use serde_json::json;
 use supervisor::Context;
 use tracing::info;
@@ -33,7 +34,7 @@ struct Approver {
     client: Client,
     requests: Api<CertificateSigningRequest>,
     /// Networks of the cluster, in which no node has an address.
-    reserved: Vec<Network>,
+    reserved: Vec<Ipv4Net>,
 }
 
 /// What is written into a request.
@@ -49,7 +50,7 @@ struct Decision {
 ///
 /// # Errors
 /// [`WatchEnded`]; an API server that is away is waited for and is none.
-pub async fn approve(cx: Context, client: Client, reserved: Vec<Network>) -> Result<(), WatchEnded> {
+pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let controller = Controller::new(requests.clone(), watcher::Config::default());
     let approver = Approver { client, requests, reserved };

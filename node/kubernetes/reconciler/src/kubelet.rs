@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use cluster::BOOTSTRAP_NODE_ANNOTATION;
+use ipnet::Ipv4Net;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use programs::{BOOTSTRAP_NODE_ANNOTATION, Network};
 
 use crate::csr::{self, Csr, KUBELET_PREFIX, KUBELETS_GROUP, ServerName};
 use crate::removed::NodeRemoved;
@@ -151,7 +152,7 @@ impl<'a> Question<'a> {
     ///
     /// # Errors
     /// [`Denial`].
-    pub(crate) fn judge(&self, facts: &Facts, reserved: &[Network]) -> Result<&str, Denial> {
+    pub(crate) fn judge(&self, facts: &Facts, reserved: &[Ipv4Net]) -> Result<&str, Denial> {
         let node = self.node().ok_or(Denial::Subject)?;
         let serving = self.request.spec.signer_name == SERVING_SIGNER;
         match &self.asker {
@@ -203,14 +204,14 @@ fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
 
 /// Whether a server of that node may be called so. A node tells its addresses itself: all that can be said is that
 /// none is another node's, one of the cluster's own networks, or one that means another machine to everybody.
-fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Network]) -> Result<(), Denial> {
+fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Ipv4Net]) -> Result<(), Denial> {
     let denial = |name: &dyn ToString| Denial::ServerName { node: node.to_owned(), name: name.to_string() };
     match name {
         ServerName::Dns(name) if name == node => Ok(()),
         ServerName::Dns(name) => Err(denial(name)),
         ServerName::Ip(address) => {
             let ordinary = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
-            let inside = |network: &Network| matches!(address, IpAddr::V4(address) if network.contains(*address));
+            let inside = |network: &Ipv4Net| matches!(address, IpAddr::V4(address) if network.contains(address));
             if !ordinary || reserved.iter().any(inside) {
                 return Err(denial(address));
             }

@@ -1,12 +1,11 @@
 //! The objects, as data.
 
+use cluster::{API_SERVER_USER, DRIVER_NAME, PROXY_USER, STORAGE_GROUP};
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
-use programs::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use serde_json::{Value, json};
-use volume::DRIVER_NAME;
 
 use crate::{admission, removed};
 

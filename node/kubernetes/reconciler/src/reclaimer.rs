@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use cluster::DRIVER_NAME;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -15,7 +16,6 @@ use serde_json::json;
 use supervisor::Context;
 use tokio::time::Instant;
 use tracing::info;
-use volume::DRIVER_NAME;
 
 use crate::admission::SELECTED_NODE;
 use crate::control::{WatchEnded, control};

@@ -3,9 +3,9 @@
 //! Kubernetes cannot take a certificate back, and a kubelet whose Node was deleted makes it again at its next start. An
 //! administrator writes the name of a node that shall not come back into a ConfigMap, and a policy keeps it out.
 
+use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
-use programs::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use serde_json::json;
 
 use crate::admission::node_behind;

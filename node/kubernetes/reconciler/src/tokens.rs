@@ -6,13 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::BOOTSTRAP_NODE_ANNOTATION;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{Api, DeleteParams, Preconditions};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
-use programs::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_NODE_ANNOTATION, BOOTSTRAP_TYPE};
+use programs::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_TYPE};
 use supervisor::Context;
 use tracing::info;
 

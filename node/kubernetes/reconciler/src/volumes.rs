@@ -5,7 +5,7 @@
 //! node's kubelet read them. Therefore the policy lists the fields of a new PV. Every other field is rejected, also one
 //! that a later Kubernetes release adds.
 
-use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, TOPOLOGY_KEY};
+use cluster::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, TOPOLOGY_KEY};
 
 use crate::admission::{Validation, annotations, before_and_after, explained, same};
 

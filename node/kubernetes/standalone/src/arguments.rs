@@ -6,9 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cluster::{Overcommit, STATUS_PORT};
 use tracing_subscriber::filter::LevelFilter;
 use units::{Bytes, ParseError};
-use volume::Overcommit;
 
 /// Local volumes with enforced sizes, on nodes of any Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -102,8 +102,8 @@ pub struct Reclaimer {
     pub listen: SocketAddr,
 }
 
-/// All addresses of the pod, IPv4 and IPv6, with the port of a node's status.
-const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 7839);
+/// All IPv4 and IPv6 addresses of the pod, with the port of a node's status.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), STATUS_PORT);
 
 /// The directory of volumes and the space that they may use.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]

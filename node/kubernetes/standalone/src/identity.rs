@@ -1,11 +1,11 @@
 //! The identity of this pod in the API server. The admission policies compare it.
 
+use cluster::TOPOLOGY_KEY;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use reconciler::agents::NODE_OF_TOKEN;
-use volume::TOPOLOGY_KEY;
 
 use crate::arguments::NodeName;
 

@@ -17,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 pub mod arguments;
-pub mod cluster;
 pub mod directory;
 mod endpoint;
 pub mod identity;
@@ -25,3 +24,4 @@ pub mod kubelet;
 pub mod lease;
 pub mod limits;
 pub mod program;
+pub mod provisioning;

@@ -24,7 +24,7 @@ use crate::arguments::{Arguments, Node, Place, Reclaimer, Task};
 use crate::directory::{Directory, LockedDirectory};
 use crate::lease::{Candidate, Times};
 use crate::limits::{self, Enforcer};
-use crate::{cluster, endpoint, kubelet};
+use crate::{endpoint, kubelet, provisioning};
 
 /// Less than the 30 seconds after which the kubelet kills a pod.
 const STOP_DEADLINE: Duration = Duration::from_secs(25);
@@ -32,7 +32,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(25);
 /// Longest delay between connections to an unreachable API server.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Libraries that log below `warn` only noise.
+/// Libraries whose messages below `warn` are noise.
 const LIBRARIES: [&str; 6] = ["kube", "kube_runtime", "hyper", "h2", "tower", "rustls"];
 
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +122,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
     let services = NodeServices {
         plugin,
-        cluster: cluster::Settings {
+        provisioning: provisioning::Settings {
             client: client()?,
             node,
             volumes,
@@ -142,7 +142,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
 #[derive(Clone)]
 struct NodeServices {
     plugin: Arc<csi::Plugin<csi::Linux>>,
-    cluster: cluster::Settings,
+    provisioning: provisioning::Settings,
     enforcer: Arc<Enforcer>,
     listener: Arc<TcpListener>,
     registry: Registry,
@@ -150,14 +150,14 @@ struct NodeServices {
 
 /// The plugin does not wait for the API server: pods with existing volumes start without it.
 async fn storage(cx: Context, services: NodeServices) -> Result<(), BoxError> {
-    let NodeServices { plugin, cluster, enforcer, listener, registry } = services;
+    let NodeServices { plugin, provisioning, enforcer, listener, registry } = services;
     let restrictions = enforcer.restrictions();
     cx.start("status", move |cx| {
         endpoint::run(cx, Arc::clone(&listener), registry.clone(), Some(Arc::clone(&restrictions)))
     });
     cx.start("limits", move |cx| Arc::clone(&enforcer).run(cx));
     cx.start("csi", move |cx| Arc::clone(&plugin).run(cx)).healthy().await?;
-    cx.start_with("cluster", short_backoff(), move |cx| cluster::run(cx, cluster.clone()));
+    cx.start_with("cluster", short_backoff(), move |cx| provisioning::run(cx, provisioning.clone()));
     cx.healthy();
     cx.cancelled().await;
     Ok(())

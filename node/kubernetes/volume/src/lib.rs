@@ -30,7 +30,6 @@ mod image;
 mod index;
 mod ledger;
 mod opened;
-mod overcommit;
 mod plan;
 mod published;
 mod record;
@@ -41,12 +40,12 @@ mod store;
 mod survey;
 mod turns;
 
+pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
 pub use opened::{Access, Announced, Opened};
-pub use overcommit::{Overcommit, OvercommitError};
 pub use plan::{Refusal, Step};
 pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
 pub use request::Request;
@@ -54,19 +53,6 @@ pub use seen::Where;
 pub use settings::{Neighbours, Settings};
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
-
-/// The name of the CSI driver and provisioner, everywhere.
-pub const DRIVER_NAME: &str = "local.granary.dev";
-
-/// The label that names a node, in PVs and in CSI topologies.
-pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
-
-/// On the PVs whose data is deleted with them: they stay until it is out of use.
-pub const FINALIZER: &str = "local.granary.dev/volume";
-
-/// The annotation of a PV that names its provisioner. Without it, the PV controller calls a released PV with policy
-/// `Delete` failed.
-pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The names of the store's own directories.
 fn fixed(name: &'static str) -> dir::Name {

@@ -7,7 +7,7 @@ mod port;
 
 use crate::button::Button;
 use crate::port::Port;
-use announce::{Announcement, StageState};
+use cluster::announcement::{Announcement, StageState};
 use launch_stub::{PRESSED, Stub, VARIABLE, WAITING};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};

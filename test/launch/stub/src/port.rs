@@ -1,6 +1,6 @@
 //! The virtio-serial port for announcements.
 
-use announce::{Announcement, PORT};
+use cluster::announcement::{Announcement, PORT};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};

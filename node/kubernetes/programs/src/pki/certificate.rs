@@ -353,7 +353,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::discovery::AuthorityDigest;
+    use crate::discovery::ca_digest;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
 
@@ -480,7 +480,7 @@ mod tests {
             Ok(()),
             "who has the old one accepts what the new one signs"
         );
-        let [old, new] = [&authority, &renewed].map(|authority| AuthorityDigest::of_pem(authority.certificate()));
+        let [old, new] = [&authority, &renewed].map(|authority| ca_digest(authority.certificate()));
         assert!(old.is_some() && old == new);
         let serial =
             |authority: &Authority| pem_of(authority.certificate()).unwrap().parse_x509().unwrap().serial.clone();

@@ -1,21 +1,11 @@
 //! Who asks the API server, and by which names.
 
+use cluster::{PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+
 use crate::pki::certificate::{Purpose, Wanted};
-
-/// The name of a node's storage identity is this and the node's name.
-pub const STORAGE_USER_PREFIX: &str = "granary:node:";
-
-/// The group of the nodes' storage identities.
-pub const STORAGE_GROUP: &str = "granary:nodes";
-
-/// The name of the API server as a client of kubelets.
-pub const API_SERVER_USER: &str = "granary:apiserver";
 
 /// The user of [`Identity::Admin`].
 pub(crate) const ADMINISTRATOR: &str = "granary:admin";
-
-/// The name of the control plane's kube-proxy; those of workers have their node's storage identity.
-pub const PROXY_USER: &str = "system:kube-proxy";
 
 /// Who asks the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::Token;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,7 +20,6 @@ use tokio::time::{sleep, timeout};
 use tracing::info;
 
 use crate::Config;
-use crate::bootstrap::Token;
 use crate::pki::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
 use crate::pki::expiry::Expiry;
 use crate::pki::identity::Identity;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use cluster::API_SERVER_USER;
+
 use crate::Config;
 use crate::pki::certificate::{Purpose, ServerName, Wanted};
-use crate::pki::identity::API_SERVER_USER;
 
 /// All of them.
 pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cluster::API_SERVER_USER;
 use envtest::{Cluster, Failure, Identity, Suite};
 use http::Request;
 use k8s_openapi::ByteString;
@@ -10,7 +11,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
-use programs::API_SERVER_USER;
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair};
 use serde_json::json;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
+use cluster::{API_PORT, SecretKey, SecretStorage};
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use http::Request;
@@ -15,7 +16,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client, ResourceExt as _};
 use programs::secrets::{self, RewriteError};
-use programs::{API_PORT, Credentials, SecretKey, SecretStorage, StoredSecrets};
+use programs::{Credentials, StoredSecrets};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::sync::Notify;

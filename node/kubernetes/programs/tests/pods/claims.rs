@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 
+use cluster::API_PORT;
 use ktest_support::Namespace;
-use programs::API_PORT;
 
 use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 

@@ -15,11 +15,10 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use cluster::{API_PORT, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 use ktest_support::Namespace;
 use nix::net::if_::if_nametoindex;
-use programs::{
-    API_PORT, Config, Disk, Durability, Mesh, Paths, PodProcesses, PodSecurity, SecretKey, SecretStorage, pods,
-};
+use programs::{Config, Disk, Durability, Mesh, Paths, pods};
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkUnspec, LinkVeth, RouteMessageBuilder};
 use supervisor::{Backoff, Settings, State, Supervisor};
@@ -124,7 +123,6 @@ impl Node {
             services: "10.96.0.0/16".parse().unwrap(),
             cluster_pods: "10.244.0.0/16".parse().unwrap(),
             mesh: Mesh { interface: "clusternet", port: TUNNEL, mtu: 1420 },
-            private_port: 7839,
             durability: Durability::Durable,
             pod_security: PodSecurity::default(),
             secret_storage: SecretStorage::default(),

@@ -12,7 +12,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use programs::discovery::{self, AuthorityDigest, DiscoveryError};
+use programs::discovery::{self, DiscoveryError, ca_digest};
 use programs::{Config, Credentials, IdentityError, Requested};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::json;
@@ -231,7 +231,7 @@ async fn a_kubelet_serves_under_no_address_of_others(cluster: Arc<Cluster>) -> R
 /// Nobody starts the API server again for it. What tells the new certificate from the old is an address more.
 async fn a_certificate_that_is_made_again_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let authority = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
-    let authority = AuthorityDigest::of_pem(&authority).ok_or("no authority")?;
+    let authority = ca_digest(&authority).ok_or("no authority")?;
     let address = Ipv4Addr::new(127, 0, 0, 2);
     let shake_hands = async || discovery::authority(address.into(), 6443, authority).await.map(drop);
     let before = shake_hands().await;

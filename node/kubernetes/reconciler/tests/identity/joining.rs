@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cluster::Token;
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use futures::future::join;
@@ -12,9 +13,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt as _};
-use programs::discovery::{self, AuthorityDigest};
+use programs::discovery::{self, ca_digest};
 use programs::{
-    BOOTSTRAP_NAMESPACE, Config, Credentials, Identity, IdentityError, Requested, Token, bootstrap_secret_name,
+    BOOTSTRAP_NAMESPACE, Config, Credentials, Identity, IdentityError, Requested, bootstrap_secret,
+    bootstrap_secret_name,
 };
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::json;
@@ -54,7 +56,7 @@ pub(crate) fn cases(suite: Suite) -> Suite {
 pub(crate) async fn token(cluster: &Cluster, node: &str, expires: OffsetDateTime) -> Result<Token, Failure> {
     let token = Token::generate()?;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
-    secrets.create(&PostParams::default(), &token.secret(node, expires)?).await?;
+    secrets.create(&PostParams::default(), &bootstrap_secret(&token, node, expires)?).await?;
     Ok(token)
 }
 
@@ -245,7 +247,7 @@ impl Machine {
         let mut config = Config { node: node.to_owned(), address: [192, 0, 2, 7].into(), ..cluster.config().clone() };
         config.paths.pki = disk.path().join("pki");
         let known = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
-        let digest = AuthorityDigest::of_pem(&known).ok_or("no authority")?;
+        let digest = ca_digest(&known).ok_or("no authority")?;
         let shown = discovery::authority([127, 0, 0, 1].into(), 6443, digest).await?;
         assert_eq!(shown.trim(), known.trim(), "what the API server shows is the cluster's authority");
         let credentials = Arc::new(Credentials::joining(&config, "127.0.0.1:6443", &shown)?);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use envtest::{Cluster, Failure, Identity, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -14,7 +15,6 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client, ResourceExt};
-use programs::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
 use reconciler::{CLASS, REVISION};
 use serde_json::json;
 use supervisor::{Settings, Supervisor};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use cluster::STORAGE_GROUP;
 use envtest::{Cluster, Failure, PATIENCE, Suite};
 use eventually::{Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
-use programs::STORAGE_GROUP;
 use serde_json::{Value, json};
 
 use crate::storage::{SELECTED_NODE, on, volume};

@@ -12,7 +12,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
 use serde_json::json;
-use standalone::cluster::{self, Settings};
+use standalone::provisioning::{self, Settings};
 use supervisor::Supervisor;
 use tokio::sync::watch;
 use units::Bytes;
@@ -32,8 +32,9 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
         revoked: watch::channel(BTreeMap::new()).1,
         notices: provisioner::notices().1,
     };
-    let tree =
-        Supervisor::start("cluster", supervisor::Settings::default(), move |cx| cluster::run(cx, settings.clone()));
+    let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
+        provisioning::run(cx, settings.clone())
+    });
     tree.handle().healthy().await?;
 
     let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");

@@ -1,11 +1,11 @@
 //! The command line.
 
 use clap::Parser;
+use cluster::Overcommit;
 use launch::{Boot, ClusterOptions, Data, Image, Nodes, Options};
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use units::Bytes;
-use volume::Overcommit;
 
 /// Boots Granary nodes in QEMU, shows claims in use, and keeps the nodes running until Ctrl-C.
 ///

@@ -1,9 +1,7 @@
 //! What a person can do with the node.
 
+use cluster::STATUS_PORT;
 use std::path::{Path, PathBuf};
-
-/// Where the node's status pages are: `node_core`'s `status::PORT`.
-const STATUS_PORT: u16 = 7839;
 
 /// Nodes that run, as a person reaches them.
 #[derive(Debug)]

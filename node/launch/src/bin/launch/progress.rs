@@ -1,7 +1,7 @@
 //! How far it is: living lines on a terminal, plain ones elsewhere.
 
 use crate::output::Output;
-use announce::StageState;
+use cluster::announcement::StageState;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use launch::{Event, Unfinished};
 use std::cell::{OnceCell, RefCell};

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use announce::StageState;
 use bench::{BootSample, Part};
 use eventually::{Late, Seen, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -15,7 +14,7 @@ use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceA
 use kube::api::{ListParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
-use launch::{BootError, Data, Event, Image, Node, Options, SHUTDOWN_LIMIT, ShutdownError};
+use launch::{BootError, Data, Event, Image, Node, Options, SHUTDOWN_LIMIT, ShutdownError, StageState};
 use serde_json::json;
 
 /// Of the node in the cluster.
@@ -175,7 +174,7 @@ fn claim(name: &str, node: Option<&str>) -> Result<PersistentVolumeClaim, serde_
     let annotations = node.map(|node| {
         json!({
             "volume.kubernetes.io/selected-node": node,
-            "volume.kubernetes.io/storage-provisioner": volume::DRIVER_NAME,
+            "volume.kubernetes.io/storage-provisioner": cluster::DRIVER_NAME,
         })
     });
     serde_json::from_value(json!({

@@ -96,7 +96,7 @@ fn claim(number: u32, node: &str) -> Result<PersistentVolumeClaim, serde_json::E
             "name": format!("claim-{number}"),
             "annotations": {
                 "volume.kubernetes.io/selected-node": node,
-                "volume.kubernetes.io/storage-provisioner": volume::DRIVER_NAME,
+                "volume.kubernetes.io/storage-provisioner": cluster::DRIVER_NAME,
             },
         },
         "spec": {

@@ -1,7 +1,8 @@
 //! The keys of the cluster's Secrets.
 
+use cluster::{SecretKey, SecretStorage};
+
 use super::*;
-use crate::{SecretKey, SecretStorage};
 
 /// What etcd makes at its first start.
 fn member(disk: &Disk) {

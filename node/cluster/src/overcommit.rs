@@ -1,35 +1,32 @@
-//! [`Overcommit`].
-
 use std::fmt;
 use std::str::FromStr;
 
 use units::Bytes;
 
-/// How many times its size a disk may promise, 1.0 to 100.0, to three decimals.
+/// Factor by which the reserved bytes of all volumes may exceed the size of the disk, 1.0 to 100.0, to three decimals.
 ///
-/// More than 1.0 bets that not all volumes get full: when they do, writers see a full disk before their own limit.
+/// With more than 1.0, a full disk is possible: writers get ENOSPC before their volume has reached its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Overcommit {
     thousandths: u32,
 }
 
-/// The text is no [`Overcommit`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no overcommit factor: give a number from 1.0 to 100.0 with at most three decimals")]
+#[error("{text:?} is not an overcommit factor: write a number from 1.0 to 100.0 with at most three decimals")]
 pub struct OvercommitError {
     text: String,
 }
 
 impl Overcommit {
-    /// Nothing is promised that the disk does not have.
+    /// Reserves no more than the size of the disk.
     pub const NONE: Self = Self { thousandths: 1000 };
 
     const MOST: u32 = 100_000;
 
-    /// What a disk of this size may promise.
+    /// Bytes that may be reserved on a disk of this size.
     pub fn of(self, size: Bytes) -> Bytes {
-        let promised = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
-        Bytes::new(u64::try_from(promised).unwrap_or(u64::MAX))
+        let reservable = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
+        Bytes::new(u64::try_from(reservable).unwrap_or(u64::MAX))
     }
 }
 
@@ -76,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_factor_is_read_as_people_write_it() {
+    fn factors_have_up_to_three_decimals() {
         let of = |text: &str| text.parse::<Overcommit>().map(|factor| factor.of(Bytes::new(1000)).get());
         assert_eq!(of("1"), Ok(1000));
         assert_eq!(of("1.5"), Ok(1500));
@@ -85,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_promise_less_than_the_disk_or_is_no_number_is_refused() {
+    fn a_factor_below_one_or_an_invalid_number_is_rejected() {
         for text in ["", "0.9", "100.001", "1.", ".5", "1.0005", "-1", "+1", "1e2", "1,5", "NaN", "inf", "1.5 "] {
             assert!(text.parse::<Overcommit>().is_err(), "{text:?}");
         }
@@ -93,15 +90,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn its_text_reads_as_itself(thousandths in 1000u32..=100_000) {
+        fn a_factor_is_parsed_from_its_text(thousandths in 1000u32..=100_000) {
             let factor = Overcommit { thousandths };
             prop_assert_eq!(factor.to_string().parse(), Ok(factor));
         }
 
         #[test]
-        fn a_disk_may_promise_at_least_itself(size: u64, thousandths in 1000u32..=100_000) {
-            let promised = Overcommit { thousandths }.of(Bytes::new(size));
-            prop_assert!(promised >= Bytes::new(size));
+        fn a_disk_may_reserve_at_least_its_size(size: u64, thousandths in 1000u32..=100_000) {
+            let reservable = Overcommit { thousandths }.of(Bytes::new(size));
+            prop_assert!(reservable >= Bytes::new(size));
         }
     }
 }

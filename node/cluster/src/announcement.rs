@@ -5,7 +5,6 @@
 //!
 //! A newer node may write an unknown `kind`, for which [`Announcement::from_line`] returns an error. Readers may skip
 //! such lines.
-#![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,63 @@
+//! Names, ports, addresses and settings that several components of a node use, so that no component depends on another
+//! one for them.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod announcement;
+mod ca_digest;
+mod overcommit;
+mod settings;
+mod token;
+
+pub use address::AddressError;
+pub use ca_digest::{CaDigest, DigestError};
+pub use overcommit::{Overcommit, OvercommitError};
+pub use settings::{Addresses, PodProcesses, PodSecurity, SecretKey, SecretStorage, Static, Uplink};
+pub use token::{Token, TokenError};
+
+/// Name of the CSI driver and provisioner.
+pub const DRIVER_NAME: &str = "local.granary.dev";
+
+/// Label of nodes by which PVs and CSI topologies select one.
+pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
+
+/// Finalizer of PVs with reclaim policy `Delete`. It is removed when the volume is out of use.
+pub const FINALIZER: &str = "local.granary.dev/volume";
+
+/// Annotation of a PV with its provisioner. Without it, the PV controller sets released PVs with policy `Delete` to
+/// `Failed`.
+pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+
+/// Prefix of the annotations of Nodes that only the node's own components may write.
+pub const NODE_ANNOTATIONS: &str = "node.granary.dev/";
+
+/// Annotation of a bootstrap token's Secret with the name of the node that may join with it.
+pub const BOOTSTRAP_NODE_ANNOTATION: &str = "node.granary.dev/name";
+
+/// Annotation of a Node with its public WireGuard key.
+pub const PUBLIC_KEY_ANNOTATION: &str = "node.granary.dev/wg-pubkey";
+
+/// Group of the users with [`STORAGE_USER_PREFIX`].
+pub const STORAGE_GROUP: &str = "granary:nodes";
+
+/// Prefix of the user name of a node's storage components; the name of the node follows.
+pub const STORAGE_USER_PREFIX: &str = "granary:node:";
+
+/// User name of the API server as a client of kubelets.
+pub const API_SERVER_USER: &str = "granary:apiserver";
+
+/// User name of the control plane's kube-proxy. On workers, kube-proxy uses the identity of the storage components.
+pub const PROXY_USER: &str = "system:kube-proxy";
+
+/// TCP port of the API server on a control plane.
+pub const API_PORT: u16 = 6443;
+
+/// UDP port of WireGuard on every node.
+pub const MESH_PORT: u16 = 7838;
+
+/// TCP port of status and metrics on every node. Other nodes are identified there by their addresses, which pods must
+/// not be able to use.
+pub const STATUS_PORT: u16 = 7839;
+
+/// Prefix length of the part of the pod network that a node gets.
+pub const NODE_PREFIX: u8 = 24;

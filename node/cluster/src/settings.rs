@@ -1,0 +1,106 @@
+//! Settings of a node that its configuration and other components share.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
+
+use ipnet::Ipv4Net;
+
+/// The network interface of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uplink {
+    pub addresses: Addresses,
+    /// MTU in bytes; that of DHCP or the device if omitted.
+    pub mtu: Option<u32>,
+    /// Name servers; those of DHCP if empty.
+    pub name_servers: Vec<Ipv4Addr>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Addresses {
+    #[default]
+    Dhcp,
+    Static(Static),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Static {
+    /// The node's address with the prefix of its network.
+    pub interface: Ipv4Net,
+    /// A router in the same network.
+    pub gateway: Option<Ipv4Addr>,
+}
+
+/// Level of the Pod Security Standards that the API server enforces in namespaces without a label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodSecurity {
+    Privileged,
+    #[default]
+    Baseline,
+    Restricted,
+}
+
+impl fmt::Display for PodSecurity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Privileged => "privileged",
+            Self::Baseline => "baseline",
+            Self::Restricted => "restricted",
+        })
+    }
+}
+
+/// How the API server writes Secrets to etcd. It reads both forms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecretStorage {
+    #[default]
+    Encrypted,
+    /// Not encrypted, for a downgrade to a release that cannot read encrypted Secrets.
+    Plain,
+}
+
+/// Number of the key that encrypts Secrets, from 1. A larger number is a newer key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretKey(NonZeroU32);
+
+impl SecretKey {
+    pub fn new(number: u32) -> Option<Self> {
+        NonZeroU32::new(number).map(Self)
+    }
+
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl Default for SecretKey {
+    fn default() -> Self {
+        Self(NonZeroU32::MIN)
+    }
+}
+
+impl fmt::Display for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Maximum number of processes and threads of a pod (`podPidsLimit`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodProcesses(u32);
+
+impl PodProcesses {
+    pub const fn new(count: u32) -> Self {
+        Self(count)
+    }
+
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for PodProcesses {
+    fn default() -> Self {
+        Self(1024)
+    }
+}
