@@ -181,7 +181,111 @@ fn renewed(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use eventually::{Seen, eventually};
+    use http::{Method, Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use supervisor::Supervisor;
+    use tower::service_fn;
+
     use super::*;
+
+    /// Starts and ends of acting.
+    type Journal = Arc<Mutex<Vec<(Instant, &'static str, bool)>>>;
+
+    /// An API server with one Lease. While it is cut off, requests have no answer.
+    fn client(lease: &Arc<Mutex<Lease>>, is_cut: &Arc<AtomicBool>) -> Client {
+        let (lease, is_cut) = (Arc::clone(lease), Arc::clone(is_cut));
+        let service = service_fn(move |request: Request<Body>| {
+            let (lease, is_cut) = (Arc::clone(&lease), Arc::clone(&is_cut));
+            async move {
+                if is_cut.load(Ordering::SeqCst) {
+                    std::future::pending::<()>().await;
+                }
+                let is_write = request.method() == Method::PUT;
+                let body = request.into_body().collect_bytes().await?;
+                let mut lease = lease.lock().unwrap();
+                if is_write {
+                    let mut written: Lease = serde_json::from_slice(&body)?;
+                    if written.metadata.resource_version != lease.metadata.resource_version {
+                        let status =
+                            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409}"#;
+                        return Ok(Response::builder().status(409).body(Body::from(status.as_bytes().to_vec()))?);
+                    }
+                    let version: u64 = written.metadata.resource_version.as_deref().unwrap_or("0").parse()?;
+                    written.metadata.resource_version = Some((version + 1).to_string());
+                    *lease = written;
+                }
+                Ok::<_, BoxError>(Response::new(Body::from(serde_json::to_vec(&*lease)?)))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    fn replica(name: &'static str, client: Client, journal: &Journal) -> Supervisor {
+        let times = Times::default();
+        let candidate =
+            Candidate { leases: Api::default_namespaced(client), name: "l".into(), identity: name.into(), times };
+        let journal = Arc::clone(journal);
+        Supervisor::start(name, Settings::default(), move |cx| {
+            let (candidate, journal) = (candidate.clone(), Arc::clone(&journal));
+            async move {
+                let act = move |cx: Context| {
+                    let journal = Arc::clone(&journal);
+                    async move {
+                        journal.lock().unwrap().push((Instant::now(), name, true));
+                        cx.cancelled().await;
+                        journal.lock().unwrap().push((Instant::now(), name, false));
+                        Ok::<_, BoxError>(())
+                    }
+                };
+                candidate.run(&cx, act).await
+            }
+        })
+    }
+
+    async fn entry(journal: &Journal, number: usize) -> (Instant, &'static str, bool) {
+        let entry = eventually(Duration::from_secs(60), "an entry of the journal", async || {
+            let journal = journal.lock().unwrap();
+            let entry = journal.get(number).copied();
+            Ok::<_, std::convert::Infallible>(entry.map_or_else(|| Seen::NotYet(format!("{journal:?}")), Seen::Done))
+        });
+        entry.await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_is_cut_off_stops_before_another_starts() {
+        let mut lease = Lease::default();
+        lease.metadata.resource_version = Some("1".into());
+        let (lease, journal) = (Arc::new(Mutex::new(lease)), Journal::default());
+        let [cut, never] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let one = replica("one", client(&lease, &cut), &journal);
+        assert_eq!(entry(&journal, 0).await.1, "one");
+        let two = replica("two", client(&lease, &never), &journal);
+        two.handle().healthy().await.unwrap();
+
+        cut.store(true, Ordering::SeqCst);
+        let since = Instant::now();
+        let (ended, name, is_start) = entry(&journal, 1).await;
+        assert_eq!((name, is_start), ("one", false));
+        assert!(ended - since <= Times::default().renewal);
+        let (started, name, is_start) = entry(&journal, 2).await;
+        assert_eq!((name, is_start), ("two", true));
+        assert!(started - since >= Times::default().renewal && started > ended);
+
+        // A replica that stops lets the other one continue at once.
+        cut.store(false, Ordering::SeqCst);
+        one.handle().healthy().await.unwrap();
+        assert_eq!(journal.lock().unwrap().len(), 3, "the former holder waits");
+        let stopped = Instant::now();
+        two.stop(Duration::from_secs(10)).await.unwrap();
+        assert_eq!((entry(&journal, 3).await.1, entry(&journal, 4).await.1), ("two", "one"));
+        assert!(entry(&journal, 4).await.0 - stopped <= Times::default().retry);
+        one.stop(Duration::from_secs(10)).await.unwrap();
+    }
 
     #[test]
     fn the_lease_is_taken_when_it_is_free_or_expired() {

@@ -46,10 +46,18 @@ impl Drop for ActingReplica {
     }
 }
 
-/// A replica with its own threads, so that it can be killed like a process.
+/// Threads of a replica. When they are dropped, the replica ends like a killed process, without giving up the Lease.
+struct Threads(Option<Runtime>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
 struct Replica {
     name: &'static str,
-    runtime: Runtime,
+    threads: Threads,
     tree: Supervisor,
 }
 
@@ -74,12 +82,7 @@ impl Replica {
             }
         });
         drop(entered);
-        Ok(Self { name, runtime, tree })
-    }
-
-    /// Ends it without a chance to give up the Lease.
-    fn kill(self) {
-        self.runtime.shutdown_background();
+        Ok(Self { name, threads: Threads(Some(runtime)), tree })
     }
 }
 
@@ -148,7 +151,7 @@ pub async fn one_replica_of_the_reclaimer_acts(cluster: Arc<Cluster>) -> Result<
     observer.reclaims().await?;
 
     let holder = replicas.iter().position(|replica| replica.name == first).expect("a replica");
-    replicas.remove(holder).kill();
+    drop(replicas.remove(holder));
     let remaining = replicas.remove(0);
     observer.acting(&[remaining.name]).await?;
     observer.reclaims().await?;
@@ -164,10 +167,9 @@ pub async fn one_replica_of_the_reclaimer_acts(cluster: Arc<Cluster>) -> Result<
     observer.set_holder(Value::Null).await?;
     observer.acting(&[remaining.name]).await?;
 
-    let Replica { runtime, tree, .. } = remaining;
+    let Replica { threads: _threads, tree, .. } = remaining;
     tree.stop(PATIENCE).await?;
     assert_eq!(observer.holder().await?, "", "a replica that stops gives up the Lease");
-    runtime.shutdown_background();
     assert_eq!(observer.actors.0.lock().unwrap().1, 1, "replicas that acted at once");
 
     let leases = Api::<Lease>::namespaced(client, NAMESPACE);
