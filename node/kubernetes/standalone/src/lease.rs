@@ -184,7 +184,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
-    use eventually::{Seen, eventually};
     use http::{Method, Request, Response};
     use kube::Client;
     use kube::client::Body;
@@ -248,12 +247,15 @@ mod tests {
     }
 
     async fn entry(journal: &Journal, number: usize) -> (Instant, &'static str, bool) {
-        let entry = eventually(Duration::from_secs(60), "an entry of the journal", async || {
-            let journal = journal.lock().unwrap();
-            let entry = journal.get(number).copied();
-            Ok::<_, std::convert::Infallible>(entry.map_or_else(|| Seen::NotYet(format!("{journal:?}")), Seen::Done))
-        });
-        entry.await.unwrap()
+        let entry = async {
+            loop {
+                if let Some(entry) = journal.lock().unwrap().get(number) {
+                    return *entry;
+                }
+                sleep_until(Instant::now() + Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), entry).await.expect("an entry of the journal")
     }
 
     #[tokio::test(start_paused = true)]
