@@ -44,7 +44,11 @@ impl Certificates {
 
     /// The service: checks each hour, when a certificate is due, when a requested one was received, and after the clock was
     /// set. Healthy after the first check.
-    pub async fn run(self: Arc<Self>, cx: Context, mut clock: watch::Receiver<clock::ClockState>) -> Result<(), RenewError> {
+    pub async fn run(
+        self: Arc<Self>,
+        cx: Context,
+        mut clock: watch::Receiver<clock::ClockState>,
+    ) -> Result<(), RenewError> {
         let mut requested = self.credentials.requested();
         loop {
             let steps = clock.borrow_and_update().steps;

@@ -134,5 +134,5 @@ fn start_reconciler(cx: &Context, admin: &Client) -> Handle {
 
 fn start_release(cx: &Context, admin: &Client) -> Handle {
     let client = admin.clone();
-    cx.start("release", move |cx| reconciler::release(cx, client.clone()))
+    cx.start("reclaimer", move |cx| reconciler::reclaim(cx, client.clone()))
 }

@@ -260,10 +260,7 @@ mod tests {
         }
         assert!(check_disk(&worker, joined).is_ok());
         let refusal = check_disk(&worker, asked).unwrap_err().to_string();
-        assert!(
-            refusal.contains(&format!("write {joined} into worker.ca, or use an empty data disk")),
-            "{refusal}"
-        );
+        assert!(refusal.contains(&format!("write {joined} into worker.ca, or use an empty data disk")), "{refusal}");
 
         let refusal = check_disk(&config(&control_plane), joined).unwrap_err().to_string();
         assert!(refusal.contains("the data disk is that of a control plane"), "{refusal}");

@@ -1,5 +1,5 @@
-//! Which container a cgroup belongs to: kubelet and the container runtime name cgroups after pod UIDs and container IDs, and
-//! kubelet links logs by the names of pods and containers.
+//! The container of a cgroup. The kubelet and the container runtime name cgroups after pod UIDs and container IDs, and
+//! the kubelet links logs by the names of pods and containers.
 
 use std::fs;
 use std::io;
@@ -7,12 +7,10 @@ use std::path::{Component, Path};
 
 use provisioner::Pod;
 
-/// A container, by the name of its cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Container {
-    /// UID of its pod.
+    /// UID of the pod.
     pod: String,
-    /// Its ID in the container runtime.
     id: String,
 }
 
@@ -42,8 +40,8 @@ impl Container {
         })
     }
 
-    /// Its pod and its name, from the links in kubelet's directory `/var/log/containers`:
-    /// `<pod>_<namespace>_<container>-<ID>.log`. `None` if there is no such link: kubelet removed it, or cut a long name.
+    /// The pod and the name, from the links in the kubelet's directory `/var/log/containers`:
+    /// `<pod>_<namespace>_<container>-<ID>.log`. `None` without such a link: the kubelet removed it, or cut a long name.
     pub(crate) fn names(&self, links: &Path) -> io::Result<Option<(Pod, String)>> {
         let suffix = format!("-{}.log", self.id);
         for entry in fs::read_dir(links)? {

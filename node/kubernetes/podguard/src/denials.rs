@@ -12,14 +12,14 @@ use crate::container::Container;
 
 /// Between two reports about one container.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Containers that are remembered at most; others are not reported meanwhile.
-const REMEMBERED: usize = 1024;
+/// Limit of recorded containers. Others are not reported meanwhile.
+const RECORDED: usize = 1024;
 
-/// Which containers were reported, and when.
 #[derive(Debug)]
 pub(crate) struct Denials {
-    /// kubelet's links to the logs of containers.
+    /// The kubelet's links to the logs of containers.
     links: PathBuf,
+    /// Time of the last report.
     reported: BTreeMap<Container, Instant>,
 }
 
@@ -60,7 +60,7 @@ impl Denials {
     /// Whether nothing was reported about the container in the last minute. It counts as reported from now on.
     fn is_due(&mut self, container: &Container, now: Instant) -> bool {
         self.reported.retain(|_, at| now.duration_since(*at) < PAUSE);
-        let is_due = !self.reported.contains_key(container) && self.reported.len() < REMEMBERED;
+        let is_due = !self.reported.contains_key(container) && self.reported.len() < RECORDED;
         if is_due {
             self.reported.insert(container.clone(), now);
         }
@@ -68,7 +68,6 @@ impl Denials {
     }
 }
 
-/// Description of the calls of this kind.
 const fn call(operation: Operation) -> &'static str {
     match operation {
         Operation::Project => "a change of a project ID or of the inherit flag (FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS)",
@@ -83,7 +82,6 @@ mod tests {
 
     use super::*;
 
-    /// A denied call, as the kernel reports it.
     fn denied(operation: Operation) -> Recent {
         let cgroup = lsm::CgroupId::from(7);
         Recent { cgroup, operation, count: 3 }
@@ -128,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_number_of_containers_is_remembered() {
+    fn a_limited_number_of_containers_is_recorded() {
         let mut denials = Denials::new("/nonexistent".into());
         let start = Instant::now();
         let container = |number| Container::of_cgroup(&path(number)).unwrap();
-        assert!((0..REMEMBERED).all(|number| denials.is_due(&container(number), start)));
-        assert!(!denials.is_due(&container(REMEMBERED), start));
-        assert_eq!(denials.reported.len(), REMEMBERED);
-        assert!(denials.is_due(&container(REMEMBERED), start + PAUSE));
+        assert!((0..RECORDED).all(|number| denials.is_due(&container(number), start)));
+        assert!(!denials.is_due(&container(RECORDED), start));
+        assert_eq!(denials.reported.len(), RECORDED);
+        assert!(denials.is_due(&container(RECORDED), start + PAUSE));
         assert_eq!(denials.reported.len(), 1);
     }
 }

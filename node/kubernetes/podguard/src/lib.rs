@@ -1,10 +1,9 @@
-//! The restrictions of a node's pods, wherever the node is: the [`lsm::Guard`] in force, the loop devices that pods must not
-//! change, and the denied calls, with the pods that made them.
+//! The restrictions of a node's pods: the [`lsm::Guard`] in force, the loop devices that pods must not change, and the denied
+//! calls with their pods.
 //!
-//! [`Restrictions`] is what PID 1 of a Granary node and the storage pod of another cluster share. Both load the programs
-//! themselves: one for its own kernel, fail closed, the other if the kernel supports them.
+//! PID 1 of a Granary node and the DaemonSet of another cluster share [`Restrictions`]. Both load the programs themselves: PID 1
+//! fails closed, the DaemonSet loads them if the kernel supports them.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod container;
 mod denials;

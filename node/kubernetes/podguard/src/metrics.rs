@@ -1,4 +1,4 @@
-//! The restrictions in numbers for Prometheus. docs/metrics.md describes each.
+//! Metrics of the restrictions. docs/metrics.md describes them.
 
 use std::sync::Arc;
 
@@ -17,8 +17,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics of these restrictions.
-    ///
     /// # Errors
     /// The registry has metrics of these names.
     pub fn register(registry: &Registry, restrictions: Arc<Restrictions>) -> Result<(), prometheus::Error> {
@@ -51,7 +49,7 @@ impl Collector for Metrics {
     fn collect(&self) -> Vec<MetricFamily> {
         let is_enforced = *self.restrictions.enforcement().borrow() == Enforcement::Enforced;
         self.enforced.set(is_enforced.into());
-        // The kernel counts.
+        // The kernel counts the calls.
         self.denied.reset();
         for (operation, count) in self.restrictions.denied() {
             self.denied.with_label_values(&[operation.name()]).inc_by(count);
@@ -71,13 +69,13 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn the_described_metrics_are_the_collected_ones() {
         let collector: Box<dyn Collector> = Box::new(Metrics::new(restrictions()).unwrap());
         docs::assert_described("Restrictions of pods", [collector]);
     }
 
     #[test]
-    fn a_scrape_says_whether_limits_are_enforced_now() {
+    fn a_scrape_reports_the_present_enforcement() {
         let (registry, restrictions) = (Registry::new(), restrictions());
         Metrics::register(&registry, Arc::clone(&restrictions)).unwrap();
         let has = |line: &str| {

@@ -1,4 +1,4 @@
-//! [`Restrictions`]: the programs in force and what they must survive.
+//! [`Restrictions`]: the programs in force, and the state that outlives them.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -14,19 +14,17 @@ use tracing::warn;
 
 use crate::denials::Denials;
 
-/// Whether pods are restricted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Enforcement {
-    /// Not known yet.
+    /// Until the first attempt to load the programs.
     #[default]
     Unknown,
-    /// They are.
     Enforced,
-    /// They are not, for this reason.
+    /// With the reason.
     Failed(Arc<str>),
 }
 
-/// The restrictions of the pods. They outlive a restart of what loads them.
+/// Outlives a restart of the service that loads the programs.
 #[derive(Debug)]
 pub struct Restrictions {
     state: Mutex<State>,
@@ -37,27 +35,26 @@ pub struct Restrictions {
 #[derive(Debug)]
 struct State {
     guard: Option<Guard>,
-    /// Loop devices of published volumes, also those that were published before a guard was loaded.
+    /// Loop devices of published volumes, including those that were published before a guard was loaded.
     published: BTreeSet<DeviceNumber>,
-    /// Denials that former guards have counted.
+    /// Denials that former guards counted.
     past: [u64; Operation::ALL.len()],
     denials: Denials,
 }
 
 impl Restrictions {
-    /// Without programs. `links` is kubelet's directory with links to the logs of containers.
+    /// Without programs. `links` is the kubelet's directory with links to the logs of containers.
     pub fn new(links: impl Into<PathBuf>, notices: Notices) -> Self {
         let denials = Denials::new(links.into());
         let state = State { guard: None, published: BTreeSet::new(), past: [0; Operation::ALL.len()], denials };
         Self { state: Mutex::new(state), enforcement: watch::Sender::default(), notices }
     }
 
-    /// Whether pods are restricted.
     pub fn enforcement(&self) -> watch::Receiver<Enforcement> {
         self.enforcement.subscribe()
     }
 
-    /// Whether pods are restricted, from now on. Returns whether that is new.
+    /// Returns whether the enforcement changed.
     pub fn set(&self, enforcement: Enforcement) -> bool {
         self.enforcement.send_if_modified(|present| {
             let is_new = *present != enforcement;
@@ -71,10 +68,10 @@ impl Restrictions {
         self.state().guard.as_ref().map(Guard::cgroup)
     }
 
-    /// Replaces the programs. They get the published devices first. Programs that are not pinned are detached afterwards.
+    /// Replaces the programs after they got the published devices. Programs that are not pinned are detached afterwards.
     ///
     /// # Errors
-    /// The kernel does not take a device: the former programs stay.
+    /// The kernel rejects a device. The former programs stay.
     pub fn replace(&self, guard: Guard) -> Result<(), lsm::Error> {
         let mut state = self.state();
         for &device in &state.published {
@@ -89,13 +86,13 @@ impl Restrictions {
         Ok(())
     }
 
-    /// From now on, pods may not change this loop device.
+    /// Denies pods changes of this loop device.
     ///
     /// # Errors
-    /// The kernel does not take the number.
+    /// The kernel rejects the number.
     pub fn publish(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
         let mut state = self.state();
-        // A guard that is loaded later gets it although the present one does not take it.
+        // A guard that is loaded later gets it even if the present one rejects it.
         state.published.insert(device);
         match &state.guard {
             Some(guard) => guard.publish(device),
@@ -116,15 +113,15 @@ impl Restrictions {
         Ok(())
     }
 
-    /// How many calls of pods were denied since the programs were loaded first.
+    /// Denied calls of pods since the programs were first loaded.
     pub fn denied(&self) -> [(Operation, u64); Operation::ALL.len()] {
         let state = self.state();
-        let now = state.guard.as_ref().and_then(|guard| guard.denied().ok()).unwrap_or_default();
+        let present = state.guard.as_ref().and_then(|guard| guard.denied().ok()).unwrap_or_default();
         let mut past = state.past.into_iter();
-        Operation::ALL.map(|operation| (operation, past.next().unwrap_or_default() + now.of(operation)))
+        Operation::ALL.map(|operation| (operation, past.next().unwrap_or_default() + present.of(operation)))
     }
 
-    /// Reports the calls that were denied since this was last called. `hierarchy` is the root of the cgroups.
+    /// Reports the calls that were denied since the last report. `hierarchy` is the root of the cgroups.
     pub fn report(&self, hierarchy: &Path) {
         if let Err(error) = self.try_report(hierarchy) {
             warn!(error = &*error, "cannot report denied calls of pods");
@@ -147,7 +144,6 @@ impl Restrictions {
         Ok(())
     }
 
-    /// Reports something else about the restrictions.
     pub fn notify(&self, notice: Notice) {
         self.notices.send(notice);
     }
@@ -157,7 +153,7 @@ impl Restrictions {
     }
 }
 
-/// Has pods denied the ioctls of the loop devices that the CSI plugin publishes.
+/// Restricts the loop devices that the CSI plugin publishes.
 #[derive(Debug)]
 pub struct Devices(pub Arc<Restrictions>);
 
@@ -169,7 +165,7 @@ impl csi::DeviceObserver for Devices {
     fn withdraw(&self, device: DeviceNumber) {
         if let Err(error) = self.0.withdraw(device) {
             let error: &dyn Error = &error;
-            warn!(error, %device, "pods stay denied the ioctls of a loop device that was removed");
+            warn!(error, %device, "cannot lift the restriction of a removed loop device");
         }
     }
 }
@@ -179,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_published_before_the_guard_is_loaded_is_kept_for_it() {
+    fn devices_published_before_the_guard_is_loaded_are_recorded() {
         let restrictions = Restrictions::new("/nonexistent", provisioner::notices().0);
         let device = DeviceNumber { major: 7, minor: 3 };
         restrictions.publish(device).unwrap();
@@ -190,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_new_once() {
+    fn a_repeated_reason_is_not_a_change() {
         let restrictions = Restrictions::new("/nonexistent", provisioner::notices().0);
         let failed = || Enforcement::Failed("no BPF".into());
         assert!(restrictions.set(failed()));

@@ -92,8 +92,8 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// What somebody may write who gives the claims of nodes back that are gone.
-pub(crate) fn release_guard() -> Guard {
+/// Limits of the account that returns claims of deleted nodes to the scheduler.
+pub(crate) fn reclaimer_guard() -> Guard {
     Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
 }
 

@@ -1,6 +1,6 @@
-//! The objects of a cluster whose nodes are not ours, where pods bring the storage (crate `standalone`).
+//! The objects of other clusters, where pods are the nodes' storage (crate `standalone`).
 //!
-//! Nobody keeps them there: who installs the pods makes them. Names differ from those that [`run`](crate::run) keeps, so
+//! The chart installs them; nothing restores them. Their names differ from those that [`run`](crate::run) maintains, so
 //! that a cluster may have nodes of both kinds.
 
 use cluster::DRIVER_NAME;
@@ -9,44 +9,42 @@ use serde_json::{Value, json};
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
 
-/// What the API server knows of a token that it made for a pod: the node of the pod. Kubernetes 1.30
-/// (`ServiceAccountTokenPodNodeInfo`).
+/// Extra field of a user: the node of the pod whose token it presents. Kubernetes 1.30 (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
-/// The service accounts of the pods. They are parts of CEL expressions and are put there as they are: names of
-/// Kubernetes' objects, or what a template makes such names of.
+/// The service accounts of the pods. CEL expressions contain them verbatim: names of objects, or templates of such names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accounts<'a> {
-    /// Their namespace.
+    /// Of both accounts.
     pub namespace: &'a str,
-    /// Of the pods that are each node's storage.
+    /// Account of the DaemonSet.
     pub node: &'a str,
-    /// Of the pod that gives back the claims of nodes that are gone.
-    pub release: &'a str,
+    /// Account of the Deployment, and name of its Lease.
+    pub reclaimer: &'a str,
 }
 
-/// All of them but the storage class, which its users choose: what the accounts may not do, then what they may, then the
-/// driver.
+/// All objects but the workloads and storage classes: the policies, then the roles, then the Lease and the driver.
 pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
-    let Accounts { namespace, node, release } = accounts;
+    let Accounts { namespace, node, reclaimer } = accounts;
     let condition =
         |account: &str| format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{account}'");
     let of_nodes = Writers {
         condition: condition(node),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
-        // Else a token without a node could write what is on none.
+        // Otherwise, a token without a node could write objects that are on no node.
         first: Some(Validation::new(
             "variables.node != ''",
-            "the token is bound to no pod, or the API server does not tell the node of its pod",
+            "the token is not bound to a pod, or the API server does not put the node of the pod into tokens",
         )),
     };
-    let of_release = Writers { condition: condition(release), node: "''".to_owned(), first: None };
+    let of_reclaimer = Writers { condition: condition(reclaimer), node: "''".to_owned(), first: None };
     let guards = admission::guards();
     let mut objects: Vec<Value> = guards.iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
-    objects.extend(guarded("release", &admission::release_guard(), &of_release));
+    objects.extend(guarded("reclaimer", &admission::reclaimer_guard(), &of_reclaimer));
     objects.extend(granted("granary:agent", &rules(READ), namespace, node));
-    let of_release = [may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]), may("", "nodes", READ)];
-    objects.extend(granted("granary:release", &of_release, namespace, release));
+    let of_reclaimer = [may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]), may("", "nodes", READ)];
+    objects.extend(granted("granary:reclaimer", &of_reclaimer, namespace, reclaimer));
+    objects.extend(lease(namespace, reclaimer));
     objects.push(csi_driver(json!({"name": DRIVER_NAME})));
     objects
 }
@@ -58,14 +56,28 @@ fn guarded(whose: &str, guard: &Guard, writers: &Writers) -> [Value; 2] {
 }
 
 fn granted(role: &str, rules: &[Value], namespace: &str, account: &str) -> [Value; 2] {
-    let api = format!("{RBAC}/v1");
+    grant("Cluster", &json!({"name": role}), rules, namespace, account)
+}
+
+/// The Lease exists from the installation on: RBAC cannot restrict the creation of objects to a name.
+fn lease(namespace: &str, account: &str) -> [Value; 3] {
+    let metadata = json!({"name": account, "namespace": namespace});
+    let mut rule = may("coordination.k8s.io", "leases", &["get", "update"]);
+    rule["resourceNames"] = json!([account]);
+    let [role, binding] = grant("", &metadata, &[rule], namespace, account);
+    [role, binding, json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})]
+}
+
+/// A role and its binding; `scope` is the first word of their kinds.
+fn grant(scope: &str, metadata: &Value, rules: &[Value], namespace: &str, account: &str) -> [Value; 2] {
+    let (api, kind) = (format!("{RBAC}/v1"), format!("{scope}Role"));
     [
-        json!({"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": role}, "rules": rules}),
+        json!({"apiVersion": api, "kind": kind, "metadata": metadata, "rules": rules}),
         json!({
             "apiVersion": api,
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": role},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "kind": format!("{kind}Binding"),
+            "metadata": metadata,
+            "roleRef": {"apiGroup": RBAC, "kind": kind, "name": metadata["name"]},
             "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": account}],
         }),
     ]
@@ -76,14 +88,14 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<Value> {
-        objects(Accounts { namespace: "kube-system", node: "storage", release: "release" })
+        objects(Accounts { namespace: "kube-system", node: "storage", reclaimer: "reclaimer" })
     }
 
     #[test]
-    fn every_kind_that_an_account_may_write_has_a_policy_of_that_account() {
+    fn every_kind_that_an_account_may_write_has_a_policy() {
         let objects = all();
         let roles = objects.iter().filter(|object| object["kind"] == "ClusterRole");
-        for (role, account) in roles.zip(["storage", "release"]) {
+        for (role, account) in roles.zip(["storage", "reclaimer"]) {
             for rule in role["rules"].as_array().expect("rules") {
                 let verbs = rule["verbs"].as_array().expect("verbs");
                 let writes = verbs.iter().any(|verb| ["create", "patch", "delete"].iter().any(|write| verb == write));
@@ -101,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_one_that_the_reconciler_keeps_but_the_drivers() {
+    fn names_differ_from_those_that_the_reconciler_maintains() {
         let kept: Vec<_> = crate::objects::waves().into_iter().flatten().map(|object| object.name).collect();
         for object in all().iter().filter(|object| object["kind"] != "CSIDriver") {
             let name = object["metadata"]["name"].as_str().expect("a name");
@@ -110,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_finds_nothing_of_its_own_in_the_expressions() {
+    fn expressions_contain_no_template() {
         assert!(all().iter().all(|object| !object.to_string().contains("{{")));
     }
 }

@@ -5,9 +5,9 @@
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
-//! the bootstrap tokens of registered nodes, [`release`] returns the claims of deleted nodes to the scheduler.
+//! the bootstrap tokens of registered nodes, [`reclaim`] returns the claims of deleted nodes to the scheduler.
 //!
-//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`release`] are services of a
+//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`reclaim`] are services of a
 //! supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ mod object;
 mod objects;
 mod plan;
 mod pv_policy;
-mod release;
+mod reclaimer;
 mod removed;
 mod run;
 mod storage_certificate;
@@ -32,7 +32,7 @@ pub use approver::approve;
 pub use control::WatchEnded;
 pub use object::REVISION;
 pub use objects::CLASS;
-pub use release::release;
+pub use reclaimer::reclaim;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};
 pub use tokens::tokens;

@@ -1,130 +1,130 @@
-//! The command line. What is parsed can be used without another look.
+//! The command line. Values are validated when they are parsed.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cluster::{Overcommit, STATUS_PORT};
+use tracing_subscriber::filter::LevelFilter;
 use units::{Bytes, ParseError};
 
-/// Limited local volumes for a node of any Kubernetes cluster.
+/// Local volumes with enforced sizes, on nodes of any Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(name = "granary-storage", version)]
 pub struct Arguments {
-    /// What to do.
     #[command(subcommand)]
     pub task: Task,
+    /// Least severe level that is logged. Libraries log warnings and errors only.
+    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
 }
 
-/// What the program does.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Task {
-    /// Makes the volumes of this node, and gives them to its pods.
+    /// Creates the volumes of this node and publishes them to its pods.
+    #[command(args_override_self = true)]
     Node(Node),
-    /// Gives back to the scheduler the claims that wait for a node which is gone. One for a cluster.
-    Release(Release),
-    /// Tells whether a directory can hold volumes, prepares it as `node` does, and ends.
+    /// Returns claims to the scheduler if their selected node was deleted. Of several replicas, the holder of a Lease does this.
+    #[command(args_override_self = true)]
+    Reclaimer(Reclaimer),
+    /// Checks whether a directory can hold volumes, prepares it as `node` does, and exits.
     Check(Place),
 }
 
-/// The storage of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Node {
-    /// Name of the node, as its Node object has it.
+    /// Name of the Node object.
     #[arg(long)]
     pub node: NodeName,
-    /// kubelet's root directory. It has the same path inside the pod as outside, and is shared with the node.
-    #[arg(long, default_value = "/var/lib/kubelet")]
-    pub kubelet: AbsolutePath,
-    /// Where the volumes are.
+    /// The kubelet's root directory. It has the same path in the pod and on the node, and its mount is shared.
+    #[arg(long, value_parser = directory, default_value = "/var/lib/kubelet")]
+    pub kubelet: PathBuf,
     #[command(flatten)]
     pub place: Place,
-    /// Where metrics and health are told.
+    /// Address of metrics and health checks.
     #[arg(long, default_value_t = LISTEN)]
     pub listen: SocketAddr,
-    /// Whether pods are denied the calls by which they leave the limits of volumes, if the kernel supports it.
+    /// Whether pods are denied the calls that change the limits of volumes, if the kernel supports it.
     #[arg(long, value_enum, default_value_t = Limits::Enforced)]
     pub limits: Limits,
-    /// The cgroup of all pods, such as kubepods or kubepods.slice. Default: found above the cgroup of this process.
-    #[arg(long)]
-    pub pods_cgroup: Option<CgroupPath>,
-    /// Where the host's /sys is mounted.
-    #[arg(long, default_value = "/sys")]
-    pub sys: AbsolutePath,
-    /// kubelet's directory with links to the logs of containers, by which the pod of a denied call is found.
-    #[arg(long, default_value = "/var/log/containers")]
-    pub container_logs: AbsolutePath,
+    /// The cgroup of all pods, such as kubepods or kubepods.slice. Default: the one above the cgroup of this process.
+    #[arg(long, value_parser = cgroup)]
+    pub pods_cgroup: Option<PathBuf>,
+    /// Mount point of the host's /sys.
+    #[arg(long, value_parser = directory, default_value = "/sys")]
+    pub sys: PathBuf,
+    /// The kubelet's directory with links to the logs of containers. They name the pod of a denied call.
+    #[arg(long, value_parser = directory, default_value = "/var/log/containers")]
+    pub container_logs: PathBuf,
 }
 
-/// Whether pods can leave the limits of volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Limits {
-    /// They cannot, if the kernel has BPF-LSM.
+    /// Pods cannot change them, if the kernel has BPF-LSM.
     Enforced,
-    /// They can. Programs that were loaded before are removed.
+    /// Pods can change them. Programs that were loaded before are removed.
     Advisory,
 }
 
-/// A cgroup, below the root of the hierarchy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CgroupPath(PathBuf);
-
-/// The text is not a [`CgroupPath`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not a cgroup below the root of the hierarchy: use a path such as kubepods.slice, without a leading '/'"
-)]
-pub struct CgroupPathError(String);
-
-impl CgroupPath {
-    /// The path from the root of the hierarchy.
-    pub fn as_path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl FromStr for CgroupPath {
-    type Err = CgroupPathError;
-
-    fn from_str(text: &str) -> Result<Self, CgroupPathError> {
-        let is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
-        if text.split('/').all(is_plain) { Ok(Self(text.into())) } else { Err(CgroupPathError(text.to_owned())) }
-    }
-}
-
-/// What is done once for a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-pub struct Release {
-    /// Where health is told.
+pub struct Reclaimer {
+    /// Name of this pod, unique among the replicas: the holder in the Lease.
+    #[arg(long)]
+    pub pod: String,
+    /// Name of the Lease in the namespace of the pod.
+    #[arg(long, default_value = "granary-reclaimer")]
+    pub lease: String,
+    /// Address of health checks.
     #[arg(long, default_value_t = LISTEN)]
     pub listen: SocketAddr,
 }
 
-/// All addresses of the pod, the port of a node's status.
-const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), STATUS_PORT);
+/// All IPv4 and IPv6 addresses of the pod, with the port of a node's status.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), STATUS_PORT);
 
-/// Where volumes are, and how much they may take.
+/// The directory of volumes and the space that they may use.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Place {
     /// A directory on an XFS that is mounted with prjquota.
-    #[arg(long, default_value = "/var/lib/granary")]
-    pub directory: AbsolutePath,
-    /// Who uses the file system of the directory.
+    #[arg(long, value_parser = directory, default_value = "/var/lib/granary")]
+    pub directory: PathBuf,
+    /// Users of the file system of the directory.
     #[arg(long, value_enum, default_value_t = Users::Own)]
     pub file_system: Users,
-    /// Kept free on top of what others use: a size (20Gi), or a part of the file system (10%). Default: 2% of an own file
-    /// system, 20% of a shared one.
+    /// Space that is kept free in addition to the space of other programs: a size (20Gi), or a part of the file system (10%).
+    /// Default: 2% of an own file system, 20% of a shared one.
     #[arg(long)]
     pub reserve: Option<Reserve>,
-    /// How many times its size the file system may promise.
+    /// Sum of the sizes of all volumes, as a factor of the size of the file system.
     #[arg(long, default_value_t = Overcommit::NONE)]
     pub overcommit: Overcommit,
 }
 
 impl Place {
-    /// What is kept free of a file system of this size.
+    /// Reserve on a file system of this size.
     pub fn reserved(&self, size: Bytes) -> Bytes {
         let default = match self.file_system {
             Users::Own => Reserve::Percent(2),
@@ -134,31 +134,25 @@ impl Place {
     }
 }
 
-/// Who uses the file system that the volumes are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Users {
-    /// Volumes alone: the directory is where it is mounted. So a mount that is missing is noticed.
+    /// Volumes only: the directory is the mount point of the file system, so that a missing mount is an error.
     Own,
-    /// Others too, such as the system itself: what they use is measured.
+    /// Other programs too, such as the system itself. The space that they use is measured.
     Shared,
 }
 
-/// What is kept free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
-    /// So much.
     Size(Bytes),
-    /// So many hundredths of the file system, 99 at most.
+    /// Of the file system, at most 99.
     Percent(u8),
 }
 
-/// The text is no [`Reserve`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReserveError {
-    /// It ends in a percent sign.
-    #[error("{0:?} is no part of a file system: give a whole number from 0% to 99%")]
+    #[error("{0:?} is not a part of a file system: use a whole number from 0% to 99%")]
     Percent(String),
-    /// It does not.
     #[error(transparent)]
     Size(#[from] ParseError),
 }
@@ -183,11 +177,10 @@ impl FromStr for Reserve {
     }
 }
 
-/// The name of a node, which is also the value of its label `kubernetes.io/hostname`: a DNS name of at most 63 characters.
+/// Name of a node and value of its label `kubernetes.io/hostname`: a DNS name of at most 63 characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeName(Box<str>);
 
-/// The text is no [`NodeName`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a node's name has 1 to 63 lower-case letters, digits, '-' and '.', and begins and ends, also at each '.', with a \
@@ -196,7 +189,6 @@ pub struct NodeName(Box<str>);
 pub struct NodeNameError;
 
 impl NodeName {
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -219,37 +211,19 @@ impl FromStr for NodeName {
     }
 }
 
-/// A path from the root, without `.` and `..`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AbsolutePath(PathBuf);
-
-/// The text is no [`AbsolutePath`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no path of a directory: give one that begins with '/', is longer than that, and has no '..'")]
-pub struct PathError(String);
-
-impl AbsolutePath {
-    /// The path.
-    pub fn as_path(&self) -> &Path {
-        &self.0
-    }
+/// An absolute path without `..`, other than the root.
+fn directory(text: &str) -> Result<PathBuf, String> {
+    let path: PathBuf = Path::new(text).components().collect();
+    let is_plain = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    let is_valid = path.is_absolute() && is_plain && path.components().count() > 1 && !text.contains('\0');
+    is_valid.then_some(path).ok_or_else(|| "use an absolute path below '/', without '..'".to_owned())
 }
 
-impl fmt::Display for AbsolutePath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.display().fmt(f)
-    }
-}
-
-impl FromStr for AbsolutePath {
-    type Err = PathError;
-
-    fn from_str(text: &str) -> Result<Self, PathError> {
-        let path: PathBuf = Path::new(text).components().collect();
-        let plain = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
-        let fine = path.is_absolute() && plain && path.components().count() > 1 && !text.contains('\0');
-        if fine { Ok(Self(path)) } else { Err(PathError(text.to_owned())) }
-    }
+/// A path from the root of the cgroup hierarchy.
+fn cgroup(text: &str) -> Result<PathBuf, String> {
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
+    let is_valid = text.split('/').all(is_plain);
+    is_valid.then(|| text.into()).ok_or_else(|| "use a path such as kubepods.slice, without a leading '/'".to_owned())
 }
 
 #[cfg(test)]
@@ -269,30 +243,33 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_defaults_for_everything_but_its_name() {
+    fn only_the_name_of_the_node_has_no_default() {
         let Task::Node(node) = parse("node --node=n1.example").unwrap() else { panic!("another task") };
         assert_eq!(node.node.as_str(), "n1.example");
-        assert_eq!(node.kubelet.as_path(), Path::new("/var/lib/kubelet"));
-        assert_eq!(node.place.directory.as_path(), Path::new("/var/lib/granary"));
+        assert_eq!(node.kubelet, Path::new("/var/lib/kubelet"));
+        assert_eq!(node.place.directory, Path::new("/var/lib/granary"));
         assert_eq!(node.place.file_system, Users::Own);
         assert_eq!(node.place.reserved(Bytes::new(1000 << 30)), Bytes::new((1000 << 30) / 100 * 2));
-        assert_eq!(node.listen.to_string(), "0.0.0.0:7839");
+        assert_eq!(node.listen.to_string(), "[::]:7839");
         assert_eq!((node.limits, node.pods_cgroup), (Limits::Enforced, None));
         assert!(parse("node").unwrap_err().contains("--node"));
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_a_remedy() {
+    fn invalid_arguments_are_rejected_with_a_remedy() {
         for (line, remedy) in [
             ("node --node=N1", "lower-case letters"),
-            ("node --node=n1 --kubelet=var/lib/kubelet", "begins with '/'"),
-            ("check --directory=/", "longer than that"),
-            ("check --directory=/data/../etc", "no '..'"),
+            ("node --node=n1 --kubelet=var/lib/kubelet", "absolute path"),
+            ("check --directory=/", "below '/'"),
+            ("check --directory=/data/../etc", "without '..'"),
             ("check --reserve=100%", "0% to 99%"),
             ("check --reserve=much", "give a size like"),
             ("check --overcommit=0.5", "from 1.0 to 100.0"),
             ("check --file-system=mine", "[possible values: own, shared]"),
             ("node --node=n1 --listen=7839", "invalid socket address"),
+            ("node --node=n1 --log-level=loud", "[possible values: error, warn, info, debug, trace]"),
+            ("reclaimer", "--pod"),
+            ("release", "unrecognized subcommand"),
             ("node --node=n1 --limits=off", "[possible values: enforced, advisory]"),
             ("node --node=n1 --pods-cgroup=/kubepods", "without a leading '/'"),
             ("node --node=n1 --pods-cgroup=kubepods/../x", "such as kubepods.slice"),
@@ -303,7 +280,17 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_is_a_size_or_a_part() {
+    fn the_last_of_repeated_arguments_applies() {
+        let Task::Node(node) = parse("node --node=n1 --limits=enforced --limits=advisory").unwrap() else { panic!() };
+        assert_eq!(node.limits, Limits::Advisory);
+        let Task::Reclaimer(reclaimer) = parse("reclaimer --pod=p --pod=q --log-level=debug").unwrap() else {
+            panic!()
+        };
+        assert_eq!((&*reclaimer.pod, &*reclaimer.lease), ("q", "granary-reclaimer"));
+    }
+
+    #[test]
+    fn a_reserve_is_a_size_or_a_percentage() {
         let size = Bytes::new(200 << 30);
         assert_eq!("10%".parse::<Reserve>().unwrap().of(size), Bytes::new((200 << 30) / 100 * 10));
         assert_eq!("0%".parse::<Reserve>().unwrap().of(size), Bytes::ZERO);
@@ -316,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_name_is_one_that_a_label_can_have() {
+    fn a_node_name_is_a_valid_label_value() {
         for right in ["n", "ip-10-0-0-1.example.internal", "1", &"n".repeat(63)] {
             assert_eq!(right.parse::<NodeName>().unwrap().as_str(), right);
         }

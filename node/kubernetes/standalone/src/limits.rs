@@ -1,117 +1,85 @@
-//! Whether pods of this node are held to the limits of their volumes: by the programs of crate [`lsm`], if the kernel supports
-//! them and the administrator wants them.
+//! Enforcement of the limits of volumes on this node's pods: by the programs of crate [`lsm`], if the kernel supports them and the
+//! administrator wants them.
 //!
 //! The programs are pinned in the host's bpffs: they stay in force while this pod is replaced, and after it is deleted.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lsm::{Btf, Cgroup, CgroupError, CgroupId, DeviceNumber, Guard, Pins};
+use lsm::{Btf, Cgroup, CgroupId, DeviceNumber, Guard, Pins};
 use podguard::{Enforcement, Restrictions};
 use provisioner::{Notice, Notices};
-use supervisor::Context;
+use supervisor::{BoxError, Context};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::arguments::{CgroupPath, Limits};
+use crate::arguments::Limits;
 
 /// The programs' directory in the bpffs.
 const PINS: &str = "granary";
-/// The cgroup2 of a container that has its own cgroup namespace.
+/// The cgroup2 mount of a container in its own cgroup namespace.
 const OWN_HIERARCHY: &str = "/sys/fs/cgroup";
-/// Which cgroup this process is in.
-const OWN: &str = "/proc/self/cgroup";
+const OWN_CGROUP: &str = "/proc/self/cgroup";
 
-/// How often denied calls are reported.
+/// Interval of reports about denied calls.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Between two attempts to load the programs.
+/// Interval of attempts to load the programs.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Why limits are advisory.
+/// Limits are advisory. No caller distinguishes more than the administrator's choice.
 #[derive(Debug, thiserror::Error)]
-pub enum LimitsError {
-    /// The administrator chose so.
+enum LimitsError {
     #[error("they are not enforced by choice (--limits=advisory)")]
     Disabled,
-    /// A cgroup cannot be opened.
-    #[error("cannot open {}; mount the host's /sys, and use cgroup2", path.display())]
-    Open {
-        /// The cgroup or its list.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// A cgroup cannot be used.
-    #[error("cannot use the cgroup {}", path.display())]
-    Cgroup {
-        /// Its directory.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: CgroupError,
-    },
-    /// The process is not below a cgroup with a usual name.
     #[error(
         "cannot find the cgroup of all pods: this process is in {own:?}, and no cgroup above it is named kubepods or \
          kubepods.slice; set --pods-cgroup"
     )]
-    NoPods {
-        /// Its own cgroup, below the root of the hierarchy.
-        own: PathBuf,
-    },
-    /// The file system of the volumes cannot be identified.
-    #[error("cannot look at {}", path.display())]
-    Disk {
-        /// The directory of the volumes.
+    NoPods { own: PathBuf },
+    #[error("cannot {what} {}", path.display())]
+    Path {
+        what: &'static str,
         path: PathBuf,
-        /// The system's error.
         #[source]
-        source: io::Error,
+        source: BoxError,
     },
-    /// The kernel's types cannot be read.
     #[error("cannot read the kernel's BTF")]
     Btf(#[from] lsm::BtfError),
-    /// The programs cannot be loaded or removed.
     #[error(transparent)]
     Programs(#[from] lsm::Error),
 }
 
-/// What is restricted, and how.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whether pods are restricted.
     pub limits: Limits,
-    /// The cgroup of all pods; `None` if it is above that of this process.
-    pub pods: Option<CgroupPath>,
-    /// Where the host's `/sys` is mounted.
+    /// The cgroup of all pods. Default: the one above the cgroup of this process.
+    pub pods: Option<PathBuf>,
+    /// Mount point of the host's `/sys`.
     pub sys: PathBuf,
     /// The directory of the volumes.
     pub directory: PathBuf,
-    /// kubelet's directory with links to the logs of containers.
+    /// The kubelet's directory with links to the logs of containers.
     pub links: PathBuf,
 }
 
-/// Keeps the pods of this node restricted, or unrestricted.
+/// Loads or removes the programs.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Enforcer {
     settings: Settings,
     restrictions: Arc<Restrictions>,
 }
 
-impl Keeper {
+impl Enforcer {
     /// Changes nothing yet.
     pub fn new(settings: Settings, notices: Notices) -> Self {
         let restrictions = Arc::new(Restrictions::new(&settings.links, notices));
         Self { settings, restrictions }
     }
 
-    /// What is in force.
     pub fn restrictions(&self) -> Arc<Restrictions> {
         Arc::clone(&self.restrictions)
     }
@@ -138,7 +106,7 @@ impl Keeper {
         }
     }
 
-    /// The service: reports denied calls, and tries again to load programs that could not be loaded.
+    /// The service: reports denied calls, and retries to load the programs.
     ///
     /// # Errors
     /// A task panicked.
@@ -150,14 +118,14 @@ impl Keeper {
                 () = cx.cancelled() => return Ok(()),
                 () = sleep(if is_enforced { INTERVAL } else { RETRY }) => {}
             }
-            let this = Arc::clone(&self);
-            spawn_blocking(move || this.verify()).await?;
+            let enforcer = Arc::clone(&self);
+            spawn_blocking(move || enforcer.verify()).await?;
         }
     }
 
     /// A cgroup that was removed and created again has another ID, and the programs would apply to no task.
     fn verify(&self) {
-        let pods = self.look().ok().map(|(_, pods)| pods);
+        let pods = self.cgroups().ok().map(|(_, pods)| pods);
         if self.settings.limits == Limits::Enforced && pods.is_some() && self.restrictions.cgroup() == pods {
             self.restrictions.report(&self.hierarchy());
         } else {
@@ -166,41 +134,32 @@ impl Keeper {
     }
 
     fn load(&self) -> Result<(), LimitsError> {
-        let (own, pods) = self.look()?;
+        let (own, pods) = self.cgroups()?;
         let path = &self.settings.directory;
-        let disk = fs::metadata(path).map_err(|source| LimitsError::Disk { path: path.clone(), source })?;
-        let disk = DeviceNumber::from_stat(disk.dev());
+        let disk =
+            DeviceNumber::from_stat(fs::metadata(path).map_err(failed("read the device number of", path))?.dev());
         let guard = Guard::load_pinned(&Btf::of_kernel()?, pods, disk, &self.pins())?;
         guard.exempt(own)?;
         self.restrictions.replace(guard)?;
-        info!(cgroup = %pods.id(), %disk, "pods are restricted to the limits of volumes");
+        info!(cgroup = %pods.id(), %disk, "limits of volumes enforced");
         Ok(())
     }
 
     /// The cgroups of this process and of all pods.
-    fn look(&self) -> Result<(CgroupId, Cgroup), LimitsError> {
+    fn cgroups(&self) -> Result<(CgroupId, Cgroup), LimitsError> {
         let hierarchy = self.hierarchy();
-        let own = self.own(&hierarchy)?;
+        let own = own(&hierarchy)?;
         let pods = match &self.settings.pods {
-            Some(pods) => hierarchy.join(pods.as_path()),
+            Some(pods) => hierarchy.join(pods),
             None => {
-                let root = open(&hierarchy)?;
-                let path = own.path(root).map_err(|source| LimitsError::Cgroup { path: hierarchy.clone(), source })?;
+                let path = own.path(open(&hierarchy)?).map_err(failed("search the cgroups below", &hierarchy))?;
                 let path = path.unwrap_or_default();
                 let path = path.strip_prefix(&hierarchy).unwrap_or(&path);
                 hierarchy.join(pods_of(path).ok_or_else(|| LimitsError::NoPods { own: path.to_owned() })?)
             }
         };
-        let cgroup = Cgroup::of(open(&pods)?).map_err(|source| LimitsError::Cgroup { path: pods, source })?;
+        let cgroup = Cgroup::of(open(&pods)?).map_err(failed("use the cgroup", &pods))?;
         Ok((own, cgroup))
-    }
-
-    /// In a cgroup namespace of its own, a process sees its cgroup as the root, and that is what the container has mounted.
-    fn own(&self, hierarchy: &Path) -> Result<CgroupId, LimitsError> {
-        let list = fs::read_to_string(OWN).map_err(|source| LimitsError::Open { path: OWN.into(), source })?;
-        let path = list.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-        let path = if path.is_empty() { PathBuf::from(OWN_HIERARCHY) } else { hierarchy.join(path) };
-        CgroupId::of(open(&path)?).map_err(|source| LimitsError::Cgroup { path, source })
     }
 
     fn hierarchy(&self) -> PathBuf {
@@ -212,11 +171,24 @@ impl Keeper {
     }
 }
 
-fn open(path: &Path) -> Result<File, LimitsError> {
-    File::open(path).map_err(|source| LimitsError::Open { path: path.to_owned(), source })
+/// In a cgroup namespace of its own, a process reads its cgroup as the root, which the container has mounted.
+fn own(hierarchy: &Path) -> Result<CgroupId, LimitsError> {
+    let list = fs::read_to_string(OWN_CGROUP).map_err(failed("read", Path::new(OWN_CGROUP)))?;
+    let path = list.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let path = if path.is_empty() { PathBuf::from(OWN_HIERARCHY) } else { hierarchy.join(path) };
+    CgroupId::of(open(&path)?).map_err(failed("use the cgroup", &path))
 }
 
-/// The cgroup of all pods above that of one: `kubepods` (cgroup driver `cgroupfs`), `kubepods.slice` (`systemd`), or
+fn open(path: &Path) -> Result<File, LimitsError> {
+    File::open(path).map_err(failed("find the cgroups (mount the host's /sys, and use cgroup2): cannot open", path))
+}
+
+fn failed<E: Into<BoxError>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> LimitsError {
+    let path = path.to_owned();
+    move |source| LimitsError::Path { what, path, source: source.into() }
+}
+
+/// The cgroup of all pods above the cgroup of one pod: `kubepods` (cgroup driver `cgroupfs`), `kubepods.slice` (`systemd`), or
 /// `kubelet-kubepods.slice` (`systemd` with `--cgroup-root=/kubelet`).
 fn pods_of(own: &Path) -> Option<&Path> {
     let is_pods = |path: &&Path| {
@@ -231,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cgroup_of_all_pods_is_found_above_that_of_a_pod() {
+    fn the_cgroup_of_all_pods_is_above_the_cgroup_of_a_pod() {
         for (own, pods) in [
             ("kubepods/pod0a/0b", Some("kubepods")),
             ("kubepods/besteffort/pod0a/0b", Some("kubepods")),
@@ -249,42 +221,42 @@ mod tests {
         }
     }
 
-    fn keeper(limits: Limits, sys: &Path) -> (Keeper, provisioner::NoticeQueue) {
+    fn enforcer(limits: Limits, sys: &Path) -> (Enforcer, provisioner::NoticeQueue) {
         let (notices, queue) = provisioner::notices();
         let settings = Settings {
             limits,
-            pods: Some("kubepods".parse().unwrap()),
+            pods: Some("kubepods".into()),
             sys: sys.into(),
             directory: sys.into(),
             links: "/nonexistent".into(),
         };
-        (Keeper::new(settings, notices), queue)
+        (Enforcer::new(settings, notices), queue)
     }
 
     #[tokio::test]
     async fn a_host_without_the_cgroup_is_reported_once() {
         let sys = tempfile::tempdir().unwrap();
-        let (keeper, queue) = keeper(Limits::Enforced, sys.path());
-        keeper.apply();
-        keeper.apply();
-        drop(keeper);
+        let (enforcer, queue) = enforcer(Limits::Enforced, sys.path());
+        enforcer.apply();
+        enforcer.apply();
+        drop(enforcer);
         let Some(Notice::LimitsAdvisory { reason }) = queue.next().await else { panic!("no notice") };
         assert!(reason.contains("cgroup"), "{reason}");
         assert_eq!(queue.next().await, None);
     }
 
     #[tokio::test]
-    async fn limits_that_are_advisory_by_choice_are_not_reported_and_pins_are_removed() {
+    async fn advisory_by_choice_removes_pins_and_is_not_reported() {
         let sys = tempfile::tempdir().unwrap();
         let pins = sys.path().join("fs/bpf/granary");
         fs::create_dir_all(&pins).unwrap();
         fs::write(pins.join("file_ioctl"), "").unwrap();
-        let (keeper, queue) = keeper(Limits::Advisory, sys.path());
-        keeper.apply();
+        let (enforcer, queue) = enforcer(Limits::Advisory, sys.path());
+        enforcer.apply();
         assert!(!pins.exists());
-        let enforcement = keeper.restrictions().enforcement().borrow().clone();
+        let enforcement = enforcer.restrictions().enforcement().borrow().clone();
         assert!(matches!(&enforcement, Enforcement::Failed(reason) if reason.contains("by choice")), "{enforcement:?}");
-        drop(keeper);
+        drop(enforcer);
         assert_eq!(queue.next().await, None);
     }
 }

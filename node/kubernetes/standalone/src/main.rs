@@ -1,4 +1,4 @@
-//! `granary-storage`: the storage of a node, in a pod.
+//! `granary-storage`: see the crate `standalone`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

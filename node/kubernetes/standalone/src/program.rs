@@ -3,14 +3,14 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
-use kube::Client;
-use kube::config::InClusterError;
+use kube::{Api, Client};
+use nix::errno::Errno;
 use prometheus::Registry;
 use supervisor::{Backoff, BoxError, Context, Settings, Supervisor};
 use tokio::net::TcpListener;
@@ -21,142 +21,109 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use volume::Volumes as _;
 
-use crate::arguments::{Arguments, Node, Place, Release, Task};
-use crate::directory::{Directory, DirectoryError, Locked};
-use crate::kubelet::KubeletError;
-use crate::limits::{self, Keeper};
-use crate::{cluster, kubelet, numbers};
+use crate::arguments::{Arguments, Node, Place, Reclaimer, Task};
+use crate::directory::{Directory, LockedDirectory};
+use crate::lease::{Candidate, Times};
+use crate::limits::{self, Enforcer};
+use crate::{endpoint, kubelet, provisioning};
 
-/// How long the services may take to stop: less than the 30 seconds after which kubelet kills a pod.
-const STOP: Duration = Duration::from_secs(25);
+/// Less than the 30 seconds after which the kubelet kills a pod.
+const STOP_DEADLINE: Duration = Duration::from_secs(25);
 
-/// The longest wait for an API server that is away: nobody looks at a pod that waits.
-const MOST: Duration = Duration::from_secs(30);
+/// Longest delay between connections to an unreachable API server.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Why the program ends by itself.
+/// Libraries whose messages below `warn` are noise.
+const LIBRARIES: [&str; 6] = ["kube", "kube_runtime", "hyper", "h2", "tower", "rustls"];
+
 #[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// The directory of the volumes.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
-    /// What it can hold.
-    #[error("cannot measure the directory")]
-    Space(#[from] volume::LookError),
-    /// kubelet's directory.
-    #[error(transparent)]
-    Kubelet(#[from] KubeletError),
-    /// No threads, or no signals.
-    #[error("cannot start")]
-    Runtime(#[source] io::Error),
-    /// It runs in no pod, or in one without a service account.
-    #[error("cannot find the API server; a pod's service account tells where it is")]
-    NotInCluster(#[source] InClusterError),
-    /// Certificates or address of the API server.
-    #[error("cannot make a client of the API server")]
-    Client(#[source] Box<kube::Error>),
-    /// Metrics and health.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// Two metrics of one name.
-    #[error("cannot register metrics")]
-    Metrics(#[from] prometheus::Error),
-    /// Nobody reads what it prints.
-    #[error("cannot print")]
-    Print(#[source] io::Error),
+#[error("cannot {what}")]
+struct ProgramError {
+    what: String,
+    #[source]
+    source: BoxError,
 }
 
-/// Runs the program with these arguments, the first of which is its name. Returns when it was asked to end (`SIGTERM`,
-/// `SIGINT`), is done, or cannot go on, and has said why on standard error.
+/// Runs the program with these arguments, the first of which is its name. Returns after a signal (`SIGTERM`, `SIGINT`), at the end of
+/// its task, or after an error that it prints.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let task = match Arguments::try_parse_from(arguments) {
-        Ok(Arguments { task }) => task,
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
     };
-    let done = match &task {
+    let result = match &arguments.task {
         Task::Check(place) => check(place),
-        Task::Node(_) | Task::Release(_) => serve(task),
+        Task::Node(_) | Task::Reclaimer(_) => serve(arguments),
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Whoever does not listen is told by the status.
-            let _ = writeln!(io::stderr(), "error: {}", causes::lines(&error));
+            // If standard error is closed, the exit code remains.
+            let _ = writeln!(io::stderr(), "error: {}", causes::lines(&*error));
             ExitCode::FAILURE
         }
     }
 }
 
-fn check(place: &Place) -> Result<(), ProgramError> {
-    let space = Directory::open(place)?.volumes().space()?;
-    let volume::Space { size, reserved, reserve, .. } = space;
+fn check(place: &Place) -> Result<(), BoxError> {
+    let space = Directory::open(place)?.volumes().space().map_err(cannot("measure the directory"))?;
+    let (directory, size, reserve, free) = (place.directory.display(), space.size, space.reserve, space.free());
     writeln!(
         io::stdout(),
-        "{} can hold volumes: file system of {size}, {reserve} kept for others, {reserved} reserved for volumes, {} free",
-        place.directory,
-        space.free(),
+        "{directory} can hold volumes: file system of {size}, {reserve} reserved for other programs, {free} free for volumes",
     )
-    .map_err(ProgramError::Print)
+    .map_err(cannot("print"))?;
+    Ok(())
 }
 
-fn serve(task: Task) -> Result<(), ProgramError> {
-    log();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(ProgramError::Runtime)?;
-    let done = runtime.block_on(async {
-        // First: nothing ends PID 1 of a container that it has not asked for.
-        let ending = Ending::watch().map_err(ProgramError::Runtime)?;
-        match task {
-            Task::Node(arguments) => node(arguments, ending).await,
-            Task::Release(arguments) => release(arguments, ending).await,
+fn serve(arguments: Arguments) -> Result<(), BoxError> {
+    log(arguments.log_level.into());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(cannot("start threads"))?;
+    let result = runtime.block_on(async {
+        // First: the kernel sends PID 1 of a container only the signals that it handles.
+        let signals = StopSignals::watch().map_err(cannot("handle signals"))?;
+        match arguments.task {
+            Task::Node(arguments) => node(arguments, signals).await,
+            Task::Reclaimer(arguments) => reclaimer(arguments, signals).await,
             Task::Check(place) => check(&place),
         }
     });
-    // A thread that waits for the kernel must not hold the end up.
+    // A thread that waits for the kernel must not delay the exit.
     runtime.shutdown_background();
-    done
+    result
 }
 
-async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
+async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     let Node { node, kubelet, place, listen, limits, pods_cgroup, sys, container_logs } = arguments;
-    kubelet::check(kubelet.as_path())?;
-    let locked = Locked::take(&place)?;
+    kubelet::check(&kubelet)?;
+    let locked = LockedDirectory::lock(&place)?;
     let (notices, queue) = provisioner::notices();
-    let settings = limits::Settings {
-        limits,
-        pods: pods_cgroup,
-        sys: sys.as_path().to_owned(),
-        directory: place.directory.as_path().to_owned(),
-        links: container_logs.as_path().to_owned(),
-    };
-    let limits = Arc::new(Keeper::new(settings, notices));
-    // Before volumes are touched: programs of a former pod do not exempt this one. After the lock: another process that uses
+    let settings =
+        limits::Settings { limits, pods: pods_cgroup, sys, directory: place.directory.clone(), links: container_logs };
+    let enforcer = Arc::new(Enforcer::new(settings, notices));
+    // Before the volumes are opened: programs of a former pod do not exempt this one. After the lock: another process that uses
     // the directory stays exempt.
-    limits.apply();
+    enforcer.apply();
     let directory = locked.open(&place)?;
     let volumes = directory.volumes();
-    info!(%node, directory = %place.directory, %kubelet, "granary-storage starts");
+    info!(%node, directory = %place.directory.display(), kubelet = %kubelet.display(), "granary-storage started");
     let registry = Registry::new();
     let settings = csi::Settings {
         start: csi::Start::BesideKubelet,
-        ..csi::Settings::new(kubelet.as_path(), node.as_str(), env!("CARGO_PKG_VERSION"))
+        ..csi::Settings::new(&kubelet, node.as_str(), env!("CARGO_PKG_VERSION"))
     };
-    let host = csi::Linux::new(kubelet.as_path(), Arc::clone(&volumes))
-        .with_observer(podguard::Devices(limits.restrictions()));
-    podguard::Metrics::register(&registry, limits.restrictions())?;
+    let host =
+        csi::Linux::new(&kubelet, Arc::clone(&volumes)).with_observer(podguard::Devices(enforcer.restrictions()));
+    podguard::Metrics::register(&registry, enforcer.restrictions())?;
     let plugin = Arc::new(csi::Plugin::new(settings, host, &registry)?);
     let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
-    let parts = Parts {
+    let services = NodeServices {
         plugin,
-        cluster: cluster::Settings {
+        provisioning: provisioning::Settings {
             client: client()?,
             node,
             volumes,
@@ -165,94 +132,112 @@ async fn node(arguments: Node, ending: Ending) -> Result<(), ProgramError> {
             revoked,
             notices: queue,
         },
-        limits,
+        enforcer,
         listener: bind(listen).await?,
         registry,
     };
-    until(ending, "storage", move |cx| storage(cx, parts.clone())).await;
+    until(signals, "storage", move |cx| storage(cx, services.clone())).await;
     Ok(())
 }
 
 #[derive(Clone)]
-struct Parts {
+struct NodeServices {
     plugin: Arc<csi::Plugin<csi::Linux>>,
-    cluster: cluster::Settings,
-    limits: Arc<Keeper>,
+    provisioning: provisioning::Settings,
+    enforcer: Arc<Enforcer>,
     listener: Arc<TcpListener>,
     registry: Registry,
 }
 
-/// The plugin does not wait for the API server: pods whose volumes exist start without it.
-async fn storage(cx: Context, parts: Parts) -> Result<(), BoxError> {
-    let Parts { plugin, cluster, limits, listener, registry } = parts;
-    let restrictions = limits.restrictions();
+/// The plugin does not wait for the API server: pods with existing volumes start without it.
+async fn storage(cx: Context, services: NodeServices) -> Result<(), BoxError> {
+    let NodeServices { plugin, provisioning, enforcer, listener, registry } = services;
+    let restrictions = enforcer.restrictions();
     cx.start("status", move |cx| {
-        numbers::run(cx, Arc::clone(&listener), registry.clone(), Some(Arc::clone(&restrictions)))
+        endpoint::run(cx, Arc::clone(&listener), registry.clone(), Some(Arc::clone(&restrictions)))
     });
-    cx.start("limits", move |cx| Arc::clone(&limits).run(cx));
+    cx.start("limits", move |cx| Arc::clone(&enforcer).run(cx));
     cx.start("csi", move |cx| Arc::clone(&plugin).run(cx)).healthy().await?;
-    let patient = Settings { backoff: Backoff { most: MOST, ..Backoff::default() }, ..Settings::default() };
-    cx.start_with("cluster", patient, move |cx| cluster::run(cx, cluster.clone()));
+    cx.start_with("cluster", short_backoff(), move |cx| provisioning::run(cx, provisioning.clone()));
     cx.healthy();
     cx.cancelled().await;
     Ok(())
 }
 
-async fn release(arguments: Release, ending: Ending) -> Result<(), ProgramError> {
-    let (client, listener) = (client()?, bind(arguments.listen).await?);
-    let registry = Registry::new();
-    let released = move |cx: Context| {
-        let (client, listener, registry) = (client.clone(), Arc::clone(&listener), registry.clone());
+async fn reclaimer(arguments: Reclaimer, signals: StopSignals) -> Result<(), BoxError> {
+    let Reclaimer { pod, lease, listen } = arguments;
+    let (client, listener) = (client()?, bind(listen).await?);
+    let leases = Api::default_namespaced(client.clone());
+    let candidate = Candidate { leases, name: lease, identity: pod, times: Times::default() };
+    let services = move |cx: Context| {
+        let (client, listener, candidate) = (client.clone(), Arc::clone(&listener), candidate.clone());
         async move {
-            cx.start("status", move |cx| numbers::run(cx, Arc::clone(&listener), registry.clone(), None));
-            cx.start("claims", move |cx| reconciler::release(cx, client.clone()));
+            cx.start("status", move |cx| endpoint::run(cx, Arc::clone(&listener), Registry::new(), None));
+            cx.start_with("lease", short_backoff(), move |cx| {
+                let (client, candidate) = (client.clone(), candidate.clone());
+                async move { candidate.run(&cx, move |cx| reconciler::reclaim(cx, client.clone())).await }
+            });
             cx.healthy();
             cx.cancelled().await;
             Ok::<(), BoxError>(())
         }
     };
-    until(ending, "release", released).await;
+    until(signals, "reclaimer", services).await;
     Ok(())
 }
 
-/// Runs a tree until somebody asks for its end, then stops it in order.
-async fn until<F, Fut>(mut ending: Ending, name: &'static str, root: F)
+fn short_backoff() -> Settings {
+    Settings { backoff: Backoff { most: MAX_BACKOFF, ..Backoff::default() }, ..Settings::default() }
+}
+
+/// Runs a tree of services until a signal arrives, then stops it in order.
+async fn until<F, Fut>(mut signals: StopSignals, name: &'static str, root: F)
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
 {
     let tree = Supervisor::start(name, Settings::default(), root);
-    let signal = ending.wait().await;
-    info!(signal, "asked to end");
-    if let Err(overdue) = tree.stop(STOP).await {
-        warn!(error = &overdue as &dyn Error, "services were left behind");
+    let signal = signals.next().await;
+    info!(signal, "stopping");
+    if let Err(overdue) = tree.stop(STOP_DEADLINE).await {
+        warn!(error = &overdue as &dyn Error, "services did not stop in time");
     }
 }
 
-/// With the pod's service account. Its token is read again when kubelet renews it.
+/// A client with the pod's service account. It reads the token again when the kubelet renews it.
 fn client() -> Result<Client, ProgramError> {
-    // By the address in the environment: a static program looks up no names.
-    let config = kube::Config::incluster_env().map_err(ProgramError::NotInCluster)?;
-    apiclient::client(config).map_err(|source| ProgramError::Client(Box::new(source)))
+    // By the address in the environment: a static program cannot look up names.
+    let config =
+        kube::Config::incluster_env().map_err(cannot("find the API server; run in a pod with a service account"))?;
+    apiclient::client(config).map_err(cannot("create a client of the API server"))
 }
 
+/// Binds all IPv4 addresses instead of all addresses if the kernel does not support IPv6.
 async fn bind(address: SocketAddr) -> Result<Arc<TcpListener>, ProgramError> {
-    let bound = TcpListener::bind(address).await;
-    bound.map(Arc::new).map_err(|source| ProgramError::Listen { address, source })
+    let mut bound = TcpListener::bind(address).await;
+    let is_unsupported = matches!(&bound, Err(error) if error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32));
+    if is_unsupported && address.is_ipv6() && address.ip().is_unspecified() {
+        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    bound.map(Arc::new).map_err(cannot(format!("listen on {address}")))
 }
 
-/// Those who may end the program.
-struct Ending {
+fn cannot<E: Into<BoxError>>(what: impl Into<String>) -> impl FnOnce(E) -> ProgramError {
+    let what = what.into();
+    move |source| ProgramError { what, source: source.into() }
+}
+
+struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Ending {
+impl StopSignals {
     fn watch() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn wait(&mut self) -> &'static str {
+    async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
@@ -260,16 +245,10 @@ impl Ending {
     }
 }
 
-/// Lines on standard output: we speak from `info` on, libraries from `warn` on.
-fn log() {
-    let filter = Targets::new()
-        .with_default(LevelFilter::INFO)
-        .with_target("kube", LevelFilter::WARN)
-        .with_target("kube_runtime", LevelFilter::WARN)
-        .with_target("hyper", LevelFilter::WARN)
-        .with_target("h2", LevelFilter::WARN)
-        .with_target("tower", LevelFilter::WARN)
-        .with_target("rustls", LevelFilter::WARN);
+/// Logs lines on standard output.
+fn log(level: LevelFilter) {
+    let libraries = LIBRARIES.map(|library| (library, level.min(LevelFilter::WARN)));
+    let filter = Targets::new().with_default(level).with_targets(libraries);
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_target(false);
     let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
 }

@@ -18,7 +18,7 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 )
 
-// The release's name; a chart of ours names nothing after it.
+// The release's name, which the charts use in labels.
 const release = "granary"
 
 func main() {

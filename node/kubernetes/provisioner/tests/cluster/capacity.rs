@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};

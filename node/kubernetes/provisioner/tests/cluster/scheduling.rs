@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Seen, eventually, Cluster, Failure, Identity, PATIENCE};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cluster::Token;
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use futures::future::join;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;

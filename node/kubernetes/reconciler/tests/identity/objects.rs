@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
-use envtest::{Seen, eventually, Cluster, Failure, Identity, PATIENCE};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
@@ -303,8 +303,9 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
     let client = cluster.admin();
-    let release = Supervisor::start("release", Settings::default(), move |cx| reconciler::release(cx, client.clone()));
-    release.handle().healthy().await?;
+    let reclaimer =
+        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
+    reclaimer.handle().healthy().await?;
     let nodes = Api::<Node>::all(cluster.admin());
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "leaving"}}))?;
@@ -334,5 +335,5 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
     for name in ["stays", "goes"] {
         claims.delete(name, &DeleteParams::default()).await?;
     }
-    Ok(release.stop(Duration::from_secs(10)).await?)
+    Ok(reclaimer.stop(Duration::from_secs(10)).await?)
 }

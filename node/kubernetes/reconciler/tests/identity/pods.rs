@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Error};

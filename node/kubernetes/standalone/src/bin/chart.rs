@@ -1,5 +1,5 @@
-//! Writes what of the chart is made from Rust, and the plain manifests: `bazel run //node/kubernetes/standalone:chart`. A test
-//! of this program, and the suite that renders the chart, tell when the files are not what it would write.
+//! Writes the generated files of the chart, and the plain manifests: `bazel run //node/kubernetes/standalone:chart`. A test
+//! of this program, and the suite that renders the chart, compare the files.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -12,17 +12,27 @@ use std::process::{Command, ExitCode};
 use reconciler::agents::{Accounts, objects};
 use serde_json::Value;
 
-const ACCESS: &str = "node/kubernetes/standalone/chart/templates/access.yaml";
-const MANIFESTS: &str = "node/kubernetes/standalone/manifests.yaml";
 const CHART: &str = "node/kubernetes/standalone/chart";
+const MANIFESTS: &str = "node/kubernetes/standalone/manifests.yaml";
+const ALERTS: &str = "docs/operations/alerts.yaml";
 
-/// Where the objects of the plain manifests are.
+/// Namespace of the plain manifests.
 const NAMESPACE: &str = "kube-system";
+
+const ACCOUNTS: Accounts<'_> =
+    Accounts { namespace: "{{ .Release.Namespace }}", node: "granary-storage", reclaimer: "granary-reclaimer" };
+
+/// The labels of an object before and after the template is written.
+const PLACEHOLDER: &str = "labels: LABELS";
+const LABELS: &str = r#"labels: {{- include "granary.labels" (list . "granary-storage" "access") | nindent 4 }}"#;
+
+/// The group of alerts about metrics that the pods have.
+const GROUP: &str = "  - name: granary-storage\n";
 
 fn main() -> ExitCode {
     match write() {
         Ok(()) => {
-            println!("{ACCESS} and {MANIFESTS} are written");
+            println!("{MANIFESTS} and the generated files of {CHART} written");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -33,12 +43,13 @@ fn main() -> ExitCode {
 }
 
 fn write() -> Result<(), Box<dyn Error>> {
-    // `bazel run` says where the source tree is; without Bazel one starts it there.
     let root = env::var_os("BUILD_WORKSPACE_DIRECTORY").map_or_else(|| PathBuf::from("."), PathBuf::from);
     let render = env::var_os("HELM_RENDER").ok_or("HELM_RENDER is not set; run the program by its Bazel target")?;
-    fs::write(root.join(ACCESS), access())?;
-    let rendered =
-        Command::new(std::path::absolute(Path::new(&render))?).arg(root.join(CHART)).arg(NAMESPACE).output()?;
+    let chart = root.join(CHART);
+    fs::write(chart.join("templates/access.yaml"), access())?;
+    fs::write(chart.join("alerts.yaml"), alerts(&fs::read_to_string(root.join(ALERTS))?))?;
+    fs::write(chart.join("README.md"), readme(&fs::read_to_string(chart.join("values.yaml"))?))?;
+    let rendered = Command::new(std::path::absolute(Path::new(&render))?).arg(chart).arg(NAMESPACE).output()?;
     if !rendered.status.success() {
         return Err(String::from_utf8_lossy(&rendered.stderr).into_owned().into());
     }
@@ -48,37 +59,113 @@ fn write() -> Result<(), Box<dyn Error>> {
 
 const HEAD_OF_MANIFESTS: &str = "\
 # Written by `bazel run //node/kubernetes/standalone:chart`: the chart beside this file with its default values.
-# docs/operations/other-clusters.md tells what to change, the image before all.
+# docs/operations/other-clusters.md says what to change, at least the image.
 ";
 
 const HEAD_OF_ACCESS: &str = "\
 # Written by `bazel run //node/kubernetes/standalone:chart` from node/kubernetes/reconciler/src/agents.rs: change that file.
-# What the pods may not do stands before what they may.
+# The policies that restrict the pods precede their roles.
 ";
 
-/// Policies, roles and the driver.
+const HEAD_OF_ALERTS: &str = "\
+# Written by `bazel run //node/kubernetes/standalone:chart` from docs/operations/alerts.yaml: change that file.
+groups:
+";
+
+const HEAD_OF_README: &str = "\
+<!-- Written by `bazel run //node/kubernetes/standalone:chart` from values.yaml: change that file. -->
+# granary-storage
+
+Local volumes with enforced sizes, on nodes that have an XFS directory with project quotas. Each volume is a directory with a project
+quota, or an image of a block device; writes beyond its size fail with `ENOSPC`.
+
+```
+helm install granary . --namespace kube-system --set image.repository=registry.example/granary/storage
+```
+
+[Other clusters](../../../../docs/operations/other-clusters.md) has the requirements, recipes for the directory, the upgrade from former
+values, and the removal.
+
+## Values
+
+Unknown and invalid values are rejected.
+
+| value | default | meaning |
+|---|---|---|
+";
+
+/// Policies, roles, the Lease and the driver.
 fn access() -> String {
-    let accounts =
-        Accounts { namespace: "{{ .Release.Namespace }}", node: "granary-storage", release: "granary-release" };
     let mut text = HEAD_OF_ACCESS.to_owned();
-    for (number, object) in objects(accounts).iter().enumerate() {
+    for (number, object) in labelled().iter().enumerate() {
         if number > 0 {
             text.push_str("---\n");
         }
         block(&mut text, object, 0);
     }
-    text
+    text.replace(PLACEHOLDER, LABELS)
 }
 
-/// A value as lines of YAML, which begin where the text ends.
+fn labelled() -> Vec<Value> {
+    let mut objects = objects(ACCOUNTS);
+    for object in &mut objects {
+        object["metadata"]["labels"] = "LABELS".into();
+    }
+    objects
+}
+
+/// The rules of the pods' metrics.
+fn alerts(source: &str) -> String {
+    let group = source.split_once(GROUP).map_or("", |(_, rest)| rest);
+    let group = group.split("\n  - name: ").next().unwrap_or_default();
+    format!("{HEAD_OF_ALERTS}{GROUP}{}\n", group.trim_end())
+}
+
+fn readme(values: &str) -> String {
+    let rows = rows(values).into_iter().map(|Row { path, default, meaning }| {
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        format!("| `{path}` | {default} | {} |\n", meaning.replace('|', "\\|"))
+    });
+    rows.fold(HEAD_OF_README.to_owned(), |text, row| text + &row)
+}
+
+/// A value of the chart, or a group of values without a default.
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    path: String,
+    default: String,
+    meaning: String,
+}
+
+/// The rows of values.yaml, which has one value on each line, after its comment.
+fn rows(values: &str) -> Vec<Row> {
+    let (mut rows, mut path, mut comment) = (Vec::new(), Vec::new(), Vec::new());
+    for line in values.lines() {
+        let text = line.trim_start();
+        if let Some(words) = text.strip_prefix("# ") {
+            comment.push(words);
+        } else if let Some((key, default)) = text.split_once(':') {
+            path.truncate((line.len() - text.len()) / 2);
+            path.push(key);
+            let meaning = std::mem::take(&mut comment).join(" ");
+            rows.push(Row { path: path.join("."), default: default.trim().to_owned(), meaning });
+        } else {
+            comment.clear();
+        }
+    }
+    rows.retain(|row| !(row.default.is_empty() && row.meaning.is_empty()));
+    rows
+}
+
+/// Appends a value as lines of YAML.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (number, (key, value)) in ordered(fields).into_iter().enumerate() {
-                // In a list the first field stands behind the dash.
+                // In a list, the first field is on the line of the dash.
                 let behind_a_dash = number == 0 && text.ends_with("- ");
                 let space = if behind_a_dash { 0 } else { indent };
-                // A String takes everything.
+                // Writing to a String does not fail.
                 let _ = write!(text, "{:space$}{}:", "", scalar(key));
                 below(text, value, indent);
             }
@@ -121,7 +208,7 @@ fn below(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// As people write objects: what it is comes first.
+/// Fields in the usual order of objects.
 fn ordered(fields: &serde_json::Map<String, Value>) -> Vec<(&String, &Value)> {
     const FIRST: [&str; 5] = ["apiVersion", "kind", "metadata", "name", "expression"];
     let mut ordered: Vec<_> = fields.iter().collect();
@@ -132,7 +219,7 @@ fn ordered(fields: &serde_json::Map<String, Value>) -> Vec<(&String, &Value)> {
     ordered
 }
 
-/// Plain if it can be nothing but a text, else in quotes.
+/// Quoted, unless YAML reads the plain text as a string.
 fn scalar(text: &str) -> String {
     let letter = text.starts_with(|first: char| first.is_ascii_alphabetic());
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-./_".contains(c));
@@ -147,23 +234,54 @@ fn scalar(text: &str) -> String {
 mod tests {
     use super::*;
 
+    const VALUES: &str = include_str!("../../chart/values.yaml");
+
     #[test]
-    fn the_chart_has_what_the_reconciler_says() {
-        let there = include_str!("../../chart/templates/access.yaml");
-        assert!(there == access(), "{ACCESS} is old; write it anew: bazel run //node/kubernetes/standalone:chart");
+    fn the_generated_files_are_current() {
+        let alerts = alerts(include_str!("../../../../../docs/operations/alerts.yaml"));
+        for (file, found, current) in [
+            ("templates/access.yaml", include_str!("../../chart/templates/access.yaml"), access()),
+            ("alerts.yaml", include_str!("../../chart/alerts.yaml"), alerts),
+            ("README.md", include_str!("../../chart/README.md"), readme(VALUES)),
+        ] {
+            assert!(found == current, "{file} is old; run: bazel run //node/kubernetes/standalone:chart");
+        }
     }
 
     #[test]
-    fn what_is_written_is_what_was_meant() {
-        let accounts =
-            Accounts { namespace: "{{ .Release.Namespace }}", node: "granary-storage", release: "granary-release" };
-        let body = access().replace(HEAD_OF_ACCESS, "");
-        let read: Vec<Value> = serde_saphyr::from_multiple(&body).unwrap();
-        assert_eq!(read, objects(accounts));
+    fn access_yaml_contains_the_objects_of_the_reconciler() {
+        let text = access().replace(HEAD_OF_ACCESS, "").replace(LABELS, PLACEHOLDER);
+        let read: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        assert_eq!(read, labelled());
+        assert_eq!(access().matches(LABELS).count(), read.len());
     }
 
     #[test]
-    fn texts_that_could_be_something_else_are_in_quotes() {
+    fn alerts_yaml_contains_the_rules_of_one_group() {
+        let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
+        let all = read(include_str!("../../../../../docs/operations/alerts.yaml"));
+        let of_group = all["groups"].as_array().unwrap().iter().find(|group| group["name"] == "granary-storage");
+        let chart = read(include_str!("../../chart/alerts.yaml"));
+        assert_eq!(chart["groups"].as_array().unwrap().iter().collect::<Vec<_>>(), [of_group.unwrap()]);
+    }
+
+    #[test]
+    fn every_value_has_a_description() {
+        let rows = rows(VALUES);
+        assert!(rows.iter().all(|row| !row.meaning.is_empty()), "{rows:?}");
+        let values: Value = serde_saphyr::from_str(VALUES).unwrap();
+        for row in rows.iter().filter(|row| !row.default.is_empty()) {
+            let value = row.path.split('.').fold(&values, |value, key| &value[key]);
+            assert_eq!(serde_saphyr::from_str::<Value>(&row.default).unwrap(), *value, "{}", row.path);
+        }
+        let count = |value: &Value| value.as_object().map_or(0, serde_json::Map::len);
+        let limits = count(&values["node"]["limits"]);
+        let leaves: usize = values.as_object().unwrap().values().map(|value| count(value).max(1)).sum();
+        assert_eq!(rows.iter().filter(|row| !row.default.is_empty()).count(), leaves + limits - 1);
+    }
+
+    #[test]
+    fn ambiguous_texts_are_quoted() {
         for text in ["", "yes", "No", "1.0", "-", "a: b", "#", "*", "{a}", "true", "a\"b", " a", "~"] {
             assert!(scalar(text).starts_with('"'), "{text}");
         }

@@ -1,4 +1,4 @@
-//! Whether pods leave the limits of their volumes while the program is killed, replaced and disabled.
+//! Limits of volumes while the program is killed, replaced and disabled.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,12 +17,12 @@ use nix::unistd::Pid;
 
 use crate::{Kubelet, account, run};
 
-/// What a child of the test is.
+/// Task of a child process of the test.
 const ROLE: &str = "LIMITS_ROLE";
 const PROGRAM: &str = "program";
 const ATTACKER: &str = "attacker";
 const ONCE: &str = "once";
-/// The child's cgroup, which it enters.
+/// The cgroup that the child enters.
 const CGROUP: &str = "LIMITS_CGROUP";
 const ARGUMENTS: &str = "LIMITS_ARGUMENTS";
 
@@ -34,9 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PODS: &str = "/sys/fs/cgroup/kubepods";
 const TENANT: &str = "besteffort/pod0b/0b";
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < deadline, "waited for {what}");
         thread::sleep(Duration::from_millis(20));
     }
@@ -53,7 +53,7 @@ fn child(role: &str, cgroup: &str, arguments: &str) -> Child {
         .unwrap()
 }
 
-/// Changes the project of a directory again and again, until the directory has the file `end`. Fails if a change succeeds.
+/// Tries to change the project of a directory until the directory has the file `end`. Fails if a change succeeds.
 fn attack(directory: &Path) {
     let deadline = Instant::now() + 3 * PATIENCE;
     let volume = File::open(directory).unwrap();
@@ -64,29 +64,29 @@ fn attack(directory: &Path) {
         assert!(changed.is_err(), "the project was changed after {denied} attempts that were denied");
         denied += 1;
         if denied == 1 {
-            File::create(directory.join("begun")).unwrap();
+            File::create(directory.join("started")).unwrap();
         }
     }
     assert!(denied > 1, "{denied}");
 }
 
-/// The answer to a request of the program, if it serves.
+/// The program's answer to a request, if it listens.
 fn get(path: &str) -> Option<String> {
-    let asked = || -> io::Result<String> {
+    let request = || -> io::Result<String> {
         let mut stream = TcpStream::connect(ADDRESS)?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     };
-    asked().ok()
+    request().ok()
 }
 
-/// The program in a container of its own.
+/// The program in its own container.
 struct Agent(Child);
 
 impl Agent {
-    /// Returns when the program says whether limits are enforced.
+    /// Returns when the metric `granary_limits_enforced` has the value.
     fn start(container: &str, arguments: &str, is_enforced: bool) -> Self {
         let mut child = child(PROGRAM, &format!("besteffort/pod0a/{container}"), arguments);
         let line = format!("granary_limits_enforced {}", u8::from(is_enforced));
@@ -103,7 +103,7 @@ impl Agent {
     }
 }
 
-/// A file system, unless another test has mounted it.
+/// Mounts a file system, unless another test has mounted it.
 fn ensure_mounted(kind: &str, path: &str) {
     if fs::read_to_string("/proc/mounts").unwrap().lines().all(|line| line.split(' ').nth(1) != Some(path)) {
         mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
@@ -141,12 +141,12 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
         let mut attacker = child(ATTACKER, TENANT, volume.to_str().unwrap());
         eventually("the attack", || {
             assert_eq!(attacker.try_wait().unwrap(), None, "the attack ended");
-            volume.join("begun").exists()
+            volume.join("started").exists()
         });
         happens();
         File::create(volume.join("end")).unwrap();
         assert!(attacker.wait().unwrap().success(), "every call is denied");
-        ["begun", "end"].iter().for_each(|name| fs::remove_file(volume.join(name)).unwrap());
+        ["started", "end"].iter().for_each(|name| fs::remove_file(volume.join(name)).unwrap());
     };
 
     let [directory, shared] = [disk.path(), kubelet.path()].map(|path| path.display().to_string());

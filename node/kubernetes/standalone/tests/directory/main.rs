@@ -1,4 +1,4 @@
-//! What the program does with a directory of a real machine. Needs root and scratch disks.
+//! The program and directories on real file systems. Needs root and scratch disks.
 
 mod limits;
 
@@ -32,8 +32,8 @@ fn place(directory: &Path, more: &[&str]) -> Place {
     }
 }
 
-fn refused(directory: &Path, more: &[&str]) -> DirectoryError {
-    Directory::open(&place(directory, more)).expect_err("it is refused")
+fn rejected(directory: &Path, more: &[&str]) -> DirectoryError {
+    Directory::open(&place(directory, more)).expect_err("rejected")
 }
 
 fn run(words: &[&str]) -> ExitCode {
@@ -41,74 +41,117 @@ fn run(words: &[&str]) -> ExitCode {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_not_made() {
+fn a_missing_directory_is_not_created() {
     let path = Path::new("/nowhere");
-    assert!(matches!(refused(path, &[]), DirectoryError::Open { source, .. } if source.is_not_found()));
+    assert!(matches!(rejected(path, &[]), DirectoryError::Open { source, .. } if source.is_not_found()));
     assert!(!path.exists());
 }
 
 #[test]
-fn another_file_system_is_refused_and_nothing_is_written_to_it() {
+fn other_file_systems_are_rejected_without_a_write() {
     let tmpfs = Tmpfs::mount();
-    let refusal = refused(tmpfs.path(), &["--file-system=shared"]);
-    assert!(matches!(refusal, DirectoryError::Quota { source: FsError::NotXfs, .. }), "{refusal}");
+    let error = rejected(tmpfs.path(), &["--file-system=shared"]);
+    assert!(matches!(error, DirectoryError::Quota { source: FsError::NotXfs, .. }), "{error}");
     assert_eq!(fs::read_dir(tmpfs.path()).unwrap().count(), 0);
     assert_eq!(run(&["check", &format!("--directory={}", tmpfs.path().display())]), ExitCode::FAILURE);
 }
 
 #[test]
-fn ext4_is_refused_although_it_has_project_quotas_too() {
+fn ext4_is_rejected_although_it_has_project_quotas() {
     let disk = Disk::take();
-    let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(disk.path()).status().unwrap();
-    assert!(made.success());
+    let formatted = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(disk.path()).status().unwrap();
+    assert!(formatted.success());
     let target = tempfile::tempdir().unwrap();
     mount(Some(disk.path()), target.path(), Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
-    let refusal = refused(target.path(), &[]);
-    assert!(matches!(refusal, DirectoryError::Quota { source: FsError::NotXfs, .. }), "{refusal}");
+    let error = rejected(target.path(), &[]);
+    assert!(matches!(error, DirectoryError::Quota { source: FsError::NotXfs, .. }), "{error}");
     assert!(!target.path().join("volumes").exists());
     unmount(target.path()).unwrap();
 }
 
 #[test]
-fn an_xfs_that_does_not_count_is_refused_with_the_mount_option() {
+fn xfs_without_accounting_is_rejected_with_the_mount_option() {
     let disk = XfsDisk::without_quota();
-    let refusal = refused(disk.path(), &[]);
-    let DirectoryError::Quota { source, .. } = refusal else { panic!("{refusal}") };
+    let error = rejected(disk.path(), &[]);
+    let DirectoryError::Quota { source, .. } = error else { panic!("{error}") };
     assert_eq!(source, FsError::AccountingOff);
     assert!(source.to_string().contains("mount the file system with the option prjquota"));
     assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn a_directory_below_a_mount_has_to_be_called_shared() {
+fn a_directory_below_a_mount_requires_shared() {
     let disk = XfsDisk::with_project_quota();
     let below = disk.path().join("granary");
     fs::create_dir(&below).unwrap();
-    assert!(matches!(refused(&below, &[]), DirectoryError::NotOwn { .. }));
-    // As a pod gets it: a mount, and still not the root of the file system.
+    assert!(matches!(rejected(&below, &[]), DirectoryError::NotOwn { .. }));
+    // As in a pod: a mount, but not the root of the file system.
     mount(Some(&below), &below, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    assert!(matches!(refused(&below, &[]), DirectoryError::NotOwn { .. }));
+    assert!(matches!(rejected(&below, &[]), DirectoryError::NotOwn { .. }));
     assert!(Directory::open(&place(&below, &["--file-system=shared"])).is_ok());
     unmount(&below).unwrap();
     assert!(Directory::open(&place(disk.path(), &[])).is_ok());
 }
 
+fn execute(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Formats and mounts a device as docs/operations/other-clusters.md says, and has the program check it.
+fn holds_volumes(device: &str) {
+    execute("mkfs.xfs", &["-q", "-f", "-K", device]);
+    let target = tempfile::tempdir().unwrap();
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some(device), target.path(), Some("xfs"), flags, Some("prjquota")).unwrap();
+    let directory = format!("--directory={}", target.path().display());
+    assert_eq!(run(&["check", &directory]), ExitCode::SUCCESS, "{device}");
+    assert!(target.path().join("volumes").is_dir());
+    unmount(target.path()).unwrap();
+}
+
 #[test]
-fn one_process_at_a_time_has_a_directory() {
+fn a_loop_file_holds_volumes() {
+    let disk = XfsDisk::without_quota();
+    let path = disk.path().join("granary.img");
+    File::create(&path).unwrap().set_len(400 << 20).unwrap();
+    let device = execute("losetup", &["--find", "--show", path.to_str().unwrap()]);
+    holds_volumes(device.trim());
+    execute("losetup", &["--detach", device.trim()]);
+}
+
+/// A logical volume of LVM is a device-mapper device of one or more linear targets.
+#[test]
+fn a_device_mapper_volume_holds_volumes() {
+    let disk = Disk::take();
+    let half = 400 << 11;
+    let path = disk.path().display();
+    let table = format!("0 {half} linear {path} {half}\n{half} {half} linear {path} 0\n");
+    let tables = tempfile::NamedTempFile::new().unwrap();
+    fs::write(tables.path(), table).unwrap();
+    let dmsetup = |arguments: &[&str]| execute("dmsetup", &[&["--noudevsync", "--noudevrules"], arguments].concat());
+    dmsetup(&["create", "granary-volumes", tables.path().to_str().unwrap()]);
+    holds_volumes("/dev/dm-0");
+    dmsetup(&["remove", "granary-volumes"]);
+}
+
+#[test]
+fn one_process_at_a_time_uses_a_directory() {
     let disk = XfsDisk::with_project_quota();
     let first = Directory::open(&place(disk.path(), &[])).unwrap();
-    assert!(matches!(refused(disk.path(), &[]), DirectoryError::Busy { .. }));
+    assert!(matches!(rejected(disk.path(), &[]), DirectoryError::Busy { .. }));
     drop(first);
     assert!(Directory::open(&place(disk.path(), &[])).is_ok());
 }
 
 #[test]
-fn what_others_write_is_not_promised_and_volumes_do_not_get_the_projects_of_others() {
+fn space_and_projects_of_other_programs_are_not_allocated() {
     let disk = XfsDisk::with_project_quota();
     let directory = Directory::open(&place(disk.path(), &["--reserve=64M"])).unwrap();
     let volumes = directory.volumes();
     let before = volumes.space().unwrap();
-    assert!(before.reserve > Bytes::new(64 << 20), "what XFS keeps is measured too: {before:?}");
+    assert!(before.reserve > Bytes::new(64 << 20), "the metadata of XFS is measured too: {before:?}");
 
     let size = Bytes::new(128 << 20);
     fs::write(disk.path().join("of others"), vec![1; 128 << 20]).unwrap();
@@ -125,14 +168,14 @@ fn what_others_write_is_not_promised_and_volumes_do_not_get_the_projects_of_othe
     volumes.announce(&id).unwrap();
     let volume = volumes.open_volume(&id).unwrap();
     assert!(volume.project() >= Neighbours::FIRST_PROJECT);
-    // What a volume writes was promised, and is nobody else's.
-    let promised = volumes.space().unwrap();
+    // Data of a volume uses its own allocation.
+    let allocated = volumes.space().unwrap();
     fs::write(disk.path().join("volumes/live/pvc-1/data"), vec![1; 100 << 20]).unwrap();
     fsquota::sync(volumes.file_system()).unwrap();
     let written = volumes.space().unwrap();
-    assert!(written.reserve.saturating_sub(promised.reserve) < Bytes::MIB, "{promised:?} {written:?}");
+    assert!(written.reserve.saturating_sub(allocated.reserve) < Bytes::MIB, "{allocated:?} {written:?}");
 
-    // A project of somebody else is no stray of ours.
+    // A project of another program is not a stray.
     let others = disk.path().join("project");
     fs::create_dir(&others).unwrap();
     let others = File::open(others).unwrap();
@@ -141,7 +184,7 @@ fn what_others_write_is_not_promised_and_volumes_do_not_get_the_projects_of_othe
     drop((volume, volumes, others));
 }
 
-/// A mount of its own, as a pod gets kubelet's directory.
+/// A mount like the kubelet's directory in a pod.
 struct Kubelet(TempDir);
 
 impl Kubelet {
@@ -164,19 +207,19 @@ impl Drop for Kubelet {
 }
 
 #[test]
-fn a_directory_of_kubelet_that_is_not_shared_is_refused() {
+fn a_private_mount_of_the_kubelets_directory_is_rejected() {
     let private = Kubelet::new(MsFlags::MS_PRIVATE);
     assert!(matches!(kubelet::check(private.path()), Err(KubeletError::Private { .. })));
     assert!(matches!(kubelet::check(Path::new("/nowhere")), Err(KubeletError::Open { .. })));
     kubelet::check(Kubelet::new(MsFlags::MS_SHARED).path()).unwrap();
 }
 
-/// What a pod has of the API server, and kubelet of its plugins.
+/// Creates a service account, and the kubelet's directories of plugins.
 fn account(kubelet: &Kubelet) {
     let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
     fs::create_dir_all(account).unwrap();
-    let authority = rcgen::generate_simple_self_signed(vec!["kubernetes".to_owned()]).unwrap().cert.pem();
-    for (name, content) in [("token", "t"), ("namespace", "kube-system"), ("ca.crt", &authority)] {
+    let ca = rcgen::generate_simple_self_signed(vec!["kubernetes".to_owned()]).unwrap().cert.pem();
+    for (name, content) in [("token", "t"), ("namespace", "kube-system"), ("ca.crt", &ca)] {
         fs::write(account.join(name), content).unwrap();
     }
     for directory in ["plugins", "plugins_registry"] {
@@ -184,12 +227,12 @@ fn account(kubelet: &Kubelet) {
     }
 }
 
-/// What the child of the last test runs.
+/// Arguments of the child of the last test.
 const PROGRAM: &str = "PROGRAM";
 
-/// The whole program, with an API server that is away: pods whose volumes exist must be able to start.
+/// The API server is unreachable: pods with existing volumes must be able to start.
 #[test]
-fn a_node_serves_kubelet_until_it_is_asked_to_end() {
+fn a_node_serves_the_kubelet_until_sigterm() {
     if let Ok(words) = env::var(PROGRAM) {
         assert_eq!(run(&words.split(' ').collect::<Vec<_>>()), ExitCode::SUCCESS);
         return;
@@ -200,7 +243,7 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
     let [directory, shared] = [disk.path(), kubelet.path()].map(|path| path.display().to_string());
     let words = format!("node --node=n1 --directory={directory} --kubelet={shared} --listen=127.0.0.1:0");
     let mut child = Command::new("/proc/self/exe")
-        .args(["--exact", "a_node_serves_kubelet_until_it_is_asked_to_end", "--nocapture"])
+        .args(["--exact", "a_node_serves_the_kubelet_until_sigterm", "--nocapture"])
         .env(PROGRAM, words)
         .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         .env("KUBERNETES_SERVICE_PORT", "6443")
@@ -208,13 +251,13 @@ fn a_node_serves_kubelet_until_it_is_asked_to_end() {
         .unwrap();
     let sockets = ["plugins/local.granary.dev.sock", "plugins_registry/local.granary.dev-reg.sock"];
     let is_there = |socket: &str| kubelet.path().join(socket).exists();
-    let begun = Instant::now();
+    let start = Instant::now();
     while !sockets.into_iter().all(is_there) {
-        assert_eq!(child.try_wait().unwrap(), None, "it ended");
-        assert!(begun.elapsed() < Duration::from_secs(60), "no sockets");
+        assert_eq!(child.try_wait().unwrap(), None, "the program ended");
+        assert!(start.elapsed() < Duration::from_secs(60), "no sockets");
         thread::sleep(Duration::from_millis(20));
     }
-    assert!(matches!(refused(disk.path(), &[]), DirectoryError::Busy { .. }));
+    assert!(matches!(rejected(disk.path(), &[]), DirectoryError::Busy { .. }));
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(!sockets.into_iter().any(is_there));

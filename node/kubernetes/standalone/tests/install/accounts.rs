@@ -1,4 +1,4 @@
-//! What the pods' accounts may do, by tokens as kubelet would give them.
+//! The rights of the pods' accounts, with tokens like those of the kubelet.
 
 use std::sync::Arc;
 
@@ -17,30 +17,29 @@ use crate::objects::{NAMESPACE, install};
 
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE: &str = "granary-storage";
-const RELEASE: &str = "granary-release";
+pub const RECLAIMER: &str = "granary-reclaimer";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
-const NO_NODE: &str = "the token is bound to no pod";
+const NO_NODE: &str = "the token is not bound to a pod";
 const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
 
-/// The accounts, with a node and a pod on it, or a pod anywhere.
 pub struct Pods {
     pub admin: Client,
     cluster: Arc<Cluster>,
 }
 
 impl Pods {
-    /// With the chart's objects in force.
+    /// Installs the chart and waits until its policies are in force.
     pub async fn start(cluster: &Arc<Cluster>) -> Result<Self, Failure> {
         install(cluster).await?;
         let pods = Self { admin: cluster.admin(), cluster: Arc::clone(cluster) };
-        // The one that was made last: the API server puts those that it knows in force all at once.
+        // The policy that was created last: the API server enforces new policies together.
         let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
         let claim = claims.create(&PostParams::default(), &waiting("policies-")?).await?.name_any();
-        let release = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RELEASE, None).await?);
+        let reclaimer = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RECLAIMER, None).await?);
         let dry = PatchParams { dry_run: true, ..PatchParams::default() };
         let label = Patch::Merge(json!({"metadata": {"labels": {"mine": "yes"}}}));
         eventually(PATIENCE, "the policies", async || {
-            Ok::<_, kube::Error>(match release.patch(&claim, &dry, &label).await {
+            Ok::<_, kube::Error>(match reclaimer.patch(&claim, &dry, &label).await {
                 Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_CLAIM) => Seen::Done(()),
                 other => Seen::NotYet(format!("{other:?}")),
             })
@@ -50,7 +49,7 @@ impl Pods {
         Ok(pods)
     }
 
-    /// The node, with this label `kubernetes.io/hostname`.
+    /// Creates the node with this label `kubernetes.io/hostname`.
     pub async fn node(&self, name: &str, hostname: &str) -> Result<(), Failure> {
         let nodes = Api::<Node>::all(self.admin.clone());
         let labels = json!({"kubernetes.io/hostname": hostname, "kubernetes.io/os": "linux"});
@@ -59,7 +58,7 @@ impl Pods {
         Ok(())
     }
 
-    /// What a pod of the account on the node is to the API server; of no pod, without a node.
+    /// A client with the token of a pod of the account on the node, or with a token without a pod.
     pub async fn client(&self, account: &str, node: Option<&str>) -> Result<Client, Failure> {
         let bound = match node {
             Some(node) => {
@@ -78,9 +77,9 @@ impl Pods {
         };
         let request = json!({"spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 3600}});
         let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
-        let made: TokenRequest =
+        let created: TokenRequest =
             accounts.create_subresource("token", account, &PostParams::default(), &request).await?;
-        let token = made.status.and_then(|status| status.token).ok_or("no token")?;
+        let token = created.status.and_then(|status| status.token).ok_or("no token")?;
         let kubeconfig = Kubeconfig::read_from(self.cluster.credentials().kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
@@ -88,10 +87,10 @@ impl Pods {
     }
 }
 
-/// A claim that waits for a node which is gone.
-fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
+/// A claim whose selected node was deleted.
+pub fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(json!({
-        "metadata": {"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "kept": "yes"}},
+        "metadata": {"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "other": "yes"}},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
         },
@@ -130,12 +129,12 @@ fn event(node: &str) -> Event {
 fn denied<T: std::fmt::Debug>(result: Result<T, kube::Error>, message: &str) {
     match result {
         Err(kube::Error::Api(status)) if status.message.contains(message) => {}
-        other => panic!("wanted a refusal with {message:?}, got {other:?}"),
+        other => panic!("expected a denial with {message:?}, got {other:?}"),
     }
 }
 
 #[track_caller]
-fn forbidden<T: std::fmt::Debug>(result: Result<T, kube::Error>) {
+pub fn forbidden<T: std::fmt::Debug>(result: Result<T, kube::Error>) {
     assert!(matches!(&result, Err(kube::Error::Api(status)) if status.is_forbidden()), "{result:?}");
 }
 
@@ -167,8 +166,8 @@ pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Resu
     Ok(())
 }
 
-/// With such a PV, the kubelet of the node reads any Secret.
-pub async fn a_pod_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// With a Secret reference in a PV, the kubelet of the node could read any Secret.
+pub async fn a_pod_creates_pvs_of_the_provisioners_shape_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     pods.node("n1", "n1").await?;
     let volumes = Api::<PersistentVolume>::all(pods.client(STORAGE, Some("n1")).await?);
@@ -208,50 +207,50 @@ pub async fn a_pod_makes_volumes_of_the_provisioners_shape_only(cluster: Arc<Clu
     Ok(())
 }
 
-pub async fn a_token_of_no_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_token_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
-    let nobody = pods.client(STORAGE, None).await?;
-    let volumes = Api::<PersistentVolume>::all(nobody.clone());
+    let unbound = pods.client(STORAGE, None).await?;
+    let volumes = Api::<PersistentVolume>::all(unbound.clone());
     for node in ["n1", ""] {
-        denied(volumes.create(&PostParams::default(), &volume("nobodys", node)).await, NO_NODE);
+        denied(volumes.create(&PostParams::default(), &volume("unbound", node)).await, NO_NODE);
     }
-    let events = Api::<Event>::default_namespaced(nobody.clone());
+    let events = Api::<Event>::default_namespaced(unbound.clone());
     denied(events.create(&PostParams::default(), &event("n1")).await, NO_NODE);
-    // Nobody's by its annotations, as it were.
+    // A claim without a selected node.
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
-    let mut bound = waiting("nobodys-")?;
-    bound.metadata.annotations = None;
-    let name = claims.create(&PostParams::default(), &bound).await?.name_any();
+    let mut claim = waiting("unbound-")?;
+    claim.metadata.annotations = None;
+    let name = claims.create(&PostParams::default(), &claim).await?.name_any();
     let size = Patch::Merge(json!({"status": {"capacity": {"storage": "9Gi"}}}));
-    let nobodys = Api::<PersistentVolumeClaim>::default_namespaced(nobody);
-    denied(nobodys.patch_status(&name, &PatchParams::default(), &size).await, NO_NODE);
+    let claims_of_unbound = Api::<PersistentVolumeClaim>::default_namespaced(unbound);
+    denied(claims_of_unbound.patch_status(&name, &PatchParams::default(), &size).await, NO_NODE);
     claims.delete(&name, &DeleteParams::default()).await?;
     Ok(())
 }
 
-pub async fn claims_of_any_node_are_given_back_and_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn the_reclaimer_returns_claims_and_changes_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
-    let back = admin.create(&PostParams::default(), &waiting("back-")?).await?.name_any();
+    let name = admin.create(&PostParams::default(), &waiting("return-")?).await?.name_any();
     pods.node("n1", "n1").await?;
-    let client = pods.client(RELEASE, Some("n1")).await?;
+    let client = pods.client(RECLAIMER, Some("n1")).await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     let params = PatchParams::default();
     for change in [
         json!({"metadata": {"annotations": {SELECTED_NODE: "n1"}}}),
-        json!({"metadata": {"annotations": {SELECTED_NODE: null, "kept": null}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null, "other": null}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
     ] {
-        denied(claims.patch(&back, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
+        denied(claims.patch(&name, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
     }
-    let given = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
-    claims.patch(&back, &params, &given).await?;
+    let returned = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
+    claims.patch(&name, &params, &returned).await?;
     forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
-    admin.delete(&back, &DeleteParams::default()).await?;
+    admin.delete(&name, &DeleteParams::default()).await?;
     Ok(())
 }
 
-pub async fn a_pod_that_is_taken_for_another_is_told_so(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn a_pod_with_another_identity_fails_with_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     for (name, hostname) in [("n1", "n1"), ("named", "otherwise")] {
         pods.node(name, hostname).await?;

@@ -1,7 +1,8 @@
-//! The chart, rendered by Helm's own engine, against a real API server: whether it takes every object, what it lets the
-//! pods' accounts do, and whether claims become volumes with that.
+//! The chart, rendered by Helm's own engine, against a real API server: the validity of every object, the rights of the
+//! pods' accounts, the provisioning of a claim with these rights, and the reclaimer's leader election.
 
 mod accounts;
+mod lease;
 mod objects;
 mod volumes;
 
@@ -17,17 +18,19 @@ macro_rules! suite {
 
 fn main() -> ExitCode {
     suite![
-        objects::the_manifests_are_what_helm_makes_of_the_chart,
-        objects::the_class_is_the_one_that_nodes_of_ours_have,
-        objects::wrong_values_are_refused_by_name,
-        objects::every_object_is_valid_whatever_is_chosen,
-        objects::the_api_server_understands_every_expression,
+        objects::the_manifests_are_the_rendered_chart,
+        objects::the_class_is_the_one_of_granary_nodes,
+        objects::invalid_values_are_rejected_by_name,
+        objects::every_object_is_valid_with_any_values,
+        objects::every_value_reaches_its_field,
+        objects::the_api_server_accepts_every_expression,
         accounts::a_pod_writes_nothing_of_another_node,
-        accounts::a_pod_makes_volumes_of_the_provisioners_shape_only,
-        accounts::a_token_of_no_pod_writes_nothing,
-        accounts::claims_of_any_node_are_given_back_and_nothing_else,
-        accounts::a_pod_that_is_taken_for_another_is_told_so,
+        accounts::a_pod_creates_pvs_of_the_provisioners_shape_only,
+        accounts::a_token_without_a_pod_writes_nothing,
+        accounts::the_reclaimer_returns_claims_and_changes_nothing_else,
+        accounts::a_pod_with_another_identity_fails_with_the_reason,
         volumes::a_claim_becomes_a_volume,
+        lease::one_replica_of_the_reclaimer_acts,
         objects::nothing_is_left_when_the_objects_are_deleted,
     ]
     .run()

@@ -1,5 +1,6 @@
-//! The objects, as text and in the cluster.
+//! The objects of the chart, as text and in the cluster.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -16,23 +17,23 @@ use kube::api::{
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-/// Where the plain manifests put the pods.
+/// Namespace of the plain manifests.
 pub const NAMESPACE: &str = "kube-system";
 
-/// The container of the DaemonSet's pods, as the API server names it.
+/// Path of the DaemonSet's container in errors.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
 
-/// What Helm makes of the chart, or what it says against the values.
+/// The rendered chart, or the error about its values.
 fn render(namespace: &str, values: &Value) -> Result<Result<String, String>, Failure> {
     let render = env::var_os("HELM_RENDER").ok_or("HELM_RENDER is not set; run the test by its Bazel target")?;
     let chart = env::var_os("CHART").map_or_else(|| "chart".into(), PathBuf::from);
     let mut file = tempfile::NamedTempFile::new()?;
     file.write_all(values.to_string().as_bytes())?;
-    let done = Command::new(std::path::absolute(render)?).arg(chart).arg(namespace).arg(file.path()).output()?;
-    Ok(if done.status.success() {
-        Ok(String::from_utf8(done.stdout)?)
+    let output = Command::new(std::path::absolute(render)?).arg(chart).arg(namespace).arg(file.path()).output()?;
+    Ok(if output.status.success() {
+        Ok(String::from_utf8(output.stdout)?)
     } else {
-        Err(String::from_utf8_lossy(&done.stderr).into_owned())
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
     })
 }
 
@@ -73,7 +74,7 @@ fn is_forbidden(answer: Result<(), kube::Error>, field: &str, reason: &str) {
     assert!(cause.message.contains(reason), "{status:?}");
 }
 
-/// Makes what the chart has with its default values; once is enough.
+/// Applies the chart with its default values; again without effect.
 pub async fn install(cluster: &Cluster) -> Result<(), Failure> {
     let params = PatchParams::apply("test").force();
     for object in rendered(NAMESPACE, &json!({}))? {
@@ -82,17 +83,14 @@ pub async fn install(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-pub async fn the_manifests_are_what_helm_makes_of_the_chart(_: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn the_manifests_are_the_rendered_chart(_: Arc<Cluster>) -> Result<(), Failure> {
     let manifests = include_str!("../../manifests.yaml");
     let text = render(NAMESPACE, &json!({}))??;
-    assert!(
-        manifests.ends_with(&text),
-        "manifests.yaml is old; write it anew: bazel run //node/kubernetes/standalone:chart"
-    );
+    assert!(manifests.ends_with(&text), "manifests.yaml is old; run: bazel run //node/kubernetes/standalone:chart");
     Ok(())
 }
 
-pub async fn the_class_is_the_one_that_nodes_of_ours_have(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn the_class_is_the_one_of_granary_nodes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = cluster.admin();
     let reconciler = supervisor::Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
         reconciler::run(cx, admin.clone())
@@ -101,15 +99,15 @@ pub async fn the_class_is_the_one_that_nodes_of_ours_have(cluster: Arc<Cluster>)
     reconciler.stop(PATIENCE).await?;
     let class = rendered(NAMESPACE, &json!({}))?.into_iter().find(|object| object["kind"] == "StorageClass");
     let class = class.expect("the chart has a class");
-    let kept = serde_json::to_value(api(&cluster.admin(), &class).get(reconciler::CLASS).await?)?;
-    for field in ["provisioner", "volumeBindingMode", "allowVolumeExpansion", "reclaimPolicy"] {
-        assert_eq!(class[field], kept[field], "{field}");
+    let of_nodes = serde_json::to_value(api(&cluster.admin(), &class).get(reconciler::CLASS).await?)?;
+    for field in ["provisioner", "volumeBindingMode", "allowVolumeExpansion", "reclaimPolicy", "parameters"] {
+        assert_eq!(class[field], of_nodes[field], "{field}");
     }
     assert_eq!(name(&class), reconciler::CLASS);
     Ok(())
 }
 
-pub async fn wrong_values_are_refused_by_name(_: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), Failure> {
     for (values, named) in [
         (json!({"nodes": {}}), "nodes"),
         (json!({"node": {"directry": "/data"}}), "directry"),
@@ -122,24 +120,45 @@ pub async fn wrong_values_are_refused_by_name(_: Arc<Cluster>) -> Result<(), Fai
         (json!({"node": {"limits": {"enforce": "no"}}}), "enforce"),
         (json!({"node": {"limits": {"podsCgroup": "/kubepods"}}}), "podsCgroup"),
         (json!({"node": {"limits": {"podsCgroup": "kubepods/../x"}}}), "podsCgroup"),
-        (json!({"storageClass": {"reclaimPolicy": "Recycle"}}), "reclaimPolicy"),
-        (json!({"storageClass": {"parameters": {"bytesPerInode": 1024}}}), "bytesPerInode"),
-        (json!({"image": {"reference": ""}}), "reference"),
+        (json!({"node": {"extraArgs": ["check"]}}), "extraArgs"),
+        (json!({"node": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}), "maxSurge"),
+        (json!({"node": {"podLabels": {"a": 1}}}), "podLabels"),
+        (json!({"reclaimer": {"replicas": 0}}), "replicas"),
+        (json!({"logLevel": "loud"}), "logLevel"),
+        (json!({"storageClasses": [{"nam": "local"}]}), "nam"),
+        (json!({"storageClasses": [{"name": "local", "reclaimPolicy": "Recycle"}]}), "reclaimPolicy"),
+        (json!({"storageClasses": [{"name": "local", "parameters": {"bytesPerInode": 1024}}]}), "bytesPerInode"),
+        (json!({"image": {"repository": ""}}), "repository"),
+        (json!({"image": {"repository": "registry.example.invalid/storage:1"}}), "repository"),
+        (json!({"image": {"tag": "a:b"}}), "tag"),
+        (json!({"image": {"digest": "sha256:0"}}), "digest"),
+        (json!({"podMonitor": {"interval": "often"}}), "interval"),
+        (json!({"networkPolicy": {"metricsFrom": [{}]}}), "metricsFrom"),
+        // Values of former versions.
+        (json!({"image": {"reference": "granary.invalid/storage:0.1.0"}}), "image.repository"),
+        (json!({"node": {"selector": {"kubernetes.io/os": "linux"}}}), "node.nodeSelector"),
+        (json!({"release": {"tolerations": []}}), "set reclaimer"),
+        (json!({"storageClass": {"create": false}}), "storageClasses"),
     ] {
-        let error = render(NAMESPACE, &values)?.expect_err("values that are wrong");
+        let error = render(NAMESPACE, &values)?.expect_err("invalid values");
         assert!(error.contains(named), "{values}: {error}");
     }
     Ok(())
 }
 
-/// All that may be chosen, chosen otherwise.
+const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+/// Another value for each default.
 fn others() -> Value {
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "disk", "operator": "Exists"}]},
+    ]}}});
     json!({
         "image": {
-            "reference": "registry.example.invalid:5000/granary@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-            "pullPolicy": "Always",
-            "pullSecrets": [{"name": "registry"}],
+            "repository": "registry.example.invalid:5000/granary", "tag": "", "digest": DIGEST,
+            "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}],
         },
+        "logLevel": "debug",
         "node": {
             "directory": "/srv/a b/\"volumes\" #1",
             "fileSystem": "shared",
@@ -147,76 +166,213 @@ fn others() -> Value {
             "overcommit": "1.5",
             "kubelet": "/var/snap/kubelet",
             "limits": {"enforce": false, "podsCgroup": "kubelet.slice/kubelet-kubepods.slice"},
-            "selector": {"kubernetes.io/os": "linux", "example.invalid/disk": "true"},
+            "nodeSelector": {"kubernetes.io/os": "windows", "example.invalid/disk": "true"},
+            "affinity": affinity,
             "tolerations": [
                 {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
                 {"key": "disk", "operator": "Equal", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 60},
             ],
             "resources": {},
+            "podLabels": {"team": "storage", "app.kubernetes.io/name": "other"},
+            "podAnnotations": {"example.invalid/a": "b"},
+            "extraArgs": ["--container-logs=/logs"],
+            "updateStrategy": {"type": "OnDelete"},
+            "priorityClassName": "high",
         },
-        "release": {"tolerations": [{"operator": "Exists"}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}},
-        "storageClass": {
-            "name": "fast.local", "isDefault": true, "reclaimPolicy": "Retain",
-            "parameters": {"bytesPerInode": "1024", "blockAllocation": "thin"},
+        "reclaimer": {
+            "replicas": 3, "nodeSelector": {"zone": "a"}, "affinity": affinity, "tolerations": [{"operator": "Exists"}],
+            "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}, "podLabels": {"team": "storage"},
+            "podAnnotations": {"example.invalid/a": "b"}, "extraArgs": ["--listen=0.0.0.0:7839"],
+            "updateStrategy": {"type": "Recreate"}, "priorityClassName": "low",
+        },
+        "storageClasses": [
+            {
+                "name": "fast.local", "isDefault": true, "reclaimPolicy": "Retain",
+                "parameters": {"bytesPerInode": "1024", "blockAllocation": "thin"},
+                "labels": {"tier": "fast"}, "annotations": {"example.invalid/a": "b"},
+            },
+            {"name": "second"},
+        ],
+        "podMonitor": {"enabled": true, "labels": {"release": "prometheus"}, "interval": "30s"},
+        "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}},
+        "networkPolicy": {"enabled": true, "metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
+    })
+}
+
+/// The fields of prometheus-operator that the chart uses.
+fn monitoring(kind: &str, plural: &str) -> Value {
+    let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let text = json!({"type": "string"});
+    let list = |properties: Value| json!({"type": "array", "items": {"type": "object", "properties": properties}});
+    let spec = json!({
+        "selector": {"type": "object", "properties": {"matchLabels": texts}},
+        "podMetricsEndpoints": list(json!({
+            "port": text, "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+            "relabelings": list(json!({
+                "action": {"type": "string", "enum": ["replace", "keep", "drop"]},
+                "sourceLabels": {"type": "array", "items": text}, "targetLabel": text, "replacement": text,
+            })),
+        })),
+        "groups": list(json!({"name": text, "rules": list(json!({
+            "alert": text, "expr": text, "for": text, "labels": texts, "annotations": texts,
+        }))})),
+    });
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": spec}}});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.monitoring.coreos.com")},
+        "spec": {
+            "group": "monitoring.coreos.com", "scope": "Namespaced", "names": {"kind": kind, "plural": plural},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
         },
     })
 }
 
-pub async fn every_object_is_valid_whatever_is_chosen(cluster: Arc<Cluster>) -> Result<(), Failure> {
+fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
+}
+
+pub async fn every_object_is_valid_with_any_values(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = cluster.admin();
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "storage"}}))?;
     Api::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
     let dry = PatchParams { dry_run: true, ..PatchParams::apply("test").force() };
-    let kinds = |objects: &[Value]| objects.iter().map(|object| object["kind"].to_string()).collect::<Vec<_>>();
+    let kinds = |objects: &[Value]| objects.iter().map(|object| object["kind"].to_string()).collect::<BTreeSet<_>>();
     let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
-    assert_eq!(kinds(&default), kinds(&other));
+    let optional = ["\"NetworkPolicy\"", "\"PodMonitor\"", "\"PrometheusRule\""].map(str::to_owned);
+    assert_eq!(kinds(&other).difference(&kinds(&default)).cloned().collect::<Vec<_>>(), optional);
+    for (kind, plural) in [("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")] {
+        apply(&admin, &monitoring(kind, plural), &PatchParams::apply("test").force()).await?;
+        eventually(PATIENCE, "the custom resource", async || {
+            Ok::<_, kube::Error>(match apply(&admin, find(&other, kind), &dry).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => Seen::NotYet(status.message),
+                other => Seen::Done(other?),
+            })
+        })
+        .await?;
+    }
     for object in default.iter().chain(&other) {
         let answer = apply(&admin, object, &dry).await;
         answer.unwrap_or_else(|error| panic!("{} {}: {error}", object["kind"], name(object)));
+        let labels = &object["metadata"]["labels"];
+        for label in ["name", "instance", "component", "part-of", "version", "managed-by"] {
+            assert!(labels[format!("app.kubernetes.io/{label}")].is_string(), "{label}: {object}");
+        }
         if object["kind"] == "DaemonSet" {
-            // Why it is privileged.
-            let mut refused = object.clone();
-            refused["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] = false.into();
-            let answer = apply(&admin, &refused, &dry).await;
+            // The reason for a privileged container.
+            let mut unprivileged = object.clone();
+            unprivileged["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] = false.into();
+            let answer = apply(&admin, &unprivileged, &dry).await;
             is_forbidden(answer, &format!("{CONTAINER}.volumeMounts.mountPropagation"), "Bidirectional");
         }
     }
-    let by_default = default.iter().find(|object| object["kind"] == "DaemonSet").expect("a daemon set");
-    let arguments = by_default["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
-    assert!(arguments.contains("--limits=enforced") && !arguments.contains("--pods-cgroup"), "{arguments}");
-    let node = other.iter().find(|object| object["kind"] == "DaemonSet").expect("a daemon set");
-    let arguments = &node["spec"]["template"]["spec"]["containers"][0]["args"];
-    assert_eq!(
-        *arguments,
-        json!([
-            "node",
-            "--node=$(NODE_NAME)",
-            "--directory=/srv/a b/\"volumes\" #1",
-            "--file-system=shared",
-            "--reserve=15%",
-            "--overcommit=1.5",
-            "--kubelet=/var/snap/kubelet",
-            "--limits=advisory",
-            "--pods-cgroup=kubelet.slice/kubelet-kubepods.slice",
-            "--sys=/host/sys",
-        ])
-    );
-    let without = rendered(NAMESPACE, &json!({"storageClass": {"create": false}}))?;
-    assert!(!kinds(&without).contains(&"\"StorageClass\"".to_owned()));
     Ok(())
 }
 
-pub async fn the_api_server_understands_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failure> {
+    let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
+    let values = others();
+    let [node, reclaimer] = [&values["node"], &values["reclaimer"]];
+    let image = format!("registry.example.invalid:5000/granary@{DIGEST}");
+    let mut expected = vec![
+        (&default, "DaemonSet", "/spec/selector/matchLabels", json!({"app.kubernetes.io/name": "granary-storage"})),
+        (
+            &default,
+            "DaemonSet",
+            "/spec/template/spec/nodeSelector",
+            json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}),
+        ),
+        (&default, "DaemonSet", "/spec/template/spec/containers/0/image", json!("granary.invalid/storage:0.1.0")),
+        (&default, "Deployment", "/spec/replicas", json!(2)),
+        (&default, "PodDisruptionBudget", "/spec/maxUnavailable", json!(1)),
+        (
+            &other,
+            "DaemonSet",
+            "/spec/template/spec/nodeSelector",
+            json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "example.invalid/disk": "true"}),
+        ),
+        (&other, "DaemonSet", "/spec/template/metadata/labels/app.kubernetes.io~1name", json!("granary-storage")),
+        (&other, "DaemonSet", "/spec/updateStrategy/type", json!("OnDelete")),
+        (
+            &other,
+            "DaemonSet",
+            "/spec/template/spec/containers/0/args",
+            json!([
+                "node",
+                "--node=$(NODE_NAME)",
+                "--directory=/srv/a b/\"volumes\" #1",
+                "--file-system=shared",
+                "--reserve=15%",
+                "--overcommit=1.5",
+                "--kubelet=/var/snap/kubelet",
+                "--limits=advisory",
+                "--pods-cgroup=kubelet.slice/kubelet-kubepods.slice",
+                "--sys=/host/sys",
+                "--log-level=debug",
+                "--container-logs=/logs",
+            ]),
+        ),
+        (&other, "Deployment", "/spec/replicas", json!(3)),
+        (&other, "Deployment", "/spec/strategy/type", json!("Recreate")),
+        (
+            &other,
+            "Deployment",
+            "/spec/template/spec/containers/0/args",
+            json!(["reclaimer", "--pod=$(POD_NAME)", "--log-level=debug", "--listen=0.0.0.0:7839"]),
+        ),
+        (&other, "StorageClass", "/parameters", values["storageClasses"][0]["parameters"].clone()),
+        (&other, "StorageClass", "/reclaimPolicy", json!("Retain")),
+        (&other, "StorageClass", "/metadata/labels/tier", json!("fast")),
+        (&other, "StorageClass", "/metadata/annotations/storageclass.kubernetes.io~1is-default-class", json!("true")),
+        (&other, "PodMonitor", "/metadata/labels/release", json!("prometheus")),
+        (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/interval", json!("30s")),
+        (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/relabelings/0/replacement", json!("granary")),
+        (&other, "PrometheusRule", "/metadata/labels/release", json!("prometheus")),
+        (&other, "PrometheusRule", "/spec/groups/0/name", json!("granary-storage")),
+        (&other, "NetworkPolicy", "/spec/ingress/0/from", values["networkPolicy"]["metricsFrom"].clone()),
+    ];
+    for (kind, values) in [("DaemonSet", node), ("Deployment", reclaimer)] {
+        let mut field = |path: &'static str, value: &Value| expected.push((&other, kind, path, value.clone()));
+        field("/spec/template/spec/containers/0/image", &json!(image));
+        field("/spec/template/spec/containers/0/imagePullPolicy", &json!("Always"));
+        field("/spec/template/spec/imagePullSecrets/0/name", &json!("registry"));
+        field("/spec/template/spec/affinity", &values["affinity"]);
+        field("/spec/template/spec/tolerations", &values["tolerations"]);
+        field("/spec/template/spec/priorityClassName", &values["priorityClassName"]);
+        field("/spec/template/metadata/labels/team", &json!("storage"));
+        field("/spec/template/metadata/annotations/example.invalid~1a", &json!("b"));
+    }
+    for (objects, kind, path, value) in expected {
+        assert_eq!(find(objects, kind).pointer(path), Some(&value), "{kind} {path}");
+    }
+    let second = other.iter().rfind(|object| object["kind"] == "StorageClass").expect("two classes");
+    assert_eq!((name(second), second["reclaimPolicy"].as_str()), ("second", Some("Delete")));
+    assert_eq!(
+        find(&other, "Deployment").pointer("/spec/template/spec/containers/0/resources/limits/memory"),
+        Some(&json!("1Gi"))
+    );
+    let arguments = find(&default, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(arguments.contains("--limits=enforced") && !arguments.contains("--pods-cgroup"), "{arguments}");
+    let tagged = rendered(NAMESPACE, &json!({"image": {"tag": "v1", "digest": DIGEST}}))?;
+    let tagged = find(&tagged, "Deployment").pointer("/spec/template/spec/containers/0/image");
+    assert_eq!(tagged, Some(&json!(format!("granary.invalid/storage:v1@{DIGEST}"))));
+    let closed = rendered(NAMESPACE, &json!({"storageClasses": [], "networkPolicy": {"enabled": true}}))?;
+    assert!(closed.iter().all(|object| object["kind"] != "StorageClass"));
+    assert_eq!(find(&closed, "NetworkPolicy")["spec"]["ingress"], json!([]), "without peers, no pod is allowed");
+    Ok(())
+}
+
+pub async fn the_api_server_accepts_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
     install(&cluster).await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
     let warnings = eventually(PATIENCE, "the check of all policies", async || {
         let found = policies.list(&ListParams::default()).await?.items;
-        let of = |policy: &ValidatingAdmissionPolicy| policy.status.clone().unwrap_or_default().type_checking;
-        let waiting = found.iter().filter(|policy| of(policy).is_none()).count();
+        let checking = |policy: &ValidatingAdmissionPolicy| policy.status.clone().unwrap_or_default().type_checking;
+        let waiting = found.iter().filter(|policy| checking(policy).is_none()).count();
         Ok::<_, kube::Error>(if waiting > 0 {
             Seen::NotYet(format!("{waiting} of {} wait", found.len()))
         } else {
-            let checked = found.iter().filter_map(of);
+            let checked = found.iter().filter_map(checking);
             Seen::Done(checked.flat_map(|check| check.expression_warnings.unwrap_or_default()).collect::<Vec<_>>())
         })
     })

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
 use serde_json::json;
-use standalone::cluster::{self, Settings};
+use standalone::provisioning::{self, Settings};
 use supervisor::Supervisor;
 use tokio::sync::watch;
 use units::Bytes;
@@ -30,15 +30,16 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
         revoked: watch::channel(BTreeMap::new()).1,
         notices: provisioner::notices().1,
     };
-    let tree =
-        Supervisor::start("cluster", supervisor::Settings::default(), move |cx| cluster::run(cx, settings.clone()));
+    let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
+        provisioning::run(cx, settings.clone())
+    });
     tree.handle().healthy().await?;
 
     let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");
     eventually(PATIENCE, "the capacity of the node", async || {
         let found = capacities.list(&ListParams::default()).await?.items;
-        let told = found.iter().any(|object| object.name_any().ends_with(".worker.example.local.granary.dev"));
-        Ok::<_, kube::Error>(if told { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+        let is_published = found.iter().any(|object| object.name_any().ends_with(".worker.example.local.granary.dev"));
+        Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
     })
     .await?;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{FakeVolumes, Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, FakeVolumes, PATIENCE};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};

@@ -1,4 +1,4 @@
-//! Health and metrics over HTTP.
+//! Health checks and metrics over HTTP.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 
-/// Tells them to whoever reaches the port, until it is cancelled. Healthy at once.
+/// Answers all clients until it is cancelled. Healthy at once.
 pub(crate) async fn run(
     cx: Context,
     listener: Arc<TcpListener>,
@@ -16,22 +16,22 @@ pub(crate) async fn run(
     restrictions: Option<Arc<Restrictions>>,
 ) -> Result<(), BoxError> {
     cx.healthy();
-    let numbers = Arc::new(Numbers { tree: cx.clone(), registry, restrictions });
+    let endpoint = Arc::new(Endpoint { tree: cx.clone(), registry, restrictions });
     tokio::select! {
         () = cx.cancelled() => {}
-        () = status::serve(&listener, Audience::All, numbers) => {}
+        () = status::serve(&listener, Audience::All, endpoint) => {}
     }
     Ok(())
 }
 
-struct Numbers {
+struct Endpoint {
     tree: Context,
     registry: Registry,
-    /// Of a node's pods.
+    /// Restrictions of a node's pods.
     restrictions: Option<Arc<Restrictions>>,
 }
 
-impl Source for Numbers {
+impl Source for Endpoint {
     fn services(&self) -> Vec<Service> {
         status::services(&self.tree.tree())
     }
@@ -44,7 +44,7 @@ impl Source for Numbers {
         }
     }
 
-    /// A page tells of all tenants, and the network of pods is everybody's.
+    /// A page would show the volumes of all tenants to every pod.
     fn page(&self) -> Option<Page> {
         None
     }

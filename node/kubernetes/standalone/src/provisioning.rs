@@ -1,4 +1,4 @@
-//! What a node's storage does with the API server.
+//! The services of a node that need the API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,37 +13,32 @@ use volume::{VolumeId, Volumes};
 use crate::arguments::NodeName;
 use crate::identity;
 
-/// What it needs.
 #[derive(Clone)]
 pub struct Settings {
     /// With the pod's token.
     pub client: Client,
-    /// The node.
     pub node: NodeName,
-    /// Its volumes.
     pub volumes: Arc<dyn Volumes>,
-    /// What is done is counted here.
     pub metrics: Metrics,
-    /// Called when kubelet's record of the CSI driver is lost.
+    /// Called when the kubelet's record of the CSI driver is lost.
     pub register_again: Arc<dyn Fn() + Send + Sync>,
-    /// How many detaches of a volume's device the CSI plugin has revoked.
+    /// Number of detaches of a volume's device that the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
-    /// What the restrictions of pods found.
+    /// Findings of the restrictions of pods.
     pub notices: NoticeQueue,
 }
 
-/// Makes volumes, and sees to kubelet's record of the driver, until it is cancelled. Healthy once the provisioner has seen
-/// the cluster.
+/// Runs the provisioner and checks the kubelet's record of the driver, until it is cancelled. Healthy once the provisioner is.
 ///
 /// # Errors
-/// [`identity::IdentityError`], and what ends a part of it: to be started again after a while.
+/// [`identity::IdentityError`], or the failure of a service.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
     let Settings { client, node, volumes, metrics, register_again, revoked, notices } = settings;
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
-        known = identity::check(&client, &node) => known?,
+        checked = identity::check(&client, &node) => checked?,
     }
-    info!(%node, "the API server knows this pod as the node's storage");
+    info!(%node, "identity verified");
     let settings = provisioner::Settings {
         client: client.clone(),
         node: node.to_string(),
