@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Suite};
-use eventually::{Seen, eventually};
+use envtest::{Seen, eventually, Cluster, Failure, PATIENCE, Suite};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};

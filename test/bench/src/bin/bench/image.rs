@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bench::{BootSample, Part, Stage};
-use envtest::{Late, Seen, eventually};
+use envtest::{Seen, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
 use kube::api::{ListParams, PostParams};
