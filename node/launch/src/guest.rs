@@ -232,8 +232,9 @@ fn data_disk(spec: &NodeSpec, data: &DataDisk) -> Result<Disk, StepError> {
 /// Arguments of the kernel in addition to the image's.
 fn arguments(accelerator: Accelerator, options: &Options) -> String {
     let machine = match accelerator {
-        // The guest is one process of the machine, so mitigations in it have no effect.
-        Accelerator::Tcg => "mitigations=off",
+        // The guest is one process of the machine, so mitigations in it have no effect. Clearing each allocated page by
+        // emulated instructions takes about an eighth of a boot's CPU time.
+        Accelerator::Tcg => "mitigations=off init_on_alloc=0",
         Accelerator::Kvm => "",
     };
     [machine, &options.kernel_arguments].join(" ").trim().to_owned()
@@ -246,10 +247,10 @@ mod tests {
     #[test]
     fn mitigations_are_off_only_in_emulation() {
         let mut options = Options::fake(Path::new("/tmp/run"));
-        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off");
+        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off init_on_alloc=0");
         assert_eq!(arguments(Accelerator::Kvm, &options), "");
         options.kernel_arguments = "granary.log=info".to_owned();
-        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off granary.log=info");
+        assert_eq!(arguments(Accelerator::Tcg, &options), "mitigations=off init_on_alloc=0 granary.log=info");
         assert_eq!(arguments(Accelerator::Kvm, &options), "granary.log=info");
     }
 }
