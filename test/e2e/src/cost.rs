@@ -1,4 +1,4 @@
-//! What a test starts, for the table of `//tools/image:times`.
+//! Counters of the guests and pods that a test starts, for the table of `//tools/image:times`.
 
 use std::io::{self, Write as _};
 

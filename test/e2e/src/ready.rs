@@ -115,7 +115,7 @@ async fn save(options: &Options, dir: &Path) -> Result<(), ReadyError> {
     Ok(())
 }
 
-/// What the state of a node depends on.
+/// The key of a node's state: everything that the state depends on.
 fn key(options: &Options) -> Result<Key, ReadyError> {
     let mut key = Key::new("node")?;
     key.add_file(qemu::Program::find()?.path())?;

@@ -31,7 +31,7 @@ const API_SERVER: u16 = 6443;
 const KUBELET: u16 = 10250;
 /// In the clear, as docs/operations/security.md says.
 const STATUS: u16 = 7839;
-/// What a pod says to another one, as it would be on the wire.
+/// A note that a pod sends to another one, as plain text.
 const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,9 +59,9 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     let (webhook, [here, there]) = tokio::try_join!(Webhook::start(&case), claims_land_with_their_pods(&case))?;
     step("pods reach each other, and Services");
     pods_reach_each_other(&case, &here, &there).await?;
-    step("the status page of each tells of the other");
+    step("the status page of each node lists the other one");
     for (node, other) in [(CONTROL_PLANE, WORKER), (WORKER, CONTROL_PLANE)] {
-        tells_of_the_other(&case, node, other).await?;
+        lists_the_other(&case, node, other).await?;
     }
     step("the API server reaches a webhook on the other node");
     webhook.is_asked(&case).await?;
@@ -88,7 +88,7 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     Ok(())
 }
 
-async fn tells_of_the_other(case: &Case, node: &str, other: &str) -> Result<(), Failure> {
+async fn lists_the_other(case: &Case, node: &str, other: &str) -> Result<(), Failure> {
     let page = case.get(&format!("/api/v1/nodes/{node}:7839/proxy/statusz")).await?;
     let mesh = page.split_once("id=\"mesh\"").and_then(|(_, rest)| rest.split_once("</section>"));
     let (mesh, _) = mesh.unwrap_or_else(|| panic!("{node} has no mesh: {page}"));
@@ -98,7 +98,7 @@ async fn tells_of_the_other(case: &Case, node: &str, other: &str) -> Result<(), 
         let lines = metrics.lines().filter(|line| line.starts_with(start));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
     };
-    // What the node limits itself is no orphan.
+    // Directories that the node limits are not orphans.
     for none in ["granary_orphans{", "granary_mesh_refused{"] {
         let values = values(none);
         assert!(!values.is_empty() && values.iter().all(|value| *value == 0.0), "{node}: {none} {values:?}");
@@ -137,7 +137,7 @@ async fn lands(case: &Case, [name, device]: [&'static str; 2], node: &str) -> Re
     for claim in [name, device] {
         assert_eq!(nodes_of(&case.volume_of(claim).await?), [node], "{claim}");
     }
-    // A claim of one node is no claim of the other.
+    // A claim of one node is not a claim of the other.
     server.write(format!("/{name}/note"), SECRET).await?;
     server.write(format!("/dev/{device}"), node).await?;
     // A new claim of a node that may have been restored has all of its size.
@@ -154,7 +154,7 @@ async fn lands_anywhere(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a pod writes when it is asked to end.
+/// The file that a pod writes after SIGTERM.
 fn farewell(pod: &str) -> String {
     format!("/{pod}/farewell")
 }
@@ -214,13 +214,13 @@ async fn pod_address(case: &Case, pod: &str) -> Result<SocketAddr, Failure> {
 
 #[track_caller]
 fn address(text: Option<String>) -> IpAddr {
-    text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is no address"))
+    text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is not an address"))
 }
 
 /// A webhook whose pod is on the worker, where the API server is not.
 struct Webhook {
     /// In PEM, and base64.
-    authority: ByteString,
+    certificate: ByteString,
 }
 
 impl Webhook {
@@ -237,7 +237,7 @@ impl Webhook {
                 "stringData": {"tls.crt": cert.pem(), "tls.key": signing_key.serialize_pem()},
             }))
             .await?;
-        let authority = secret.data.and_then(|mut data| data.remove("tls.crt")).expect("what was stored");
+        let certificate = secret.data.and_then(|mut data| data.remove("tls.crt")).expect("the stored certificate");
         let _: Service = case
             .create(json!({
                 "metadata": {"name": Self::NAME},
@@ -245,10 +245,10 @@ impl Webhook {
             }))
             .await?;
         case.start(&Pod::webhook(Self::NAME, Self::NAME).on(WORKER)).await?;
-        Ok(Self { authority })
+        Ok(Self { certificate })
     }
 
-    /// What it says comes back to who makes an object.
+    /// The API server returns its denial to the client that creates an object.
     async fn is_asked(&self, case: &Case) -> Result<(), Failure> {
         let service = json!({"namespace": NAMESPACE, "name": Self::NAME});
         let configuration: ValidatingWebhookConfiguration = serde_json::from_value(json!({
@@ -259,7 +259,7 @@ impl Webhook {
                 "sideEffects": "None",
                 "failurePolicy": "Fail",
                 "timeoutSeconds": 10,
-                "clientConfig": {"service": service, "caBundle": self.authority},
+                "clientConfig": {"service": service, "caBundle": self.certificate},
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
                 "rules": [
                     {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]},
@@ -295,7 +295,7 @@ async fn nothing_is_in_the_clear(case: &Case, cluster: &Cluster) -> Result<(), F
     for packet in &capture.packets {
         let ends = [packet.source, packet.destination];
         assert!(!ends.into_iter().any(of_the_cluster), "{packet:?} is outside of the mesh");
-        // The uplink has IPv6, by which the kernels find each other. Nobody says anything by it.
+        // The uplink has IPv6, by which the kernels find each other. No program uses it.
         assert!(packet.source.is_ipv4() || packet.transport == Transport::Icmpv6, "{packet:?}");
         if !ends.contains(&here) || !ends.contains(&there) {
             continue;
@@ -325,7 +325,7 @@ async fn internal(case: &Case, node: &str) -> Result<IpAddr, Failure> {
     Ok(address(found))
 }
 
-/// As after a blackout: the worker starts all that it has with nobody to ask, and the cluster has it again when the
+/// As after a blackout: the worker starts its pods without a reachable control plane, and the cluster has it again when the
 /// control plane is back.
 async fn comes_back(cluster: &mut Cluster) {
     let cable = cluster.control_plane().cable().expect("one node of two");
@@ -342,12 +342,12 @@ async fn comes_back(cluster: &mut Cluster) {
         }
     });
     booted.await.unwrap_or_else(|error| panic!("{}", chain(&error)));
-    assert!(read(&console).contains("the node starts with what it knows"), "the control plane was not away");
+    assert!(read(&console).contains("starting with the CA on the disk"), "the control plane was not away");
 }
 
 async fn key(case: &Case) -> Result<String, Failure> {
     let node = case.cluster::<NodeObject>().get(WORKER).await.map_err(Failure::api("read a node"))?;
-    Ok(node.annotations().get(KEY).cloned().expect("the node has told its key"))
+    Ok(node.annotations().get(KEY).cloned().expect("the node has published its key"))
 }
 
 /// As the page on nodes says that one is removed.
@@ -359,7 +359,7 @@ async fn a_removed_node_has_no_access(
 ) -> Result<(), Failure> {
     let address = pod_address(case, there.name()).await?;
     let console = || std::fs::read(cluster.workers()[0].console()).expect("the console");
-    let told = console().len();
+    let before_removal = console().len();
     let removed: ConfigMap =
         serde_json::from_value(json!({"metadata": {"name": "granary-removed-nodes"}, "data": {WORKER: ""}}))?;
     let maps: Api<ConfigMap> = case.api_of("kube-system");
@@ -388,10 +388,10 @@ async fn a_removed_node_has_no_access(
     assert!(is_silent, "{message}");
     assert_eq!(sent(), before);
 
-    // That kubelet does not make the Node again at its next start is shown by //node/kubernetes/reconciler:identity_envtest.
+    // That the kubelet does not create the Node again at its next start is shown by //node/kubernetes/reconciler:identity_envtest.
     let rejection = eventually(PATIENCE, "the API server to reject what the node writes", async || {
         let console = console();
-        let later = String::from_utf8_lossy(&console[told..]);
+        let later = String::from_utf8_lossy(&console[before_removal..]);
         let line = later.lines().find(|line| line.contains("this node was removed from the cluster"));
         let seen = || Seen::NotYet(format!("{} bytes more on the console", later.len()));
         Ok(line.map_or_else(seen, |line| Seen::Done(line.to_owned())))

@@ -29,7 +29,7 @@ use tokio::time::sleep;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// What happens to requests, and to the responses that are not complete yet.
+/// Fault of requests, and of responses that are not complete yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// They pass.
@@ -136,7 +136,7 @@ async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<
     Ok(Response::from_parts(head, StreamBody::new(frames.flat_map(stream::iter)).boxed_unsync()))
 }
 
-/// What becomes of a part of a response.
+/// Passes a part of a response on, unless a fault hits it.
 async fn pass(part: Result<Frame<Bytes>, BoxError>, shared: Shared) -> Vec<Result<Frame<Bytes>, BoxError>> {
     let fault = *shared.fault.borrow();
     if matches!(fault, Fault::Swallow | Fault::Cut) {

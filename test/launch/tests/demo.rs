@@ -1,4 +1,4 @@
-//! What the launcher shows from the beginning of a boot to its end, to a pipe and on a terminal.
+//! The output of the launcher from the beginning of a boot to its end, to a pipe and on a terminal.
 
 use launch_test::{Kind, Launched, directory};
 use std::env;
@@ -10,17 +10,16 @@ use std::process::Command;
 
 /// The kernel says so when the node has unmounted its disk and turns the machine off.
 const OFF: &str = "reboot: Power down";
-/// What a data disk is made with, in bytes.
-const MADE: u64 = 8 << 30;
+/// Size of a new data disk in bytes.
+const NEW_SIZE: u64 = 8 << 30;
 
 /// How printed lines start the build's kubectl.
 const KUBECTL: &str = "./bazelw run //:kubectl -- ";
 
-/// What is told of a claim below the table.
+/// The line about a claim below the table.
 struct Note<'a> {
-    /// What the pod found.
     before: &'a str,
-    /// What it left, in quotes.
+    /// The new note, in quotes.
     kept: &'a str,
 }
 
@@ -71,14 +70,14 @@ fn a_second_run_still_has_the_data_of_the_first() {
     }
 }
 
-/// What one claim showed in the first run.
-struct Kept {
+/// A claim of the first run.
+struct FirstClaim {
     volume: String,
     note: String,
 }
 
-/// A disk that is new, without anybody who looks.
-fn first_run(data: &str) -> [Kept; 2] {
+/// Boots a new disk, with the output to a pipe.
+fn first_run(data: &str) -> [FirstClaim; 2] {
     let mut launched = Launched::start_whole(Kind::Pipe, &[data, "--exit-after-demo"]);
     launched.wait_for("s  the node is Ready\n");
     let ended = launched.end();
@@ -99,11 +98,11 @@ fn first_run(data: &str) -> [Kept; 2] {
         let Note { before, kept } = note(text, claim);
         assert_eq!(before, format!("{claim} was new and empty."));
         assert!(kept.starts_with("\"written at 2"), "{kept}");
-        Kept { volume: row[2].to_owned(), note: kept.to_owned() }
+        FirstClaim { volume: row[2].to_owned(), note: kept.to_owned() }
     })
 }
 
-/// Nobody listens there now.
+/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
@@ -132,7 +131,7 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     }
 }
 
-/// What kubectl shows, with what stands behind [`KUBECTL`] in a printed line.
+/// The output of kubectl with the arguments after [`KUBECTL`] in a printed line.
 fn kubectl(arguments: &str) -> String {
     let program = env::var_os("GRANARY_KUBE").expect("the test is run by its Bazel target");
     let home = directory();
@@ -140,8 +139,8 @@ fn kubectl(arguments: &str) -> String {
     let command = format!("exec \"$0\" kubectl {arguments} --request-timeout=2m");
     let mut shell = Command::new("/bin/sh");
     let output = shell.arg("-c").arg(command).arg(program).env("HOME", home.path()).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments}: {}: {told}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments}: {}: {stderr}", output.status);
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -161,7 +160,7 @@ fn note<'a>(text: &'a str, claim: &str) -> Note<'a> {
 
 fn is_sparse(file: &Path) {
     let metadata = file.metadata().unwrap();
-    assert_eq!(metadata.len(), MADE);
+    assert_eq!(metadata.len(), NEW_SIZE);
     // Blocks of 512 bytes, stat(2).
-    assert!(metadata.blocks() * 512 < MADE / 2, "{} blocks", metadata.blocks());
+    assert!(metadata.blocks() * 512 < NEW_SIZE / 2, "{} blocks", metadata.blocks());
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_told_apart_by_method_and_uri() {
+    fn the_method_and_the_uri_decide_on_the_kind() {
         for (method, uri, kind) in [
             ("GET", "/api/v1/persistentvolumes/pvc-1", Kind::Object),
             ("GET", "/api/v1/persistentvolumes?limit=500", Kind::List),

@@ -64,7 +64,7 @@ async fn a_request_without_an_answer_ends_and_the_next_one_has_a_new_connection(
     let answering = tokio::spawn(async move {
         let (mut silent, _) = listener.accept().await.expect("a connection");
         request(&mut silent).await.expect("a request");
-        // Half of a response is no response.
+        // Half of a response is not a response.
         silent.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{").await.expect("a write");
         let (mut second, _) = listener.accept().await.expect("another connection");
         request(&mut second).await.expect("a request");
@@ -107,7 +107,7 @@ async fn a_watch_without_data_fails_after_its_limit() {
     let maps = Api::<ConfigMap>::namespaced(client, "default");
     let mut events = pin!(maps.watch(&WatchParams::default(), "0").await.expect("a watch"));
     assert!(matches!(events.next().await, Some(Ok(_))));
-    assert!(!matches!(events.next().await, Some(Ok(_))), "an event that nobody sent");
+    assert!(!matches!(events.next().await, Some(Ok(_))), "an unexpected event");
     watching.await.expect("the server");
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Seen, eventually, Cluster, Failure, PATIENCE, Suite};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};

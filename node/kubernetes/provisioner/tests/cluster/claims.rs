@@ -81,7 +81,7 @@ pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<C
     let node = Node::with_disk(&cluster, "full", Bytes::GIB).await?;
     node.claim_here("large", json!({})).await?;
     let note = node.event("large", "ProvisioningFailed").await?;
-    assert!(note.contains("1.25 GiB") && note.contains("1 GiB to promise"), "{note}");
+    assert!(note.contains("1.25 GiB") && note.contains("1 GiB free"), "{note}");
     let claims = node.claims();
     until("the claim without its node", async || {
         let found = claims.get("large").await?;

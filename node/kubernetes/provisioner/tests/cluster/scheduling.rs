@@ -121,7 +121,7 @@ pub(crate) async fn one_of_two_claims_that_do_not_fit_together_is_served(cluster
     })
     .await?;
     let note = node.event(second, "ProvisioningFailed").await?;
-    assert!(note.contains("60 GiB") && note.contains("40 GiB to promise"), "{note}");
+    assert!(note.contains("60 GiB") && note.contains("40 GiB free"), "{note}");
     unschedulable(&pods, second, NO_SPACE).await?;
     assert_eq!(chosen(second).await?, None, "the claim was returned to the scheduler");
     let pv = node.bound(first).await?;
