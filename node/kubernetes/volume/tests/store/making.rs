@@ -201,31 +201,6 @@ fn an_image_that_has_its_blocks_and_not_its_size_is_finished_within_its_limits()
 }
 
 #[test]
-fn a_volume_of_the_first_release_is_finished_and_announced() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
-    let text = |state| {
-        format!(
-            r#"{{"version":1,"claim":{{"uid":"uid of pvc-1","namespace":"default","name":"pvc-1"}},"class":"local",
-                "mode":"filesystem","size_bytes":{},"inodes":128,"project":{},"state":"{state}"}}"#,
-            SIZE.get(),
-            record.project
-        )
-    };
-    fs::write(node.path("records", &id), text("announced")).unwrap();
-    let node = node.restarted();
-    assert!(node.store.open_volume(&id).is_ok());
-    fs::write(node.path("records", &id), text("staged")).unwrap();
-    let node = node.restarted();
-    assert!(matches!(node.store.open_volume(&id), Err(OpenError::NotAnnounced { .. })));
-    node.store.provision(&id, &files("pvc-1")).unwrap();
-    node.store.announce(&id).unwrap();
-    let node = node.restarted();
-    assert_eq!(node.store.records().unwrap().readable[&id], record);
-    assert!(node.store.open_volume(&id).is_ok());
-}
-
-#[test]
 fn a_restart_sets_the_recorded_limits_again() {
     let node = Node::new();
     let (_, record) = node.made(&files("pvc-1"));
