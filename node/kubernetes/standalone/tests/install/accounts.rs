@@ -20,7 +20,7 @@ const STORAGE: &str = "granary-storage";
 pub const RECLAIMER: &str = "granary-reclaimer";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const NO_NODE: &str = "the token is not bound to a pod";
-const FOREIGN_CLAIM: &str = "gives a claim back to the scheduler";
+const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 
 pub struct Pods {
     pub admin: Client,
