@@ -80,7 +80,7 @@ fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
 }
 
 pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "published").await?;
+    let node = Node::start(&cluster, "capacity-published").await?;
     // The kubelet registers after the start of the provisioner.
     assert_eq!(published(&node, &node.class).await?, []);
     let uid = register(&node).await?;
