@@ -75,6 +75,8 @@ fn import(paths: &Paths, archive: &Path) -> Program {
         "images".to_owned(),
         "import".to_owned(),
         "--local".to_owned(),
+        // containerd syncs its metadata, not the unpacked files: without this, a power cut leaves a snapshot with empty files.
+        "--sync-fs".to_owned(),
         // It could not be pulled again.
         "--label".to_owned(),
         "io.cri-containerd.pinned=pinned".to_owned(),
