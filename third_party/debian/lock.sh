@@ -1,20 +1,34 @@
 #!/bin/sh
-# Renews the locks of this directory: the newest version of every package that *.packages name, from
-# the suites that keep their versions. A lock has a line for each, in the same order.
-#   bazel run //third_party/debian:lock
+# Renews the locks of this directory: the newest version of every package that *.packages name, from the suite that the
+# comment above it names. A lock has a line for each, in the same order.
+#   bazel run //third_party/debian:lock [-- NAME...]   with names: only these locks
 set -eu
 
 here=${BUILD_WORKSPACE_DIRECTORY:?run it with: bazel run //third_party/debian:lock}/third_party/debian
-mirror=${GRANARY_DEBIAN_MIRROR:-$(sh "$here/mirror.sh")}
+mirror=$(sh "$here/mirror.sh")
+security=${GRANARY_DEBIAN_SECURITY_MIRROR:-$(sh "$here/mirror.sh" security)}
 [ -n "$mirror" ] || { echo "lock: apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR" >&2; exit 1; }
 
+[ $# -gt 0 ] || set -- $(cd "$here" && ls -- *.packages)
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
-for packages in "$here"/*.packages; do
+for name do
+    packages=$here/${name%.packages}.packages
     lock=${packages%.packages}.lock
-    suite=$(sed -n 's/^# suite: //p' "$packages")
     echo "# Written by //third_party/debian:lock. Package, version, architecture, SHA-256, file on the mirror." >"$new"
-    grep -v '^#' "$packages" | xargs -d '\n' sh "$here/newest.sh" "$mirror" "$suite" >>"$new"
+    if grep -qx '# alternatives' "$packages"; then
+        # Read by repositories.bzl and current.sh.
+        echo "# alternatives, $(date -u +%Y-%m-%d)" >>"$new"
+    fi
+    for suite in $(sed -n 's/^# suite: //p' "$packages"); do
+        # The lines from this suite to the next.
+        awk -v suite="$suite" '/^# suite: / { on = $3 == suite } /^[^#]/ && on' "$packages" >"$new.patterns"
+        case $suite in
+            *-security) xargs -d '\n' sh "$here/newest.sh" "$security" "$suite" <"$new.patterns" | sed 's/ pool/ security:pool/' ;;
+            *) xargs -d '\n' sh "$here/newest.sh" "$mirror" "$suite" <"$new.patterns" ;;
+        esac >>"$new"
+        rm "$new.patterns"
+    done
     cat "$new" >"$lock"
     echo "lock: $(grep -vc '^#' "$lock") packages in ${lock##*/}"
 done

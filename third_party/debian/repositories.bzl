@@ -12,6 +12,11 @@ def _mirror(ctx):
         fail("the machine's apt names no Debian mirror: set GRANARY_DEBIAN_MIRROR to the URL of one")
     return named.rstrip("/")
 
+def _security_mirror(ctx):
+    """The mirror of the security suites that bazelw names, or the one of the machine's apt."""
+    named = ctx.getenv("GRANARY_DEBIAN_SECURITY_MIRROR")
+    return (named or ctx.execute(["sh", str(ctx.path(ctx.attr._mirror)), "security"]).stdout.strip()).rstrip("/")
+
 def _found(ctx, mirror, lock, index):
     """What the mirror has now of the package of this line of the lock, as `NAME VERSION`; None if it does not say."""
     packages = ctx.path(lock).dirname.get_child(lock.name.removesuffix(".lock") + ".packages")
@@ -39,58 +44,89 @@ def _missing(lock, wanted, path, found):
         wanted = wanted,
     )
 
+def _url(ctx, mirror, path):
+    prefix = "security:"
+    return _security_mirror(ctx) + "/" + path.removeprefix(prefix) if path.startswith(prefix) else mirror + "/" + path
+
+def _fetched(ctx, lock, mirror, package):
+    """Whether the mirror serves the package, which is in its file then. Fails if its digest differs."""
+    name, version, _architecture, digest, path = package
+    url = _url(ctx, mirror, path)
+    file = name + ".deb"
+    ctx.report_progress("fetching {} {}".format(name, version))
+    if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
+        return True
+
+    # Once more by apt, only to list the files: Bazel takes nothing from plain HTTP without a
+    # digest, and its message names neither package nor remedy.
+    again = "again.deb"
+    ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
+    found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
+    if found == digest:
+        ctx.execute(["mv", again, file])
+        return True
+    ctx.delete(again)
+    if found:
+        fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
+            found = found,
+            lock = lock,
+            name = name,
+            renew = _RENEW,
+            version = version,
+            want = digest,
+        ))
+    return False
+
+def _parsed(ctx, lock):
+    """The packages of a lock file, and whether they are alternatives."""
+    packages = []
+    alternatives = False
+    for number, line in enumerate(ctx.read(lock).splitlines()):
+        alternatives = alternatives or line.startswith("# alternatives")
+        if not line or line.startswith("#"):
+            continue
+        fields = line.split(" ")
+        if len(fields) != 5:
+            fail("{} line {}: wanted package, version, architecture, SHA-256 and file, found: {}".format(lock, number + 1, line))
+        packages.append(fields)
+    return packages, alternatives
+
 def _debian_packages_impl(ctx):
     mirror = _mirror(ctx)
     names = []
     groups = {}
     for lock in ctx.attr.locks:
         group = lock.name.removesuffix(".lock")
-        groups[group] = []
-        for number, line in enumerate(ctx.read(lock).splitlines()):
-            if not line or line.startswith("#"):
+        packages, alternatives = _parsed(ctx, lock)
+        chosen = []
+        for index, package in enumerate(packages):
+            name, version, _architecture, _digest, path = package
+            if _fetched(ctx, lock, mirror, package):
+                chosen.append(package)
+                if alternatives:
+                    break
                 continue
-            fields = line.split(" ")
-            if len(fields) != 5:
-                fail("{} line {}: wanted package, version, architecture, SHA-256 and file, found: {}".format(lock, number + 1, line))
-            name, version, _architecture, digest, path = fields
-            names.append(name)
-            groups[group].append(name)
-            file = name + ".deb"
-            url = mirror + "/" + path
-            ctx.report_progress("fetching {} {}".format(name, version))
-            if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
+            if alternatives and index + 1 < len(packages):
+                # buildifier: disable=print
+                print("{}: the mirror does not serve {} {}; the build uses an older one. To pin what it serves now: {}".format(lock, name, version, _RENEW))
                 continue
-
-            # Once more by apt, only to list the files: Bazel takes nothing from plain HTTP without a
-            # digest, and its message names neither package nor remedy.
-            again = "again.deb"
-            ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
-            found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
-            if found == digest:
-                ctx.execute(["mv", again, file])
-                continue
-            ctx.delete(again)
-            if found:
-                fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
-                    found = found,
-                    lock = lock,
-                    name = name,
-                    renew = _RENEW,
-                    version = version,
-                    want = digest,
-                ))
             ctx.report_progress("asking the mirror for what it has instead of {} {}".format(name, version))
-            fail(_missing(lock, name + " " + version, path, _found(ctx, mirror, lock, len(groups[group]) - 1)))
+            fail(_missing(lock, name + " " + version, path, _found(ctx, mirror, lock, index)))
+        groups[group] = [package[0] for package in chosen]
+        names += groups[group]
+
+        # What the build uses, for reports and bills of materials.
+        ctx.file(lock.name, "".join([" ".join(package) + "\n" for package in chosen]), executable = False)
     ctx.file("BUILD.bazel", "\n".join(
         ["package(default_visibility = [\"//visibility:public\"])", ""] +
-        ["exports_files({})".format(repr([name + ".deb" for name in names])), ""] +
+        ["exports_files({})".format(repr([name + ".deb" for name in names] + [lock.name for lock in ctx.attr.locks])), ""] +
         ["filegroup(name = {}, srcs = [{}])".format(repr(name), repr(name + ".deb")) for name in names] +
         ["filegroup(name = {}, srcs = {})".format(repr(group), repr([name + ".deb" for name in groups[group]])) for group in groups],
     ) + "\n")
 
 debian_packages = repository_rule(
     implementation = _debian_packages_impl,
-    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file, and @NAME//:LOCK all packages of LOCK.lock.",
+    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file, @NAME//:LOCK all packages of LOCK.lock, and @NAME//:LOCK.lock their lines. Of a lock with alternatives, it has the first that the mirror serves.",
     attrs = {
         "locks": attr.label_list(mandatory = True, allow_files = [".lock"], doc = "Lock files, as //third_party/debian:lock writes them."),
         "_mirror": attr.label(default = "//third_party/debian:mirror.sh", allow_single_file = True),

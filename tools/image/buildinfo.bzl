@@ -29,6 +29,7 @@ def _build_info_impl(ctx):
     programs = programs_of(ctx)
     description = ctx.actions.declare_file(ctx.label.name + ".description.json")
     ctx.actions.write(description, json.encode(struct(
+        kernel = ctx.file._kernel.path,
         libraries = ctx.file._libraries.path,
         lock = ctx.file._lock.path,
         programs = {path: file.path for path, file in programs.items()},
@@ -37,7 +38,7 @@ def _build_info_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._buildinfo,
         arguments = [ctx.actions.args().add(description).add(out)],
-        inputs = [description, ctx.file._libraries, ctx.file._lock] + programs.values() + versions.values(),
+        inputs = [description, ctx.file._kernel, ctx.file._libraries, ctx.file._lock] + programs.values() + versions.values(),
         outputs = [out],
         mnemonic = "BuildInfo",
         progress_message = "Reading what %{label} was built with",
@@ -52,6 +53,10 @@ build_info = rule(
             default = "//tools/image:buildinfo",
             executable = True,
         ),
+        "_kernel": attr.label(
+            allow_single_file = True,
+            default = "@debian//:kernel.lock",
+        ),
     },
-    doc = "A rule: a JSON file with the compilers of the programs, the pinned packages that were linked into them, and the versions of the tools of the build. A library that is not pinned fails it.",
+    doc = "A rule: a JSON file with the kernel's package, the compilers of the programs, the pinned packages that were linked into them, and the versions of the tools of the build. A library that is not pinned fails it.",
 )

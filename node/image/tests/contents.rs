@@ -140,6 +140,8 @@ fn the_image_has_build_information_and_bill_of_materials() {
         let version = build["tools"][tool].as_str().unwrap_or_else(|| panic!("no {tool} in {}", build["tools"]));
         assert!(version.contains(|c: char| c.is_ascii_digit()), "{tool}: {version}");
     }
+    let kernel = build["kernel"][0]["package"].as_str().expect("the kernel's package");
+    assert!(kernel.starts_with("linux-image-") && build["kernel"].as_array().map(Vec::len) == Some(1), "{build}");
     for program in build["programs"].as_object().expect("programs").keys() {
         // Programs of container images and of the initramfs are in other files.
         let own = !program.contains(".tar/") && !program.starts_with("initramfs/");

@@ -23,12 +23,15 @@ struct Description {
     libraries: PathBuf,
     /// Lock file of the packages of these libraries.
     lock: PathBuf,
+    /// Lock file of the kernel, with the one that was used of its alternatives.
+    kernel: PathBuf,
     /// Files with the version output of host tools by name; only the first line is used.
     tools: BTreeMap<String, PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
+    kernel: Vec<Package>,
     tools: BTreeMap<String, String>,
     programs: BTreeMap<String, Built>,
     libraries: BTreeSet<Package>,
@@ -53,7 +56,8 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 fn report(described: Description) -> Result<Report, FileError> {
-    let mut report = Report { tools: BTreeMap::new(), programs: BTreeMap::new(), libraries: BTreeSet::new() };
+    let kernel = files::lock(&described.kernel)?;
+    let mut report = Report { kernel, tools: BTreeMap::new(), programs: BTreeMap::new(), libraries: BTreeSet::new() };
     for (name, path) in described.tools {
         let text = files::text(&path)?.lines().next().unwrap_or_default().trim().to_owned();
         report.tools.insert(name, text);
