@@ -55,6 +55,19 @@ debian_file = rule(
     },
 )
 
+def _debian_certificates_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".crt")
+    _run(ctx, ctx.files.package, [out], [
+        "find \"$work/usr/share/ca-certificates/mozilla\" -name '*.crt' | LC_ALL=C sort | xargs cat > {}".format(out.path),
+    ], "DebianCertificates", "Reading the public CAs")
+    return [DefaultInfo(files = depset([out]))]
+
+debian_certificates = rule(
+    implementation = _debian_certificates_impl,
+    doc = "The CAs of Debian's ca-certificates in one file, which the package itself writes when it is installed.",
+    attrs = {"package": attr.label(mandatory = True, allow_files = [".deb"], doc = "The package.")},
+)
+
 def _kernel_image_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name)
     _run(ctx, ctx.files.packages, [out], ["cp \"$work\"/boot/vmlinuz-* {}".format(out.path)], "KernelImage", "Unpacking the kernel")

@@ -115,7 +115,7 @@ def _debian_packages_impl(ctx):
         groups[group] = [package[0] for package in chosen]
         names += groups[group]
 
-        # What the build uses, for reports and bills of materials.
+        # The packages that the build uses, for reports and bills of materials.
         ctx.file(lock.name, "".join([" ".join(package) + "\n" for package in chosen]), executable = False)
     ctx.file("BUILD.bazel", "\n".join(
         ["package(default_visibility = [\"//visibility:public\"])", ""] +

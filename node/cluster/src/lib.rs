@@ -6,12 +6,16 @@ pub mod address;
 pub mod announcement;
 mod ca_digest;
 mod overcommit;
+mod registry;
 mod settings;
 mod token;
 
 pub use address::AddressError;
 pub use ca_digest::{CaDigest, DigestError};
 pub use overcommit::{Overcommit, OvercommitError};
+pub use registry::{
+    Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
+};
 pub use settings::{Addresses, PodProcesses, PodSecurity, SecretKey, SecretStorage, Static, Uplink};
 pub use token::{Token, TokenError};
 

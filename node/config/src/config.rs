@@ -1,7 +1,7 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use cluster::{Addresses, Overcommit, PodProcesses, Static, Uplink, address};
+use cluster::{Addresses, Images, Overcommit, PodProcesses, Static, Uplink, address};
 use kmod::ModuleName;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
@@ -27,6 +27,7 @@ pub struct Config {
     pub pod_processes: PodProcesses,
     /// Modules to load in addition to those of every node. Whether the image contains them is not checked.
     pub kernel_modules: Vec<ModuleName>,
+    pub images: Images,
 }
 
 /// IPv4 requires 576 (RFC 791); the MTU of a device has 16 bits.
@@ -102,6 +103,7 @@ impl Check {
             },
             pod_processes: pod_processes.map(PodProcesses::new).unwrap_or_default(),
             kernel_modules: self.list(&message.kernel_modules, KERNEL_MODULES, str::parse, &top.field("kernelModules")),
+            images: self.images(message, &top),
         }
     }
 
@@ -160,7 +162,7 @@ impl Check {
         None
     }
 
-    fn list<T, E: Into<Violation>>(
+    pub(crate) fn list<T, E: Into<Violation>>(
         &mut self,
         texts: &[String],
         most: usize,

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod images;
 mod json;
 mod message;
 mod name;

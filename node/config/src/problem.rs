@@ -1,7 +1,7 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use cluster::{AddressError, DigestError, OvercommitError, TokenError};
+use cluster::{AddressError, DigestError, OvercommitError, RegistryError, TokenError};
 use ipnet::Ipv4Net;
 
 use crate::name::NameError;
@@ -80,6 +80,14 @@ pub enum Violation {
     Bytes(#[from] units::ParseError),
     #[error(transparent)]
     Overcommit(#[from] OvercommitError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error("{0} is listed above, too; remove one")]
+    Listed(String),
+    #[error(
+        "without TLS, the certificate cannot be verified: write https:, or set the verification of the registry to DISABLED"
+    )]
+    Unverified,
     #[error("the name of a disk must have 1 to 64 characters, without spaces and control characters")]
     Disk,
 }

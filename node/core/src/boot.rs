@@ -204,6 +204,7 @@ async fn serve(
         secret_storage: own.secret_storage,
         secret_key: own.secret_key,
         pod_processes: config.pod_processes,
+        images: config.images.clone(),
         disk: storage.disk(),
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };

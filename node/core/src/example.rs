@@ -22,6 +22,7 @@ pub(crate) fn services(pki: &Path) -> Config {
         secret_storage: SecretStorage::default(),
         secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
+        images: Default::default(),
         disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
         paths: Paths { pki: pki.to_owned(), etcd: pki.with_extension("etcd"), ..Paths::default() },
     }

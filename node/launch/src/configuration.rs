@@ -1,6 +1,7 @@
 //! Configuration of nodes, see docs/configuration.md.
 
 use cluster::{API_PORT, CaDigest, Overcommit, Token};
+use config::{Config, ParseError, Role};
 use qemu::FirmwareFile;
 use serde_json::{Value, json};
 use std::io::{self, Write as _};
@@ -9,6 +10,35 @@ use std::path::Path;
 use tempfile::NamedTempFile;
 
 use crate::spec::{NAME, NodeSpec};
+
+/// Fields of the control plane's configuration that apply to workers, too.
+const COMMON: [&str; 6] = ["kernelModules", "onFailure", "podProcesses", "registries", "registryCas", "timeServers"];
+
+/// A configuration that the launcher cannot use.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigurationError {
+    #[error(transparent)]
+    Invalid(#[from] ParseError),
+    #[error("nodeName: the launcher names its nodes; remove the field")]
+    Name,
+    #[error("worker: the first node is a control plane; remove the field, and start workers with --nodes")]
+    Worker,
+}
+
+/// Checks a configuration for [`Options::configuration`](crate::Options::configuration) before a node starts.
+///
+/// # Errors
+/// [`ConfigurationError`] with all invalid fields.
+pub fn check_configuration(text: &str) -> Result<(), ConfigurationError> {
+    let config = Config::parse(text)?;
+    if config.node.as_str() != NAME {
+        return Err(ConfigurationError::Name);
+    }
+    match config.role {
+        Role::ControlPlane(_) => Ok(()),
+        Role::Worker(_) => Err(ConfigurationError::Worker),
+    }
+}
 
 const FW_CFG: &str = "opt/dev.granary/config";
 /// Address of the control plane: the first one that DHCP of user networking assigns.
@@ -54,19 +84,21 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
         "authority": ca.to_string(),
         "token": token.reveal(),
     });
-    for (name, network) in cluster_networks(spec) {
-        worker["worker"][name] = network;
-    }
-    worker.to_string()
-}
-
-/// The networks that the control plane's configuration sets: workers must have the same ones. Empty if the control plane has
-/// the default networks, or rejects its configuration.
-fn cluster_networks(spec: &NodeSpec) -> Vec<(&'static str, Value)> {
+    // Without the control plane's configuration, or if the control plane rejects it, nothing is copied.
     let configuration = spec.options.configuration.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let configuration: Value = configuration.unwrap_or_default();
-    let networks = ["podNetwork", "serviceNetwork"].into_iter();
-    networks.filter_map(|name| Some((name, configuration["controlPlane"].get(name)?.clone()))).collect()
+    // Workers must have the same networks.
+    for name in ["podNetwork", "serviceNetwork"] {
+        if let Some(network) = configuration["controlPlane"].get(name) {
+            worker["worker"][name] = network.clone();
+        }
+    }
+    for name in COMMON {
+        if let Some(value) = configuration.get(name) {
+            worker[name] = value.clone();
+        }
+    }
+    worker.to_string()
 }
 
 fn common(name: &str, overcommit: Overcommit) -> Value {
@@ -139,6 +171,33 @@ mod tests {
             assert_eq!(worker["worker"][name], networks[name]);
         }
         assert_eq!(worker["nodeName"], "granary-1");
+    }
+
+    #[test]
+    fn a_worker_has_the_registries_of_its_control_plane() {
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
+        let registries = json!([{"name": "registry.example", "verification": "DISABLED"}]);
+        spec.options.configuration = Some(json!({"registries": registries, "podProcesses": 128}).to_string());
+        let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
+        let config = Config::parse(&of_worker(&spec, ca, &"abcdef.0123456789abcdef".parse().unwrap())).unwrap();
+        assert_eq!(config.images.registries[0].name.as_str(), "registry.example");
+        assert_eq!(config.pod_processes.get(), 128);
+    }
+
+    #[test]
+    fn a_configuration_of_the_user_is_checked() {
+        check_configuration(r#"{"podProcesses": 128}"#).unwrap();
+        let worker = json!({"worker": {"server": "192.0.2.1", "authority": format!("sha256:{:064}", 0)}}).to_string();
+        for (text, wanted) in [
+            (r#"{"nodeName": "a"}"#, "nodeName: the launcher names its nodes; remove the field"),
+            (&worker, "worker: the first node is a control plane; remove the field, and start workers with --nodes"),
+            (
+                r#"{"podProcesses": 1}"#,
+                "the configuration has a problem\n  podProcesses: 1 is out of range: 64 to 65536 is possible",
+            ),
+        ] {
+            assert_eq!(check_configuration(text).unwrap_err().to_string(), wanted);
+        }
     }
 
     #[test]

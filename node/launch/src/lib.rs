@@ -48,6 +48,7 @@ pub use ::cluster::announcement::StageState;
 pub use check::{DataFileError, PreflightError};
 pub use cluster::{Cluster, Ended};
 pub use cluster_boot::{ClusterBoot, Ready};
+pub use configuration::{ConfigurationError, check_configuration};
 pub use console::Console;
 pub use error::{BootError, ClusterError, ClusterShutdownError, ShutdownError, StepError};
 pub use event::{Event, Unfinished};

@@ -111,7 +111,7 @@ impl Case {
     }
 
     /// `REASON: MESSAGE` of each event about an object.
-    pub(crate) async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
+    pub async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
         let about = ListParams::default().fields(&format!("involvedObject.name={object}"));
         let events = self.api::<core::Event>().list(&about).await.map_err(Failure::api("list events"))?;
         let text =

@@ -37,7 +37,7 @@ pub use pod::{Pod, Volume, WEBHOOK_PORT};
 pub use ready::ReadyError;
 pub use restored::has_the_hosts_time;
 pub use server::Server;
-pub use setting::{DATA_SIZE, KEEP_FREE, MODULE, NETWORKS, Setting, SettingError};
+pub use setting::{DATA_SIZE, KEEP_FREE, MIRRORED, MODULE, NETWORKS, PASSWORD, REGISTRY, Setting, SettingError, USER};
 pub use suite::{End, Suite};
 
 use std::time::Duration;

@@ -25,6 +25,8 @@ pub struct Pod {
     of_the_node: bool,
     /// The node that it is for, the scheduler's choice if absent.
     node: Option<String>,
+    /// Its image in a registry, and the Secret to pull it with. The node's own image if absent.
+    pulled: Option<(String, Option<&'static str>)>,
 }
 
 /// A volume of a pod, and where its container has it.
@@ -110,8 +112,8 @@ impl Pod {
     /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT, farewell: None };
-        let (user, group, restarts, of_the_node, node) = (None, None, false, false, None);
-        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node, node }
+        let (user, group, restarts, of_the_node, node, pulled) = (None, None, false, false, None, None);
+        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node, node, pulled }
     }
 
     /// A pod that stays, and refuses what the API server asks it about, with the certificate in this Secret.
@@ -127,6 +129,11 @@ impl Pod {
 
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
+    }
+
+    /// From an image of a registry, with this Secret.
+    pub fn image(self, image: impl Into<String>, secret: Option<&'static str>) -> Self {
+        Self { pulled: Some((image.into(), secret)), ..self }
     }
 
     pub fn with(mut self, volume: Volume) -> Self {
@@ -180,7 +187,12 @@ impl Pod {
         } else {
             json!({})
         };
+        let (image, secret) = match &self.pulled {
+            Some((image, secret)) => (image.as_str(), *secret),
+            None => ("granary.invalid/workload:1", None),
+        };
         json!({
+            "imagePullSecrets": secret.map(|name| json!([{"name": name}])),
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
             // No pod asks the API server: kubelet has no token to fetch and to mount.
             "automountServiceAccountToken": false,
@@ -193,8 +205,8 @@ impl Pod {
             },
             "containers": [{
                 "name": "workload",
-                "image": "granary.invalid/workload:1",
-                "imagePullPolicy": "Never",
+                "image": image,
+                "imagePullPolicy": if self.pulled.is_some() { "Always" } else { "Never" },
                 "args": request.arguments(),
                 "securityContext": container,
                 "volumeMounts": mounts,

@@ -14,6 +14,13 @@ pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
 pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
 /// A kernel module that the configuration of [`Setting::common_options`] names.
 pub const MODULE: &str = "vxlan";
+/// Registry of [`Setting::common_options`], on the machine that runs the guest. Pods need a Secret to pull from it.
+pub const REGISTRY: &str = "10.0.2.2:5000";
+/// Registry that only has a mirror, which is [`REGISTRY`].
+pub const MIRRORED: &str = "mirrored.invalid";
+/// User of [`REGISTRY`].
+pub const USER: &str = "tenant";
+pub const PASSWORD: &str = "password-of-the-test-registry";
 /// The data disk of [`Setting::common_options`].
 pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 
@@ -69,6 +76,17 @@ impl Setting {
             "controlPlane": {"podNetwork": pods, "serviceNetwork": services},
             "storage": {"serial": "data", "keepFree": KEEP_FREE.get().to_string()},
             "kernelModules": [MODULE],
+            "registries": [
+                {"name": REGISTRY, "ca": include_str!("../registry/ca.pem")},
+                {
+                    "name": MIRRORED,
+                    "mirrors": [{
+                        "server": format!("https://{REGISTRY}"),
+                        "ca": include_str!("../registry/ca.pem"),
+                        "credentials": {"username": USER, "password": PASSWORD},
+                    }],
+                },
+            ],
         });
         let mut options = self.options();
         options.data_size = DATA_SIZE;

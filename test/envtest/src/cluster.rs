@@ -209,6 +209,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
         secret_storage: SecretStorage::default(),
         secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
+        images: Default::default(),
         disk: Disk {
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),

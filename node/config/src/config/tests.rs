@@ -95,7 +95,7 @@ fn all_problems_are_reported_with_their_remedies() {
         found,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure, podProcesses, kernelModules",
+             storage, onFailure, podProcesses, kernelModules, registryCas, registries",
             "network.static.adress: there is no such field here; there are address, gateway",
             "network.dhcp: only one of this field and static can be set; remove one",
             "network.mtu: must be an integer from 0 to 4294967295, not a string",
@@ -317,7 +317,9 @@ fn configs() -> impl Strategy<Value = Config> {
     ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes, modules)
         .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
             let node = name.parse().unwrap();
-            Config { node, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules }
+            // A test of their own covers the registries.
+            let images = Images::default();
+            Config { node, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules, images }
         })
 }
 

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
-use cluster::{PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use cluster::{Images, PodProcesses, PodSecurity, SecretKey, SecretStorage};
 use ipnet::Ipv4Net;
 use units::Bytes;
 
@@ -26,6 +26,7 @@ pub struct Config {
     pub secret_storage: SecretStorage,
     pub secret_key: SecretKey,
     pub pod_processes: PodProcesses,
+    pub images: Images,
     pub disk: Disk,
     pub paths: Paths,
 }
@@ -179,6 +180,7 @@ pub(crate) fn example() -> Config {
         secret_storage: SecretStorage::Encrypted,
         secret_key: SecretKey::default(),
         pod_processes: PodProcesses::default(),
+        images: Default::default(),
         disk: Disk {
             size: Bytes::new(8 << 30),
             etcd: Bytes::new(480 << 20),

@@ -10,7 +10,7 @@ use tracing::info;
 
 use crate::cgroup::Cgroup;
 use crate::program::{Program, ProgramError, Service};
-use crate::{Config, Paths, cni, ready};
+use crate::{Config, Paths, cni, ready, registries};
 
 const NAMESPACE: &str = "k8s.io";
 
@@ -89,9 +89,17 @@ fn program(config: &Config) -> Program {
     let paths = &config.paths;
     let file = paths.generated("containerd.toml");
     let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];
-    let directories = vec![(paths.containerd.clone(), 0o711), (cni::directory(paths), 0o755)];
+    let directories = vec![
+        (paths.containerd.clone(), 0o711),
+        (cni::directory(paths), 0o755),
+        (registries::directory(paths), 0o700),
+        (registries::cas(paths), 0o700),
+    ];
     let files = vec![(file, toml(paths, shim_cgroup(paths)))];
-    Program { name: "containerd", arguments, directories, files, ..Program::default() }
+    let secrets =
+        registries::files(paths, &config.images).into_iter().map(|(path, text)| (path, text.into())).collect();
+    let environment = vec![("SSL_CERT_DIR", registries::cas(paths))];
+    Program { name: "containerd", arguments, directories, files, secrets, environment, ..Program::default() }
 }
 
 /// A shim for each pod, of 10 MiB or more, would count for containerd, and would die with it and take its pod along.
@@ -121,6 +129,11 @@ disabled_plugins = [
 
 [plugins.'io.containerd.cri.v1.images']
   snapshotter = "overlayfs"
+  # containerd's transfer service cannot sync unpacked files.
+  use_local_image_pull = true
+  image_pull_with_sync_fs = true
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = {registries}
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "granary.invalid/pause:1"
 
@@ -146,6 +159,7 @@ disabled_plugins = [
         runc = quoted(&paths.programs.join("runc")),
         cni_programs = quoted(&paths.cni_programs),
         cni = quoted(&cni::directory(paths)),
+        registries = quoted(&registries::directory(paths)),
         shims = shims.unwrap_or_default(),
     )
 }
@@ -165,6 +179,8 @@ mod tests {
             "        BinaryName = \"/usr/bin/runc\"",
             "    bin_dirs = [\"/opt/cni/bin\"]",
             "    conf_dir = \"/ephemeral/cni/net.d\"",
+            "    config_path = \"/ephemeral/config/certs.d\"",
+            "  image_pull_with_sync_fs = true",
             "  device_ownership_from_security_context = true",
             "        ShimCgroup = \"/shims\"",
         ] {

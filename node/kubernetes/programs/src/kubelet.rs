@@ -8,7 +8,7 @@ use units::Bytes;
 use crate::config::Disk;
 use crate::pki::identity::Identity;
 use crate::program::{Program, Service};
-use crate::{Config, Credentials, memory, ready};
+use crate::{Config, Credentials, memory, ready, registries};
 
 /// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
 /// of directories. Volumes may use all of their reservations, so that a share as usual would report
@@ -61,6 +61,7 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         arguments,
         directories,
         files: vec![(file, configuration(config, credentials))],
+        secrets: vec![(paths.kubelet.join("config.json"), registries::credentials(&config.images).into())],
         ..Program::default()
     }
 }

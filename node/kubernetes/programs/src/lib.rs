@@ -58,6 +58,7 @@ pub mod pods;
 mod program;
 pub mod proxy;
 mod ready;
+mod registries;
 mod rights;
 mod sandbox;
 pub mod scheduler;

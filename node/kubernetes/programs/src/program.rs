@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
@@ -126,10 +126,29 @@ pub struct Program {
     pub arguments: Vec<String>,
     pub directories: Vec<(PathBuf, u32)>,
     pub files: Vec<(PathBuf, String)>,
+    /// Files that only root may read.
+    pub secrets: Vec<(PathBuf, Secret)>,
+    pub environment: Vec<(&'static str, PathBuf)>,
     /// Memory limit, if it is not the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
     /// Rights, if it is confined. Enforced as [`Paths::confinement`] says.
     pub rights: Option<Rights>,
+}
+
+/// The content of a file that no log may show.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(content: String) -> Self {
+        Self(content)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({} bytes)", self.0.len())
+    }
 }
 
 struct Prepared {
@@ -254,6 +273,7 @@ impl Program {
             .env("TMPDIR", self.temporary(paths))
             // Go's collector then takes little of the time of a boot; memory is there.
             .env("GOGC", "400")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -288,6 +308,10 @@ impl Program {
             }
         }
         for (path, mode) in &self.directories {
+            // Other programs share the directory above.
+            if let Some(parent) = path.parent() {
+                make(parent, 0o755)?;
+            }
             make(path, *mode)?;
         }
         for (path, content) in &self.files {
@@ -295,6 +319,12 @@ impl Program {
                 make(parent, 0o755)?;
             }
             fs::write(path, content).map_err(failed(path))?;
+        }
+        for (path, content) in &self.secrets {
+            if let Some(parent) = path.parent() {
+                make(parent, 0o700)?;
+            }
+            write_secret(path, &content.0).map_err(failed(path))?;
         }
         let cgroup = paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name, self.limit(paths)));
         let sandbox = match (&self.rights, paths.confinement) {
@@ -314,6 +344,13 @@ impl Program {
         let made = Sandbox::new(rights, &program, &scratch);
         made.map_err(|source| ProgramError::Confine { program: self.name, source: Box::new(source) })
     }
+}
+
+/// Also if the file exists with another mode.
+fn write_secret(path: &Path, content: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.write_all(content.as_bytes())
 }
 
 struct Process {

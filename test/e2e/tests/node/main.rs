@@ -8,6 +8,7 @@ mod kernel;
 mod killed;
 mod network;
 mod privileges;
+mod registry;
 mod stateful_set;
 mod status;
 mod volumes;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     Suite::new("node")
         .part("volumes", volumes::run)
         .part("stateful_set", stateful_set::run)
+        .part("registry", registry::run)
         .alone("killed", killed::run)
         .alone("burst", burst::run)
         .run()

@@ -8,7 +8,7 @@ use units::Bytes;
 use crate::volumes::DIRECTORY;
 
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
-const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
+pub const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
 /// Compared with each part of the program by its own tests; here with what the whole of them gives.
 const METRICS: &str = include_str!("../../../../docs/metrics.md");
 /// They begin with the first failure, and with the first who says too much.

@@ -123,6 +123,7 @@ impl Node {
             secret_storage: SecretStorage::default(),
             secret_key: SecretKey::default(),
             pod_processes: PodProcesses::default(),
+            images: Default::default(),
             disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
             paths,
         };

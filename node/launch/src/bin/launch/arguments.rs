@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// Start a cluster again with the same number of nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
+    /// Configuration of the nodes, JSON (docs/configuration.md). Workers have its registries, CAs, modules and limits too.
+    #[arg(long, value_name = "FILE", conflicts_with = "overcommit")]
+    pub(crate) config: Option<PathBuf>,
     /// Allocatable size of volumes, as a multiple of the data disk; at least 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
@@ -68,6 +71,7 @@ impl Arguments {
     pub(crate) fn relative_to(mut self, directory: &Path) -> Self {
         self.data = self.data.map(|path| directory.join(path));
         self.keep_logs = self.keep_logs.map(|path| directory.join(path));
+        self.config = self.config.map(|path| directory.join(path));
         self
     }
 
@@ -117,8 +121,10 @@ mod tests {
 
     #[test]
     fn only_paths_of_the_user_are_resolved() {
-        let arguments = parse(&["--data", "disk.img", "--keep-logs", "/logs"]).unwrap();
-        let options = arguments.relative_to(Path::new("/home/user")).options(Path::new("/temporary")).control_plane;
+        let arguments = parse(&["--data", "disk.img", "--keep-logs", "/logs", "--config=a.json"]).unwrap();
+        let arguments = arguments.relative_to(Path::new("/home/user"));
+        assert_eq!(arguments.config, Some("/home/user/a.json".into()));
+        let options = arguments.options(Path::new("/temporary")).control_plane;
         assert_eq!(options.data, Data::File("/home/user/disk.img".into()));
         assert_eq!(options.logs, Path::new("/logs"));
         assert_eq!(options.state, Path::new("/temporary"));
@@ -158,6 +164,7 @@ mod tests {
         assert_eq!(control_plane(&[]).overcommit, Overcommit::NONE);
         assert_eq!(control_plane(&["--overcommit", "2"]).overcommit, "2.0".parse::<Overcommit>().unwrap());
         assert!(parse(&["--overcommit", "0.9"]).is_err());
+        assert!(parse(&["--overcommit", "2", "--config=a.json"]).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::demo::DemoError;
 use crate::interrupts::Interrupt;
-use launch::{ClusterError, ClusterShutdownError, Ended};
+use launch::{ClusterError, ClusterShutdownError, ConfigurationError, Ended};
 use std::io;
 use std::path::PathBuf;
 
@@ -25,6 +25,18 @@ pub(crate) enum LaunchError {
         path: PathBuf,
         #[source]
         source: io::Error,
+    },
+    #[error("cannot read the configuration {path}")]
+    ReadConfig {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot use the configuration {path}")]
+    Config {
+        path: PathBuf,
+        #[source]
+        source: ConfigurationError,
     },
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
@@ -49,6 +61,8 @@ impl LaunchError {
             Self::Runtime(_)
             | Self::Temporary { .. }
             | Self::Logs { .. }
+            | Self::ReadConfig { .. }
+            | Self::Config { .. }
             | Self::Signals(_)
             | Self::Boot(_)
             | Self::Demo(_)

@@ -26,7 +26,9 @@ use crate::output::Output;
 use crate::progress::Progress;
 use crate::workspace::Workspace;
 use clap::Parser;
-use launch::{Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT};
+use launch::{
+    Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT, check_configuration,
+};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -67,11 +69,22 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
     if let Some(path) = &arguments.keep_logs {
         std::fs::create_dir_all(path).map_err(|source| LaunchError::Logs { path: path.clone(), source })?;
     }
+    let configuration = arguments.config.as_deref().map(configuration).transpose()?;
     let workspace =
         Workspace::create().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
-    let result = show(&arguments.options(workspace.path()), arguments, &mut interrupts, output).await;
+    let mut options = arguments.options(workspace.path());
+    options.control_plane.configuration = configuration;
+    let result = show(&options, arguments, &mut interrupts, output).await;
     workspace.remove();
     result
+}
+
+/// The text of a valid configuration.
+fn configuration(path: &Path) -> Result<String, LaunchError> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|source| LaunchError::ReadConfig { path: path.to_owned(), source })?;
+    check_configuration(&text).map_err(|source| LaunchError::Config { path: path.to_owned(), source })?;
+    Ok(text)
 }
 
 /// Boots, runs the demonstration, and waits for the end.
