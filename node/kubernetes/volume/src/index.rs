@@ -6,7 +6,6 @@ use fsquota::ProjectId;
 use units::Inodes;
 
 use crate::VolumeId;
-use crate::disk_state::Limits;
 use crate::ledger::Ledger;
 use crate::record::{Record, RecordError, State};
 
@@ -34,7 +33,6 @@ pub(crate) struct Known {
     pub(crate) record: Record,
     /// Whether a power cut takes the announcement back.
     pub(crate) announcement: Announcement,
-    pub(crate) limits: Limits,
     /// The inodes that its project had, without its directory, when all inodes of the disk were last looked at for them.
     pub(crate) scanned: Option<Inodes>,
 }

@@ -12,11 +12,11 @@ use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::disk_state::{DiskState, Limits, Place, Where};
+use crate::disk_state::{DiskState, Place, Where};
 use crate::error::{ActError, Error, LookError, OpenError, StartError};
 use crate::execution::{Execution, is_confined};
 use crate::files::Files;
-use crate::group::{Group, Shared};
+use crate::group::Shared;
 use crate::index::{Announcement, Entry, Index, Known};
 use crate::ledger::{Disk, Space};
 use crate::plan::{self, Step, VolumeRefusal};
@@ -37,8 +37,6 @@ pub struct Store {
     pub(crate) staging: Dir,
     pub(crate) live: Shared,
     pub(crate) trash: Shared,
-    /// All that is on the file system, quota records included.
-    pub(crate) everything: Group<FsError>,
     pub(crate) projects: Allocator,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) settings: Settings,
@@ -74,7 +72,6 @@ impl Store {
             staging: sub("staging")?,
             live: Shared::new(sub("live")?),
             trash: Shared::new(sub("trash")?),
-            everything: Group::new(),
             projects,
             quotas: Arc::new(Quotas::open(volumes)?),
             settings,
@@ -129,8 +126,7 @@ impl Store {
         });
         match taken {
             Ok(record) => {
-                let (announcement, limits) = (Announcement::Durable, Limits::Durable);
-                index.put(id, Known { record, announcement, limits, scanned: None });
+                index.put(id, Known { record, announcement: Announcement::Durable, scanned: None });
             }
             Err(error) => {
                 let (project, reservation) = self.closed(id);
@@ -465,13 +461,7 @@ impl Store {
         let record = known.map(|known| known.record.clone());
         let block = record.as_ref().is_some_and(|record| record.mode.is_block());
         let look = |dir| place(dir, id, block).map_err(|source| Error::Look { id: id.clone(), source });
-        Ok(DiskState {
-            record,
-            staging: look(&self.staging)?,
-            live: look(&self.live)?,
-            trash: look(&self.trash)?,
-            limits: known.map_or(Limits::Durable, |known| known.limits),
-        })
+        Ok(DiskState { record, staging: look(&self.staging)?, live: look(&self.live)?, trash: look(&self.trash)? })
     }
 
     fn known(&self, id: &VolumeId) -> Result<Option<Known>, Error> {
