@@ -321,7 +321,8 @@ impl Store {
         }
     }
 
-    /// If the disk is full, the volume is as it was: an image has its full or its former size.
+    /// If the disk is full, the volume is as it was: an image has its full or its former size. The latter is larger than
+    /// that of the record if an earlier call could not write the record.
     fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
         let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
         let unchanged = match step {
@@ -334,16 +335,18 @@ impl Store {
         if !unchanged || !(full || too_large) {
             return error;
         }
-        if let Err(source) = self.quotas.set_limits(former.project, former.limits()) {
+        let kept = match place(&self.live, id, former.mode.is_block()) {
+            Ok(live) => former.grown(live.image().map_or(former.size, |image| image.max(former.size))),
+            Err(source) => return Error::Look { id: id.clone(), source },
+        };
+        if let Err(source) = self.quotas.set_limits(kept.project, kept.limits()) {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
-        let mut index = self.index();
-        index.ledger.note(id.clone(), former.reserved());
-        drop(index);
+        self.index().ledger.note(id.clone(), kept.reserved());
         if too_large {
             return Error::TooLarge { id: id.clone(), wanted: grown.size };
         }
-        let wanted = grown.reserved().saturating_sub(former.reserved());
+        let wanted = grown.reserved().saturating_sub(kept.reserved());
         Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 

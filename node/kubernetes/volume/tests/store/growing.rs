@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::PathBuf;
 
 use dir::Ensured;
 use fsquota::Limits;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Error, Volumes as _};
+use volume::{Allocation, Error, Step, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 
@@ -89,23 +90,54 @@ fn what_does_not_fit_leaves_the_volume_as_it_was() {
     assert!(matches!(node.store.expand(&id("pvc-9"), LARGER), Err(Error::Unknown { .. })));
 }
 
+/// A file that leaves 60 MiB of the disk.
+fn hog(node: &Node) -> PathBuf {
+    let path = node.disk.path().join("hog");
+    let hog = File::create(&path).unwrap();
+    let free = fstatvfs(hog.as_fd()).unwrap();
+    let free = free.blocks_free() * free.fragment_size() - (60 << 20);
+    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    path
+}
+
 #[test]
 fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     let node = Node::new();
     let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
-    let hog = File::create(node.disk.path().join("hog")).unwrap();
-    let free = fstatvfs(hog.as_fd()).unwrap();
-    let free = free.blocks_free() * free.fragment_size() - (60 << 20);
-    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    let hog = hog(&node);
     let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
     let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
     let image = fs::metadata(node.image(&id)).unwrap();
     assert_eq!((image.len(), image.blocks() * 512), (SIZE.get(), SIZE.get()));
     assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
-    fs::remove_file(node.disk.path().join("hog")).unwrap();
-    drop(hog);
+    fs::remove_file(hog).unwrap();
     node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
+}
+
+/// The reservation fell to that of the record, although the image had the size of the call before.
+#[test]
+fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
+    let node = Node::new();
+    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let obstacle = node.path("records", &id).with_file_name(".pvc-1.new");
+    fs::create_dir(&obstacle).unwrap();
+    let refused = node.store.expand(&id, LARGER).unwrap_err();
+    assert!(matches!(refused, Error::Act { step: Step::RaiseRecord(LARGER), .. }), "{refused:?}");
+    fs::remove_dir(obstacle).unwrap();
+    let kept = |node: &Node| {
+        let image = fs::metadata(node.image(&id)).unwrap();
+        (image.len(), node.store.space().unwrap().reserved, node.limits(record.project))
+    };
+    let (size, reserved, limits) = kept(&node);
+    assert!(size == LARGER.get() && reserved > LARGER && limits.bytes > Some(LARGER), "{reserved} {limits:?}");
+    let hog = hog(&node);
+    let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
+    assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
+    assert_eq!(kept(&node), (size, reserved, limits));
+    fs::remove_file(hog).unwrap();
+    // A start gives the record the size of the image.
+    assert_eq!(kept(&node.restarted()), (size, reserved, limits));
 }
 
 /// The power failed within the allocation of what is added: XFS had logged the blocks, and not yet the size.
