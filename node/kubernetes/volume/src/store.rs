@@ -1,6 +1,6 @@
 //! The volumes directory: looks, lets [`plan`] decide, acts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -491,28 +491,29 @@ impl Store {
     }
 
     pub(crate) fn measure(&self) -> Result<Disk, LookError> {
-        // First: data that is written meanwhile counts as that of strangers, for once, and not as free.
-        let own = match self.settings.neighbours {
-            Neighbours::Limited => None,
-            Neighbours::Strangers => Some(self.used()?),
+        let used = || match self.settings.neighbours {
+            Neighbours::Limited => Ok(None),
+            Neighbours::Strangers => self.used().map(Some),
         };
+        let before = used()?;
         let stat = fstatvfs(self.live.as_fd()).map_err(LookError::Size)?;
         let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.fragment_size()));
         self.size.store(bytes(stat.blocks()).get(), Ordering::Relaxed);
-        if let Some(own) = own {
+        if let (Some(before), Some(after)) = (before, used()?) {
+            // Data that is written or freed meanwhile counts as that of strangers, for once, and not as free.
+            let least = before.iter().filter_map(|(project, used)| after.get(project).map(|later| *used.min(later)));
             let all = bytes(stat.blocks().saturating_sub(stat.blocks_free()));
-            self.others.store(all.saturating_sub(own).get(), Ordering::Relaxed);
+            self.others.store(least.fold(all, Bytes::saturating_sub).get(), Ordering::Relaxed);
         }
         Ok(self.disk())
     }
 
-    fn used(&self) -> Result<Bytes, FsError> {
+    /// The space that each volume takes, by its project.
+    fn used(&self) -> Result<BTreeMap<ProjectId, Bytes>, FsError> {
         let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
-        self.quotas.report().try_fold(Bytes::ZERO, |sum, quota| {
-            let Quota { id, used, .. } = quota?;
-            let taken = used.bytes.saturating_add(crate::record::inodes(used.inodes));
-            Ok(if own.contains(&id) { sum.saturating_add(taken) } else { sum })
-        })
+        let taken = |Quota { id, used, .. }| (id, used.bytes.saturating_add(crate::record::inodes(used.inodes)));
+        let all = self.quotas.report().map(|quota| quota.map(taken));
+        all.filter(|taken| taken.as_ref().map_or(true, |(id, _)| own.contains(id))).collect()
     }
 
     fn disk(&self) -> Disk {

@@ -9,7 +9,7 @@ use dir::Dir;
 use fsquota::{Limits, ProjectId};
 use ktest_support::XfsDisk;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId, Volumes as _};
+use volume::{Allocation, Claim, Mode, Neighbours, Record, Request, Settings, Store, VolumeId, Volumes as _};
 
 /// A node's volumes directory.
 pub struct Node {
@@ -23,6 +23,13 @@ impl Node {
         let disk = XfsDisk::with_project_quota();
         let store = Self::open(&disk);
         Self { store, disk }
+    }
+
+    /// On a disk that others use, too.
+    pub fn shared() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        let settings = Settings { neighbours: Neighbours::Strangers, ..settings() };
+        Self { store: Store::open(&Self::volumes(disk.path()), settings).expect("the disk can be used"), disk }
     }
 
     pub fn open(disk: &XfsDisk) -> Store {
