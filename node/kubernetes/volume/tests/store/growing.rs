@@ -8,10 +8,13 @@ use std::path::PathBuf;
 
 use dir::Ensured;
 use fsquota::Limits;
+use ktest_support::unmount;
+use loopdev::{Config, Control, Detach};
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Error, Step, Volumes as _};
+use volume::{Access, Allocation, Error, LiveVolume, Step, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 
@@ -113,6 +116,30 @@ fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
     fs::remove_file(hog).unwrap();
     node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
+}
+
+/// The expansion waited until kubelet had refreshed the device, which no pod had.
+#[test]
+fn a_device_that_waits_for_its_last_close_is_not_attached() {
+    let node = Node::new();
+    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
+    let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
+    let path = device.path();
+    let other = File::open(&path).unwrap();
+    assert_eq!(device.detach(&image).unwrap(), Detach::Deferred);
+    node.store.expand(&id, LARGER).unwrap();
+    assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: LARGER, attached: false });
+    let sizes: Vec<_> = loopdev::list().unwrap().into_iter().map(|device| device.status.size).collect();
+    assert_eq!(sizes, [LARGER], "a publish may revoke the detach");
+    // A pod requested the detach of its device.
+    let target = node.disk.path().join("target");
+    File::create(&target).unwrap();
+    mount(Some(&path), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    assert!(node.store.live_volume(&id).unwrap().attached);
+    unmount(&target).unwrap();
+    drop((image, other));
+    assert!(loopdev::list().unwrap().is_empty());
 }
 
 /// The reservation fell to that of the record, although the image had the size of the call before.
