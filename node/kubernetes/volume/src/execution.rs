@@ -155,7 +155,7 @@ impl<'a> Execution<'a> {
                     warn!(volume = %self.id, project = %taken, %used.inodes, %used.bytes, "project is in use elsewhere");
                     let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                     known.record.project = projects.next()?;
-                    files.rewrite(self.id, &known.record)?;
+                    files.replace(self.id, &known.record)?;
                     self.put(known);
                 }
                 done => return Ok(done?),
