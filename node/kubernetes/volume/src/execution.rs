@@ -13,7 +13,7 @@ use units::{Bytes, Inodes};
 
 use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error};
-use crate::index::{Announcement, Known};
+use crate::index::Known;
 use crate::plan::Step;
 use crate::store::{Store, place};
 use crate::{Allocation, Record, Request, VolumeId, image};
@@ -79,7 +79,7 @@ impl<'a> Execution<'a> {
             Step::WriteRecord => {
                 let record = self.want.ok_or(ActError::NoRecord)?.record(self.store.projects.next()?);
                 files.create(id, &record)?;
-                self.put(Known { record, announcement: Announcement::Volatile, scanned: None });
+                self.put(Known { record, announcement: None, scanned: None });
             }
             Step::MakeStaging => self.staged = Some(staging.create_dir(name, self.root_mode()?)?),
             Step::Limit => self.limit()?,
@@ -103,7 +103,7 @@ impl<'a> Execution<'a> {
                 files.replace(id, &record)?;
                 self.change(|known| {
                     known.record = record;
-                    known.announcement = Announcement::Durable;
+                    known.announcement = None;
                 });
             }
             Step::DetachLoops(from) => image::detach_loops(&self.from(from).open_dir(name)?)?,

@@ -17,7 +17,7 @@ use crate::error::{ActError, Error, LookError, OpenError, StartError};
 use crate::execution::{Execution, is_confined};
 use crate::files::Files;
 use crate::group::Shared;
-use crate::index::{Announcement, Entry, Index, Known};
+use crate::index::{Entry, Index, Known};
 use crate::ledger::{Disk, Space};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
@@ -126,7 +126,7 @@ impl Store {
         });
         match taken {
             Ok(record) => {
-                index.put(id, Known { record, announcement: Announcement::Durable, scanned: None });
+                index.put(id, Known { record, announcement: None, scanned: None });
             }
             Err(error) => {
                 let (project, reservation) = self.closed(id);
@@ -190,11 +190,19 @@ impl Store {
             if source.is_not_found() { OpenError::Unknown { id } } else { OpenError::Dir { id, source } }
         };
         let dir = self.live.open_dir(id.name()).map_err(failed)?;
-        if known.announcement == Announcement::Volatile {
-            self.files.records.sync().map_err(failed)?;
-            self.index().change(id, |known| known.announcement = Announcement::Durable);
-        }
+        self.sync_announcement(&known).map_err(failed)?;
         Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
+    }
+
+    /// One force of the log is enough for all announcements before it.
+    fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
+        let Index { announced, durable, .. } = *self.index();
+        if known.announcement > Some(durable) {
+            self.files.records.sync()?;
+            let mut index = self.index();
+            index.durable = index.durable.max(announced);
+        }
+        Ok(())
     }
 
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
@@ -275,9 +283,12 @@ impl Store {
         }
         let failed = |source| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
         self.files.announce(id).map_err(failed)?;
-        self.index().change(id, |known| {
+        let mut index = self.index();
+        index.announced += 1;
+        let announcement = Some(index.announced);
+        index.change(id, |known| {
             known.record.state = State::Announced;
-            known.announcement = Announcement::Volatile;
+            known.announcement = announcement;
         });
         Ok(Ensured::Created(()))
     }
