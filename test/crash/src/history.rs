@@ -62,6 +62,19 @@ pub enum Action {
     Expand {
         to: Bytes,
     },
+    /// The claim asks for more while a pod writes, as in [`Action::Write`].
+    ExpandAndWrite {
+        to: Bytes,
+        slot: u16,
+    },
+    /// The claim asks for more and is deleted at once: either operation may be the first.
+    ExpandAndRetire {
+        to: Bytes,
+    },
+    /// The PV is deleted, and its policy says Retain.
+    Retain,
+    /// An administrator creates a PV for the retained volume, and a claim binds to it.
+    Adopt,
     /// The claim is gone and the PV's policy says Delete.
     Retire,
     /// The PV's policy became Retain before the PV was deleted.
@@ -92,6 +105,8 @@ pub enum Life {
     Staged(Body),
     Announced(Body),
     Retired(Body),
+    /// There is neither a PV nor a claim.
+    Retained(Body),
     /// It does not come back: a new claim of the same name has another UID.
     Gone,
 }
@@ -113,6 +128,8 @@ pub struct Body {
     pub shape: Shape,
     pub asked: Bytes,
     pub size: Size,
+    /// The size that an expansion may have given it before it was retired.
+    pub grown: Option<Size>,
     /// The slots that were written and synced.
     pub written: BTreeSet<u16>,
     /// Whether it was ever opened for a pod.
@@ -125,7 +142,7 @@ impl Life {
         match (self, action) {
             (Self::Unborn, Action::Provision { shape, size }) => {
                 let (asked, size) = (size, Size::new(shape, size));
-                Some(Self::Staged(Body { shape, asked, size, written: BTreeSet::new(), opened: false }))
+                Some(Self::Staged(Body { shape, asked, size, grown: None, written: BTreeSet::new(), opened: false }))
             }
             (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
             (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone),
@@ -137,8 +154,17 @@ impl Life {
             (Self::Announced(body), Action::Expand { to }) if to > body.size.bytes => {
                 Some(Self::Announced(Body { size: body.size.grown(body.shape, to), ..body }))
             }
+            (life @ Self::Announced(_), Action::ExpandAndWrite { to, slot }) => {
+                life.after(Action::Write { slot, leave: false })?.after(Action::Expand { to })
+            }
+            (Self::Announced(body), Action::ExpandAndRetire { to }) if to > body.size.bytes => {
+                Some(Self::Retired(Body { grown: Some(body.size.grown(body.shape, to)), ..body }))
+            }
             (Self::Announced(body), Action::Retire) => Some(Self::Retired(body)),
-            (Self::Retired(body), Action::Restore) => Some(Self::Announced(body)),
+            (Self::Retired(body), Action::Restore) if body.grown.is_none() => Some(Self::Announced(body)),
+            // The announcement of a volume that was never opened may be lost, and then the volume is undone.
+            (Self::Announced(body), Action::Retain) if body.opened => Some(Self::Retained(body)),
+            (Self::Retained(body), Action::Adopt) => Some(Self::Announced(body)),
             _ => None,
         }
     }
@@ -170,8 +196,21 @@ fn slots(size: Size) -> u16 {
 
 impl Action {
     /// Each of them by its name.
-    pub const NAMES: [&'static str; 9] =
-        ["provision", "announce", "open", "write", "expand", "retire", "restore", "discard", "undo"];
+    pub const NAMES: [&'static str; 13] = [
+        "provision",
+        "announce",
+        "open",
+        "write",
+        "expand",
+        "expand and write",
+        "expand and retire",
+        "retain",
+        "adopt",
+        "retire",
+        "restore",
+        "discard",
+        "undo",
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -180,6 +219,10 @@ impl Action {
             Self::Open => "open",
             Self::Write { .. } => "write",
             Self::Expand { .. } => "expand",
+            Self::ExpandAndWrite { .. } => "expand and write",
+            Self::ExpandAndRetire { .. } => "expand and retire",
+            Self::Retain => "retain",
+            Self::Adopt => "adopt",
             Self::Retire => "retire",
             Self::Restore => "restore",
             Self::Discard => "discard",
@@ -307,20 +350,25 @@ fn next_action(life: &Life, random: &mut Random) -> Option<Action> {
         Life::Staged(_) => {
             random.one_of(&[Action::Announce, Action::Announce, Action::Announce, Action::Undo]).copied()
         }
-        Life::Announced(body) => match random.below(8) {
-            0 | 1 => Some(Action::Retire),
-            2 | 3 if body.size.bytes < Bytes::new(16 << 20) => {
-                Some(Action::Expand { to: body.size.bytes.saturating_add(mebibytes(random)?) })
+        Life::Announced(body) => {
+            let to = body.size.bytes.saturating_add(mebibytes(random)?);
+            let is_small = body.size.bytes < Bytes::new(16 << 20);
+            let free: Vec<u16> = (0..slots(body.size)).filter(|slot| !body.written.contains(slot)).collect();
+            // The last one now and then: what an expansion added.
+            let slot = *if random.below(3) == 0 { free.last() } else { random.one_of(&free) }?;
+            match random.below(9) {
+                0 => Some(Action::Retire),
+                1 => Some(Action::ExpandAndRetire { to }),
+                2 if is_small => Some(Action::Expand { to }),
+                3 if is_small => Some(Action::ExpandAndWrite { to, slot }),
+                4 if !body.opened => Some(Action::Open),
+                5 if body.opened => Some(Action::Retain),
+                _ => Some(Action::Write { slot, leave: random.below(2) == 0 }),
             }
-            4 if !body.opened => Some(Action::Open),
-            _ => {
-                let free: Vec<u16> = (0..slots(body.size)).filter(|slot| !body.written.contains(slot)).collect();
-                // The last one now and then: what an expansion added.
-                let slot = if random.below(3) == 0 { free.last() } else { random.one_of(&free) };
-                Some(Action::Write { slot: *slot?, leave: random.below(2) == 0 })
-            }
-        },
+        }
+        Life::Retired(body) if body.grown.is_some() => Some(Action::Discard),
         Life::Retired(_) => random.one_of(&[Action::Restore, Action::Discard, Action::Discard]).copied(),
+        Life::Retained(_) => Some(Action::Adopt),
         Life::Gone => None,
     }
 }
@@ -340,9 +388,16 @@ impl fmt::Display for Action {
             Self::Write { slot, leave: false } => write!(f, "write slot {slot}"),
             Self::Write { slot, leave: true } => write!(f, "write slot {slot}, leave it attached"),
             Self::Expand { to } => write!(f, "expand to {to}"),
-            Self::Announce | Self::Open | Self::Retire | Self::Restore | Self::Discard | Self::Undo => {
-                f.write_str(self.name())
-            }
+            Self::ExpandAndWrite { to, slot } => write!(f, "expand to {to} and write slot {slot}"),
+            Self::ExpandAndRetire { to } => write!(f, "expand to {to} and retire"),
+            Self::Announce
+            | Self::Open
+            | Self::Retain
+            | Self::Adopt
+            | Self::Retire
+            | Self::Restore
+            | Self::Discard
+            | Self::Undo => f.write_str(self.name()),
         }
     }
 }
