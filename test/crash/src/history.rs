@@ -21,6 +21,10 @@ const SIZES: [u64; 4] = [1, 2, 3, 4];
 /// Volumes that are there at once.
 const CROWD: usize = 6;
 
+/// Operations of a sequence, and sequences of a part.
+const LENGTH: usize = 3;
+const PART: usize = 8;
+
 /// Operations that run at once, so that they share forces of the log.
 const PARALLEL: usize = 3;
 
@@ -170,6 +174,35 @@ impl Life {
     }
 }
 
+impl Life {
+    /// Each action once. Not all of them are possible.
+    fn candidates(&self, shape: Shape) -> [Action; Action::NAMES.len()] {
+        let (size, slot) = match self {
+            Self::Unborn | Self::Gone => (Bytes::ZERO, 0),
+            Self::Staged(body) | Self::Announced(body) | Self::Retired(body) | Self::Retained(body) => {
+                let is_free = |slot: &u16| !body.written.contains(slot);
+                (body.size.bytes, (0..slots(body.size)).rev().find(is_free).unwrap_or_default())
+            }
+        };
+        let to = size.saturating_add(Bytes::MIB);
+        [
+            Action::Provision { shape, size: Bytes::MIB },
+            Action::Announce,
+            Action::Open,
+            Action::Write { slot, leave: shape == Shape::Thin },
+            Action::Expand { to },
+            Action::ExpandAndWrite { to, slot },
+            Action::ExpandAndRetire { to },
+            Action::Retain,
+            Action::Adopt,
+            Action::Retire,
+            Action::Restore,
+            Action::Discard,
+            Action::Undo,
+        ]
+    }
+}
+
 impl Size {
     pub(crate) const fn new(shape: Shape, bytes: Bytes) -> Self {
         let inodes = match shape {
@@ -240,6 +273,41 @@ impl History {
         let all = Self { rounds: operations.into_iter().map(|operation| vec![operation]).collect() };
         assert_eq!(all.only(|_, _| true), all, "an operation is not possible where it stands");
         all
+    }
+
+    /// All sequences of [`LENGTH`] operations, for each kind of volume: on a new one, and on one that was opened.
+    fn sequences() -> Vec<Vec<Action>> {
+        let new = |shape| (Life::Unborn, shape, vec![]);
+        let opened = |shape| {
+            let begin = vec![Action::Provision { shape, size: Bytes::MIB }, Action::Announce, Action::Open];
+            let life = begin.iter().try_fold(Life::Unborn, |life, action| life.after(*action));
+            (life.unwrap_or_default(), shape, begin)
+        };
+        let mut sequences: Vec<_> = Shape::ALL.into_iter().flat_map(|shape| [new(shape), opened(shape)]).collect();
+        for _ in 0..LENGTH {
+            let longer = |(life, shape, before): (Life, Shape, Vec<Action>)| -> Vec<_> {
+                let next = |action| {
+                    Some((life.clone().after(action)?, shape, before.iter().copied().chain([action]).collect()))
+                };
+                let longer: Vec<_> = life.candidates(shape).into_iter().filter_map(next).collect();
+                if longer.is_empty() { vec![(life, shape, before)] } else { longer }
+            };
+            sequences = sequences.into_iter().flat_map(longer).collect();
+        }
+        sequences.into_iter().map(|(_, _, actions)| actions).collect()
+    }
+
+    /// How many parts [`History::of_sequences`] has.
+    pub fn parts() -> usize {
+        Self::sequences().len().div_ceil(PART)
+    }
+
+    /// A part of all sequences, one after the other, each on a volume of its own.
+    pub fn of_sequences(part: usize) -> Self {
+        let numbered = (1..).map(Number).zip(Self::sequences()).skip(part * PART).take(PART);
+        Self::sequence(
+            numbered.flat_map(|(volume, actions)| actions.into_iter().map(move |action| Operation { volume, action })),
+        )
     }
 
     /// Kind and volume of each operation, in the order of their numbers.
@@ -460,6 +528,22 @@ mod tests {
             let operations: Vec<_> = history.operations().take(until).collect();
             prop_assert_eq!(history.begun(&begun).operations().collect::<Vec<_>>(), operations);
         }
+    }
+
+    #[test]
+    fn the_parts_have_each_pair_of_operations_that_can_follow_each_other() {
+        let parts: Vec<History> = (0..History::parts()).map(History::of_sequences).collect();
+        assert!(parts.iter().all(is_possible));
+        let volumes = parts.iter().flat_map(|part| part.operations().map(|operation| operation.volume));
+        assert_eq!(volumes.collect::<BTreeSet<_>>().len(), History::sequences().len());
+        let pairs = |history: &History| -> BTreeSet<_> {
+            let mut last = BTreeMap::new();
+            let cases = history.operations().zip(history.cases());
+            cases.filter_map(|(operation, case)| Some((last.insert(operation.volume, case)?, case))).collect()
+        };
+        let found: BTreeSet<_> = parts.iter().flat_map(pairs).collect();
+        let random = (0..200).flat_map(|seed| pairs(&History::from_seed(seed, 30)));
+        assert_eq!(random.filter(|pair| !found.contains(pair)).collect::<BTreeSet<_>>(), BTreeSet::new());
     }
 
     #[test]
