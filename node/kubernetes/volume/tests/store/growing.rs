@@ -2,9 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::PathBuf;
 
 use dir::Ensured;
 use fsquota::Limits;
@@ -12,7 +10,6 @@ use ktest_support::unmount;
 use loopdev::{Config, Control, Detach};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MsFlags, mount};
-use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{Access, Allocation, Error, LiveVolume, Step, Volumes as _};
 
@@ -93,21 +90,11 @@ fn what_does_not_fit_leaves_the_volume_as_it_was() {
     assert!(matches!(node.store.expand(&id("pvc-9"), LARGER), Err(Error::Unknown { .. })));
 }
 
-/// A file that leaves 60 MiB of the disk.
-fn hog(node: &Node) -> PathBuf {
-    let path = node.disk.path().join("hog");
-    let hog = File::create(&path).unwrap();
-    let free = fstatvfs(hog.as_fd()).unwrap();
-    let free = free.blocks_free() * free.fragment_size() - (60 << 20);
-    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
-    path
-}
-
 #[test]
 fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     let node = Node::new();
     let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
-    let hog = hog(&node);
+    let hog = node.hog(Bytes::new(60 << 20));
     let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
     let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
@@ -158,7 +145,7 @@ fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
     };
     let (size, reserved, limits) = kept(&node);
     assert!(size == LARGER.get() && reserved > LARGER && limits.bytes > Some(LARGER), "{reserved} {limits:?}");
-    let hog = hog(&node);
+    let hog = node.hog(Bytes::new(60 << 20));
     let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
     assert_eq!(kept(&node), (size, reserved, limits));

@@ -8,9 +8,9 @@ use dir::Ensured;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use units::Bytes;
-use volume::{Allocation, Mode, Record, Volumes as _};
+use volume::{Allocation, Mode, Neighbours, Record, Settings, Volumes as _};
 
-use crate::node::{INODES, Node, disk, files, id, sized};
+use crate::node::{INODES, Node, disk, files, id, settings, sized};
 
 #[test]
 fn volumes_are_created_in_parallel_with_a_project_each() {
@@ -71,7 +71,7 @@ fn a_burst_forces_the_log_less_often_than_it_makes_volumes() {
 /// A volume that was freed between the query of its quota and that of the disk hid as much of the others.
 #[test]
 fn space_of_others_counts_while_a_volume_is_freed() {
-    let node = Node::shared();
+    let node = Node::with(Settings { neighbours: Neighbours::Strangers, ..settings() });
     let (id, _) = node.made(&files("pvc-1"));
     let others = || node.store.space().unwrap().reserve;
     let quiet = others();
