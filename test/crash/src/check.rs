@@ -190,7 +190,7 @@ mod tests {
         };
         let expected = shapes.map(|(number, shape)| {
             let size = Size::new(shape, SIZE);
-            let body = Body { shape, asked: SIZE, size, written: BTreeSet::new(), opened: true };
+            let body = Body { shape, asked: SIZE, size, grown: None, written: BTreeSet::new(), opened: true };
             let spots = [Some((Register::Records, Some(Place::Live)))].into();
             let wants = Wants::Bound(size);
             (Number(number), Expected { body: Some(body), spots, sizes: [size].into(), fading: false, wants })

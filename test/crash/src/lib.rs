@@ -24,4 +24,4 @@ mod random;
 mod reconcile;
 pub mod violation;
 
-pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, SEEDS};
+pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, Plan, SEEDS};

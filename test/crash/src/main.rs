@@ -1,13 +1,15 @@
-//! Runs in the guest: experiments with one seed after the other, until so many points were looked at.
+//! Runs in the guest: experiments with one seed after the other until so many points were looked at, or all sequences.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-use crash::{Experiment, Flushes, POINTS};
+use crash::history::History;
+use crash::{Experiment, Failure, Flushes, Looked, POINTS, Plan};
+use ktest_support::stderr_is_terminal;
 
-/// Cuts the power at random points of random histories of volumes.
+/// Cuts the power at random points of random histories of volumes, or at each point of all short sequences.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many points are looked at.
@@ -16,29 +18,77 @@ struct Arguments {
     /// The first history; the next ones have the seeds that follow. By default another one each time.
     #[arg(long)]
     seed: Option<u64>,
+    /// All sequences of three operations, from this part on: hours.
+    #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["points", "seed"])]
+    sequences: Option<usize>,
     /// How many seconds shorter histories are looked for after a failure.
     #[arg(long, default_value_t = 600)]
     patience: u64,
 }
 
 fn main() -> ExitCode {
-    let Arguments { points, seed, patience } = Arguments::parse();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let (start, mut seed, mut done) = (Instant::now(), seed.unwrap_or_else(now), 0);
-    while done < points {
-        let points = POINTS.min(points - done);
-        let experiment = Experiment { seed, points, flushes: Flushes::Kept, patience: Duration::from_secs(patience) };
-        match experiment.run() {
-            Ok(looked) => {
-                done += looked.points.max(1);
-                println!("seed {seed}: {} points hold, {done} in {} s", looked.points, start.elapsed().as_secs());
-            }
-            Err(failure) => {
-                eprintln!("{failure}");
-                return ExitCode::FAILURE;
-            }
+    let Arguments { points, seed, sequences, patience } = Arguments::parse();
+    let run = Run { start: Instant::now(), patience: Duration::from_secs(patience), is_terminal: stderr_is_terminal() };
+    let done = match sequences {
+        Some(first) => run.sequences(first),
+        None => run.points(points, seed),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            run.clear();
+            eprintln!("{failure}");
+            ExitCode::FAILURE
         }
-        seed = seed.wrapping_add(1);
     }
-    ExitCode::SUCCESS
+}
+
+struct Run {
+    start: Instant,
+    patience: Duration,
+    is_terminal: bool,
+}
+
+impl Run {
+    fn points(&self, points: usize, seed: Option<u64>) -> Result<(), Box<Failure>> {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let (mut seed, mut done) = (seed.unwrap_or_else(now), 0);
+        while done < points {
+            let plan = Plan::Random { seed, points: POINTS.min(points - done) };
+            let looked = self.run(plan, |looked, _| format!("seed {seed}: {} of {points} points", done + looked))?;
+            done += looked.max(1);
+            println!("seed {seed}: {looked} points hold, {done} in {} s", self.start.elapsed().as_secs());
+            seed = seed.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    fn sequences(&self, first: usize) -> Result<(), Box<Failure>> {
+        let parts = History::parts();
+        for part in first..parts {
+            let shown = |looked, all| format!("part {part} of {parts}: {looked} of {all} points");
+            let looked = self.run(Plan::Sequences { part }, shown)?;
+            println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
+        }
+        Ok(())
+    }
+
+    /// Returns how many points were looked at. A terminal shows the number meanwhile, in a line that is rewritten.
+    fn run(&self, plan: Plan, shown: impl Fn(usize, usize) -> String) -> Result<usize, Box<Failure>> {
+        let experiment = Experiment { plan, flushes: Flushes::Kept, patience: self.patience };
+        let report = |looked: &Looked, all| {
+            if self.is_terminal {
+                eprint!("\r{}, {} s\x1b[K", shown(looked.points, all), self.start.elapsed().as_secs());
+            }
+        };
+        let Looked { points, .. } = experiment.run(report)?;
+        self.clear();
+        Ok(points)
+    }
+
+    fn clear(&self) {
+        if self.is_terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
 }

@@ -43,7 +43,7 @@ impl Progress {
         &self.begun
     }
 
-    /// The operations that were under way at a cut. An announcement and an opening may write
+    /// The operations that were under way at a cut. Announcing, opening, retaining and adopting may write
     /// nothing themselves, so that these are shown by any cut before the next operation on their volume, too.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
@@ -53,7 +53,9 @@ impl Progress {
             }
         }
         let cases = history.cases();
-        let is_shown = |number: &usize| !self.ended.contains(number) || matches!(cases[*number].0, "announce" | "open");
+        let is_shown = |number: &usize| {
+            !self.ended.contains(number) || matches!(cases[*number].0, "announce" | "open" | "retain" | "adopt")
+        };
         last.into_values().filter(is_shown).map(|number| cases[number]).collect()
     }
 }
@@ -107,6 +109,8 @@ pub enum Wants {
     Bound(Size),
     /// There is a PV that is to be deleted with its data.
     Released,
+    /// There is neither a PV nor a claim, and the volume stays.
+    Kept,
     Nothing,
 }
 
@@ -148,9 +152,11 @@ fn settled(life: &Life) -> Option<Expected> {
         Life::Staged(body) => (body, [at(Register::Pending, Place::Live)].into(), Wants::Claimed),
         Life::Announced(body) => (body, registers(body, Place::Live), Wants::Bound(body.size)),
         Life::Retired(body) => (body, registers(body, Place::Trash), Wants::Released),
+        Life::Retained(body) => (body, registers(body, Place::Live), Wants::Kept),
         Life::Gone => return Some(Expected::nothing()),
     };
-    Some(Expected { sizes: [body.size].into(), body: Some(body.clone()), spots, fading: false, wants })
+    let sizes = [body.size].into_iter().chain(body.grown).collect();
+    Some(Expected { sizes, body: Some(body.clone()), spots, fading: false, wants })
 }
 
 /// A record is moved without a force of the log; opening the volume makes up for that.
@@ -173,6 +179,10 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
         | Action::Open
         | Action::Write { .. }
         | Action::Expand { .. }
+        | Action::ExpandAndWrite { .. }
+        | Action::ExpandAndRetire { .. }
+        | Action::Retain
+        | Action::Adopt
         | Action::Retire
         | Action::Restore => &[],
     };
@@ -194,17 +204,18 @@ impl Expected {
     }
 
     pub fn reconciled(&self) -> Self {
-        let size = match (self.wants, &self.body) {
-            (Wants::Claimed, Some(body)) => body.size,
-            (Wants::Bound(size), Some(_)) => size,
-            (Wants::Claimed | Wants::Bound(_), None) | (Wants::Released | Wants::Nothing, _) => return Self::nothing(),
+        let (size, wants) = match (self.wants, &self.body) {
+            (Wants::Claimed, Some(body)) => (body.size, Wants::Bound(body.size)),
+            (Wants::Bound(size), Some(_)) => (size, self.wants),
+            (Wants::Kept, Some(body)) => (body.size, self.wants),
+            (_, None) | (Wants::Released | Wants::Nothing, _) => return Self::nothing(),
         };
         Self {
             body: self.body.clone(),
             spots: [at(Register::Records, Place::Live)].into(),
             sizes: [size].into(),
             fading: false,
-            wants: Wants::Bound(size),
+            wants,
         }
     }
 }
@@ -271,7 +282,7 @@ mod tests {
                 .flatten()
                 .filter(|(number, _)| progress.ended.contains(number))
                 .filter_map(|(_, Operation { volume, action })| match action {
-                    Action::Write { slot, .. } => Some((volume, slot)),
+                    Action::Write { slot, .. } | Action::ExpandAndWrite { slot, .. } => Some((volume, slot)),
                     _ => None,
                 });
             let expected = expected(&history, &progress);
@@ -288,7 +299,7 @@ mod tests {
                 prop_assert_eq!(&done.reconciled(), &done);
                 prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1);
                 let data = done.body.map(|body| body.written);
-                let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_));
+                let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_) | Wants::Kept);
                 prop_assert_eq!(data, expected.body.as_ref().filter(|_| kept).map(|body| body.written.clone()));
             }
         }

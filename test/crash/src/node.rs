@@ -8,12 +8,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use dir::Dir;
 use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
-use volume::{Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId, Volumes as _};
+use volume::{
+    Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId, VolumeRefusal, Volumes as _,
+};
 
 use crate::check;
 use crate::facts::VOLUMES;
@@ -62,16 +65,39 @@ impl Node {
             Action::Open => store.open_volume(&id).map(drop).map_err(called("open", volume)),
             Action::Write { slot, leave } => self.write(volume, slot, leave),
             Action::Expand { to } => store.expand(&id, to).map(drop).map_err(called("expand", volume)),
-            Action::Retire => {
-                store.retire(&id).map(drop).map_err(called("retire", volume))?;
-                match lock(&self.attached).remove(&volume) {
-                    Some(backing) if self.device_of(volume, backing)?.is_some() => Err(Violation::Attached { volume }),
-                    Some(_) | None => Ok(()),
-                }
+            Action::ExpandAndWrite { to, slot } => thread::scope(|scope| {
+                let expanded = scope.spawn(|| store.expand(&id, to).map(drop).map_err(called("expand", volume)));
+                self.write(volume, slot, false)?;
+                expanded.join().expect("an expansion panicked")
+            }),
+            Action::ExpandAndRetire { to } => thread::scope(|scope| {
+                let expanded = scope.spawn(|| match store.expand(&id, to) {
+                    // It was retired first.
+                    Ok(_) | Err(volume::Error::Refused { source: VolumeRefusal::Lost, .. }) => Ok(()),
+                    Err(error) => Err(called("expand", volume)(error)),
+                });
+                self.retire(volume)?;
+                expanded.join().expect("an expansion panicked")
+            }),
+            // The disk does not change.
+            Action::Retain => Ok(()),
+            Action::Adopt => {
+                store.announce(&id).map_err(called("announce", volume))?;
+                store.restore(&id).map_err(called("restore", volume))?;
+                store.open_volume(&id).map(drop).map_err(called("open", volume))
             }
+            Action::Retire => self.retire(volume),
             Action::Restore => store.restore(&id).map(drop).map_err(called("restore", volume)),
             Action::Discard => store.discard(&id).map(drop).map_err(called("discard", volume)),
             Action::Undo => store.undo(&id).map(drop).map_err(called("undo", volume)),
+        }
+    }
+
+    fn retire(&self, volume: Number) -> Result<(), Violation> {
+        self.store.retire(&id(volume)).map_err(called("retire", volume))?;
+        match lock(&self.attached).remove(&volume) {
+            Some(backing) if self.device_of(volume, backing)?.is_some() => Err(Violation::Attached { volume }),
+            Some(_) | None => Ok(()),
         }
     }
 

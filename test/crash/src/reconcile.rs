@@ -53,7 +53,7 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
             (Wants::Nothing, _) if retired.contains(id) => {
                 store.discard(id).map_err(called("discard", number))?;
             }
-            (Wants::Nothing | Wants::Claimed | Wants::Bound(_), _) => {}
+            (Wants::Nothing | Wants::Claimed | Wants::Bound(_) | Wants::Kept, _) => {}
         }
     }
     Ok(())

@@ -55,26 +55,10 @@ pub struct DiskState {
     pub live: Place,
     /// Its directory while it is removed.
     pub trash: Place,
-    /// Whether raised limits are on the disk.
-    pub limits: Limits,
-}
-
-/// Whether raised limits outlive a power cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limits {
-    Durable,
-    /// Only by the record, when the node starts.
-    Volatile,
 }
 
 impl DiskState {
-    pub const NOTHING: Self = Self {
-        record: None,
-        staging: Place::Absent,
-        live: Place::Absent,
-        trash: Place::Absent,
-        limits: Limits::Durable,
-    };
+    pub const NOTHING: Self = Self { record: None, staging: Place::Absent, live: Place::Absent, trash: Place::Absent };
 
     pub(crate) const fn is_anywhere(&self) -> bool {
         self.staging.is_present() || self.live.is_present() || self.trash.is_present()

@@ -99,8 +99,6 @@ pub enum ActError {
     Limit(#[from] fsquota::SetError),
     #[error("cannot clear the limits")]
     Clear(#[from] fsquota::RemoveError),
-    #[error("cannot make the limits durable")]
-    Sync(#[from] fsquota::FsError),
     #[error("cannot read the quota")]
     Quota(#[source] fsquota::FsError),
     #[error("cannot set the mode of the volume's directory")]
@@ -264,12 +262,10 @@ impl ActError {
             Self::Allocate(AllocateError::Counter { source, .. }) => source.raw_os_error().map(Errno::from_raw),
             Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
             | Self::Limit(SetError::Fs(FsError::System { source, .. }))
-            | Self::Quota(FsError::System { source, .. })
-            | Self::Sync(FsError::System { source, .. }) => Some(*source),
+            | Self::Quota(FsError::System { source, .. }) => Some(*source),
             Self::Allocate(_)
             | Self::Limit(_)
             | Self::Clear(_)
-            | Self::Sync(_)
             | Self::Quota(_)
             | Self::Unfinished { .. }
             | Self::Short { .. }

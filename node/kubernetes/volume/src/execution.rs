@@ -11,9 +11,9 @@ use nix::sys::stat::{fchmod, fstat};
 use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
-use crate::disk_state::{Limits, Place, Where};
+use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error};
-use crate::index::{Announcement, Known};
+use crate::index::Known;
 use crate::plan::Step;
 use crate::store::{Store, place};
 use crate::{Allocation, Record, Request, VolumeId, image};
@@ -73,18 +73,13 @@ impl<'a> Execution<'a> {
     }
 
     fn step(&mut self, step: Step) -> Result<(), ActError> {
-        let Store { files, staging, live, trash, quotas, everything, .. } = self.store;
+        let Store { files, staging, live, trash, quotas, .. } = self.store;
         let (id, name) = (self.id, self.id.name());
         match step {
             Step::WriteRecord => {
                 let record = self.want.ok_or(ActError::NoRecord)?.record(self.store.projects.next()?);
                 files.create(id, &record)?;
-                self.put(Known {
-                    record,
-                    announcement: Announcement::Volatile,
-                    limits: Limits::Durable,
-                    scanned: None,
-                });
+                self.put(Known { record, announcement: None, scanned: None });
             }
             Step::MakeStaging => self.staged = Some(staging.create_dir(name, self.root_mode()?)?),
             Step::Limit => self.limit()?,
@@ -101,7 +96,6 @@ impl<'a> Execution<'a> {
             Step::RaiseLimits(to) => {
                 let record = self.record()?.grown(to);
                 quotas.set_limits(record.project, record.limits())?;
-                self.change(|known| known.limits = Limits::Volatile);
             }
             Step::GrowImage(to) => image::grow(&live.open_dir(name)?, to, self.allocation()?)?,
             Step::RaiseRecord(to) => {
@@ -109,12 +103,8 @@ impl<'a> Execution<'a> {
                 files.replace(id, &record)?;
                 self.change(|known| {
                     known.record = record;
-                    known.announcement = Announcement::Durable;
+                    known.announcement = None;
                 });
-            }
-            Step::SyncLimits => {
-                everything.wait(|| fsquota::sync(&**live))?;
-                self.change(|known| known.limits = Limits::Durable);
             }
             Step::DetachLoops(from) => image::detach_loops(&self.from(from).open_dir(name)?)?,
             Step::Trash(from) => match self.from(from).rename(name, trash, name) {
@@ -165,7 +155,7 @@ impl<'a> Execution<'a> {
                     warn!(volume = %self.id, project = %taken, %used.inodes, %used.bytes, "project is in use elsewhere");
                     let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                     known.record.project = projects.next()?;
-                    files.rewrite(self.id, &known.record)?;
+                    files.replace(self.id, &known.record)?;
                     self.put(known);
                 }
                 done => return Ok(done?),

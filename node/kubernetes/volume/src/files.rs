@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 
 use dir::{Dir, Mode, Name, OFlag};
 use nix::errno::Errno;
+use nix::fcntl::renameat;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use tracing::{info, warn};
 
@@ -32,24 +33,18 @@ impl Files {
         write_new(&self.pending, id.name(), record)
     }
 
-    /// Writes another one in the place of that.
-    pub(crate) fn rewrite(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
-        self.pending.remove_file(id.name())?;
-        self.create(id, record)
-    }
-
-    /// Replaces the record of an announced volume, durably: after a power cut it is the former or the new one.
+    /// Replaces a record, durably: after a power cut it is the former or the new one.
     pub(crate) fn replace(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
+        let dir = self.of(record.state);
         let sibling = format!(".{id}{SIBLING}");
         let sibling = Name::try_from(sibling.as_str()).map_err(|_| ActError::Record(Errno::ENAMETOOLONG))?;
-        match self.records.remove_file(&sibling) {
+        match dir.remove_file(&sibling) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             Ok(()) | Err(_) => {} // of a run that was cut
         }
-        write_new(&self.records, &sibling, record)?;
-        nix::fcntl::renameat(&*self.records, sibling.as_os_str(), &*self.records, id.name().as_os_str())
-            .map_err(ActError::Record)?;
-        Ok(self.records.sync()?)
+        write_new(dir, &sibling, record)?;
+        renameat(&**dir, sibling.as_os_str(), &**dir, id.name().as_os_str()).map_err(ActError::Record)?;
+        Ok(dir.sync()?)
     }
 
     /// The volume is announced from now on. Durable after the next force of the log.

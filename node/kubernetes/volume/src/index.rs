@@ -6,7 +6,6 @@ use fsquota::ProjectId;
 use units::Inodes;
 
 use crate::VolumeId;
-use crate::disk_state::Limits;
 use crate::ledger::Ledger;
 use crate::record::{Record, RecordError, State};
 
@@ -17,6 +16,9 @@ pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,
     pub(crate) ledger: Ledger,
     pub(crate) foreign: BTreeSet<VolumeId>,
+    /// How many announcements there were, and how many of them are on the disk.
+    pub(crate) announced: u64,
+    pub(crate) durable: u64,
 }
 
 /// A volume with a record.
@@ -32,19 +34,10 @@ pub(crate) enum Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) record: Record,
-    /// Whether a power cut takes the announcement back.
-    pub(crate) announcement: Announcement,
-    pub(crate) limits: Limits,
+    /// The number of its announcement by this process. A power cut takes it back if it is not on the disk.
+    pub(crate) announcement: Option<u64>,
     /// The inodes that its project had, without its directory, when all inodes of the disk were last looked at for them.
     pub(crate) scanned: Option<Inodes>,
-}
-
-/// Whether it is on the disk that a volume is announced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Announcement {
-    Durable,
-    /// Not before the log is forced.
-    Volatile,
 }
 
 impl Entry {

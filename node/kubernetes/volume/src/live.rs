@@ -3,13 +3,13 @@
 use loopdev::Backing;
 use units::Bytes;
 
-use crate::{Access, LookError, OpenError, Store, VolumeId};
+use crate::{Access, LookError, OpenError, Store, VolumeId, published};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveVolume {
     pub size: Bytes,
-    /// A loop device is attached to its image. That device has the size that the image had when it was attached, until
-    /// it is refreshed. Always false for a filesystem volume.
+    /// A loop device is attached to its image, and its detach does not only wait for the last close. That device has the
+    /// size that the image had when it was attached, until it is refreshed. Always false for a filesystem volume.
     pub attached: bool,
 }
 
@@ -45,8 +45,7 @@ impl Store {
             let image = Backing::of(&image).map_err(|source| look(source.into()))?;
             // Opening a device waits for an attach that is under way: either this finds the device, or the device has
             // the image's present size.
-            let devices = loopdev::list().map_err(|source| look(source.into()))?;
-            devices.iter().any(|device| device.status.backing == image)
+            published::is_attached(image).map_err(look)?
         } else {
             false
         };

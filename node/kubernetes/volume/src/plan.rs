@@ -7,7 +7,7 @@
 use units::Bytes;
 
 use crate::Request;
-use crate::disk_state::{DiskState, Limits, Place, Where};
+use crate::disk_state::{DiskState, Place, Where};
 use crate::record::{Claim, Mode, Record, State};
 
 /// One change. Each may run twice.
@@ -28,9 +28,8 @@ pub enum Step {
     RaiseLimits(Bytes),
     /// Extend the image to this size.
     GrowImage(Bytes),
-    /// Write into the record that this is the size, durably.
+    /// Write into the record that this is the size, durably, and with it the limits and the image that were raised before.
     RaiseRecord(Bytes),
-    SyncLimits,
     /// Take loop devices off the image.
     DetachLoops(Where),
     /// Out of the way of everyone: from now on it is none any more.
@@ -129,14 +128,11 @@ pub fn expand(to: Bytes, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     };
     let grow = image.filter(|image| *image < size).map(|_| Step::GrowImage(size));
     if size == record.size && grow.is_none() {
-        return Ok(match seen.limits {
-            Limits::Durable => vec![],
-            Limits::Volatile => vec![Step::SyncLimits],
-        });
+        return Ok(vec![]);
     }
     // The limits before the image, which would not fit; the record after it, so that it never exceeds the image.
     let steps = [Step::RaiseLimits(size)].into_iter().chain(grow);
-    Ok(steps.chain([Step::RaiseRecord(size), Step::SyncLimits]).collect())
+    Ok(steps.chain([Step::RaiseRecord(size)]).collect())
 }
 
 /// Takes the volume, finished or half-made, out of use. The data is still there after it, in the trash, where only
@@ -272,13 +268,11 @@ mod tests {
                 Step::Limit => self.staging = Place::Present { project: Some(PROJECT), image: None },
                 Step::MakeImage => self.staging.set_image(size.expect("a record")),
                 Step::Publish => self.live = self.staging.take(),
-                Step::RaiseLimits(_) => self.limits = Limits::Volatile,
                 Step::GrowImage(to) => {
                     assert!(self.live.image().is_some_and(|image| image < to), "never cut");
                     self.live.set_image(to);
                 }
                 Step::RaiseRecord(to) => self.record = self.record.take().map(|record| record.grown(to)),
-                Step::SyncLimits => self.limits = Limits::Durable,
                 Step::Trash(from) => {
                     assert_eq!(self.trash, Place::Absent);
                     self.trash = if from == Where::Staging { self.staging.take() } else { self.live.take() };
@@ -287,7 +281,7 @@ mod tests {
                 Step::RemoveStaging => self.staging = Place::Absent,
                 Step::RemoveData => self.trash = Place::Absent,
                 Step::RemoveRecord => self.record = None,
-                Step::ClearLimits | Step::DetachLoops(_) | Step::SyncLive | Step::SyncTrash => {}
+                Step::RaiseLimits(_) | Step::ClearLimits | Step::DetachLoops(_) | Step::SyncLive | Step::SyncTrash => {}
             }
         }
 
@@ -318,7 +312,7 @@ mod tests {
     }
 
     fn changes(steps: &[Step]) -> bool {
-        steps.iter().any(|step| !matches!(step, Step::SyncLive | Step::SyncTrash | Step::SyncLimits))
+        steps.iter().any(|step| !matches!(step, Step::SyncLive | Step::SyncTrash))
     }
 
     /// Retire, then discard, stopping before step number `left`.
@@ -449,12 +443,12 @@ mod tests {
 
     #[test]
     fn the_record_follows_the_image() {
-        use Step::{GrowImage, RaiseLimits, RaiseRecord, SyncLimits};
+        use Step::{GrowImage, RaiseLimits, RaiseRecord};
         let to = Bytes::TIB;
         let steps = expand(to, &done(DISK).announced()).unwrap();
-        assert_eq!(steps, [RaiseLimits(to), GrowImage(to), RaiseRecord(to), SyncLimits]);
+        assert_eq!(steps, [RaiseLimits(to), GrowImage(to), RaiseRecord(to)]);
         let steps = expand(to, &done(FILES).announced()).unwrap();
-        assert_eq!(steps, [RaiseLimits(to), RaiseRecord(to), SyncLimits]);
+        assert_eq!(steps, [RaiseLimits(to), RaiseRecord(to)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
 use dir::{Dir, OFlag};
-use loopdev::{Backing, Number};
+use loopdev::{Attached, Backing, Device, Number};
 use mount::Entry;
 
 use crate::error::LookError;
@@ -22,24 +22,43 @@ pub(crate) fn target(volume: &Dir) -> Result<Option<PathBuf>, LookError> {
     if let Some(found) = table.iter().find(shown) {
         return Ok(Some(found.point.clone()));
     }
-    let devices = devices(volume)?;
+    if image::size_in(volume)?.is_none() {
+        return Ok(None);
+    }
+    let image = volume.open_file(&image::name(), OFlag::O_PATH, dir::Mode::empty())?;
+    of_devices(&devices(Backing::of(image)?)?, &table)
+}
+
+/// Whether a loop device on the image is in use. One whose detach waits for its last close is not, unless a mount shows
+/// it: a pod can request the detach of its own device. It gets the size of the image, because a publish may revoke the
+/// detach.
+pub(crate) fn is_attached(image: Backing) -> Result<bool, LookError> {
+    let devices = devices(image)?;
+    if devices.iter().any(|device| !device.status.config.autoclear) {
+        return Ok(true);
+    }
+    if devices.is_empty() {
+        return Ok(false);
+    }
+    let is_refreshed =
+        |device: &Attached| Device::open(device.number.path()).is_ok_and(|device| device.refresh_size().is_ok());
+    Ok(of_devices(&devices, &mount::table()?)?.is_some() || !devices.iter().all(is_refreshed))
+}
+
+fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
+    Ok(loopdev::list()?.into_iter().filter(|device| device.status.backing == image).collect())
+}
+
+/// The first mount that shows a node of these devices.
+fn of_devices(devices: &[Attached], table: &[Entry]) -> Result<Option<PathBuf>, LookError> {
     if devices.is_empty() {
         return Ok(None);
     }
     let dev = fs::File::open("/dev").map_err(LookError::Path)?;
     let dev = mount::identity(&dev)?.device;
-    let shown = |entry: &&Entry| entry.device == dev && devices.iter().any(|device| is_node(&entry.root, *device));
+    let shown =
+        |entry: &&Entry| entry.device == dev && devices.iter().any(|device| is_node(&entry.root, device.number));
     Ok(table.iter().find(shown).map(|found| found.point.clone()))
-}
-
-/// The loop devices that stand on the volume's image; none if it has no image.
-fn devices(volume: &Dir) -> Result<Vec<Number>, LookError> {
-    if image::size_in(volume)?.is_none() {
-        return Ok(Vec::new());
-    }
-    let backing = Backing::of(volume.open_file(&image::name(), OFlag::O_PATH, dir::Mode::empty())?)?;
-    let attached = loopdev::list()?.into_iter().filter(|device| device.status.backing == backing);
-    Ok(attached.map(|device| device.number).collect())
 }
 
 /// Whether this is what the table says of a device's node.

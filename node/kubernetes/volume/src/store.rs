@@ -1,6 +1,6 @@
 //! The volumes directory: looks, lets [`plan`] decide, acts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,12 +12,12 @@ use nix::sys::statvfs::fstatvfs;
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::disk_state::{DiskState, Limits, Place, Where};
+use crate::disk_state::{DiskState, Place, Where};
 use crate::error::{ActError, Error, LookError, OpenError, StartError};
 use crate::execution::{Execution, is_confined};
 use crate::files::Files;
-use crate::group::{Group, Shared};
-use crate::index::{Announcement, Entry, Index, Known};
+use crate::group::Shared;
+use crate::index::{Entry, Index, Known};
 use crate::ledger::{Disk, Space};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
@@ -37,8 +37,6 @@ pub struct Store {
     pub(crate) staging: Dir,
     pub(crate) live: Shared,
     pub(crate) trash: Shared,
-    /// All that is on the file system, quota records included.
-    pub(crate) everything: Group<FsError>,
     pub(crate) projects: Allocator,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) settings: Settings,
@@ -74,7 +72,6 @@ impl Store {
             staging: sub("staging")?,
             live: Shared::new(sub("live")?),
             trash: Shared::new(sub("trash")?),
-            everything: Group::new(),
             projects,
             quotas: Arc::new(Quotas::open(volumes)?),
             settings,
@@ -129,8 +126,7 @@ impl Store {
         });
         match taken {
             Ok(record) => {
-                let (announcement, limits) = (Announcement::Durable, Limits::Durable);
-                index.put(id, Known { record, announcement, limits, scanned: None });
+                index.put(id, Known { record, announcement: None, scanned: None });
             }
             Err(error) => {
                 let (project, reservation) = self.closed(id);
@@ -194,11 +190,19 @@ impl Store {
             if source.is_not_found() { OpenError::Unknown { id } } else { OpenError::Dir { id, source } }
         };
         let dir = self.live.open_dir(id.name()).map_err(failed)?;
-        if known.announcement == Announcement::Volatile {
-            self.files.records.sync().map_err(failed)?;
-            self.index().change(id, |known| known.announcement = Announcement::Durable);
-        }
+        self.sync_announcement(&known).map_err(failed)?;
         Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
+    }
+
+    /// One force of the log is enough for all announcements before it.
+    fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
+        let Index { announced, durable, .. } = *self.index();
+        if known.announcement > Some(durable) {
+            self.files.records.sync()?;
+            let mut index = self.index();
+            index.durable = index.durable.max(announced);
+        }
+        Ok(())
     }
 
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
@@ -279,9 +283,12 @@ impl Store {
         }
         let failed = |source| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
         self.files.announce(id).map_err(failed)?;
-        self.index().change(id, |known| {
+        let mut index = self.index();
+        index.announced += 1;
+        let announcement = Some(index.announced);
+        index.change(id, |known| {
             known.record.state = State::Announced;
-            known.announcement = Announcement::Volatile;
+            known.announcement = announcement;
         });
         Ok(Ensured::Created(()))
     }
@@ -325,7 +332,8 @@ impl Store {
         }
     }
 
-    /// If the disk is full, the volume is as it was: an image has its full or its former size.
+    /// If the disk is full, the volume is as it was: an image has its full or its former size. The latter is larger than
+    /// that of the record if an earlier call could not write the record.
     fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
         let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
         let unchanged = match step {
@@ -338,16 +346,18 @@ impl Store {
         if !unchanged || !(full || too_large) {
             return error;
         }
-        if let Err(source) = self.quotas.set_limits(former.project, former.limits()) {
+        let kept = match place(&self.live, id, former.mode.is_block()) {
+            Ok(live) => former.grown(live.image().map_or(former.size, |image| image.max(former.size))),
+            Err(source) => return Error::Look { id: id.clone(), source },
+        };
+        if let Err(source) = self.quotas.set_limits(kept.project, kept.limits()) {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
-        let mut index = self.index();
-        index.ledger.note(id.clone(), former.reserved());
-        drop(index);
+        self.index().ledger.note(id.clone(), kept.reserved());
         if too_large {
             return Error::TooLarge { id: id.clone(), wanted: grown.size };
         }
-        let wanted = grown.reserved().saturating_sub(former.reserved());
+        let wanted = grown.reserved().saturating_sub(kept.reserved());
         Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
     }
 
@@ -465,13 +475,7 @@ impl Store {
         let record = known.map(|known| known.record.clone());
         let block = record.as_ref().is_some_and(|record| record.mode.is_block());
         let look = |dir| place(dir, id, block).map_err(|source| Error::Look { id: id.clone(), source });
-        Ok(DiskState {
-            record,
-            staging: look(&self.staging)?,
-            live: look(&self.live)?,
-            trash: look(&self.trash)?,
-            limits: known.map_or(Limits::Durable, |known| known.limits),
-        })
+        Ok(DiskState { record, staging: look(&self.staging)?, live: look(&self.live)?, trash: look(&self.trash)? })
     }
 
     fn known(&self, id: &VolumeId) -> Result<Option<Known>, Error> {
@@ -498,28 +502,29 @@ impl Store {
     }
 
     pub(crate) fn measure(&self) -> Result<Disk, LookError> {
-        // First: data that is written meanwhile counts as that of strangers, for once, and not as free.
-        let own = match self.settings.neighbours {
-            Neighbours::Limited => None,
-            Neighbours::Strangers => Some(self.used()?),
+        let used = || match self.settings.neighbours {
+            Neighbours::Limited => Ok(None),
+            Neighbours::Strangers => self.used().map(Some),
         };
+        let before = used()?;
         let stat = fstatvfs(self.live.as_fd()).map_err(LookError::Size)?;
         let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.fragment_size()));
         self.size.store(bytes(stat.blocks()).get(), Ordering::Relaxed);
-        if let Some(own) = own {
+        if let (Some(before), Some(after)) = (before, used()?) {
+            // Data that is written or freed meanwhile counts as that of strangers, for once, and not as free.
+            let least = before.iter().filter_map(|(project, used)| after.get(project).map(|later| *used.min(later)));
             let all = bytes(stat.blocks().saturating_sub(stat.blocks_free()));
-            self.others.store(all.saturating_sub(own).get(), Ordering::Relaxed);
+            self.others.store(least.fold(all, Bytes::saturating_sub).get(), Ordering::Relaxed);
         }
         Ok(self.disk())
     }
 
-    fn used(&self) -> Result<Bytes, FsError> {
+    /// The space that each volume takes, by its project.
+    fn used(&self) -> Result<BTreeMap<ProjectId, Bytes>, FsError> {
         let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
-        self.quotas.report().try_fold(Bytes::ZERO, |sum, quota| {
-            let Quota { id, used, .. } = quota?;
-            let taken = used.bytes.saturating_add(crate::record::inodes(used.inodes));
-            Ok(if own.contains(&id) { sum.saturating_add(taken) } else { sum })
-        })
+        let taken = |Quota { id, used, .. }| (id, used.bytes.saturating_add(crate::record::inodes(used.inodes)));
+        let all = self.quotas.report().map(|quota| quota.map(taken));
+        all.filter(|taken| taken.as_ref().map_or(true, |(id, _)| own.contains(id))).collect()
     }
 
     fn disk(&self) -> Disk {

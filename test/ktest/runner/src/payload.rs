@@ -1,6 +1,6 @@
 //! A program that is not a test; people or a program on the host read its output.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use ktest_init::Outcome;
 
@@ -25,7 +25,11 @@ pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[Stri
     let mut boot = 1;
     loop {
         let guest = machine.start()?;
-        let end = guest.run(order(arguments.to_owned(), boot, disks.clone(), tools), None, &mut Through);
+        let mut order = order(arguments.to_owned(), boot, disks.clone(), tools);
+        if io::stderr().is_terminal() {
+            order.environment.insert("KTEST_TERMINAL".into(), "1".into());
+        }
+        let end = guest.run(order, None, &mut Through);
         match end {
             End::PowerCut(_) => boot += 1,
             End::Exit(_) => {

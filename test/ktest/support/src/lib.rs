@@ -15,6 +15,6 @@ pub mod replay;
 
 pub use busy::unmount;
 pub use disk::Disk;
-pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut};
+pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut, stderr_is_terminal};
 pub use mounted::{Mounted, Tmpfs, XfsDisk};
 pub use namespace::Namespace;

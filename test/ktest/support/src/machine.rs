@@ -16,6 +16,11 @@ pub use ktest_init::BlockStats;
 /// The host says here which boot of the running test this is.
 const BOOT: &str = "KTEST_BOOT";
 
+/// Whether standard error of a `guest_program` ends at a terminal. In the guest it is a pipe.
+pub fn stderr_is_terminal() -> bool {
+    env::var_os("KTEST_TERMINAL").is_some()
+}
+
 /// The scratch disk's requests since the guest's boot, as the host counts them.
 pub fn block_stats(device: &Path) -> BlockStats {
     match ask(&Request::Stats(serial(device))) {

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use dir::Dir;
 use fsquota::{Limits, ProjectId};
 use ktest_support::XfsDisk;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId, Volumes as _};
 
@@ -20,8 +22,12 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
+        Self::with(settings())
+    }
+
+    pub fn with(settings: Settings) -> Self {
         let disk = XfsDisk::with_project_quota();
-        let store = Self::open(&disk);
+        let store = Store::open(&Self::volumes(disk.path()), settings).expect("the disk can be used");
         Self { store, disk }
     }
 
@@ -62,6 +68,16 @@ impl Node {
         self.store.announce(&id).expect("it can be announced");
         let record = self.store.records().expect("records").readable.remove(&id).expect("a record");
         (id, record)
+    }
+
+    /// A file beside the volumes that leaves this much of the disk.
+    pub fn hog(&self, left: Bytes) -> PathBuf {
+        let path = self.disk.path().join("hog");
+        let hog = File::create(&path).expect("create a file");
+        let stat = fstatvfs(&hog).expect("the size of the disk");
+        let size = stat.blocks_free() * stat.fragment_size() - left.get();
+        fallocate(&hog, FallocateFlags::empty(), 0, size.cast_signed()).expect("the disk has it");
+        path
     }
 
     pub fn limits(&self, project: ProjectId) -> Limits {

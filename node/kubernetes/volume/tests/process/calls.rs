@@ -67,6 +67,16 @@ fn opening_takes_one_call_and_looking_at_the_quota_one_more_whatever_is_there() 
     assert_eq!(stats(&node.store), [SYS_openat2, SYS_quotactl_fd, SYS_close]);
 }
 
+/// Each of the volumes forced the log.
+#[test]
+fn one_force_is_enough_for_all_announcements_before_it() {
+    let node = Node::new();
+    let ids = ["pvc-1", "pvc-2", "pvc-3"].map(|name| node.made(&small(name)).0);
+    let made = calls(|| ids.iter().for_each(|id| drop(node.store.open_volume(id).unwrap())));
+    let again = [SYS_openat2, SYS_close];
+    assert_eq!(made, [&[SYS_openat2, SYS_fsync, SYS_close][..], &again, &again].concat());
+}
+
 #[test]
 fn what_is_not_there_costs_nothing() {
     let node = Node::new();

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use ktest_support::process::{Call, killed_before};
 use nix::libc;
 use nix::sys::stat::fstat;
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Error, Mode, Record, Request, Store, Strays, Volumes as _};
+use volume::{Access, Allocation, Error, Mode, Record, Request, State, Store, Strays, Volumes as _};
 
 use crate::node::{Node, id, settings, sized};
 
@@ -135,6 +135,41 @@ fn a_killed_provision_is_finished_by_the_next() {
             deleted(store, request);
         },
     );
+}
+
+/// An administrator assigned the project elsewhere after the record was written. The record was removed before the one
+/// with another project was written.
+#[test]
+fn a_record_is_there_wherever_its_replacement_is_killed() {
+    let disk = XfsDisk::with_project_quota();
+    let mut step = 0;
+    loop {
+        let request = sized(&format!("pvc-{step}"), FILES, SIZE);
+        let id = id(&request.claim.name);
+        let store = open(disk.path());
+        let is_assigned = Cell::new(false);
+        let counted = |call: &Call<'_>| {
+            if call.number() == libc::SYS_mkdirat && !is_assigned.replace(true) {
+                let record = fs::read(disk.path().join("volumes/pending").join(id.as_str())).unwrap();
+                let project = Record::parse(&record, State::Staged).unwrap().project;
+                let elsewhere = disk.path().join(project.to_string());
+                fs::create_dir(&elsewhere).unwrap();
+                fsquota::assign(File::open(&elsewhere).unwrap(), project, Limits::for_size(SIZE)).unwrap();
+            }
+            is_assigned.get() && may_change_files(call)
+        };
+        let reached = killed_before(step, counted, || drop(made(&store, &request)));
+        drop(store);
+        let store = open(disk.path());
+        assert_eq!(store.strays().unwrap().directories, [], "killed before call {step}");
+        made(&store, &request);
+        deleted(&store, &request);
+        step += 1;
+        if !reached {
+            break;
+        }
+    }
+    assert!(step > 8, "only {step} system calls");
 }
 
 #[test]

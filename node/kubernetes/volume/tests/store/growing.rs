@@ -2,15 +2,16 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use dir::Ensured;
 use fsquota::Limits;
+use ktest_support::unmount;
+use loopdev::{Config, Control, Detach};
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::statvfs::fstatvfs;
+use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
-use volume::{Allocation, Error, Volumes as _};
+use volume::{Access, Allocation, Error, LiveVolume, Step, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id};
 
@@ -93,19 +94,64 @@ fn what_does_not_fit_leaves_the_volume_as_it_was() {
 fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     let node = Node::new();
     let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
-    let hog = File::create(node.disk.path().join("hog")).unwrap();
-    let free = fstatvfs(hog.as_fd()).unwrap();
-    let free = free.blocks_free() * free.fragment_size() - (60 << 20);
-    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    let hog = node.hog(Bytes::new(60 << 20));
     let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
     let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
     assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
     let image = fs::metadata(node.image(&id)).unwrap();
     assert_eq!((image.len(), image.blocks() * 512), (SIZE.get(), SIZE.get()));
     assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
-    fs::remove_file(node.disk.path().join("hog")).unwrap();
-    drop(hog);
+    fs::remove_file(hog).unwrap();
     node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
+}
+
+/// The expansion waited until kubelet had refreshed the device, which no pod had.
+#[test]
+fn a_device_that_waits_for_its_last_close_is_not_attached() {
+    let node = Node::new();
+    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
+    let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
+    let path = device.path();
+    let other = File::open(&path).unwrap();
+    assert_eq!(device.detach(&image).unwrap(), Detach::Deferred);
+    node.store.expand(&id, LARGER).unwrap();
+    assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: LARGER, attached: false });
+    let sizes: Vec<_> = loopdev::list().unwrap().into_iter().map(|device| device.status.size).collect();
+    assert_eq!(sizes, [LARGER], "a publish may revoke the detach");
+    // A pod requested the detach of its device.
+    let target = node.disk.path().join("target");
+    File::create(&target).unwrap();
+    mount(Some(&path), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    assert!(node.store.live_volume(&id).unwrap().attached);
+    unmount(&target).unwrap();
+    drop((image, other));
+    assert!(loopdev::list().unwrap().is_empty());
+}
+
+/// The reservation fell to that of the record, although the image had the size of the call before.
+#[test]
+fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
+    let node = Node::new();
+    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let obstacle = node.path("records", &id).with_file_name(".pvc-1.new");
+    fs::create_dir(&obstacle).unwrap();
+    let refused = node.store.expand(&id, LARGER).unwrap_err();
+    assert!(matches!(refused, Error::Act { step: Step::RaiseRecord(LARGER), .. }), "{refused:?}");
+    fs::remove_dir(obstacle).unwrap();
+    let kept = |node: &Node| {
+        let image = fs::metadata(node.image(&id)).unwrap();
+        (image.len(), node.store.space().unwrap().reserved, node.limits(record.project))
+    };
+    let (size, reserved, limits) = kept(&node);
+    assert!(size == LARGER.get() && reserved > LARGER && limits.bytes > Some(LARGER), "{reserved} {limits:?}");
+    let hog = node.hog(Bytes::new(60 << 20));
+    let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
+    assert!(matches!(refused, Error::Full { .. }), "{refused:?}");
+    assert_eq!(kept(&node), (size, reserved, limits));
+    fs::remove_file(hog).unwrap();
+    // A start gives the record the size of the image.
+    assert_eq!(kept(&node.restarted()), (size, reserved, limits));
 }
 
 /// The power failed within the allocation of what is added: XFS had logged the blocks, and not yet the size.

@@ -12,9 +12,11 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Access, Allocation, Error, Mode, OpenError, Record, State, VolumeId, VolumeRefusal, Volumes as _};
+use volume::{
+    Access, Allocation, Error, Mode, OpenError, Record, Settings, State, VolumeId, VolumeRefusal, Volumes as _,
+};
 
-use crate::node::{INODES, Node, SIZE, disk, files, id, sized};
+use crate::node::{INODES, Node, SIZE, disk, files, id, settings, sized};
 
 const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 
@@ -242,10 +244,7 @@ fn what_does_not_fit_is_refused_and_leaves_no_trace() {
 fn a_disk_that_is_fuller_than_reserved_is_found_by_allocating() {
     let node = Node::new();
     let (other, _) = node.made(&files("pvc-0"));
-    let hog = File::create(node.disk.path().join("hog")).unwrap();
-    let free = fstatvfs(hog.as_fd()).unwrap();
-    let free = free.blocks_free() * free.fragment_size() - (40 << 20);
-    fallocate(&hog, FallocateFlags::empty(), 0, free.cast_signed()).unwrap();
+    node.hog(Bytes::new(40 << 20));
     let id = id("pvc-1");
     let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
     let reserved = node.store.space().unwrap().reserved;
@@ -260,13 +259,8 @@ fn a_disk_that_is_fuller_than_reserved_is_found_by_allocating() {
 
 #[test]
 fn the_operator_may_overcommit_the_disk() {
-    let node = Node::new();
+    let node = Node::with(Settings { overcommit: "3.0".parse().unwrap(), ..settings() });
     let size = node.store.space().unwrap().size;
-    let Node { store, disk } = node;
-    drop(store);
-    let settings = volume::Settings { overcommit: "3.0".parse().unwrap(), ..crate::node::settings() };
-    let store = volume::Store::open(&Node::volumes(disk.path()), settings).unwrap();
-    let node = Node { store, disk };
     let thin = |name| sized(name, Mode::Block { allocation: Allocation::Thin }, size);
     node.made(&thin("pvc-1"));
     node.made(&thin("pvc-2"));

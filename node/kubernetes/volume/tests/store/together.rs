@@ -6,10 +6,11 @@ use std::{fs, io, thread};
 
 use dir::Ensured;
 use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use units::Bytes;
-use volume::{Allocation, Mode, Record, Volumes as _};
+use volume::{Allocation, Mode, Neighbours, Record, Settings, Volumes as _};
 
-use crate::node::{INODES, Node, disk, files, id, sized};
+use crate::node::{INODES, Node, disk, files, id, settings, sized};
 
 #[test]
 fn volumes_are_created_in_parallel_with_a_project_each() {
@@ -65,6 +66,29 @@ fn a_burst_forces_the_log_less_often_than_it_makes_volumes() {
     println!("{CLAIMS} claims, {forces} forces of the log");
     // How many share one depends on how long the disk takes: about a third on a quick one.
     assert!(forces * 4 <= CLAIMS as u64 * 3, "{forces}");
+}
+
+/// A volume that was freed between the query of its quota and that of the disk hid as much of the others.
+#[test]
+fn space_of_others_counts_while_a_volume_is_freed() {
+    let node = Node::with(Settings { neighbours: Neighbours::Strangers, ..settings() });
+    let (id, _) = node.made(&files("pvc-1"));
+    let others = || node.store.space().unwrap().reserve;
+    let quiet = others();
+    for round in 0..50 {
+        let file = fs::File::create(node.path("live", &id).join("data")).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 0, 8 << 20).unwrap();
+        let least = thread::scope(|scope| {
+            let freed = scope.spawn(|| file.set_len(0).unwrap());
+            let mut least = others();
+            while !freed.is_finished() {
+                least = least.min(others());
+            }
+            least
+        });
+        // The maps of free space take more or less.
+        assert!(least.saturating_add(Bytes::MIB) > quiet, "{least} of {quiet} in round {round}");
+    }
 }
 
 #[test]
