@@ -110,8 +110,16 @@ fn number(root: &Path) -> Option<Number> {
 }
 
 /// Attaches an image to a device with the next number, with direct I/O. An error leaves no device behind.
-pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
-    let config = Config { direct_io: true, read_only, block_size: disk_blocks(image), ..Config::default() };
+/// `disk_blocks`: the kernel drops direct I/O of a device with smaller blocks than those of the disk.
+pub(super) fn attach(
+    numbers: &Numbers,
+    image: BorrowedFd<'_>,
+    read_only: bool,
+    disk_blocks: Option<u32>,
+) -> Result<Device, ActError> {
+    const SECTOR: u32 = 512;
+    let block_size = disk_blocks.filter(|size| *size > SECTOR).and_then(|size| BlockSize::new(size).ok());
+    let config = Config { direct_io: true, read_only, block_size, ..Config::default() };
     let device = Control::open()?.attach_next(numbers, image, &config)?;
     if !device.config().is_ok_and(|config| config.direct_io) {
         warn!(device = %device.number(), "the disk has no direct I/O; the volume's data is cached twice");
@@ -119,17 +127,14 @@ pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) 
     Ok(device)
 }
 
-/// The logical blocks of the disk that a file is on, if they are larger than a sector: the kernel drops direct I/O of a device
-/// with smaller blocks. `None` also if the file system has no disk that sysfs shows.
-fn disk_blocks(image: BorrowedFd<'_>) -> Option<BlockSize> {
-    const SECTOR: u32 = 512;
+/// The size of the logical blocks of the disk that a file is on. `None` if the file system has no disk that sysfs shows.
+pub(super) fn disk_blocks(image: BorrowedFd<'_>) -> Option<u32> {
     let disk = fstat(image).ok()?.st_dev;
     let disk = PathBuf::from(format!("/sys/dev/block/{}:{}", major(disk), minor(disk)));
     // A partition is a directory of its disk, which has the queue.
     let mut queues = ["queue", "../queue"].into_iter().map(|queue| disk.join(queue).join("logical_block_size"));
     let text = queues.find_map(|path| fs::read_to_string(path).ok())?;
-    let size = text.trim().parse().ok().filter(|size| *size > SECTOR)?;
-    BlockSize::new(size).ok()
+    text.trim().parse().ok()
 }
 
 /// Opens a device that is still attached to this file.

@@ -74,6 +74,8 @@ impl DeviceId {
 pub(super) struct PublishedDevices {
     observer: Box<dyn DeviceObserver>,
     numbers: OnceLock<Numbers>,
+    /// Of the volumes' disk.
+    block_size: OnceLock<u32>,
     open: Mutex<BTreeMap<Number, Arc<Entry>>>,
     former: Mutex<BTreeMap<Number, Former>>,
 }
@@ -110,6 +112,7 @@ impl PublishedDevices {
         Self {
             observer: Box::new(observer),
             numbers: OnceLock::new(),
+            block_size: OnceLock::new(),
             open: Mutex::default(),
             former: Mutex::default(),
         }
@@ -123,7 +126,8 @@ impl PublishedDevices {
         backing: Backing,
         read_only: bool,
     ) -> Result<DeviceId, ActError> {
-        let device = block::attach(self.numbers()?, image, read_only)?;
+        let block_size = read_once(&self.block_size, || block::disk_blocks(image));
+        let device = block::attach(self.numbers()?, image, read_only, block_size)?;
         let place = DeviceId::of(&device);
         if let Err(error) = self.insert(volume, device, backing) {
             if let Err(reason) = self.detach(place.number, backing, volume) {
@@ -309,6 +313,11 @@ impl Entry {
     }
 }
 
+/// A value that does not change. A failed read is not remembered.
+fn read_once(known: &OnceLock<u32>, read: impl FnOnce() -> Option<u32>) -> Option<u32> {
+    known.get().copied().or_else(|| read().map(|found| *known.get_or_init(|| found)))
+}
+
 fn is_due(cleared: Option<Instant>, now: Instant) -> bool {
     cleared.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE)
 }
@@ -321,6 +330,14 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_read_is_repeated_and_a_value_is_kept() {
+        let known = OnceLock::new();
+        assert_eq!(read_once(&known, || None), None);
+        assert_eq!(read_once(&known, || Some(4096)), Some(4096));
+        assert_eq!(read_once(&known, || panic!("read again")), Some(4096));
+    }
 
     #[test]
     fn a_flag_is_cleared_at_most_once_in_ten_seconds() {
