@@ -5,6 +5,7 @@ mod cgroup;
 mod devices;
 mod filesystem;
 mod linux;
+mod targets;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
