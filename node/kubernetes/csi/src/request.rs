@@ -199,7 +199,7 @@ pub enum Purpose {
     Publish {
         mode: Mode,
         read_only: bool,
-        /// To find the other targets of a filesystem volume takes time that grows with the number of mounts.
+        /// Whether the other targets of a filesystem volume matter.
         sharing: Sharing,
     },
     Unpublish,

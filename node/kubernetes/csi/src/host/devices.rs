@@ -453,7 +453,7 @@ fn is_due(cleared: Option<Instant>, now: Instant) -> bool {
     cleared.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE)
 }
 
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every state of the tables is valid.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -20,6 +20,7 @@ use units::Bytes;
 use volume::{Access, OpenError, Store, VolumeId, Volumes as _};
 
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
+use super::filesystem::PublishedDirectories;
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
@@ -30,6 +31,7 @@ pub struct Linux {
     kubelet: PathBuf,
     volumes: Arc<Store>,
     devices: Arc<PublishedDevices>,
+    directories: Arc<PublishedDirectories>,
 }
 
 /// The descriptors of a look. All steps go through these.
@@ -75,7 +77,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
-        Self { kubelet: kubelet.into(), volumes, devices: Arc::new(PublishedDevices::new(NoObserver)) }
+        let (kubelet, devices) = (kubelet.into(), Arc::new(PublishedDevices::new(NoObserver)));
+        let directories = Arc::new(PublishedDirectories::new(kubelet.clone(), Arc::clone(&volumes)));
+        Self { kubelet, volumes, devices, directories }
     }
 
     #[must_use]
@@ -360,7 +364,7 @@ impl Host for Linux {
             (Volume::Known(Mode::Block), _) => self.devices(&mut at, &mut seen, target, purpose)?,
             (Volume::Known(Mode::Filesystem), Purpose::Publish { sharing: Sharing::OneTarget, .. }) => {
                 if let Some(volume) = &at.volume {
-                    seen.elsewhere = filesystem::elsewhere(&self.kubelet, mount::identity(volume.dir())?, target)?;
+                    seen.elsewhere = self.directories.elsewhere(volume, id, target.full())?;
                 }
             }
             (Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, Purpose::Unpublish) => {
@@ -379,7 +383,10 @@ impl Host for Linux {
                 Ok(())
             }
             Step::Bind(attributes) => match (&at.image, &at.volume) {
-                (None, Some(volume)) => filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes),
+                (None, Some(volume)) => {
+                    self.directories.add(&at.id, at.target.full())?;
+                    filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes)
+                }
                 (Some(_), _) => {
                     let device = self.hold(at)?;
                     self.devices.serve(device.number, pod(&at.target.beneath()).as_deref());
@@ -392,6 +399,7 @@ impl Host for Linux {
             Step::RemoveTarget => {
                 remove(at.parent()?, at.target.name())?;
                 self.devices.remove_target(&at.id, at.target.full());
+                self.directories.remove(&at.id, at.target.full());
                 Ok(())
             }
             Step::Detach => self.detach(at),
@@ -457,6 +465,7 @@ impl Host for Linux {
     }
 
     fn adopt(&self) -> Result<usize, LookError> {
+        self.directories.find()?;
         let nodes = block::Nodes::look()?;
         let mut targets = nodes.targets(&self.kubelet).peekable();
         if targets.peek().is_none() {

@@ -28,6 +28,10 @@ impl Targets {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The first target besides this one.
     pub(super) fn besides(&self, path: &Path) -> Option<&Path> {
         self.0.keys().map(PathBuf::as_path).find(|target| *target != path)
