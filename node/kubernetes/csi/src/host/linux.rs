@@ -389,7 +389,7 @@ impl Host for Linux {
                 }
                 (Some(_), _) => {
                     let device = self.hold(at)?;
-                    self.devices.serve(device.number, pod(&at.target.beneath()).as_deref());
+                    self.devices.serve(device.number, pod(at.target.beneath()).as_deref());
                     self.devices.add_target(device.number, at.target.full());
                     block::bind(device, at.parent()?, at.target.name(), attributes)
                 }
