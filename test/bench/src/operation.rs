@@ -153,11 +153,8 @@ impl Operation {
             Self::PublishedStats => Expected { slope: Some(0), at_most: Some(4), flushes: None },
             // Two forces of the log.
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
-            Self::Publish => Expected { slope: Some(0), at_most: Some(10), flushes: None },
-            // These read the table of all mounts, of which the kernel gives a page at a time.
-            Self::PublishSingle | Self::PublishBlock | Self::UnpublishBlock => {
-                Expected { slope: None, at_most: None, flushes: None }
-            }
+            Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), flushes: None },
+            Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
             // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
             Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
             _ => Expected { slope: Some(0), at_most: None, flushes: None },

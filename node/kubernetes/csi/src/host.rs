@@ -5,6 +5,7 @@ mod cgroup;
 mod devices;
 mod filesystem;
 mod linux;
+mod targets;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -117,6 +118,10 @@ pub enum LookError {
     Place(#[from] mount::LookError),
     #[error("cannot read the mount table")]
     Mounts(#[from] TableError),
+    #[error("cannot read the path of the volume")]
+    Path(#[source] std::io::Error),
+    #[error("the mount table does not show the volume's file system; restart the node's storage")]
+    Hidden,
     #[error("cannot list the loop devices")]
     Devices(#[from] loopdev::ListError),
     #[error("cannot open the loop device at the path")]

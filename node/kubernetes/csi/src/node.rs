@@ -180,7 +180,7 @@ impl Operation for Expand {
             (Mode::Filesystem, PathContents::Filesystem(quota)) => quota.limits.bytes.ok_or(PlanError::NoQuota)?,
             (Mode::Filesystem, _) => return Err(PlanError::NotPublished.into()),
             // Of two pods, the kubelet names the target of the last one, also after that pod is gone.
-            (Mode::Block, PathContents::Nothing) if !matches(&self.path.beneath(), DEVICES) => {
+            (Mode::Block, PathContents::Nothing) if !matches(self.path.beneath(), DEVICES) => {
                 return Err(PlanError::NotPublished.into());
             }
             (Mode::Block, _) => host.grow(&self.volume)?.ok_or(PlanError::NotPublished)?,

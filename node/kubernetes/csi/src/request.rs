@@ -66,7 +66,7 @@ pub enum PathError {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetPath {
     full: PathBuf,
-    parent: PathBuf,
+    beneath: PathBuf,
     name: Name,
 }
 
@@ -83,35 +83,21 @@ impl TargetPath {
         }
         let outside = || PathError::Outside { kubelet: kubelet.to_owned() };
         let beneath = full.strip_prefix(kubelet).map_err(|_| outside())?;
-        let (parent, last) = beneath.parent().zip(beneath.file_name()).ok_or_else(outside)?;
-        let name = Name::try_from(last).map_err(PathError::Name)?;
-        // openat2(2) rejects an empty path.
-        let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
-        Ok(Self { parent, name, full })
+        let name = Name::try_from(beneath.file_name().ok_or_else(outside)?).map_err(PathError::Name)?;
+        Ok(Self { beneath: beneath.to_owned(), name, full })
     }
 
     pub fn full(&self) -> &Path {
         &self.full
     }
 
-    /// Relative to the kubelet's directory; `.` for that directory itself.
-    pub fn parent(&self) -> &Path {
-        &self.parent
-    }
-
     /// Relative to the kubelet's directory.
-    pub fn beneath(&self) -> PathBuf {
-        self.parent.join(self.name.as_os_str()).components().filter(|part| *part != Component::CurDir).collect()
+    pub fn beneath(&self) -> &Path {
+        &self.beneath
     }
 
     pub const fn name(&self) -> &Name {
         &self.name
-    }
-}
-
-impl From<TargetPath> for PathBuf {
-    fn from(target: TargetPath) -> Self {
-        target.full
     }
 }
 
@@ -199,7 +185,7 @@ pub enum Purpose {
     Publish {
         mode: Mode,
         read_only: bool,
-        /// To find the other targets of a filesystem volume takes time that grows with the number of mounts.
+        /// Whether the other targets of a filesystem volume matter.
         sharing: Sharing,
     },
     Unpublish,
@@ -363,7 +349,7 @@ mod tests {
         assert_eq!((want.mode, want.attributes), (Mode::Filesystem, DIRECTORY));
         assert_eq!(want.sharing, Sharing::ManyTargets);
         assert_eq!(want.target.full(), Path::new(TARGET));
-        assert_eq!(want.target.parent(), Path::new("pods/u/volumes/kubernetes.io~csi/pvc-1"));
+        assert_eq!(want.target.beneath(), Path::new("pods/u/volumes/kubernetes.io~csi/pvc-1/mount"));
         assert_eq!(want.target.name().to_str(), Some("mount"));
     }
 
@@ -472,7 +458,6 @@ mod tests {
     fn spellings_of_one_path_are_equal() {
         let parse = |text: &str| TargetPath::parse(text, Path::new(KUBELET)).expect("a path");
         assert_eq!(parse("/data//kubelet/./pods/a/"), parse("/data/kubelet/pods/a"));
-        assert_eq!(parse("/data/kubelet/a").parent(), Path::new("."));
     }
 
     #[test]
@@ -490,11 +475,9 @@ mod tests {
         #[test]
         fn accepted_paths_stay_below_the_directory(text in "(/data/kubelet)?[a./\0]{0,12}") {
             if let Ok(target) = TargetPath::parse(&text, Path::new(KUBELET)) {
-                let rejoined = Path::new(KUBELET).join(target.parent()).join(target.name().as_os_str());
-                let spelled: PathBuf = rejoined.components().collect();
-                prop_assert_eq!(spelled.as_path(), target.full());
-                let beneath = target.full().strip_prefix(KUBELET).expect("it is beneath");
-                prop_assert!(beneath.components().all(|component| matches!(component, Component::Normal(_))));
+                prop_assert_eq!(target.full(), Path::new(KUBELET).join(target.beneath()));
+                prop_assert_eq!(target.beneath().file_name(), Some(target.name().as_os_str()));
+                prop_assert!(target.beneath().components().all(|component| matches!(component, Component::Normal(_))));
             }
         }
 

@@ -142,6 +142,8 @@ fn of_look(error: &LookError) -> Code {
         | LookError::Target(_)
         | LookError::Place(_)
         | LookError::Mounts(_)
+        | LookError::Path(_)
+        | LookError::Hidden
         | LookError::Devices(_)
         | LookError::Device(_)
         | LookError::Status(_)

@@ -9,7 +9,7 @@ mod traced;
 use std::fs::{self, OpenOptions};
 use std::io;
 
-use csi::{Publish, Stats};
+use csi::{Host as _, Publish, Stats};
 use dir::Name;
 use kubelet::MANY;
 use machine::{Node, SIZE, mounted, mounts_at};
@@ -128,6 +128,7 @@ async fn system_calls_do_not_grow_with_the_mounts() {
     node.publish(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     node.unpublish("pvc-1", "a").await.expect("unpublish");
     let (host, kubelet) = (node.host(), &node.kubelet.directory);
+    assert_eq!(host.adopt().expect("as at the start of the plugin"), 0);
     let publish = |name: &str| {
         let message = node.kubelet.publish("pvc-1", name, MANY);
         calls(|| assert!(csi::call::<Publish>(&host, kubelet, &message).is_ok()))

@@ -4,9 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use conformity::{Case, Kind, Volume, hold, hold_each};
+use conformity::{Case, Kind, Volume, hold, hold_each, with_mode};
 use mount::Filesystem;
 use nix::mount::MsFlags;
+use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use tonic::Code;
 
@@ -214,6 +215,55 @@ fn a_foreign_mount_stays() {
         assert_eq!(fs::read(target.join("file")).expect("it is there"), b"foreign");
         mount::unmount(&target).expect("unmount");
         case.withdraw(&volume, &target).await;
+    });
+}
+
+/// kubelet does so when it removes an orphaned pod. The other target has the mode for one.
+#[test]
+fn a_target_that_another_process_unmounted_does_not_count() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let (first, second) = (case.target(&volume, "first"), case.target(&volume, "second"));
+        case.publish(case.publishing(&volume, &first)).await.expect("publish");
+        mount::unmount(&first).expect("unmount");
+        match kind {
+            Kind::Filesystem => fs::remove_dir(&first),
+            Kind::Block => fs::remove_file(&first),
+        }
+        .expect("remove");
+        let alone = with_mode(case.publishing(&volume, &second), Mode::SingleNodeSingleWriter);
+        case.publish(alone).await.expect("it has no other target");
+        case.withdraw(&volume, &second).await;
+    });
+}
+
+/// A pod's mount that propagates to the node, or a directory that an operator mounts: the volume is mounted all the same.
+#[test]
+fn a_hidden_target_counts() {
+    hold_each(async |case, kind| {
+        let volume = case.volume(kind);
+        let (way, second) = (case.pod("pod").join("way"), case.target(&volume, "second"));
+        fs::create_dir(&way).expect("a directory");
+        let first = way.join("mount");
+        case.publish(case.publishing(&volume, &first)).await.expect("publish");
+        let alone = with_mode(case.publishing(&volume, &second), Mode::SingleNodeSingleWriter);
+        // Twice: the refused call may not forget the target.
+        for hidden in [&way, &first, &way] {
+            if hidden.is_dir() {
+                tmpfs(hidden);
+            } else {
+                let bind = MsFlags::MS_BIND;
+                nix::mount::mount(Some("/dev/null"), hidden, None::<&str>, bind, None::<&str>).expect("bind");
+            }
+            assert_eq!(case.publish(alone.clone()).await, Err(Code::FailedPrecondition), "{}", hidden.display());
+            mount::unmount(hidden).expect("unmount");
+            assert_eq!(case.publish(alone.clone()).await, Err(Code::FailedPrecondition), "{}", hidden.display());
+        }
+        case.assert_published(&volume, &first, false);
+        case.withdraw(&volume, &first).await;
+        fs::remove_dir(&way).expect("remove");
+        case.publish(alone).await.expect("it has no other target");
+        case.withdraw(&volume, &second).await;
     });
 }
 

@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use dir::{Dir, Name};
 use loopdev::{
-    Attached, Backing, BlockSize, Config, Control, Detach, Device, DeviceError, Number, Numbers, StatusError,
+    Attached, Backing, BlockSize, Config, Control, Detach, Device, DeviceError, DeviceNumber, Number, Numbers, Status,
+    StatusError,
 };
 use mount::{Attributes, Detached, Entry, Kind};
-use nix::fcntl::OFlag;
 use nix::sys::stat::{fstat, major, minor};
 use tracing::{info, warn};
 use units::Bytes;
 use volume::VolumeId;
 
 use super::devices::DeviceId;
-use super::linux::{DIRECTORY, HANDLE, open, resolve};
+use super::linux::{DIRECTORY, HANDLE, open};
 use super::{ActError, LookError, LoopDevice};
 use crate::layout::{MAPS, matches};
 use crate::request::TargetPath;
@@ -38,6 +38,16 @@ pub(super) enum Node {
     Other,
 }
 
+impl From<Status> for Node {
+    fn from(status: Status) -> Self {
+        Self::Attached {
+            backing: status.backing,
+            read_only: status.config.read_only,
+            device: LoopDevice { size: status.size, direct_io: status.config.direct_io },
+        }
+    }
+}
+
 pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
     let device = match Device::from_node(node) {
         Ok(device) => device,
@@ -45,16 +55,17 @@ pub(super) fn look(node: impl AsFd) -> Result<Node, LookError> {
         Err(DeviceError::Gone { .. }) => return Ok(Node::Gone),
         Err(error) => return Err(error.into()),
     };
-    let status = match device.status() {
-        Ok(status) => status,
-        Err(StatusError::NotAttached { .. }) => return Ok(Node::Gone),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(Node::Attached {
-        backing: status.backing,
-        read_only: status.config.read_only,
-        device: LoopDevice { size: status.size, direct_io: status.config.direct_io },
-    })
+    match device.status() {
+        Ok(status) => Ok(status.into()),
+        Err(StatusError::NotAttached { .. }) => Ok(Node::Gone),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a mount at this path shows a device.
+pub(super) fn shows(path: &Path, device: DeviceNumber) -> bool {
+    let shown = open(path, HANDLE).ok().and_then(|node| mount::at(&node).ok());
+    shown.is_some_and(|place| place.mounted.is_some() && place.kind == Kind::BlockDevice(device.major, device.minor))
 }
 
 /// The devices that are attached to a file. Opens each attached device for a moment.
@@ -93,9 +104,12 @@ impl Nodes {
         self.beneath(kubelet).filter(move |(_, point)| !map(point))
     }
 
+    pub(super) fn targets_of<'a>(&'a self, device: Number, kubelet: &'a Path) -> impl Iterator<Item = &'a Path> {
+        self.targets(kubelet).filter_map(move |(shown, point)| (shown == device).then_some(point))
+    }
+
     pub(super) fn has_targets(&self, device: Number, kubelet: &Path, but: Option<&TargetPath>) -> bool {
-        let own = |point: &Path| but.is_some_and(|target| point == target.full());
-        self.targets(kubelet).any(|(shown, point)| shown == device && !own(point))
+        self.targets_of(device, kubelet).any(|point| but.is_none_or(|target| point != target.full()))
     }
 
     pub(super) fn show(&self, device: Number, kubelet: &Path) -> bool {
@@ -110,8 +124,16 @@ fn number(root: &Path) -> Option<Number> {
 }
 
 /// Attaches an image to a device with the next number, with direct I/O. An error leaves no device behind.
-pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) -> Result<Device, ActError> {
-    let config = Config { direct_io: true, read_only, block_size: disk_blocks(image), ..Config::default() };
+/// `disk_blocks`: the kernel drops direct I/O of a device with smaller blocks than those of the disk.
+pub(super) fn attach(
+    numbers: &Numbers,
+    image: BorrowedFd<'_>,
+    read_only: bool,
+    disk_blocks: Option<u32>,
+) -> Result<Device, ActError> {
+    const SECTOR: u32 = 512;
+    let block_size = disk_blocks.filter(|size| *size > SECTOR).and_then(|size| BlockSize::new(size).ok());
+    let config = Config { direct_io: true, read_only, block_size, ..Config::default() };
     let device = Control::open()?.attach_next(numbers, image, &config)?;
     if !device.config().is_ok_and(|config| config.direct_io) {
         warn!(device = %device.number(), "the disk has no direct I/O; the volume's data is cached twice");
@@ -119,17 +141,14 @@ pub(super) fn attach(numbers: &Numbers, image: BorrowedFd<'_>, read_only: bool) 
     Ok(device)
 }
 
-/// The logical blocks of the disk that a file is on, if they are larger than a sector: the kernel drops direct I/O of a device
-/// with smaller blocks. `None` also if the file system has no disk that sysfs shows.
-fn disk_blocks(image: BorrowedFd<'_>) -> Option<BlockSize> {
-    const SECTOR: u32 = 512;
+/// The size of the logical blocks of the disk that a file is on. `None` if the file system has no disk that sysfs shows.
+pub(super) fn disk_blocks(image: BorrowedFd<'_>) -> Option<u32> {
     let disk = fstat(image).ok()?.st_dev;
     let disk = PathBuf::from(format!("/sys/dev/block/{}:{}", major(disk), minor(disk)));
     // A partition is a directory of its disk, which has the queue.
     let mut queues = ["queue", "../queue"].into_iter().map(|queue| disk.join(queue).join("logical_block_size"));
     let text = queues.find_map(|path| fs::read_to_string(path).ok())?;
-    let size = text.trim().parse().ok().filter(|size| *size > SECTOR)?;
-    BlockSize::new(size).ok()
+    text.trim().parse().ok()
 }
 
 /// Opens a device that is still attached to this file.
@@ -147,30 +166,29 @@ pub(super) fn reopen(number: Number, backing: Backing) -> Result<Device, ActErro
 
 /// Mounts the node of a device on a file. The device is held, so that the numbers stay its own.
 pub(super) fn bind(device: DeviceId, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
-    let target = resolve(parent, Path::new(name.as_os_str()), OFlag::O_PATH | OFlag::O_CLOEXEC);
-    let target = target.map_err(ActError::Open)?;
     let node = open(&device.number.path(), HANDLE).map_err(|_| ActError::Node)?;
     if mount::at(&node)?.kind != Kind::BlockDevice(device.dev.major, device.dev.minor) {
         return Err(ActError::Node);
     }
     let mount = Detached::clone_of(&node)?;
     mount.set(attributes)?;
-    Ok(mount.attach(&target)?)
+    Ok(mount.attach_at(parent, name.as_os_str())?)
 }
 
 /// Detaches a device from this file only. Idempotent.
-pub(super) fn detach(device: Device, backing: Backing, volume: &VolumeId) -> Result<(), ActError> {
+pub(super) fn detach(device: Device, backing: Backing, volume: &VolumeId) -> Result<Detach, ActError> {
     let number = device.number();
     match device.detach_from(backing) {
         Ok(Detach::Detached) => info!(%volume, device = %number, "loop device detached"),
         Ok(Detach::Deferred) => {
-            info!(%volume, device = %number, "loop device in use, detached when its last user closes it")
+            info!(%volume, device = %number, "loop device in use, detached when its last user closes it");
+            return Ok(Detach::Deferred);
         }
         // Another process detached it.
         Err(loopdev::DetachError::NotAttached { .. } | loopdev::DetachError::OtherBacking { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(())
+    Ok(Detach::Detached)
 }
 
 /// Refreshes the size of the devices. Returns the smallest.

@@ -9,20 +9,27 @@
 //! A process may keep a descriptor, a node or a device cgroup's permission of a device that was detached. So a number is
 //! not used again: numbers increase, and the device of a former number is removed only when no process has it open, no
 //! mount shows its node and no pod exists that had it. Until then it stays, unbound.
+//!
+//! Publish and unpublish find the devices and targets of a volume here, not among all devices and mounts of the machine.
+//! The kernel's state decides: the status of each device is read through its descriptor, each target is checked at its
+//! path, and the first one that differs leads to a look at everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use loopdev::{Attached, Backing, Control, Device, DeviceNumber, Number, Numbers, Removal};
+use loopdev::{
+    Attached, Backing, Control, Detach, Device, DeviceNumber, Number, Numbers, Removal, Status, StatusError,
+};
 use tracing::{info, warn};
 use volume::VolumeId;
 
+use super::targets::Targets;
 use super::{ActError, LookError, block, cgroup};
 
 /// How often the flag AUTOCLEAR of a device is cleared at most: the kernel freezes the device's queue for it, and a pod
@@ -74,14 +81,20 @@ impl DeviceId {
 pub(super) struct PublishedDevices {
     observer: Box<dyn DeviceObserver>,
     numbers: OnceLock<Numbers>,
+    /// Of the volumes' disk.
+    block_size: OnceLock<u32>,
     open: Mutex<BTreeMap<Number, Arc<Entry>>>,
     former: Mutex<BTreeMap<Number, Former>>,
+    /// The images that may have a device that is not open here: of an earlier process, or with a pending detach. `None`
+    /// until all devices were listed.
+    unheld: Mutex<Option<BTreeSet<Backing>>>,
 }
 
 #[derive(Debug)]
 struct Entry {
     volume: VolumeId,
     backing: Backing,
+    dev: DeviceNumber,
     /// A lock of its own: to clear the flag takes tens of milliseconds.
     inner: Mutex<Inner>,
 }
@@ -90,6 +103,8 @@ struct Entry {
 struct Inner {
     /// `None` as soon as it is being detached.
     device: Option<Device>,
+    /// `None` until all mounts were looked at: another process attached the device.
+    targets: Option<Targets>,
     /// The UIDs of the pods that have it or had it.
     pods: BTreeSet<OsString>,
     /// When the flag was cleared last.
@@ -110,8 +125,111 @@ impl PublishedDevices {
         Self {
             observer: Box::new(observer),
             numbers: OnceLock::new(),
+            block_size: OnceLock::new(),
             open: Mutex::default(),
             former: Mutex::default(),
+            unheld: Mutex::default(),
+        }
+    }
+
+    /// The devices that are attached to an image. Looks at all devices of the machine only if another one than those that
+    /// are open here may be.
+    pub(super) fn attached(&self, image: Backing) -> Result<Vec<Attached>, LookError> {
+        if self.may_have_unheld(image)? {
+            return self.list(image);
+        }
+        let mut found = Vec::new();
+        for (number, entry) in self.on(image) {
+            match entry.status()? {
+                Some(status) if status.backing == image => found.push(Attached { number, dev: entry.dev, status }),
+                _ => return self.list(image),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Opens each attached device of the machine for a moment.
+    fn list(&self, image: Backing) -> Result<Vec<Attached>, LookError> {
+        let found = block::devices(image)?;
+        let open: Vec<_> = self.on(image).into_iter().map(|(number, _)| number).collect();
+        if let Some(unheld) = &mut *lock(&self.unheld) {
+            if found.iter().all(|device| open.contains(&device.number)) {
+                unheld.remove(&image);
+            } else {
+                unheld.insert(image);
+            }
+        }
+        Ok(found)
+    }
+
+    fn may_have_unheld(&self, image: Backing) -> Result<bool, LookError> {
+        let mut unheld = lock(&self.unheld);
+        let known = match unheld.take() {
+            Some(known) => known,
+            None => loopdev::list()?.into_iter().map(|device| device.status.backing).collect(),
+        };
+        Ok(unheld.insert(known).contains(&image))
+    }
+
+    /// An image has a device that is not open here.
+    pub(super) fn note_unheld(&self, image: Backing) {
+        if let Some(unheld) = &mut *lock(&self.unheld) {
+            unheld.insert(image);
+        }
+    }
+
+    fn on(&self, image: Backing) -> Vec<(Number, Arc<Entry>)> {
+        let open = lock(&self.open);
+        let found = open.iter().filter(|(_, entry)| entry.backing == image);
+        found.map(|(number, entry)| (*number, Arc::clone(entry))).collect()
+    }
+
+    /// The status of the device with these numbers, if it is open here: then no other device can have them.
+    pub(super) fn status(&self, dev: DeviceNumber) -> Result<Option<Status>, LookError> {
+        let entry = lock(&self.open).values().find(|entry| entry.dev == dev).cloned();
+        Ok(entry.map(|entry| entry.status()).transpose()?.flatten())
+    }
+
+    /// Another target of a device, if there is one; `None` if its targets are unknown.
+    pub(super) fn target_besides(&self, number: Number, target: &Path) -> Option<Option<PathBuf>> {
+        let entry = lock(&self.open).get(&number).cloned()?;
+        let inner = lock(&entry.inner);
+        Some(inner.targets.as_ref()?.besides(target).map(Path::to_owned))
+    }
+
+    /// After a look at all mounts, by the operation that has the lock of the device's volume.
+    pub(super) fn set_targets(&self, number: Number, targets: Targets) {
+        self.change(number, |inner| inner.targets = Some(targets));
+    }
+
+    /// Before the target shows the device.
+    pub(super) fn add_target(&self, number: Number, target: &Path) {
+        self.change_targets(number, |targets| targets.add(target));
+    }
+
+    pub(super) fn ensure_target(&self, number: Number, target: &Path) {
+        self.change_targets(number, |targets| targets.ensure(target));
+    }
+
+    /// The mount point of a target of this volume was removed.
+    pub(super) fn remove_target(&self, volume: &VolumeId, target: &Path) {
+        for (number, _) in self.of(volume) {
+            self.change_targets(number, |targets| targets.remove(target));
+        }
+    }
+
+    fn change_targets(&self, number: Number, change: impl FnOnce(&mut Targets)) {
+        self.change(number, |inner| {
+            if let Some(targets) = &mut inner.targets {
+                change(targets);
+            }
+        });
+    }
+
+    fn change(&self, number: Number, change: impl FnOnce(&mut Inner)) {
+        let entry = lock(&self.open).get(&number).cloned();
+        if let Some(entry) = entry {
+            change(&mut lock(&entry.inner));
         }
     }
 
@@ -123,9 +241,10 @@ impl PublishedDevices {
         backing: Backing,
         read_only: bool,
     ) -> Result<DeviceId, ActError> {
-        let device = block::attach(self.numbers()?, image, read_only)?;
+        let block_size = read_once(&self.block_size, || block::disk_blocks(image));
+        let device = block::attach(self.numbers()?, image, read_only, block_size)?;
         let place = DeviceId::of(&device);
-        if let Err(error) = self.insert(volume, device, backing) {
+        if let Err(error) = self.insert(volume, device, backing, Some(Targets::default())) {
             if let Err(reason) = self.detach(place.number, backing, volume) {
                 warn!(device = %place.number, error = &reason as &dyn Error, "loop device stays attached");
             }
@@ -147,28 +266,31 @@ impl PublishedDevices {
             if seen.status.config.autoclear && device.clear_autoclear()? {
                 info!(%volume, device = %seen.number, "pending detach of a loop device revoked");
             }
-            self.insert(volume, device, seen.status.backing)?;
+            self.insert(volume, device, seen.status.backing, None)?;
         }
         Ok(place)
     }
 
-    fn insert(&self, volume: &VolumeId, device: Device, backing: Backing) -> Result<(), ActError> {
+    fn insert(
+        &self,
+        volume: &VolumeId,
+        device: Device,
+        backing: Backing,
+        targets: Option<Targets>,
+    ) -> Result<(), ActError> {
         let DeviceId { number, dev } = DeviceId::of(&device);
         let announced = self.observer.publish(dev).map_err(ActError::Observer);
         let pods = match lock(&self.former).remove(&number) {
             Some(Former::Published { pods, .. }) => pods,
             Some(Former::Mark) | None => BTreeSet::new(),
         };
-        let inner = Mutex::new(Inner { device: Some(device), pods, cleared: None });
-        lock(&self.open).insert(number, Arc::new(Entry { volume: volume.clone(), backing, inner }));
+        let inner = Mutex::new(Inner { device: Some(device), targets, pods, cleared: None });
+        lock(&self.open).insert(number, Arc::new(Entry { volume: volume.clone(), backing, dev, inner }));
         announced
     }
 
     pub(super) fn serve(&self, number: Number, pod: Option<&OsStr>) {
-        let entry = lock(&self.open).get(&number).cloned();
-        if let (Some(entry), Some(pod)) = (entry, pod) {
-            lock(&entry.inner).pods.insert(pod.to_owned());
-        }
+        self.change(number, |inner| inner.pods.extend(pod.map(OsStr::to_owned)));
     }
 
     /// Detaches a device from this file only, through the open descriptor. Idempotent.
@@ -197,7 +319,11 @@ impl PublishedDevices {
             };
             lock(&self.former).insert(number, Former::Published { dev, pods });
         }
-        block::detach(device, backing, volume)
+        let detached = block::detach(device, backing, volume);
+        if !matches!(detached, Ok(Detach::Detached)) {
+            self.note_unheld(backing);
+        }
+        detached.map(drop)
     }
 
     /// Clears the flag AUTOCLEAR of devices that another process tried to detach, and returns these. A device without a
@@ -275,6 +401,7 @@ impl PublishedDevices {
         for entry in std::mem::take(&mut *lock(&self.open)).into_values() {
             drop(lock(&entry.inner).device.take());
         }
+        *lock(&self.unheld) = None;
     }
 
     fn numbers(&self) -> Result<&Numbers, ActError> {
@@ -287,6 +414,14 @@ impl PublishedDevices {
 }
 
 impl Entry {
+    /// `None` if it was detached.
+    fn status(&self) -> Result<Option<Status>, StatusError> {
+        match lock(&self.inner).device.as_ref().map(Device::status) {
+            None | Some(Err(StatusError::NotAttached { .. })) => Ok(None),
+            Some(status) => status.map(Some),
+        }
+    }
+
     fn watch(&self, number: Number, now: Instant) -> Option<RevokedDetach> {
         let mut inner = lock(&self.inner);
         let Inner { device: Some(device), cleared, .. } = &mut *inner else { return None };
@@ -309,11 +444,16 @@ impl Entry {
     }
 }
 
+/// A value that does not change. A failed read is not remembered.
+fn read_once(known: &OnceLock<u32>, read: impl FnOnce() -> Option<u32>) -> Option<u32> {
+    known.get().copied().or_else(|| read().map(|found| *known.get_or_init(|| found)))
+}
+
 fn is_due(cleared: Option<Instant>, now: Instant) -> bool {
     cleared.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE)
 }
 
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every state of the tables is valid.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -321,6 +461,14 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_read_is_repeated_and_a_value_is_kept() {
+        let known = OnceLock::new();
+        assert_eq!(read_once(&known, || None), None);
+        assert_eq!(read_once(&known, || Some(4096)), Some(4096));
+        assert_eq!(read_once(&known, || panic!("read again")), Some(4096));
+    }
 
     #[test]
     fn a_flag_is_cleared_at_most_once_in_ten_seconds() {

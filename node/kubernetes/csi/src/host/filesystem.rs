@@ -1,15 +1,21 @@
 //! Directories of volumes, mounted on directories.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use dir::{Dir, Name};
 use fsquota::FsError;
-use mount::{Attributes, Detached, Identity};
+use mount::{Attributes, Detached};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use volume::Announced;
+use volume::{Announced, Opened, Store, VolumeId};
 
+use super::devices::lock;
 use super::linux::{DIRECTORY, open};
+use super::targets::Targets;
 use super::{ActError, LookError, PathContents};
 use crate::plan::Elsewhere;
 use crate::request::TargetPath;
@@ -37,17 +43,94 @@ pub(super) fn inspect(volume: &Announced, path: &TargetPath) -> Result<PathConte
     }
 }
 
-/// Whether the volume is mounted below the kubelet's directory at another path. Only the table of all mounts has that.
-pub(super) fn elsewhere(kubelet: &Path, volume: Identity, target: &TargetPath) -> Result<Elsewhere, LookError> {
-    let elsewhere = |entry: &&mount::Entry| {
-        entry.device == volume.device && entry.point != target.full() && entry.point.starts_with(kubelet)
-    };
-    for entry in mount::table()?.iter().filter(elsewhere) {
-        // Another mount may hide this one.
-        let Ok(top) = open(&entry.point, DIRECTORY) else { continue };
-        if mount::identity(&top)? == volume {
-            return Ok(Elsewhere::Published);
+/// The targets of filesystem volumes.
+#[derive(Debug)]
+pub(super) struct PublishedDirectories {
+    kubelet: PathBuf,
+    volumes: Arc<Store>,
+    /// `None` until all mounts were looked at.
+    known: Mutex<Option<BTreeMap<VolumeId, Targets>>>,
+}
+
+impl PublishedDirectories {
+    pub(super) fn new(kubelet: PathBuf, volumes: Arc<Store>) -> Self {
+        Self { kubelet, volumes, known: Mutex::default() }
+    }
+
+    /// Looks at all mounts, if no call did before.
+    pub(super) fn find(&self) -> Result<(), LookError> {
+        self.change(|_| ())
+    }
+
+    /// Before the volume is mounted there.
+    pub(super) fn add(&self, volume: &VolumeId, target: &Path) -> Result<(), LookError> {
+        self.change(|known| known.entry(volume.clone()).or_default().add(target))
+    }
+
+    /// The mount point of a target was removed.
+    pub(super) fn remove(&self, volume: &VolumeId, target: &Path) {
+        if let Some(known) = &mut *lock(&self.known)
+            && let Some(targets) = known.get_mut(volume)
+        {
+            targets.remove(target);
+            if targets.is_empty() {
+                known.remove(volume);
+            }
         }
     }
-    Ok(Elsewhere::Nowhere)
+
+    /// Whether a volume has another target. A known one is checked at its path; all mounts decide if it does not show the
+    /// volume, also those that another mount hides.
+    pub(super) fn elsewhere(&self, volume: &Opened, id: &VolumeId, target: &Path) -> Result<Elsewhere, LookError> {
+        let known = |known: &mut BTreeMap<VolumeId, Targets>| known.get(id)?.besides(target).map(Path::to_owned);
+        let Some(other) = self.change(known)? else { return Ok(Elsewhere::Nowhere) };
+        let identity = mount::identity(volume.dir())?;
+        if open(&other, DIRECTORY).is_ok_and(|found| mount::identity(found) == Ok(identity)) {
+            return Ok(Elsewhere::Published);
+        }
+        let table = mount::table()?;
+        let root = root(&table, volume.dir())?;
+        let shows = |entry: &&mount::Entry| entry.device == identity.device && entry.root == root;
+        let found: Targets = beneath(&table, &self.kubelet).filter(shows).map(|entry| entry.point.as_path()).collect();
+        let elsewhere = found.besides(target).map_or(Elsewhere::Nowhere, |_| Elsewhere::Published);
+        self.change(|known| known.insert(id.clone(), found))?;
+        Ok(elsewhere)
+    }
+
+    /// A target that is not mounted yet is added after the look at all mounts, which has the lock.
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<VolumeId, Targets>) -> T) -> Result<T, LookError> {
+        let mut known = lock(&self.known);
+        let found = match known.take() {
+            Some(known) => known,
+            None => self.look()?,
+        };
+        Ok(change(known.insert(found)))
+    }
+
+    fn look(&self) -> Result<BTreeMap<VolumeId, Targets>, LookError> {
+        let table = mount::table()?;
+        // The directory that has those of all live volumes.
+        let live = self.volumes.file_system();
+        let (live, disk) = (root(&table, live)?, mount::identity(live)?.device);
+        let mut found = BTreeMap::<_, Targets>::new();
+        for entry in beneath(&table, &self.kubelet).filter(|entry| entry.device == disk) {
+            let name = entry.root.strip_prefix(&live).ok().and_then(Path::to_str);
+            if let Some(volume) = name.and_then(|name| name.parse().ok()) {
+                found.entry(volume).or_default().add(&entry.point);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn beneath<'a>(table: &'a [mount::Entry], kubelet: &'a Path) -> impl Iterator<Item = &'a mount::Entry> {
+    table.iter().filter(move |entry| entry.point.starts_with(kubelet))
+}
+
+/// A directory as the mount table names it, from the root of its file system.
+fn root(table: &[mount::Entry], directory: impl AsFd) -> Result<PathBuf, LookError> {
+    let own = mount::at(&directory)?.mount;
+    let path = fs::read_link(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).map_err(LookError::Path)?;
+    let own = table.iter().find(|entry| entry.mount == own).ok_or(LookError::Hidden)?;
+    Ok(own.root.join(path.strip_prefix(&own.point).map_err(|_| LookError::Hidden)?))
 }

@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Name};
-use loopdev::{Attached, Backing, FileId, Number};
+use loopdev::{Attached, Backing, DeviceNumber, FileId, Number};
 use mount::{Attributes, Kind, UnmountError};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
@@ -20,6 +20,7 @@ use units::Bytes;
 use volume::{Access, OpenError, Store, VolumeId, Volumes as _};
 
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
+use super::filesystem::PublishedDirectories;
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
@@ -30,6 +31,7 @@ pub struct Linux {
     kubelet: PathBuf,
     volumes: Arc<Store>,
     devices: Arc<PublishedDevices>,
+    directories: Arc<PublishedDirectories>,
 }
 
 /// The descriptors of a look. All steps go through these.
@@ -39,15 +41,13 @@ pub struct Opened {
     volume: Option<volume::Opened>,
     image: Option<Image>,
     parent: Option<Dir>,
-    name: Name,
+    target: TargetPath,
     /// The device to publish.
     device: Option<Attached>,
     /// Devices without other targets.
     idle: Vec<(Number, Backing)>,
     /// Attached by this call.
     fresh: Option<DeviceId>,
-    /// From the target's path.
-    pod: Option<OsString>,
 }
 
 impl Opened {
@@ -77,7 +77,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
-        Self { kubelet: kubelet.into(), volumes, devices: Arc::new(PublishedDevices::new(NoObserver)) }
+        let (kubelet, devices) = (kubelet.into(), Arc::new(PublishedDevices::new(NoObserver)));
+        let directories = Arc::new(PublishedDirectories::new(kubelet.clone(), Arc::clone(&volumes)));
+        Self { kubelet, volumes, devices, directories }
     }
 
     #[must_use]
@@ -173,7 +175,7 @@ impl Linux {
                 _ if self.disk()? == place.identity.device => Target::OtherVolume,
                 _ => Target::Foreign,
             },
-            (Some(attributes), Kind::BlockDevice(..)) => match block::look(&target)? {
+            (Some(attributes), Kind::BlockDevice(major, minor)) => match self.node(&target, major, minor)? {
                 // The device decides what can be written, whatever the mount says.
                 block::Node::Attached { backing, read_only, .. }
                     if image.is_some_and(|image| image.backing == backing) =>
@@ -190,6 +192,30 @@ impl Linux {
             },
             (Some(_), Kind::File | Kind::Link | Kind::Other) => Target::Foreign,
         })
+    }
+
+    fn node(&self, target: &OwnedFd, major: u32, minor: u32) -> Result<block::Node, LookError> {
+        if let Some(status) = self.devices.status(DeviceNumber { major, minor })? {
+            return Ok(status.into());
+        }
+        let node = block::look(target)?;
+        if let block::Node::Attached { backing, .. } = node {
+            self.devices.note_unheld(backing);
+        }
+        Ok(node)
+    }
+
+    /// Whether another target shows a device. A known one is checked at its path; all mounts decide if it does not show
+    /// the device, also those that another mount hides.
+    fn is_shared(&self, device: &Attached, target: &TargetPath) -> Result<bool, LookError> {
+        match self.devices.target_besides(device.number, target.full()) {
+            Some(None) => return Ok(false),
+            Some(Some(other)) if block::shows(&other, device.dev) => return Ok(true),
+            Some(Some(_)) | None => {}
+        }
+        let nodes = block::Nodes::look()?;
+        self.devices.set_targets(device.number, nodes.targets_of(device.number, &self.kubelet).collect());
+        Ok(nodes.has_targets(device.number, &self.kubelet, Some(target)))
     }
 
     /// The images of all block volumes that can be used.
@@ -235,19 +261,11 @@ impl Linux {
         for (number, backing) in at.idle.drain(..) {
             self.devices.detach(number, backing, &at.id)?;
         }
-        self.remove_former();
         Ok(())
     }
 
-    /// Removes unused devices. The watch tries again.
-    fn remove_former(&self) {
-        match block::Nodes::look() {
-            Ok(nodes) => self.remove_former_of(&nodes),
-            Err(reason) => warn!(error = &reason as &dyn std::error::Error, "cannot remove unused loop devices yet"),
-        }
-    }
-
-    fn remove_former_of(&self, nodes: &block::Nodes) {
+    /// Removes unused devices. The watch tries again. Not part of an unpublish: it looks at all mounts.
+    fn remove_former(&self, nodes: &block::Nodes) {
         if self.devices.has_former()
             && let Err(reason) = self.devices.remove_former(nodes, &self.kubelet)
         {
@@ -276,27 +294,24 @@ impl Linux {
         purpose: Purpose,
     ) -> Result<(), LookError> {
         let Some(image) = &at.image else { return Ok(()) };
-        let found = block::devices(image.backing)?;
-        let nodes = if found.is_empty() { None } else { Some(block::Nodes::look()?) };
-        let shared = |device: &Attached| {
-            nodes.as_ref().is_some_and(|nodes| nodes.has_targets(device.number, &self.kubelet, Some(target)))
-        };
-        let idle = found.iter().filter(|device| !shared(device));
-        at.idle = idle.map(|device| (device.number, device.status.backing)).collect();
-        if at.idle.len() < found.len() {
+        let (mut shared, mut idle) = (Vec::new(), Vec::new());
+        for device in self.devices.attached(image.backing)? {
+            if self.is_shared(&device, target)? { shared.push(device) } else { idle.push(device) }
+        }
+        at.idle = idle.iter().map(|device| (device.number, device.status.backing)).collect();
+        if !shared.is_empty() {
             seen.elsewhere = Elsewhere::Published;
         }
-        let state = |device: &Attached| if shared(device) { Device::Shared } else { Device::Idle };
-        match purpose {
+        let known = match purpose {
             Purpose::Publish { read_only, .. } => {
-                at.device = found.into_iter().find(|device| device.status.config.read_only == read_only);
-                seen.device = at.device.as_ref().map_or(Device::Absent, state);
+                at.device =
+                    shared.iter().chain(&idle).find(|found| found.status.config.read_only == read_only).copied();
+                at.device
             }
-            Purpose::Unpublish => {
-                let known = found.iter().find(|device| !shared(device)).or(found.first());
-                seen.device = known.map_or(Device::Absent, state);
-            }
-        }
+            Purpose::Unpublish => idle.first().or(shared.first()).copied(),
+        };
+        let state = |device| if idle.contains(&device) { Device::Idle } else { Device::Shared };
+        seen.device = known.map_or(Device::Absent, state);
         Ok(())
     }
 }
@@ -336,11 +351,10 @@ impl Host for Linux {
             volume: opened,
             image,
             parent: parent.map(Dir::from),
-            name: target.name().clone(),
+            target: target.clone(),
             device: None,
             idle: Vec::new(),
             fresh: None,
-            pod: pod(&target.beneath()),
         };
         match (volume, purpose) {
             // Rejected by the plan.
@@ -350,7 +364,7 @@ impl Host for Linux {
             (Volume::Known(Mode::Block), _) => self.devices(&mut at, &mut seen, target, purpose)?,
             (Volume::Known(Mode::Filesystem), Purpose::Publish { sharing: Sharing::OneTarget, .. }) => {
                 if let Some(volume) = &at.volume {
-                    seen.elsewhere = filesystem::elsewhere(&self.kubelet, mount::identity(volume.dir())?, target)?;
+                    seen.elsewhere = self.directories.elsewhere(volume, id, target.full())?;
                 }
             }
             (Volume::NotAnnounced | Volume::Damaged | Volume::Unknown, Purpose::Unpublish) => {
@@ -363,22 +377,31 @@ impl Host for Linux {
 
     fn act(&self, at: &mut Opened, step: Step) -> Result<(), ActError> {
         match step {
-            Step::CreateTarget(shape) => create(at.parent()?, &at.name, shape),
+            Step::CreateTarget(shape) => create(at.parent()?, at.target.name(), shape),
             Step::Attach { read_only } => {
                 at.fresh = Some(self.attach(at, read_only)?);
                 Ok(())
             }
             Step::Bind(attributes) => match (&at.image, &at.volume) {
-                (None, Some(volume)) => filesystem::bind(volume.dir(), at.parent()?, &at.name, attributes),
+                (None, Some(volume)) => {
+                    self.directories.add(&at.id, at.target.full())?;
+                    filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes)
+                }
                 (Some(_), _) => {
                     let device = self.hold(at)?;
-                    self.devices.serve(device.number, at.pod.as_deref());
-                    block::bind(device, at.parent()?, &at.name, attributes)
+                    self.devices.serve(device.number, pod(at.target.beneath()).as_deref());
+                    self.devices.add_target(device.number, at.target.full());
+                    block::bind(device, at.parent()?, at.target.name(), attributes)
                 }
                 (None, None) => Err(ActError::VolumeGone),
             },
-            Step::Unmount => unmount(at.parent()?, &at.name),
-            Step::RemoveTarget => remove(at.parent()?, &at.name),
+            Step::Unmount => unmount(at.parent()?, at.target.name()),
+            Step::RemoveTarget => {
+                remove(at.parent()?, at.target.name())?;
+                self.devices.remove_target(&at.id, at.target.full());
+                self.directories.remove(&at.id, at.target.full());
+                Ok(())
+            }
             Step::Detach => self.detach(at),
         }
     }
@@ -437,11 +460,12 @@ impl Host for Linux {
         for (number, backing) in devices {
             self.devices.detach(number, backing, id)?;
         }
-        self.remove_former();
+        self.remove_former(&nodes);
         Ok(())
     }
 
     fn adopt(&self) -> Result<usize, LookError> {
+        self.directories.find()?;
         let nodes = block::Nodes::look()?;
         let mut targets = nodes.targets(&self.kubelet).peekable();
         if targets.peek().is_none() {
@@ -481,7 +505,9 @@ impl Host for Linux {
         let nodes = block::Nodes::look()?;
         let is_published = |number| nodes.has_targets(number, &self.kubelet, None);
         let revoked = self.devices.watch(is_published);
-        self.remove_former_of(&nodes);
+        self.remove_former(&nodes);
+        // Mounts by other processes.
+        nodes.targets(&self.kubelet).for_each(|(number, target)| self.devices.ensure_target(number, target));
         let idle = held.iter().filter(|(number, _)| !is_published(*number)).map(|(_, volume)| volume.clone());
         Ok(WatchReport { revoked, idle: idle.collect(), held: held.iter().map(|(_, volume)| volume.clone()).collect() })
     }

@@ -57,8 +57,10 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
         // Mounts and devices are the machine's: few and many cannot be there at the same time.
         let disk = &disks[0].0;
         for present in Subject::Csi.populations() {
-            mounts(disk.path(), present, || {
-                Subject::Csi.operations().try_for_each(|operation| one(operation, present, run, disk))
+            devices(disk.path(), most.min(present), || {
+                mounts(disk.path(), present, || {
+                    Subject::Csi.operations().try_for_each(|operation| one(operation, present, run, disk))
+                })
             })?;
         }
         for present in Subject::Loopdev.populations() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use csi::{Linux, Operation, Publish, Stats, Unpublish};
+use csi::{Host as _, Linux, Operation, Publish, Stats, Unpublish};
 use nix::mount::{MsFlags, umount};
 use proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use proto::csi::volume_capability::{AccessMode as Access, AccessType, BlockVolume, MountVolume};
@@ -126,6 +126,8 @@ impl Target {
 
     fn end(self) -> Result<(), CallError> {
         self.call::<Unpublish>(&self.gone())?;
+        // Removes the devices that were published, as on a node.
+        self.host.watch()?;
         drop(self.host);
         volumes::remove(&self.mount, &self.volume)
     }
