@@ -17,6 +17,7 @@ use crate::Metrics;
 use crate::backoff::Attempts;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
+use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::pv::object;
 
@@ -47,9 +48,10 @@ pub(crate) struct Provisioner {
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
+    pub(crate) index: PvIndex,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
-    /// The watch's copy of all PVs.
+    /// The watch's copy of the PVs.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }
 

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::future::{self, Future};
-use std::hash::Hash;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::runtime::controller::{self, Action, Controller};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::controller::{self, Action};
 use kube::runtime::reflector::{self, ObjectRef};
-use kube::runtime::watcher;
+use kube::runtime::utils::StreamBackoff;
+use kube::runtime::watcher::{self, DefaultBackoff, watcher};
 use kube::{Api, Client, Resource};
 use supervisor::Context;
 use tokio::sync::watch;
@@ -21,6 +22,7 @@ use crate::backoff::Attempts;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
+use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::{Metrics, capacity, claim, discard, drift, node_events, pv, sweep};
@@ -66,6 +68,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         locks: VolumeLocks::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
+        index: PvIndex::default(),
         listings: Listings::default(),
         watched_pvs: Mutex::default(),
         store,
@@ -77,16 +80,23 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let watched = Watched { api, what: "claims", parallel };
+        let (claims, writer) = reflector::store();
+        let watched = Watched { objects: claims, what: "claims", parallel };
+        let changes = watcher(api, watcher::Config::default()).reflect(writer).applied_objects();
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
-        control(cx, watched, Arc::clone(&context), |_| {}, reconcile, failed)
+        control(cx, watched, changes, Arc::clone(&context), reconcile, failed)
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
-        let watched = Watched { api: context.pvs.clone(), what: "volumes", parallel };
-        let keeper = Arc::clone(&context);
-        let keep = move |pvs| *keeper.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs);
-        control(cx, watched, Arc::clone(&context), keep, pv::apply::reconcile_pv, pv::apply::failed)
+        let (pvs, writer) = reflector::store();
+        *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs.clone());
+        let watched = Watched { objects: pvs, what: "volumes", parallel };
+        let indexed = Arc::clone(&context);
+        let changes = watcher(context.pvs.clone(), watcher::Config::default())
+            .inspect(move |item| indexed.index.update(item))
+            .reflect(writer)
+            .applied_objects();
+        control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });
     let context = shared();
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&context)));
@@ -112,8 +122,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
 /// The objects of one controller.
-struct Watched<K> {
-    api: Api<K>,
+struct Watched<K: Resource<DynamicType = ()> + 'static> {
+    objects: reflector::Store<K>,
     what: &'static str,
     parallel: NonZeroU16,
 }
@@ -123,24 +133,23 @@ struct Watched<K> {
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
 async fn control<K, E, Pass>(
     cx: Context,
-    Watched { api, what, parallel }: Watched<K>,
+    Watched { objects, what, parallel }: Watched<K>,
+    changes: impl Stream<Item = watcher::Result<K>> + Send,
     provisioner: Arc<Provisioner>,
-    keep: impl FnOnce(reflector::Store<K>),
     reconcile: fn(Arc<K>, Arc<Provisioner>) -> Pass,
     failed: fn(Arc<K>, &E, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
 where
-    K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: Eq + Hash + Clone + Unpin,
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     E: std::error::Error + Send + 'static,
     Pass: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let controller = Controller::new(api, watcher::Config::default())
-        .with_config(controller::Config::default().concurrency(parallel.get()))
-        .graceful_shutdown_on(cx.token().cancelled_owned());
-    let objects = controller.store();
-    keep(objects.clone());
-    let passes = controller.run(reconcile, failed, provisioner).for_each(|pass| {
+    let queue = StreamBackoff::new(changes, DefaultBackoff::default())
+        .map_ok(|object| ObjectRef::from_obj(&object))
+        .take_until(cx.token().cancelled_owned());
+    let config = controller::Config::default().concurrency(parallel.get());
+    let reconcile = move |object, provisioner| Box::pin(reconcile(object, provisioner));
+    let passes = controller::applier(reconcile, failed, provisioner, objects.clone(), queue, config).for_each(|pass| {
         log(what, pass);
         future::ready(())
     });

@@ -28,6 +28,7 @@ mod discard {
 mod drift;
 mod error;
 mod events;
+mod index;
 mod inventory;
 mod listing;
 mod metrics;

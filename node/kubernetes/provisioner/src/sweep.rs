@@ -29,6 +29,7 @@ use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 use crate::backoff::{delay, random};
 use crate::claim;
 use crate::context::{Provisioner, RunError};
+use crate::discard::queue::EndOfPv;
 use crate::error::{Error, api};
 use crate::listing::Listing;
 use crate::metrics::Orphan;
@@ -83,13 +84,14 @@ impl Provisioner {
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
         let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
-        let listing = self.listings.since(Instant::now(), &self.pvs, &self.node).await?;
+        let since = Instant::now();
+        let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
             for (id, record) in readable.iter().filter(|(_, record)| record.state == State::Staged) {
                 self.settle_staged(id, record).await?;
             }
-            for id in retired.iter().filter(|id| listing.of_volume(id).is_empty()) {
-                self.discards.add(id.clone());
+            for id in retired.iter().filter(|id| !listing.has(id)) {
+                self.discards.add(id.clone(), EndOfPv { before: since, after: since });
             }
         } else {
             warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");

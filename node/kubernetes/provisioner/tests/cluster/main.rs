@@ -11,6 +11,7 @@ mod expansion;
 mod faults;
 mod kills;
 mod node;
+mod requests;
 mod scheduling;
 
 use std::process::ExitCode;
@@ -48,6 +49,8 @@ fn main() -> ExitCode {
         deletion::a_pv_created_during_the_deletion_restores_the_data,
         deletion::a_volume_that_cannot_be_removed_delays_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
+        requests::a_deletion_lists_no_pvs,
+        requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
