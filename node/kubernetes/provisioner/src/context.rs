@@ -15,6 +15,7 @@ use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
+use crate::claim::plan;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
 use crate::index::PvIndex;
@@ -51,7 +52,7 @@ pub(crate) struct Provisioner {
     pub(crate) index: PvIndex,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
-    /// The watch's copy of the PVs.
+    /// The watch's copy of the PVs of this node.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }
 
@@ -65,6 +66,12 @@ impl Provisioner {
     pub(crate) fn watched_pv_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
         let watched = self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner);
         watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
+    }
+
+    /// Whether the claim is assigned to this node, or bound to a PV of it.
+    pub(crate) fn is_relevant(&self, claim: &PersistentVolumeClaim) -> bool {
+        plan::selected(claim, &self.node)
+            || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
     /// Claims of the claim's namespace.

@@ -25,7 +25,8 @@ use crate::events::Events;
 use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
-use crate::{Metrics, capacity, claim, discard, drift, node_events, pv, sweep};
+use crate::pv::object;
+use crate::{Metrics, arrival, capacity, claim, discard, drift, node_events, pv, sweep};
 
 #[derive(Clone)]
 pub struct Settings {
@@ -82,18 +83,36 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
         let (claims, writer) = reflector::store();
         let watched = Watched { objects: claims, what: "claims", parallel };
-        let changes = watcher(api, watcher::Config::default()).reflect(writer).applied_objects();
+        let keeper = Arc::clone(&context);
+        let changes = watcher(api, watcher::Config::default())
+            .modify(arrival::trim_claim)
+            .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))))
+            .reflect(writer)
+            .applied_objects();
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
-        control(cx, watched, changes, Arc::clone(&context), reconcile, failed)
+        let context = Arc::clone(&context);
+        async move {
+            // The PVs decide which bound claims are kept.
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = context.index.listed() => {}
+            }
+            control(cx, watched, changes, context, reconcile, failed).await
+        }
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
         let (pvs, writer) = reflector::store();
         *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs.clone());
         let watched = Watched { objects: pvs, what: "volumes", parallel };
-        let indexed = Arc::clone(&context);
+        let (indexed, keeper) = (Arc::clone(&context), Arc::clone(&context));
         let changes = watcher(context.pvs.clone(), watcher::Config::default())
             .inspect(move |item| indexed.index.update(item))
+            .modify(arrival::trim_pv)
+            .try_filter_map(move |event| {
+                let is_ours = |pv: &_| object::volume_of(pv, &keeper.node).is_some() || object::is_incomplete(pv);
+                future::ready(Ok(arrival::only(event, is_ours)))
+            })
             .reflect(writer)
             .applied_objects();
         control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)

@@ -102,6 +102,11 @@ impl PvIndex {
         self.wait_for(|state| state.complete >= Some(moment) && !state.pvs.contains_key(id)).await;
     }
 
+    /// Waits for the first complete list.
+    pub(crate) async fn listed(&self) {
+        self.wait_for(|state| state.complete.is_some()).await;
+    }
+
     async fn wait_for(&self, is_reached: impl Fn(&State) -> bool) {
         let mut changed = self.changed.subscribe();
         while !is_reached(&self.state()) {

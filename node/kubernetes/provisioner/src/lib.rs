@@ -8,6 +8,7 @@
 //! [`run`] and [`csinode::run`] are services of a supervisor.
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod backoff;
 mod capacity {
     pub(crate) mod apply;

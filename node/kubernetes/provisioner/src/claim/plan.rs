@@ -14,6 +14,9 @@ const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
+/// All annotations of a claim that the provisioner reads.
+pub(crate) const ANNOTATIONS: [&str; 4] = [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS];
+
 /// The file system's block. Sizes are multiples of it.
 pub(crate) const BLOCK: u64 = 4096;
 
@@ -150,7 +153,7 @@ impl Rejection {
     }
 }
 
-fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
+pub(crate) fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
     let provisioner = annotation(claim, PROVISIONER).or_else(|| annotation(claim, OLD_PROVISIONER));
     provisioner == Some(DRIVER_NAME) && annotation(claim, SELECTED_NODE) == Some(node)
 }
@@ -159,7 +162,7 @@ fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str
     claim.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
