@@ -1,10 +1,18 @@
 //! Keeps of watched objects what the provisioner uses. A cluster may have ten thousand claims with 10 KiB each.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
+use futures::{Stream, StreamExt as _, TryStreamExt as _, future};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::Event;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tracing::warn;
 use volume::{DRIVER_NAME, PROVISIONED_BY};
 
 use crate::claim::plan;
@@ -16,6 +24,37 @@ pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Even
         Event::InitApply(object) if !keep(&object) => None,
         event => Some(event),
     }
+}
+
+/// A copy of the objects that are kept, and a stream with an item for each change. The watch continues after failures.
+pub(crate) fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    trim: fn(&mut K),
+    keep: fn(&K) -> bool,
+) -> (Store<K>, impl Stream<Item = ()>)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (store, writer) = reflector::store();
+    let changes = watcher(api, config)
+        .modify(trim)
+        .try_filter_map(move |event| future::ready(Ok(only(event, keep))))
+        .reflect(writer)
+        .default_backoff()
+        .filter_map(|event| {
+            future::ready(match event {
+                // Incomplete lists do not count.
+                Ok(Event::Init | Event::InitApply(_)) => None,
+                Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(what = K::plural(&()).as_ref(), error, "watch failed, will continue");
+                    None
+                }
+            })
+        });
+    (store, changes)
 }
 
 /// The provisioner writes patches, never these objects.
@@ -33,6 +72,15 @@ pub(crate) fn trim_pv(pv: &mut PersistentVolume) {
 pub(crate) fn trim_claim(claim: &mut PersistentVolumeClaim) {
     trim_metadata(&mut claim.metadata, &plan::ANNOTATIONS);
     claim.metadata.finalizers = None;
+}
+
+pub(crate) fn trim_class(class: &mut StorageClass) {
+    trim_metadata(&mut class.metadata, &[]);
+}
+
+/// Keeps labels and owners, which the plan compares.
+pub(crate) fn trim_capacity(capacity: &mut CSIStorageCapacity) {
+    capacity.metadata.managed_fields = None;
 }
 
 /// Also keeps all annotations in the driver's domain.

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::task::{JoinError, spawn_blocking};
@@ -15,7 +14,9 @@ use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
+use crate::claim::apply::CreatedPvs;
 use crate::claim::plan;
+use crate::classes::Classes;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
 use crate::index::PvIndex;
@@ -41,7 +42,8 @@ pub(crate) struct Provisioner {
     pub(crate) client: Client,
     pub(crate) store: Arc<dyn Volumes>,
     pub(crate) pvs: Api<PersistentVolume>,
-    pub(crate) classes: Api<StorageClass>,
+    pub(crate) classes: Classes,
+    pub(crate) created: CreatedPvs,
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.

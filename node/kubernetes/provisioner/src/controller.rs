@@ -19,6 +19,8 @@ use tracing::{debug, warn};
 use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::backoff::Attempts;
+use crate::claim::apply::CreatedPvs;
+use crate::classes::Classes;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
@@ -26,7 +28,7 @@ use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
-use crate::{Metrics, arrival, capacity, claim, discard, drift, node_events, pv, sweep};
+use crate::{Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, node_events, pv, sweep};
 
 #[derive(Clone)]
 pub struct Settings {
@@ -62,9 +64,10 @@ impl Settings {
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
     let provisioner = Arc::new(Provisioner {
-        events: Events::new(client.clone(), &node),
+        events: Events::new(client.clone(), &node, metrics.clone()),
         pvs: Api::all(client.clone()),
-        classes: Api::all(client.clone()),
+        classes: Classes::default(),
+        created: CreatedPvs::default(),
         attempts: Attempts::new(metrics.clone()),
         locks: VolumeLocks::default(),
         discards: DiscardQueue::default(),
@@ -117,6 +120,10 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
             .applied_objects();
         control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });
+    let context = shared();
+    cx.start("classes", move |cx| classes::run(cx, Arc::clone(&context)));
+    let context = shared();
+    cx.start("events", move |cx| event_queue::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&context)));
     let context = shared();

@@ -19,6 +19,7 @@ mod claim {
     pub(crate) mod plan;
 }
 mod class;
+mod classes;
 mod context;
 mod controller;
 pub mod csinode;
@@ -28,6 +29,7 @@ mod discard {
 }
 mod drift;
 mod error;
+mod event_queue;
 mod events;
 mod index;
 mod inventory;

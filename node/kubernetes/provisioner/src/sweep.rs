@@ -103,7 +103,7 @@ impl Provisioner {
             strays,
         };
         self.count(&found);
-        self.report(&found, reported, &readable).await;
+        self.report(&found, reported, &readable);
         for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
             let reason: &dyn std::error::Error = reason;
             error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
@@ -121,7 +121,7 @@ impl Provisioner {
         self.attempts.forget();
     }
 
-    async fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
+    fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
         for id in found.orphans.difference(&reported.orphans) {
             let Some(record) = records.get(id) else { continue };
             let Record { claim, size, class, mode, .. } = record;
@@ -129,7 +129,7 @@ impl Provisioner {
                 volume = %id, %claim, claim_uid = claim.uid, limit = %size, %mode, class,
                 "volume has data and no PV; it is kept: create a PV to use it or to delete it"
             );
-            self.events.orphaned(&self.node, id, record).await;
+            self.events.orphaned(&self.node, id, record);
         }
         if found.strays != reported.strays {
             for (place, name) in &found.strays.directories {
@@ -200,7 +200,7 @@ impl Provisioner {
                     Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => {
                         if lost.insert(id.clone()) && !reported.lost.contains(id) {
                             log_lost(id, &listed.name, &reason);
-                            self.events.lost(&pv, &reason).await;
+                            self.events.lost(&pv, &reason);
                         }
                     }
                     // Other volumes are checked nevertheless.

@@ -55,7 +55,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
         PvPlan::Delete => {
             let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
-                provisioner.events.delete_failed(&pv, error.kind(), &error).await;
+                provisioner.events.delete_failed(&pv, error.kind(), &error);
                 return Err(error);
             }
         }

@@ -98,6 +98,62 @@ pub async fn a_deletion_lists_no_pvs(cluster: Arc<Cluster>) -> Result<(), Failur
     node.end().await
 }
 
+pub async fn a_claim_costs_two_requests(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "two-requests", DISK).await?;
+    let requests = Requests::default();
+    node.storage = recorded(node.storage.clone(), requests.clone());
+    node.run().await?;
+    let mut sent = Vec::new();
+    for name in ["one", "two", "three"] {
+        requests.take();
+        node.claim_here(name, json!({})).await?;
+        let pv = node.bound(name).await?;
+        node.settled(&pv.name_any().parse()?).await?;
+        node.event(name, "ProvisioningSucceeded").await?;
+        sent.push(requests.take());
+    }
+    // The median: the first one may read its class.
+    sent.sort_by_key(Vec::len);
+    assert_eq!(sent[1], ["POST persistentvolumes", "POST events"], "{sent:?}");
+    node.end().await
+}
+
+pub async fn a_claim_does_not_wait_for_its_events(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "held-events", DISK).await?;
+    let hold = Arc::new(Hold { request: "POST events", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    for name in ["one", "two"] {
+        node.claim_here(name, json!({})).await?;
+        let pv = node.bound(name).await?;
+        node.settled(&pv.name_any().parse()?).await?;
+    }
+    timeout(PATIENCE, hold.reached.notified()).await?;
+    hold.go.notify_one();
+    for name in ["one", "two"] {
+        node.event(name, "ProvisioningSucceeded").await?;
+    }
+    node.end().await
+}
+
+pub async fn slow_work_is_announced_by_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "slow-work", DISK).await?;
+    let hold = Arc::new(Hold { request: "POST persistentvolumes", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    node.claim_here("slow", json!({})).await?;
+    node.event("slow", "Provisioning").await?;
+    hold.go.notify_one();
+    node.claim_here("fast", json!({})).await?;
+    for name in ["slow", "fast"] {
+        node.bound(name).await?;
+        node.event(name, "ProvisioningSucceeded").await?;
+    }
+    let events = node.events("fast").await?;
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("Provisioning")), "{events:?}");
+    node.end().await
+}
+
 pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "in-between", DISK).await?;
     let hold = Arc::new(Hold { request: "PATCH persistentvolumes", reached: Notify::new(), go: Notify::new() });
