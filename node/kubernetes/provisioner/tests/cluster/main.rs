@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         claims::a_block_claim_gets_the_allocation_of_its_class,
         claims::a_claim_of_another_node_is_ignored,
         claims::unsupported_fields_are_rejected_by_name,
+        claims::a_claim_with_a_foreign_data_source_is_left_to_its_populator,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
         claims::a_generic_ephemeral_volume_is_deleted_with_its_pod,
         expansion::a_filesystem_grows_without_the_kubelet,
