@@ -1,4 +1,4 @@
-//! Compares disk and cluster in both directions, at start and every ten minutes.
+//! Compares disk and cluster in both directions, at start and every 5 to 10 minutes.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 
-use crate::backoff::{delay, random};
+use crate::backoff::{self, delay, random};
 use crate::claim;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::EndOfPv;
@@ -36,6 +36,7 @@ use crate::metrics::Orphan;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
+/// Less a random part of up to a half: nodes that started together list all PVs at different times.
 const INTERVAL: Duration = Duration::from_mins(10);
 
 /// Findings that only an administrator can repair.
@@ -61,7 +62,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 failures = 0;
                 reported = found;
                 cx.healthy();
-                INTERVAL
+                backoff::jittered(INTERVAL, random())
             }
             Err(error) => {
                 failures += 1;
